@@ -1,0 +1,136 @@
+"""Everything that the project promises, checked: ``nox`` runs it, ``nox --list`` names the parts.
+
+The tests run on a matrix of Python, SQLAlchemy and PostgreSQL: each Python from 3.11 that is
+installed here, each SQLAlchemy in `SQLALCHEMY`, and each PostgreSQL that ``tests.servers`` finds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2024.4"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.reuse_venv = "yes"
+nox.options.sessions = ["lint", "types", "tests"]
+
+SQLALCHEMY = ["2.1.*", "2.0.*", "2.0.31"]
+LATEST_SQLALCHEMY = SQLALCHEMY[:2]
+
+# The newest versions run everything; what the other combinations of the default session run:
+ELSEWHERE = ["-m", "not once"]
+
+PYTEST = ["pytest", "--numprocesses=logical", "--maxprocesses=4"]
+
+
+def find_pythons() -> dict[str, Path]:
+    """Return an interpreter for each version from 3.11 that is installed, oldest first.
+
+    Each is started once: pyenv puts names on the PATH that only fail, for versions it has not
+    activated, while the real interpreters are not on the PATH.
+    """
+    pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    directories = [
+        *sorted(pyenv.glob("versions/3.*/bin"), reverse=True),
+        *map(Path, os.get_exec_path()),
+        Path(sys.executable).parent,
+    ]
+    found: dict[str, Path] = {}
+    for directory in directories:
+        for candidate in directory.glob("python3.*"):
+            version = re.fullmatch(r"python(3\.1[1-9])", candidate.name)
+            if version and version[1] not in found and runs(candidate):
+                found[version[1]] = candidate
+    return dict(sorted(found.items()))
+
+
+def runs(interpreter: Path) -> bool:
+    """Tell whether it starts and is a release: the drivers have no wheels for anything else."""
+    check = "import sys; sys.exit(sys.version_info.releaselevel != 'final')"
+    process = subprocess.run([interpreter, "-c", check], capture_output=True, check=False)
+    return process.returncode == 0
+
+
+PYTHONS = find_pythons()
+# nox takes them from the PATH, under the names that its sessions then have.
+os.environ["PATH"] = os.pathsep.join([*(str(python.parent) for python in PYTHONS.values()), os.environ["PATH"]])
+
+
+def pairwise(axes: dict[str, list[str]]) -> list[dict[str, str]]:
+    """Combine three axes so that any two values of different axes meet, in as few as can be.
+
+    Along the two longest axes every pair has a row of its own; the shortest one turns beneath them.
+    The first row is made of the first values.
+    """
+    by_length = sorted(axes.items(), key=lambda axis: len(axis[1]), reverse=True)
+    (a, longest), (b, middle), (c, shortest) = by_length
+    return [
+        {a: long, b: mid, c: shortest[(i + j) % len(shortest)]}
+        for i, long in enumerate(longest)
+        for j, mid in enumerate(middle)
+    ]
+
+
+def matrix(session: nox.Session) -> dict[str, list[str]]:
+    """Return the axes, the newest versions first."""
+    postgres = str(session.run("python", "-m", "tests.servers", silent=True)).split()
+    return {"python": [*PYTHONS][::-1], "sqlalchemy": SQLALCHEMY, "postgres": postgres[::-1]}
+
+
+def prepare(session: nox.Session, combination: dict[str, str]) -> list[str]:
+    """Install the SQLAlchemy of this combination; return the options that its tests need."""
+    session.log(", ".join(f"{name} {version}" for name, version in combination.items()))
+    session.install("--upgrade", f"sqlalchemy=={combination['sqlalchemy']}")
+    return [f"--postgres={combination['postgres']}", *session.posargs]
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check the style, the format, and which module imports which."""
+    session.install("-e.[lint]")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("lint-imports")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types, of the package and of user code, against each SQLAlchemy in use."""
+    session.install("-e.[lint,test]")
+    for sqlalchemy in LATEST_SQLALCHEMY:
+        session.install("--upgrade", f"sqlalchemy=={sqlalchemy}")
+        session.run("mypy")
+        session.run("pyright")
+
+
+@nox.session(python=[*PYTHONS])
+def tests(session: nox.Session) -> None:
+    """Test pairwise: any two versions of different things meet in one of the runs."""
+    session.install("-e.[test]")
+    newest, *others = pairwise(matrix(session))
+    for combination in others:
+        if combination["python"] == session.python:
+            session.run(*PYTEST, *prepare(session, combination), *ELSEWHERE)
+    # Last, because the end of the output is what is read.
+    if newest["python"] == session.python:
+        session.run("coverage", "erase")
+        session.run("coverage", "run", "-m", *PYTEST, *prepare(session, newest))
+        session.run("coverage", "combine", "--quiet")
+        # A part of the tests, asked for by hand, need not cover everything.
+        session.run("coverage", "report", *(["--fail-under=0"] if session.posargs else []))
+
+
+@nox.session(python=[*PYTHONS])
+def full(session: nox.Session) -> None:
+    """Run all tests on every combination: this takes long."""
+    session.install("-e.[test]")
+    axes = matrix(session)
+    for sqlalchemy, postgres in product(axes["sqlalchemy"], axes["postgres"]):
+        combination = {"sqlalchemy": sqlalchemy, "postgres": postgres}
+        session.run(*PYTEST, *prepare(session, combination))

@@ -1,0 +1,60 @@
+"""sqlaqueue: your mapped class is the job.
+
+Inherit :class:`QueueMixin`, pick a strategy in its :class:`QueueConfig`, and
+``session.execute(claim(Model, n))`` hands out rows of that class, to one worker each.
+"""
+
+from sqlaqueue import exc
+from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
+from sqlaqueue.config import QueueConfig, States
+from sqlaqueue.aio import AsyncConsumer
+from sqlaqueue.consumer import Consumer
+from sqlaqueue.events import JobEvent
+from sqlaqueue.exc import Cancel, Fail, LeaseLost, Retry, Snooze, SqlaqueueError
+from sqlaqueue.mapping import QueueMixin
+from sqlaqueue.statements import (
+    cancel,
+    claim,
+    complete,
+    extend,
+    fail,
+    purge,
+    reconcile,
+    release,
+    requeue,
+    rescue,
+    retry,
+)
+
+__all__ = [
+    "AsyncConsumer",
+    "Cancel",
+    "Constant",
+    "Consumer",
+    "Exponential",
+    "Fail",
+    "JobEvent",
+    "LeaseLost",
+    "Linear",
+    "QueueConfig",
+    "QueueMixin",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "SqlaqueueError",
+    "States",
+    "cancel",
+    "claim",
+    "complete",
+    "exc",
+    "extend",
+    "fail",
+    "purge",
+    "reconcile",
+    "release",
+    "requeue",
+    "rescue",
+    "retry",
+]
+
+__version__ = "0.1.0"

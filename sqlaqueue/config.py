@@ -1,0 +1,144 @@
+"""What a user says about a queue: :class:`QueueConfig` and :class:`States`. Frozen, no I/O.
+
+A model carries its config in ``__queue__``; abstract bases and parent classes hand it down::
+
+    class Email(QueueMixin, Base):
+        __queue__ = QueueConfig(strategy="update_status", max_attempts=5)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
+
+from sqlaqueue.backoff import Delay, Exponential, RetryPolicy, seconds
+from sqlaqueue.exc import ConfigurationError
+
+if TYPE_CHECKING:
+    from sqlaqueue.strategies.base import ClaimStrategy
+
+ROLES = (
+    "status",
+    "priority",
+    "run_at",
+    "attempts",
+    "max_attempts",
+    "last_error",
+    "created_at",
+    "finished_at",
+    "lease_token",
+    "lease_expires_at",
+    "claimed_by",
+)
+"""The names of the queue attributes; each is a role that some column of the model plays."""
+
+LEASE_ROLES = ("lease_token", "lease_expires_at", "claimed_by")
+"""The roles that only a strategy with leases uses."""
+
+STATES = ("pending", "processing", "completed", "failed", "cancelled")
+FINISHED = ("completed", "failed", "cancelled")
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """The values that the ``status`` column holds for each state.
+
+    Give another word (or enum member, or integer) to speak an existing table's vocabulary, None for a
+    state that the table cannot hold: what would need that state then says so.
+
+    :raises ConfigurationError: when two states share a value.
+    """
+
+    pending: Any = "pending"
+    processing: Any = "processing"
+    completed: Any = "completed"
+    failed: Any = "failed"
+    cancelled: Any = "cancelled"
+
+    def __post_init__(self) -> None:
+        """Refuse words that would make two states one."""
+        if self.pending is None:
+            msg = "States(pending=None): every queue needs a value for waiting jobs"
+            raise ConfigurationError(msg)
+        seen: dict[Any, str] = {}
+        for state, word in self.items():
+            if word is None:
+                continue
+            if word in seen:
+                msg = (
+                    f"States: {seen[word]} and {state} are both {word!r}; "
+                    f"give each state a value of its own, or None to {state}"
+                )
+                raise ConfigurationError(msg)
+            seen[word] = state
+
+    def items(self) -> list[tuple[str, Any]]:
+        """Return the states' names with their values, in the order of a job's life."""
+        return [(f.name, getattr(self, f.name)) for f in fields(self)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueConfig:
+    """How one mapped class works as a queue.
+
+    :param strategy: the name of a claim strategy, or an instance of one.
+    :param max_attempts: how many runs a job gets before it is failed for good; a row's own
+        ``max_attempts`` overrides it.
+    :param lease: how long a claimed job belongs to its worker without a sign of life, in seconds or a
+        timedelta; a live Consumer extends it. Strategies that hold a transaction have no lease.
+    :param retry: the policy that gives the delay before the next attempt, see :mod:`sqlaqueue.backoff`.
+    :param columns: which attribute plays a role: ``{"status": "queue_status"}`` puts the role on another
+        attribute, ``{"status": "status"}`` adopts an attribute that the class defines itself, and
+        ``{"priority": None}`` leaves the role out.
+    :param states: the values of the ``status`` column.
+    :param on_complete: ``"keep"`` leaves completed rows in the table, ``"delete"`` deletes them.
+    :param notify: whether enqueueing wakes idle consumers by NOTIFY.
+    :param name: the queue's name in logs and side tables; the table's name by default.
+    :raises ConfigurationError: for values that cannot be meant.
+    """
+
+    strategy: str | ClaimStrategy = "update_status"
+    max_attempts: int = 5
+    lease: Delay = timedelta(minutes=1)
+    retry: RetryPolicy = field(default_factory=Exponential)
+    columns: Mapping[str, str | None] = field(default_factory=dict)
+    states: States = field(default_factory=States)
+    on_complete: Literal["keep", "delete"] = "keep"
+    notify: bool = True
+    name: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, and make the mapping read-only."""
+        if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+            msg = f"QueueConfig(max_attempts={self.max_attempts!r}): give a whole number from 1 on"
+            raise ConfigurationError(msg)
+        if seconds(self.lease, "QueueConfig(lease=...)") < 1:
+            msg = f"QueueConfig(lease={self.lease!r}): a lease of less than a second cannot be kept alive"
+            raise ConfigurationError(msg)
+        if not callable(self.retry):
+            msg = f"QueueConfig(retry={self.retry!r}): give a policy such as sqlaqueue.Exponential(), or a callable"
+            raise ConfigurationError(msg)
+        if self.on_complete not in {"keep", "delete"}:
+            msg = f'QueueConfig(on_complete={self.on_complete!r}): give "keep" or "delete"'
+            raise ConfigurationError(msg)
+        if not isinstance(self.states, States):
+            msg = f"QueueConfig(states={self.states!r}): give sqlaqueue.States(...)"
+            raise ConfigurationError(msg)
+        unknown = sorted(set(self.columns) - set(ROLES))
+        if unknown:
+            msg = f"QueueConfig(columns=...): {', '.join(map(repr, unknown))} is no queue attribute; they are {', '.join(ROLES)}"
+            raise ConfigurationError(msg)
+        placed = [attribute for attribute in self.columns.values() if attribute is not None]
+        twice = sorted({attribute for attribute in placed if placed.count(attribute) > 1})
+        if twice:
+            msg = f"QueueConfig(columns=...): the attribute {twice[0]!r} is given to two queue attributes"
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
+
+    @property
+    def lease_duration(self) -> timedelta:
+        """The lease as a timedelta."""
+        return timedelta(seconds=seconds(self.lease))

@@ -1,0 +1,254 @@
+"""From a mapped class to a queue: :class:`QueueMixin` and what happens when a class with it is mapped.
+
+:mod:`sqlaqueue.columns` adds the queue attributes. Once the class has its mapper, the roles are resolved and the
+strategy attaches its indexes, side tables and triggers, so that ``metadata.create_all()`` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import Mapper, QueryContext
+from sqlalchemy.orm.attributes import set_committed_value
+
+from sqlaqueue.columns import add_fields, check_subclass, complete_table, new_columns, placed_roles
+from sqlaqueue.config import QueueConfig
+from sqlaqueue.exc import ConfigurationError, NotAQueueError
+from sqlaqueue.roles import states_of
+from sqlaqueue.spec import QueueSpec, Run, check_roles
+from sqlaqueue.strategies import ClaimStrategy, find_strategy
+
+if TYPE_CHECKING:
+    import uuid
+    from datetime import datetime
+
+    from sqlalchemy.orm import Mapped
+
+CLAIM_OPTION = "sqlaqueue_claim"
+"""The execution option by which a loading Session knows that rows were handed out by a claim."""
+
+_SPEC = "__queue_spec__"
+_RUN = "sqlaqueue_run"
+
+
+class QueueMixin:
+    """Makes a mapped class a queue: its rows are the jobs.
+
+    ::
+
+        class Email(QueueMixin, Base):
+            __tablename__ = "email"
+            __queue__ = QueueConfig(strategy="update_status", max_attempts=5)
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            to: Mapped[str]
+
+    The queue attributes below are added to the class unless ``QueueConfig(columns=...)`` says otherwise. Which of
+    them a queue needs depends on its strategy; leases are only kept where the strategy has them.
+    """
+
+    __queue__: ClassVar[QueueConfig] = QueueConfig()
+
+    if TYPE_CHECKING:
+        status: Mapped[Any]
+        """Where the job is in its life: one of the values of ``QueueConfig.states``."""
+        priority: Mapped[int]
+        """Lower runs first; 0 by default."""
+        run_at: Mapped[datetime]
+        """When the job is due; the database's ``now()`` by default."""
+        attempts: Mapped[int]
+        """How many runs have been started and not given back."""
+        max_attempts: Mapped[int | None]
+        """This job's own limit of attempts; None for the queue's."""
+        last_error: Mapped[str | None]
+        """The text of the last error."""
+        created_at: Mapped[datetime]
+        """When the job was enqueued."""
+        finished_at: Mapped[datetime | None]
+        """When the job was completed, failed or cancelled."""
+        lease_token: Mapped[uuid.UUID | None]
+        """The token of the claim that holds the job, or that held it last when its worker died."""
+        lease_expires_at: Mapped[datetime | None]
+        """When the job may be taken from its worker."""
+        claimed_by: Mapped[str | None]
+        """The worker that holds the job."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Add the queue attributes that have to be there before the class is mapped."""
+        if queue_spec(cls) is None:
+            config, _, roles = _read_config(cls)
+            add_fields(cls, config, roles)
+        super().__init_subclass__(**kwargs)
+
+    @classmethod
+    def __table_cls__(cls, name: str, metadata: sa.MetaData, *items: Any, **options: Any) -> Any:
+        """Make the table of a declarative class, with the columns of the queue before any index that names them."""
+        if queue_spec(cls) is None:
+            config, _, roles = _read_config(cls)
+            columns = [item for item in items if isinstance(item, sa.Column)]
+            others = [item for item in items if not isinstance(item, sa.Column)]
+            items = (*columns, *new_columns(cls, config, roles), *others)
+        make = getattr(super(), "__table_cls__", sa.Table)
+        return make(name, metadata, *items, **options)
+
+
+def queue_spec(cls: type[Any]) -> QueueSpec | None:
+    """Return the queue of a mapped class, None for a class that is not mapped (yet) or has none."""
+    return getattr(cls, _SPEC, None)
+
+
+def spec_of(cls: Any) -> QueueSpec:
+    """Return the queue of a mapped class.
+
+    :raises NotAQueueError: for anything else, saying what is missing.
+    """
+    if not isinstance(cls, type):
+        msg = f"{cls!r} is not a mapped class"
+        raise NotAQueueError(msg)
+    spec = queue_spec(cls)
+    if spec is not None and sa.inspect(cls, raiseerr=False) is not None:
+        return spec
+    if not issubclass(cls, QueueMixin):
+        msg = f"{cls.__name__} is not a queue; let it inherit from sqlaqueue.QueueMixin"
+    elif cls.__dict__.get("__abstract__"):
+        msg = f"{cls.__name__} is abstract and has no table; use one of its mapped subclasses"
+    else:
+        msg = f"{cls.__name__} is not mapped; map it (a declarative Base, or registry.map_imperatively) before using it as a queue"
+    raise NotAQueueError(msg)
+
+
+def _read_config(cls: type[Any]) -> tuple[QueueConfig, ClaimStrategy, Mapping[str, str]]:
+    config = cls.__queue__
+    if not isinstance(config, QueueConfig):
+        msg = f"{cls.__name__}.__queue__ must be a QueueConfig, not {config!r}"
+        raise ConfigurationError(msg)
+    strategy = find_strategy(config.strategy)
+    roles = placed_roles(config, strategy)
+    strategy = strategy.bind(roles)
+    check_roles(cls.__name__, strategy.needs, roles)
+    return config, strategy, placed_roles(config, strategy)
+
+
+@event.listens_for(QueueMixin, "after_mapper_constructed", propagate=True)
+def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
+    if mapper.inherits is not None:
+        _check_inheritance(mapper, cls, mapper.inherits.class_)
+        return
+    table = mapper.local_table
+    if not isinstance(table, sa.Table):
+        msg = f"{cls.__name__} is mapped to {table!r}; a queue needs a table of its own"
+        raise ConfigurationError(msg)
+    config, strategy, roles = _read_config(cls)
+    complete_table(mapper, table, config, roles)
+    columns = {role: _column(mapper, role, attribute) for role, attribute in roles.items()}
+    if "status" in columns:
+        config = replace(config, states=states_of(cls.__name__, columns["status"].type, config.states))
+    spec = QueueSpec(
+        mapper=mapper,
+        table=table,
+        config=config,
+        name=config.name or table.fullname,
+        attributes=roles,
+        columns=columns,
+        strategy=strategy,
+    )
+    setattr(cls, _SPEC, spec)
+    strategy.attach(spec)
+
+
+def _check_inheritance(mapper: Mapper[Any], cls: type[Any], parent: type[Any]) -> None:
+    spec = queue_spec(parent)
+    if spec is None:
+        msg = (
+            f"{cls.__name__} inherits the table of {parent.__name__}, which is no queue: let {parent.__name__} inherit "
+            f"from QueueMixin instead, and claim(select({cls.__name__}), n) where only these are wanted"
+        )
+    elif mapper.concrete:
+        msg = (
+            f"{cls.__name__} inherits from the queue {parent.__name__} and has a table of its own (concrete "
+            "inheritance): move what they share to an abstract class, and let both inherit from that"
+        )
+    elif "__queue__" in cls.__dict__:
+        msg = f"{cls.__name__}.__queue__: a subclass shares the queue of {spec.model.__name__}; set it there"
+    else:
+        columns = {attribute: spec.columns[role] for role, attribute in spec.attributes.items()}
+        check_subclass(mapper, spec.model, columns)
+        return
+    raise ConfigurationError(msg)
+
+
+def _column(mapper: Mapper[Any], role: str, attribute: str) -> sa.Column[Any]:
+    # Not mapper.column_attrs, which would configure all mappers before the classes that they name are there.
+    column = mapper.columns.get(attribute)
+    if not isinstance(column, sa.Column) or column.table is not mapper.local_table:
+        name = mapper.class_.__name__
+        msg = (
+            f"{name}: QueueConfig(columns={{{role!r}: {attribute!r}}}) names an attribute that is no column "
+            f"of the table {mapper.local_table}; define {name}.{attribute} as a column, or name another"
+        )
+        raise ConfigurationError(msg)
+    return column
+
+
+# -- the run of a job, kept beside its instance ----------------------------------------------------------------
+
+
+def run_of(job: Any) -> Run | None:
+    """Return the run for which a claim handed this instance out, None when it holds none."""
+    run: Run | None = sa.inspect(job).info.get(_RUN)
+    return run
+
+
+def set_run(job: Any, run: Run | None) -> None:
+    """Keep ``run`` beside an instance; None forgets it."""
+    if run is None:
+        sa.inspect(job).info.pop(_RUN, None)
+    else:
+        sa.inspect(job).info[_RUN] = run
+
+
+def show_claimed(job: Any, spec: QueueSpec) -> int:
+    """Let an instance show its claim, and return the number of its attempt.
+
+    A claim that holds a transaction writes nothing: the row is counted when the run ends. The instance shows it
+    before, so that a handler reads the same under every strategy.
+    """
+    attributes = spec.attributes
+    attempt: int = job.__dict__.get(attributes.get("attempts", ""), 0) or 0
+    if spec.strategy.holds_transaction and "attempts" in attributes:
+        attempt += 1
+        set_committed_value(job, attributes["attempts"], attempt)
+        if "status" in attributes and spec.config.states.processing is not None:
+            set_committed_value(job, attributes["status"], spec.config.states.processing)
+    return max(attempt, 1)
+
+
+def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any) -> None:
+    """Note that a claim has just handed out ``job``, whose columns are loaded."""
+    values, attributes = job.__dict__, spec.attributes
+    limit = values.get(attributes.get("max_attempts", ""))
+    held = spec.strategy.holds_transaction and session is not None
+    run = Run(
+        key=key,
+        token=values.get(attributes.get("lease_token", "")),
+        attempt=show_claimed(job, spec),
+        max_attempts=spec.config.max_attempts if limit is None else limit,
+        transaction=session.get_transaction() if held else None,
+    )
+    set_run(job, run)
+
+
+@event.listens_for(QueueMixin, "load", propagate=True)
+def _loaded(job: Any, context: QueryContext) -> None:
+    if context is not None and CLAIM_OPTION in context.query.get_execution_options():
+        hand_out(job, spec_of(type(job)), sa.inspect(job).identity, context.session)
+
+
+@event.listens_for(QueueMixin, "refresh", propagate=True)
+def _refreshed(job: Any, context: QueryContext | None, attributes: Any) -> None:  # noqa: ARG001 - the event's signature
+    if context is not None and CLAIM_OPTION in context.query.get_execution_options():
+        hand_out(job, spec_of(type(job)), sa.inspect(job).identity, context.session)

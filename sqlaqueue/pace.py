@@ -1,0 +1,99 @@
+"""When to claim how much, when to poll, when to try again, when to tend the queue. Pure, no I/O.
+
+Both consumers ask one :class:`Pace`; it is told what happened and answers with numbers.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+HEARTBEATS_A_LEASE = 3
+"""A lease is extended this often before it would expire: one lost heartbeat does no harm."""
+
+SWEEP = 3.0
+"""Seconds between looks for expired leases; a job whose worker died waits for its lease and one of these."""
+
+RECONCILE = 30.0
+"""Seconds between comparisons of a message table with its job table, at least."""
+
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 3.0
+_IN_HAND = 1.0
+_SMOOTHING = 0.2
+
+
+class Pace:
+    """The timing of one Consumer.
+
+    :param batch_size: the most jobs to claim at once.
+    :param concurrency: how many handlers run at once.
+    :param poll_interval: seconds between looks at an empty queue.
+    :param draw: returns numbers from [0, 1), for jitter.
+    """
+
+    def __init__(
+        self, batch_size: int, concurrency: int, poll_interval: float, draw: Callable[[], float] = random.random
+    ) -> None:
+        self._batch_size, self._concurrency, self._poll = batch_size, concurrency, poll_interval
+        self._draw = draw
+        self._failures = 0
+        self._duration: float | None = None
+
+    def claim_size(self) -> int:
+        """Return how many jobs to claim: about a second's work, so that none waits here while others are idle.
+
+        Before the first job has ended nothing is known, and one for each handler is a safe start.
+        """
+        if self._duration is None:
+            return min(self._batch_size, max(self._concurrency, 1))
+        fitting = self._concurrency * _IN_HAND / max(self._duration, 1e-6)
+        return max(1, min(self._batch_size, int(max(fitting, self._concurrency))))
+
+    def ended(self, duration: float) -> None:
+        """Note that a handler ran for ``duration`` seconds."""
+        known = duration if self._duration is None else self._duration
+        self._duration = known + _SMOOTHING * (duration - known)
+
+    def poll(self) -> float:
+        """Return the seconds until the next look at an empty queue, spread so that consumers do not march in step."""
+        return self._poll * (0.9 + 0.2 * self._draw())
+
+    def failed(self) -> float:
+        """Note that the database did not answer; return the seconds until the next try.
+
+        The cap bounds how long a consumer stays away after the database is back.
+        """
+        self._failures += 1
+        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._failures, 10))
+        return longest * (0.5 + 0.5 * self._draw())
+
+    def succeeded(self) -> None:
+        """Note that the database answered."""
+        self._failures = 0
+
+    def sweep(self) -> float:
+        """Return the seconds until the next look for expired leases."""
+        return SWEEP * (0.8 + 0.4 * self._draw())
+
+    def reconcile(self, took: float) -> float:
+        """Return the seconds until the next reconciliation, which may take one hundredth of the time."""
+        return max(RECONCILE, 100 * took) * (0.9 + 0.2 * self._draw())
+
+
+class Agenda:
+    """What is due when, by name, on a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def set(self, what: str, at: float) -> None:
+        """Make ``what`` due at the time ``at``."""
+        self._due[what] = at
+
+    def due(self, what: str, now: float) -> bool:
+        """Return whether the time of ``what`` has come."""
+        return what in self._due and self._due[what] <= now
+
+    def wait(self, now: float) -> float:
+        """Return the seconds until something is due."""
+        return max(0.0, min(self._due.values(), default=now + 60.0) - now)

@@ -1,0 +1,130 @@
+"""What one Consumer does, resolved once: its queue, its statements and its rules. No I/O of its own."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue.backoff import Delay, RetryPolicy, seconds
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.ledger import Entry
+from sqlaqueue.selection import chosen_by
+from sqlaqueue.spec import Key, QueueSpec
+from sqlaqueue.statements import claim_statement, worker_name
+
+LIMIT = "sqlaqueue_limit"
+KEYS = "sqlaqueue_keys"
+
+
+@dataclass(eq=False)
+class Plan:
+    """The statements and rules of one Consumer."""
+
+    spec: QueueSpec
+    claim: Any
+    """Claims up to ``LIMIT`` jobs that are not marked as suspects."""
+    claim_suspect: Any
+    """Claims one job that is marked as a suspect; None where rows cannot be marked."""
+    claim_key: Any
+    """Claims the job with the key bound as ``KEYS``."""
+    worker: str
+    policy: RetryPolicy
+    lease: timedelta
+    timeout: float | None
+    batch: bool
+    batch_size: int
+    concurrency: int
+    suspects: Suspects = field(default_factory=lambda: Suspects())
+    unstruck: list[Entry] = field(default_factory=list)
+    """Rows of the ledger that could not be deleted while the database was gone."""
+    stopping: bool = False
+    """The Consumer takes on no more work; what a batch has not started yet goes back."""
+
+    @property
+    def holds_transaction(self) -> bool:
+        """Whether claimed jobs belong to an open transaction."""
+        return self.spec.strategy.holds_transaction
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether there are leases to extend and to rescue."""
+        return not self.holds_transaction and self.spec.has("lease_expires_at")
+
+
+class Suspects:
+    """The keys of jobs to claim alone, as found in the ledger."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Key, None] = {}
+        self._lock = threading.Lock()
+
+    def add(self, keys: list[Key]) -> None:
+        """Remember ``keys``."""
+        with self._lock:
+            self._keys.update(dict.fromkeys(keys))
+
+    def take(self) -> Key | None:
+        """Return a key to claim alone and forget it, None when there is none."""
+        with self._lock:
+            key = next(iter(self._keys), None)
+            if key is not None:
+                del self._keys[key]
+            return key
+
+
+def make_plan(
+    model: Any,
+    *,
+    batch_size: int,
+    concurrency: int,
+    lease: Delay | None,
+    timeout: Delay | None,
+    retry: RetryPolicy | None,
+    name: str | None,
+    batch: bool,
+) -> Plan:
+    """Resolve what a Consumer was given.
+
+    :raises ConfigurationError: for numbers that cannot be meant.
+    :raises NotAQueueError: when ``model`` is no queue.
+    :raises StatementError: when ``model`` is a select that cannot be claimed from.
+    """
+    for what, number in (("batch_size", batch_size), ("concurrency", concurrency)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            msg = f"Consumer({what}={number!r}): give an integer from 1 on"
+            raise ConfigurationError(msg)
+    if retry is not None and not callable(retry):
+        msg = f"Consumer(retry={retry!r}): give a policy such as sqlaqueue.Exponential(), or a callable"
+        raise ConfigurationError(msg)
+    chosen = chosen_by(model, "Consumer")
+    spec = chosen.spec
+    worker = worker_name() if name is None else f"{worker_name()}:{name}"
+    span = spec.lease if lease is None else timedelta(seconds=seconds(lease, "Consumer(lease=...)"))
+    if span < timedelta(seconds=1):
+        msg = f"Consumer(lease={lease!r}): a lease of less than a second cannot be kept alive"
+        raise ConfigurationError(msg)
+
+    def claims(narrowed: sa.Select[Any], limit: Any) -> Any:
+        return claim_statement(chosen._replace(select=narrowed), limit, lease=span, worker=sa.literal(worker))
+
+    limit, one = sa.bindparam(LIMIT, type_=sa.Integer()), sa.literal(1)
+    suspect = spec.strategy.suspect(spec)
+    usual = chosen.select if suspect is None else chosen.select.where(~suspect)
+    keys = spec.matches(spec.keys, sa.bindparam(KEYS, expanding=len(spec.keys) > 1))
+    return Plan(
+        spec=spec,
+        claim=claims(usual, limit),
+        claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
+        claim_key=claims(chosen.select.where(keys), one),
+        worker=worker,
+        policy=retry or spec.config.retry,
+        lease=span,
+        timeout=None if timeout is None else seconds(timeout, "Consumer(timeout=...)"),
+        batch=batch,
+        batch_size=batch_size,
+        concurrency=concurrency,
+    )

@@ -1,0 +1,112 @@
+"""What the verbs return: keys, tuples for composite ones, and instances whose row the claim deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Bundle, make_transient_to_detached, object_session
+from sqlalchemy.orm.attributes import set_committed_value
+
+from sqlaqueue.mapping import hand_out, spec_of
+from sqlaqueue.spec import QueueSpec
+from sqlaqueue.strategies import Verb
+from sqlaqueue.strategies.base import column_of, named
+
+RowProcessor = Callable[[Any], Any]
+
+JOBS_OPTION = "sqlaqueue_jobs"
+"""The execution option that carries the instances a verb was given."""
+
+
+class _Key(Bundle[Any]):
+    """A key as one column of the result: the value itself, a tuple for composite keys.
+
+    The instances whose runs a statement ends travel with it as an execution option; what they show of the queue is
+    expired when it is executed, whether or not anybody reads the keys, as an UPDATE by the ORM does for what it cannot
+    compute.
+    """
+
+    inherit_cache = True
+
+    def create_row_processor(
+        self,
+        query: Any,
+        procs: Sequence[RowProcessor],
+        labels: Sequence[str],  # noqa: ARG002 - the Bundle's interface
+    ) -> RowProcessor:
+        for job in query.get_execution_options().get(JOBS_OPTION, ()):
+            _expire(job)
+        if len(procs) == 1:
+            return procs[0]
+        return lambda row: tuple(process(row) for process in procs)
+
+
+def _expire(job: Any) -> None:
+    session = object_session(job)
+    if session is not None:
+        session.expire(job, list(spec_of(type(job)).attributes.values()))
+
+
+class _DetachedRow(Bundle[Any]):
+    """An instance made from a row that is already deleted.
+
+    The Session would take such an instance for persistent: setting an attribute would flush an UPDATE that finds no
+    row, and reading after the commit would look for it in vain.
+    """
+
+    inherit_cache = False
+
+    def __init__(self, spec: QueueSpec, entity: type[Any], *columns: sa.ColumnElement[Any]) -> None:
+        super().__init__(entity.__name__, *columns)
+        self._spec, self._entity = spec, entity
+
+    def create_row_processor(
+        self, query: Any, procs: Sequence[RowProcessor], labels: Sequence[str]  # noqa: ARG002 - the Bundle's interface
+    ) -> RowProcessor:
+        spec, entity = self._spec, self._entity
+        columns = [spec.table.c[label] for label in labels]
+        discriminator = sa.inspect(entity).polymorphic_on
+
+        def make(row: Any) -> Any:
+            values = {column: process(row) for column, process in zip(columns, procs, strict=True)}
+            mapper = sa.inspect(entity)
+            if discriminator is not None:
+                mapper = mapper.polymorphic_map[values[discriminator]]
+            job = mapper.class_manager.new_instance()
+            for column, value in values.items():
+                if column in mapper.columns.values():
+                    set_committed_value(job, mapper.get_property_by_column(column).key, value)
+            make_transient_to_detached(job)
+            hand_out(job, spec, sa.inspect(job).identity, None)
+            return job
+
+        return make
+
+
+def returning_detached(spec: QueueSpec, entity: type[Any], rows: sa.Select[Any]) -> sa.Select[Any]:
+    """Return ``rows`` of the model's table, which the claim deleted, as detached instances in claim order."""
+    deleted = rows.subquery("deleted")
+    order = (column_of(deleted, column) for column in spec.claim_order)
+    return sa.select(_DetachedRow(spec, entity, *deleted.c)).order_by(*order)
+
+
+def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any:
+    """Return ``verb`` as a statement whose one column is the key of each job that it changed.
+
+    :param jobs: the instances it is about, for which see :class:`_Key`.
+    """
+    attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
+    if isinstance(verb, sa.Update | sa.Delete):
+        return verb.returning(_Key("key", *attributes)).execution_options(synchronize_session="fetch")
+    if isinstance(verb, sa.Insert):
+        inserted = verb.returning(*named(spec.keys)).cte("inserted")
+        verb = sa.select(*inserted.c)
+    elif any(described["expr"] is spec.model for described in verb.column_descriptions):
+        verb = verb.with_only_columns(*attributes)
+    # A new SELECT, as it is select() that hands the ORM's part of a Bundle on; with_only_columns() does not.
+    keys = sa.select(_Key("key", *verb.subquery("changed_keys").c))
+    if jobs:
+        keys = keys.execution_options(**{JOBS_OPTION: tuple(jobs)})
+    return keys

@@ -1,0 +1,291 @@
+"""The verbs: statements for ``session.execute()``, the same for Session and AsyncSession.
+
+::
+
+    emails = session.execute(claim(Email, 10)).scalars().all()
+    session.execute(complete(emails))
+
+``claim()`` hands out instances. Every other verb takes one instance or many and returns the primary keys that it
+changed, a tuple each for composite keys: ``session.scalars(complete(emails)).all()``. The verbs are
+primitive; what to do about an error, and when, is the :class:`~sqlaqueue.Consumer`'s business.
+
+A session that routes reads to a replica takes these statements for reads; route them to the primary.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import FromStatement
+
+from sqlaqueue.backoff import Delay, seconds
+from sqlaqueue.config import FINISHED
+from sqlaqueue.exc import StatementError
+from sqlaqueue.mapping import CLAIM_OPTION, spec_of
+from sqlaqueue.returning import returning_detached, returning_keys
+from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
+from sqlaqueue.spec import QueueSpec, clock
+from sqlaqueue.strategies import Held, Settlement
+
+if TYPE_CHECKING:
+    from sqlaqueue._typing import claim_signature
+
+_ERROR_LIMIT = 100_000
+_RETAINED_STATEMENTS = 64
+_prepared: dict[tuple[type[Any], int], Any] = {}
+
+
+def worker_name() -> str:
+    """Return the name that a bare claim leaves in ``claimed_by``."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def claim(model: Any, n: int, /) -> Any:
+    """Return the statement that claims up to ``n`` due jobs, best first, and returns their instances.
+
+    Under a strategy with leases, commit soon after: the claim takes effect for others with the commit. Under one that
+    holds a transaction, the jobs are yours until the transaction ends. Loader options (``selectinload()``) can be
+    given on the select or on the returned statement; ``joinedload()`` has no effect on it.
+
+    :param model: a queue class, or ``select(Model).where(...)`` to claim among some of its jobs only.
+    :param n: the most jobs to claim. Fewer come back when others hold the rest: that is no sign of an empty queue.
+    :raises NotAQueueError: when ``model`` is no queue.
+    :raises StatementError: when ``n`` is not a positive integer, or the select cannot be claimed from.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        msg = f"claim({_name(model)}, {n!r}): give the number of jobs as an integer from 1 on"
+        raise StatementError(msg)
+    if not isinstance(model, type):
+        return claim_statement(chosen_by(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+    # Building the statement costs more than the database needs for a small claim; the same object serves every call.
+    statement = _prepared.get((model, n))
+    if statement is None:
+        statement = claim_statement(chosen_by(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+        if len(_prepared) >= _RETAINED_STATEMENTS:
+            # Other threads may be claiming: nobody relies on a statement being there from one line to the next.
+            _prepared.clear()
+        _prepared[model, n] = statement
+    return statement
+
+
+if TYPE_CHECKING:
+    claim = claim_signature
+
+
+def claim_statement(
+    chosen: Chosen, limit: Any, *, lease: timedelta | None = None, worker: Any = None
+) -> FromStatement[Any] | sa.Select[Any]:
+    """Return the claim of ``chosen`` jobs with its limit and worker as the caller binds them."""
+    spec, entity, candidates, options = chosen
+    rows = spec.strategy.claim(
+        spec,
+        candidates,
+        limit,
+        lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
+        worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
+    )
+    if not spec.strategy.hands_out_rows:
+        return returning_detached(spec, entity, rows)
+    statement = sa.select(entity).from_statement(rows).options(*options)
+    return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True})
+
+
+def complete(jobs: Any, /) -> Any:
+    """Return the statement that ends runs with success: the jobs are completed, or deleted by config.
+
+    :param jobs: an instance that a claim handed out, or several.
+    :raises NotClaimedError: when an instance is not held.
+    """
+    return _settle(jobs, "complete", Settlement("completed"))
+
+
+def retry(
+    jobs: Any, /, *, delay: Delay | None = None, at: datetime | None = None, error: BaseException | str | None = None
+) -> Any:
+    """Return the statement that ends runs and lets the jobs run again; the attempt counts.
+
+    :param delay: seconds or timedelta from the moment the statement reaches the database; at once by default.
+    :param at: a moment instead of a delay.
+    :param error: an exception or a text for ``last_error``.
+    :raises NotClaimedError: when an instance is not held.
+    :raises StatementError: when both ``delay`` and ``at`` are given, or the model has no ``run_at`` for them.
+    """
+    jobs = instances(jobs, "retry")
+    when = _due(jobs, "retry", 0.0 if delay is None and at is None else delay, at)
+    return _settle(jobs, "retry", Settlement("pending", run_at=when, error=_error(error)))
+
+
+def fail(jobs: Any, /, *, error: BaseException | str | None = None) -> Any:
+    """Return the statement that fails jobs for good: the dead letter, from where ``requeue()`` brings them back.
+
+    :param error: an exception or a text for ``last_error``.
+    :raises NotClaimedError: when an instance is not held.
+    """
+    return _settle(jobs, "fail", Settlement("failed", error=_error(error)))
+
+
+def release(jobs: Any, /, *, delay: Delay | None = None) -> Any:
+    """Return the statement that gives jobs back with their attempt: for a shutdown, or to snooze.
+
+    :param delay: seconds or timedelta until the jobs are due again; None leaves ``run_at`` as it is.
+    :raises NotClaimedError: when an instance is not held.
+    """
+    jobs = instances(jobs, "release")
+    return _settle(jobs, "release", Settlement("pending", starts=0, run_at=_due(jobs, "release", delay, None)))
+
+
+def extend(jobs: Any, /, *, lease: Delay | None = None) -> Any:
+    """Return the statement that moves the end of leases to ``lease`` from now.
+
+    Rows that another transaction has locked are passed over. Under a strategy that holds a transaction there is no
+    lease to move: the keys of the jobs come back and nothing changes.
+
+    :param lease: seconds or timedelta; the config's lease by default.
+    :raises NotClaimedError: when an instance is not held.
+    """
+    jobs = instances(jobs, "extend")
+    if not jobs:
+        return _nothing()
+    spec = _spec(jobs)
+    span = spec.lease if lease is None else timedelta(seconds=seconds(lease, "extend(lease=...)"))
+    return returning_keys(spec, spec.strategy.extend(spec, held(jobs, "extend"), sa.literal(span, sa.Interval())))
+
+
+def cancel(jobs: Any, /) -> Any:
+    """Return the statement that cancels waiting jobs and asks running ones to stop; it never waits for a running job.
+
+    The keys of the jobs that are cancelled now come back, not those of jobs that were asked.
+
+    :param jobs: instances, a queue class, or ``select(Model).where(...)``.
+    """
+    spec, select = _jobs_or_filter(jobs, "cancel")
+    return _nothing() if spec is None else returning_keys(spec, spec.strategy.cancel(spec, select))
+
+
+def requeue(jobs: Any, /) -> Any:
+    """Return the statement that makes failed, cancelled or completed jobs wait again, with no attempt counted.
+
+    :param jobs: instances, a queue class, or ``select(Model).where(...)``.
+    """
+    spec, select = _jobs_or_filter(jobs, "requeue")
+    return _nothing() if spec is None else returning_keys(spec, spec.strategy.requeue(spec, select))
+
+
+def rescue(model: type[Any], /) -> Any:
+    """Return the statement that takes jobs back whose lease has expired.
+
+    A job that ran alone keeps its attempt, and is failed when that was the last; one that was claimed with
+    others gets it back, and Consumers claim it alone from then on. Nothing under a strategy without leases.
+
+    :raises StatementError: when the model leaves out ``lease_expires_at``.
+    """
+    spec, *_ = chosen_by(model, "rescue")
+    return returning_keys(spec, spec.strategy.rescue(spec))
+
+
+def purge(
+    model: Any, /, *, older_than: Delay | None = None, states: Iterable[str] = FINISHED, limit: int = 1000
+) -> Any:
+    """Return the statement that deletes up to ``limit`` finished jobs; repeat it until no key comes back.
+
+    :param model: a queue class, or ``select(Model).where(...)``.
+    :param older_than: seconds or timedelta since the jobs were finished; None for any.
+    :param states: which of ``completed``, ``failed`` and ``cancelled`` to delete.
+    :raises StatementError: for other states, or when ``limit`` is not a positive integer.
+    """
+    spec, _, select, _ = chosen_by(model, "purge")
+    names = tuple(states)
+    if not names or not set(names) <= set(FINISHED):
+        msg = f"purge(states={names!r}): give some of {', '.join(FINISHED)}; a job that is not finished cannot be purged"
+        raise StatementError(msg)
+    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+        msg = f"purge(limit={limit!r}): give an integer from 1 on"
+        raise StatementError(msg)
+    age = None if older_than is None else sa.literal(timedelta(seconds=seconds(older_than)), sa.Interval())
+    return returning_keys(spec, spec.strategy.purge(spec, select, names, age, sa.literal(limit)))
+
+
+def reconcile(model: type[Any], /) -> Any:
+    """Return the statement that mends what bypassed the triggers of a message table; nothing without one.
+
+    Waiting jobs without a message get one, messages whose job is gone or not waiting are consumed.
+    """
+    spec, *_ = chosen_by(model, "reconcile")
+    return returning_keys(spec, spec.strategy.reconcile(spec))
+
+
+# -- parts -----------------------------------------------------------------------------------------------------
+
+
+def settle_statement(spec: QueueSpec, runs: Held, settlement: Settlement) -> Any:
+    """Return the statement that ends ``runs`` as ``settlement`` says."""
+    return returning_keys(spec, spec.strategy.settle(spec, runs, settlement), runs.jobs)
+
+
+def delayed(delay: Delay) -> sa.ColumnElement[Any]:
+    """Return the moment that is ``delay`` away from when the statement reaches the database."""
+    return clock() + sa.literal(timedelta(seconds=seconds(delay)), sa.Interval())
+
+
+def error_text(error: BaseException | str) -> str:
+    """Return an error as PostgreSQL can store it: no NUL, no lone surrogate, not without end."""
+    text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+    if len(text) > _ERROR_LIMIT:
+        text = f"{text[:_ERROR_LIMIT]}... ({len(text)} characters)"
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
+def _settle(jobs: Any, verb: str, settlement: Settlement) -> Any:
+    jobs = instances(jobs, verb)
+    return settle_statement(_spec(jobs), held(jobs, verb), settlement) if jobs else _nothing()
+
+
+def _spec(jobs: list[Any]) -> QueueSpec:
+    return spec_of(type(jobs[0]))
+
+
+def _jobs_or_filter(jobs: Any, verb: str) -> tuple[QueueSpec | None, sa.Select[Any]]:
+    if isinstance(jobs, type | sa.Select):
+        spec, _, select, _ = chosen_by(jobs, verb)
+        return spec, select
+    listed = instances(jobs, verb)
+    if not listed:
+        return None, sa.select()
+    spec = _spec(listed)
+    return spec, sa.select(spec.model).where(spec.matches(spec.keys, [key_of(job, verb) for job in listed]))
+
+
+def _due(jobs: list[Any], verb: str, delay: Delay | None, at: datetime | None) -> sa.ColumnElement[Any] | None:
+    if not jobs:
+        return None
+    spec = _spec(jobs)
+    if delay is not None and at is not None:
+        msg = f"{verb}(delay=..., at=...): give one of the two"
+        raise StatementError(msg)
+    if at is not None:
+        run_at = spec.column("run_at", f"{verb}(at=...)")
+        if getattr(run_at.type, "timezone", False) and at.tzinfo is None:
+            msg = f"{verb}(at={at!r}): {spec.model.__name__}.{run_at.key} has a time zone; give a datetime with tzinfo"
+            raise StatementError(msg)
+        return sa.literal(at, run_at.type)
+    if delay is None or (delay == 0 and not spec.has("run_at")):
+        return None
+    spec.column("run_at", f"{verb}(delay=...)")
+    return delayed(delay)
+
+
+def _error(error: BaseException | str | None) -> sa.ColumnElement[Any] | None:
+    return None if error is None else sa.literal(error_text(error), sa.Text())
+
+
+def _nothing() -> sa.Select[Any]:
+    return sa.select(sa.null()).where(sa.false())
+
+
+def _name(model: Any) -> str:
+    return model.__name__ if isinstance(model, type) else str(type(model).__name__)

@@ -1,0 +1,55 @@
+"""The claim strategies: this folder's listing answers which ones there are.
+
+A name is looked up among the built-in strategies and then among the entry points of the group
+``sqlaqueue.strategies``, so another package adds one with a class and a line in its ``pyproject.toml``::
+
+    [project.entry-points."sqlaqueue.strategies"]
+    my_strategy = "my_package:MyStrategy"
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+
+from sqlaqueue.exc import UnknownStrategyError
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb
+
+__all__ = ["ClaimStrategy", "Held", "Settlement", "Verb", "find_strategy", "strategy_names"]
+
+GROUP = "sqlaqueue.strategies"
+
+_BUILT_IN = {
+    "update_status": "sqlaqueue.strategies.update_status:UpdateStatus",
+    "delete_returning": "sqlaqueue.strategies.delete_returning:DeleteReturning",
+    "batch_select": "sqlaqueue.strategies.batch_select:BatchSelect",
+}
+
+
+def strategy_names() -> list[str]:
+    """Return the names of all strategies that can be configured."""
+    return [*_BUILT_IN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_BUILT_IN))]
+
+
+def find_strategy(wanted: str | ClaimStrategy) -> ClaimStrategy:
+    """Return the strategy of that name, or ``wanted`` itself when it is one.
+
+    :raises UnknownStrategyError: listing the names there are.
+    """
+    if isinstance(wanted, ClaimStrategy):
+        return wanted
+    if wanted in _BUILT_IN:
+        module, _, attribute = _BUILT_IN[wanted].partition(":")
+        factory = getattr(import_module(module), attribute)
+    else:
+        found = [point for point in entry_points(group=GROUP) if point.name == wanted]
+        if not found:
+            known = ", ".join(map(repr, strategy_names()))
+            msg = f"QueueConfig(strategy={wanted!r}): there is no such strategy; there are {known}"
+            raise UnknownStrategyError(msg)
+        factory = found[0].load()
+    strategy = factory()
+    if not isinstance(strategy, ClaimStrategy):
+        msg = f"QueueConfig(strategy={wanted!r}): {factory!r} does not derive from sqlaqueue.strategies.ClaimStrategy"
+        raise UnknownStrategyError(msg)
+    return strategy

@@ -1,0 +1,286 @@
+"""The contract of a claim strategy.
+
+A strategy decides what a queue stores, what it indexes, what a claim locks and writes, and what is left
+behind when a worker dies. It takes a :class:`~sqlaqueue.spec.QueueSpec` and returns SQLAlchemy
+constructs; it never sees a Session, so the same strategy serves sync and async code.
+
+Subclass :class:`ClaimStrategy`, implement the methods without a default, and register the class under
+the entry point group ``sqlaqueue.strategies``. :class:`sqlaqueue.testing.StrategyConformance` tells
+whether it keeps the contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlalchemy.orm import InstrumentedAttribute
+
+from sqlaqueue.spec import Key, QueueSpec, clock
+from sqlaqueue.strategies import side_tables
+
+Keys = Sequence[Key] | sa.BindParameter[Any]
+Token = UUID | sa.BindParameter[Any] | None
+Verb = sa.Update | sa.Delete | sa.Insert | sa.Select[Any]
+"""A statement that changes jobs; whoever executes it adds the RETURNING of their keys."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """The runs that a verb ends or extends: jobs of one claim, or of several."""
+
+    claims: Sequence[tuple[Token, Keys]]
+    """The token of each claim with the keys of its jobs."""
+    jobs: Sequence[Any] = ()
+    """The instances themselves, where they are at hand."""
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """How runs end: the state that follows and what is written with it."""
+
+    state: Literal["completed", "pending", "failed", "cancelled"]
+    starts: Any = 1
+    """How many starts count as attempts; 0 gives the attempt back."""
+    run_at: sa.ColumnElement[Any] | None = None
+    """When a job that goes back to pending is due; None leaves it as it was."""
+    error: sa.ColumnElement[Any] | None = None
+    """The text for ``last_error``; None leaves it as it was."""
+
+
+class ClaimStrategy:
+    """Base of all claim strategies; what every strategy does alike is implemented here."""
+
+    name: ClassVar[str]
+    """The name in ``QueueConfig(strategy=...)``."""
+
+    holds_transaction: ClassVar[bool] = False
+    """Whether a job belongs to the transaction that claimed it (True) or to a lease (False)."""
+
+    hands_out_rows: ClassVar[bool] = True
+    """Whether a claimed job's row still exists; where not, instances are handed out detached."""
+
+    needs: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
+    """The roles this strategy cannot do without, each with the reason for the error message."""
+
+    def bind(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
+        """Return the strategy that serves a model with these roles; usually ``self``."""
+        return self
+
+    def attach(self, spec: QueueSpec) -> None:
+        """Add indexes, side tables and triggers to the model's table and MetaData.
+
+        Called once, when the class is mapped. ``create_all()`` must create all of it and ``drop_all()``
+        leave nothing behind.
+        """
+        side_tables.control(spec)
+
+    # -- claiming ----------------------------------------------------------------------------------------
+
+    def claim(
+        self,
+        spec: QueueSpec,
+        candidates: sa.Select[Any],
+        limit: Any,
+        *,
+        lease: Any,
+        worker: Any,
+    ) -> sa.Select[Any]:
+        """Return a SELECT of the claimed rows, all columns of the model's table, in claim order.
+
+        The statement must never hand out more than ``limit`` rows, nor one that another transaction has
+        locked, nor wait for a lock; whatever the plan and whatever ``candidates`` joins.
+
+        :param candidates: a SELECT of the model (or a subclass) with the user's filters, without order.
+        :param limit: a bound number of rows.
+        :param lease: a bound interval.
+        :param worker: a bound text that names the claiming worker.
+        """
+        raise NotImplementedError
+
+    def suspect(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
+        """Return the condition that a waiting job was in the hands of a worker that died.
+
+        Consumers claim such jobs one at a time. None where rows cannot tell; the Consumer then keeps the
+        ledger instead.
+        """
+        return None
+
+    # -- ending and extending a run ------------------------------------------------------------------------
+
+    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+        """Return the condition that a row is still in the hands of the claims in ``held``."""
+        return sa.or_(*(spec.matches(spec.keys, keys) for _, keys in held.claims))
+
+    def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
+        """Return the statement that ends runs; a run that is no longer held is left alone."""
+        whose = self.fence(spec, held)
+        if settlement.state == "completed" and spec.config.on_complete == "delete":
+            return sa.delete(spec.model).where(whose)
+        return sa.update(spec.model).where(whose).values(self.settled_values(spec, settlement))
+
+    def settled_values(self, spec: QueueSpec, settlement: Settlement) -> dict[sa.Column[Any], Any]:
+        """Return what an ended run writes into its row."""
+        values: dict[str, Any] = {"status": spec.word(settlement.state)}
+        values["finished_at"] = None if settlement.state == "pending" else clock()
+        for role in ("lease_token", "lease_expires_at", "claimed_by"):
+            values[role] = None
+        if settlement.run_at is not None:
+            values["run_at"] = settlement.run_at
+        if settlement.error is not None:
+            values["last_error"] = settlement.error
+        if spec.has("attempts"):
+            counted = self.counted(spec.columns["attempts"], settlement)
+            if counted is not None:
+                values["attempts"] = counted
+        return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
+
+    def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
+        """Return the new value of ``attempts`` when a run ends, None to leave it.
+
+        A claim that writes nothing into the row leaves the counting to the settlement: this default. It writes a
+        count that stays the same as well, since the instance shows the start, and is refreshed by what is written.
+        """
+        return sa.func.coalesce(attempts, 0) + settlement.starts
+
+    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
+        """Return the statement that moves the end of leases; a strategy without leases changes nothing."""
+        return sa.select(spec.model).where(self.fence(spec, held))
+
+    # -- tending the queue -----------------------------------------------------------------------------------
+
+    def rescue(self, spec: QueueSpec) -> Verb:
+        """Return the statement that takes jobs back whose lease is over; nothing where there are none."""
+        return sa.select(spec.model).where(sa.false())
+
+    def reconcile(self, spec: QueueSpec) -> Verb:
+        """Return the statement that mends what bypassed the triggers; nothing where there are none."""
+        return sa.select(spec.model).where(sa.false())
+
+    def cancel(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
+        """Return the statement that cancels waiting jobs and asks running ones to stop.
+
+        Rows that somebody has locked count as running: waiting for them could take as long as their
+        handler does.
+
+        :param chosen: a SELECT of the model with the conditions on the jobs.
+        """
+        waiting = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending"))
+        free = self.lock(spec, waiting.order_by(*spec.keys)).cte("free")
+        wanted = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing")).cte("wanted")
+        running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
+        values: dict[str, Any] = {"status": spec.word("cancelled"), "finished_at": clock(), "lease_token": None}
+        cancelled = (
+            sa.update(spec.table)
+            .where(self.same_key(spec, spec.keys, free))
+            .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
+        )
+        return self.beside(spec, cancelled, side_tables.ask_to_stop(spec, running))
+
+    def requeue(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
+        """Return the statement that makes finished jobs wait again, their attempts counted from zero.
+
+        :param chosen: a SELECT of the model with the conditions on the jobs.
+        """
+        over = self.pick(spec, chosen, *spec.keys).where(spec.finished).order_by(*spec.keys)
+        values: dict[str, Any] = {"status": spec.word("pending"), "attempts": 0, "finished_at": None, "run_at": clock()}
+        return (
+            sa.update(spec.model)
+            .where(self.among(spec, self.lock(spec, over, skip_locked=False)))
+            .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
+        )
+
+    def purge(self, spec: QueueSpec, chosen: sa.Select[Any], states: Sequence[str], age: Any, limit: Any) -> Verb:
+        """Return the statement that deletes up to ``limit`` of the chosen jobs.
+
+        :param chosen: a SELECT of the model with the conditions on the jobs.
+        :param states: the names of the states to delete from.
+        :param age: a bound interval: how long the jobs have been finished; None for any.
+        """
+        old = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*states)).limit(limit)
+        if age is not None:
+            old = old.where(spec.column("finished_at", "purge(older_than=...)") <= clock() - age)
+        # A DELETE needs the full row lock; asking for less here would make it wait for foreign keys' locks.
+        return sa.delete(spec.model).where(self.among(spec, old.with_for_update(of=spec.table, skip_locked=True)))
+
+    # -- the parts that strategies share ------------------------------------------------------------------
+
+    @staticmethod
+    def pick(spec: QueueSpec, candidates: sa.Select[Any], *columns: sa.Column[Any]) -> sa.Select[Any]:
+        """Return ``candidates`` reduced to ``columns`` of the model's table.
+
+        Keys are selected as attributes of the candidates' entity: it is these that make the ORM add the
+        discriminator of a single-table subclass.
+        """
+        entity = candidates.column_descriptions[0]["entity"]
+        mapper = sa.inspect(entity)
+        attributes: list[InstrumentedAttribute[Any] | sa.Column[Any]] = [
+            getattr(entity, mapper.get_property_by_column(column).key) if column in spec.keys else column
+            for column in columns
+        ]
+        return candidates.with_only_columns(*attributes, maintain_column_froms=True)
+
+    @staticmethod
+    def lock(
+        spec: QueueSpec, rows: sa.Select[Any], *others: sa.FromClause, skip_locked: bool = True
+    ) -> sa.Select[Any]:
+        """Return ``rows`` with the model's table locked, then ``others``, and nothing else.
+
+        ``FOR NO KEY UPDATE``: a plain ``FOR UPDATE`` conflicts with the key share lock that the foreign key
+        of a child row takes, and SKIP LOCKED would then pass such a job over without a word.
+        """
+        return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked, key_share=True)
+
+    @classmethod
+    def among(cls, spec: QueueSpec, picked: sa.Select[Any]) -> sa.ColumnElement[bool]:
+        """Return the condition that a row's key is among ``picked``, a SELECT of keys that runs exactly once.
+
+        A locking subquery under IN can be run again by a nested loop, and each run takes other rows. An
+        uncorrelated ``ARRAY(SELECT ..)`` runs once, and stays on the primary key's index under a generic plan; a
+        comparison of composite keys with an array would scan the table, so these join a CTE, which a
+        locking clause keeps from being folded into the query.
+        """
+        if len(spec.keys) == 1:
+            # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
+            return spec.keys[0] == sa.any_(sa.func.array(picked.correlate(None).scalar_subquery()))
+        return cls.same_key(spec, spec.keys, picked.cte("picked"))
+
+    @staticmethod
+    def same_key(
+        spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], rows: sa.FromClause
+    ) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in ``columns`` is that of a row in ``rows``."""
+        return sa.and_(*(column == column_of(rows, key) for column, key in zip(columns, spec.keys, strict=True)))
+
+    @staticmethod
+    def beside(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> sa.Select[Any]:
+        """Return one statement that does both and selects the keys that ``verb`` changed.
+
+        Both are CTEs of a SELECT, since an INSERT among the CTEs of an UPDATE makes SQLAlchemy lose its RETURNING.
+        """
+        changed = verb.returning(*named(spec.keys)).cte("changed")
+        return sa.select(*changed.c).add_cte(other.cte("other"))
+
+    @staticmethod
+    def in_claim_order(spec: QueueSpec, claimed: sa.CTE) -> sa.Select[Any]:
+        """Return all rows of ``claimed`` sorted as the queue is: neither RETURNING nor a locking scan promises it."""
+        return sa.select(*claimed.c).order_by(*(column_of(claimed, column) for column in spec.claim_order))
+
+
+def named(columns: Iterable[sa.Column[Any]]) -> list[sa.Label[Any]]:
+    """Return what a statement in a CTE is to return, under names that the rest of the query finds.
+
+    SQLAlchemy 2.1 refers to a column with a name of more than 57 characters by a shorter one, under which an UPDATE or
+    DELETE does not return it.
+    """
+    return [column.label(column.key) for column in columns]
+
+
+def column_of(rows: sa.FromClause, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    """Return the column of ``rows`` that stems from ``column`` of the model's table."""
+    found = rows.corresponding_column(column)
+    assert found is not None, f"{column} is not among the columns of {rows}"
+    return found

@@ -1,0 +1,55 @@
+"""Claim by SELECT: the rows are locked, and the transaction that locked them runs the jobs.
+
+* **Stores** nothing but the state; a held job still reads as pending to everybody else.
+* **Claims** by ``SELECT .. FOR NO KEY UPDATE SKIP LOCKED LIMIT n``, which writes no row.
+* **While a job runs** its transaction stays open. The handler's writes, the settling and the claim commit together.
+* **When a worker dies** its transaction ends and the rows are free at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+
+from sqlaqueue.spec import QueueSpec
+from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.base import ClaimStrategy, Held
+from sqlaqueue.strategies.indexes import add_index
+
+
+class BatchSelect(ClaimStrategy):
+    """The strategy for short work in the same database."""
+
+    name: ClassVar[str] = "batch_select"
+    holds_transaction: ClassVar[bool] = True
+    needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "batch_select"'}
+
+    def attach(self, spec: QueueSpec) -> None:
+        """Add the claim's index, which holds waiting rows only, and the ledger."""
+        super().attach(spec)
+        side_tables.ledger(spec)
+        add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
+
+    def claim(
+        self,
+        spec: QueueSpec,
+        candidates: sa.Select[Any],
+        limit: Any,
+        *,
+        lease: Any,  # noqa: ARG002 - the transaction is the lease
+        worker: Any,  # noqa: ARG002 - nothing is written into the row
+    ) -> sa.Select[Any]:
+        """Lock the best waiting rows; the lock is the claim."""
+        picked = (
+            self.pick(spec, candidates, *spec.table.c)
+            .where(spec.in_state("pending"), *spec.due(spec.columns.get("run_at")))
+            .order_by(*spec.claim_order)
+            .limit(limit)
+        )
+        return self.in_claim_order(spec, self.lock(spec, picked).cte("claimed"))
+
+    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+        """The rows are locked by this transaction; one that it has settled already is left as it is."""
+        return sa.and_(super().fence(spec, held), spec.in_state("pending"))

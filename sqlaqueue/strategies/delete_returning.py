@@ -1,0 +1,172 @@
+"""Claim by DELETE .. RETURNING from a thin message table, joined to the job's row.
+
+* **Stores** a message for every waiting job: its key and what the claim is ordered by. Triggers on the job
+  table keep the messages right, whoever writes: the ORM, bulk inserts, COPY or plain SQL.
+* **Claims** by deleting messages. Message and job are locked by one SELECT, both with SKIP LOCKED: a message
+  locked first would deadlock with somebody who cancels the job, a job locked alone would lose its message.
+* **While a job runs** its transaction stays open. The handler's writes, the settling and the claim commit together.
+* **When a worker dies** its transaction ends, and the message is back at once.
+
+A model that leaves out ``status`` is its own message; :mod:`sqlaqueue.strategies.own_message` serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.sql.elements import conv
+
+from sqlaqueue.ddl import StorageParameters, attach
+from sqlaqueue.spec import QueueSpec
+from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, named
+from sqlaqueue.strategies.indexes import object_name
+from sqlaqueue.strategies.message_triggers import message_triggers
+from sqlaqueue.strategies.own_message import OwnMessage
+
+MESSAGES = "messages"
+
+
+class DeleteReturning(ClaimStrategy):
+    """The strategy with the smallest hot table, for job tables that are large, wide or shared."""
+
+    name: ClassVar[str] = "delete_returning"
+    holds_transaction: ClassVar[bool] = True
+    needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "delete_returning" with a message table'}
+
+    def bind(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
+        """Let a model without a state be its own message."""
+        return self if "status" in spec_roles else OwnMessage()
+
+    def attach(self, spec: QueueSpec) -> None:
+        """Add the message table with its index, the triggers that fill it, and the ledger."""
+        super().attach(spec)
+        side_tables.ledger(spec)
+        messages = sa.Table(
+            object_name("sqlaqueue_message", spec.table.name),
+            spec.table.metadata,
+            *(sa.Column(key.name, key.type, primary_key=True, autoincrement=False, key=key.key) for key in spec.keys),
+            *(
+                sa.Column(column.name, column.type, nullable=column.nullable, key=column.key)
+                for column in (spec.columns[role] for role in spec.order_roles)
+            ),
+            schema=spec.table.schema,
+        )
+        spec.side_tables[MESSAGES] = messages
+        if spec.order_roles:
+            order = [messages.c[column.key] for column in spec.claim_order]
+            sa.Index(conv(object_name("ix", messages.name, "claim")), *order)
+        attach(messages, StorageParameters(messages))
+        for construct in message_triggers(spec, messages):
+            attach(spec.table, construct)
+
+    def claim(
+        self,
+        spec: QueueSpec,
+        candidates: sa.Select[Any],
+        limit: Any,
+        *,
+        lease: Any,  # noqa: ARG002 - the transaction is the lease
+        worker: Any,  # noqa: ARG002 - nothing is written into the row
+    ) -> sa.Select[Any]:
+        """Lock the best messages with their jobs, delete the messages, return the jobs."""
+        messages = spec.side_tables[MESSAGES]
+        run_at = spec.columns.get("run_at")
+        # The job comes first in OF: rows are locked in that order, and a job that somebody holds must be
+        # passed over before its message is locked for the length of this transaction.
+        waiting = (
+            self.pick(spec, candidates, *spec.table.c)
+            .where(
+                self.same_key(spec, [messages.c[key.key] for key in spec.keys], spec.table),
+                spec.in_state("pending"),
+                *spec.due(None if run_at is None else messages.c[run_at.key]),
+            )
+            .order_by(*(messages.c[column.key] for column in spec.claim_order))
+            .limit(limit)
+        )
+        picked = self.lock(spec, waiting, messages).cte("picked")
+        consumed = (
+            sa.delete(messages)
+            .where(self.same_key(spec, [messages.c[key.key] for key in spec.keys], picked))
+            .returning(*named(messages.c[key.key] for key in spec.keys))
+            .cte("consumed")
+        )
+        mine = self.same_key(spec, [consumed.c[key.key] for key in spec.keys], picked)
+        return self.in_claim_order(spec, picked).where(mine)
+
+    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+        """The rows are locked by this transaction; one that it has settled already is left as it is."""
+        return sa.and_(super().fence(spec, held), spec.in_state("pending"))
+
+    def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
+        """End the runs, and put the message back of a job that goes on waiting.
+
+        The row has read as pending all the time, so an update that changes neither state nor order says nothing
+        to the trigger.
+        """
+        verb = super().settle(spec, held, settlement)
+        if settlement.state != "pending":
+            return verb
+        values = {} if settlement.run_at is None else {"run_at": settlement.run_at}
+        return self.beside(spec, verb, self._put_back(spec, self.fence(spec, held), values))
+
+    @staticmethod
+    def _put_back(
+        spec: QueueSpec, whose: sa.ColumnElement[bool], values: Mapping[str, sa.ColumnElement[Any]]
+    ) -> postgresql.Insert:
+        messages = spec.side_tables[MESSAGES]
+        names = [*(key.key for key in spec.keys), *(spec.columns[role].key for role in spec.order_roles)]
+        order = [values.get(role, spec.columns[role]) for role in spec.order_roles]
+        rows = sa.select(*spec.keys, *order).where(whose)
+        return postgresql.insert(messages).from_select(names, rows).on_conflict_do_nothing()
+
+    def reconcile(self, spec: QueueSpec) -> Verb:
+        """Give waiting jobs without a message one, and consume messages whose job is gone or not waiting.
+
+        A running claim is not mistaken for a fault: as long as its transaction is open, everybody else still
+        sees the message. The jobs are locked, so that none stops waiting while its message is written.
+        """
+        messages = spec.side_tables[MESSAGES]
+        message_keys = [messages.c[key.key] for key in spec.keys]
+        unheard = ~sa.exists().where(self.same_key(spec, message_keys, spec.table)).correlate(spec.table)
+        waiting = (
+            sa.select(*spec.keys, *(spec.columns[role] for role in spec.order_roles))
+            .where(spec.in_state("pending"), unheard)
+            .order_by(*spec.keys)
+        )
+        lost = self.lock(spec, waiting).cte("lost")
+        found = (
+            postgresql.insert(messages)
+            .from_select([column.key for column in lost.c], sa.select(*lost.c))
+            .on_conflict_do_nothing()
+            .returning(*named(message_keys))
+            .cte("found")
+        )
+        consumed = self._consume_orphans(spec, messages).returning(*named(message_keys)).cte("consumed")
+        mended = sa.union_all(
+            *(sa.select(*(cte.c[key.key].label(key.key) for key in spec.keys)) for cte in (found, consumed))
+        ).subquery("mended")
+        return sa.select(mended)
+
+    def _consume_orphans(self, spec: QueueSpec, messages: sa.Table) -> sa.Delete:
+        message_keys = [messages.c[key.key] for key in spec.keys]
+        job = self.same_key(spec, message_keys, spec.table)
+        gone = (
+            sa.select(*message_keys)
+            .where(~sa.exists().where(job).correlate(messages))
+            .with_for_update(of=messages, skip_locked=True)
+            .cte("without_job")
+        )
+        settled = (
+            sa.select(*message_keys)
+            .where(job, sa.or_(~spec.in_state("pending"), spec.columns["status"].is_(None)))
+            .with_for_update(of=[spec.table, messages], skip_locked=True)
+            .cte("not_waiting")
+        )
+        orphans = sa.union_all(sa.select(*gone.c), sa.select(*settled.c)).cte("orphans")
+        same = sa.and_(*(messages.c[key.key] == orphans.c[key.key] for key in spec.keys))
+        return sa.delete(messages).where(same)
+

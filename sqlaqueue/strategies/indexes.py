@@ -1,0 +1,36 @@
+"""Indexes of a queue, with names that fit PostgreSQL's 63 bytes and never collide."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.sql.elements import conv
+
+from sqlaqueue.spec import QueueSpec
+
+_LONGEST = 63
+
+
+def object_name(*parts: str) -> str:
+    """Return ``parts`` as one identifier; a long one is cut and told apart by a digest of the whole."""
+    name = "_".join(parts)
+    if len(name.encode()) <= _LONGEST:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+    cut = name.encode()[: _LONGEST - len(digest) - 1].decode(errors="ignore")
+    return f"{cut}_{digest}"
+
+
+def add_index(
+    spec: QueueSpec, purpose: str, columns: Sequence[sa.Column[Any]], where: sa.ColumnElement[bool] | None = None
+) -> sa.Index:
+    """Add an index to the model's table, named after what it is for.
+
+    The name is final (``conv``): a naming convention would name it after its first column, and two indexes
+    of a queue may begin with the same one.
+    """
+    name = conv(object_name("ix", spec.table.name, "queue", purpose))
+    return sa.Index(name, *columns, postgresql_where=where)

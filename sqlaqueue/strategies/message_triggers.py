@@ -1,0 +1,75 @@
+"""The triggers that keep a message table in step with its job table.
+
+Statement triggers with transition tables: they see INSERT .. SELECT, ON CONFLICT, COPY, MERGE and plain UPDATE,
+at one call a statement. Old and new rows are compared by EXCEPT, which hashes or sorts: PL/pgSQL keeps the plan that
+it made for the first call, and a join chosen for one row would be quadratic for ten thousand.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy.sql.compiler import IdentifierPreparer
+
+from sqlaqueue.ddl import QueueObject, Trigger, TriggerFunction
+from sqlaqueue.roles import literal_text
+from sqlaqueue.spec import QueueSpec
+from sqlaqueue.strategies.indexes import object_name
+
+
+def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
+    """Return the trigger function and its triggers, in the order of their creation."""
+    function = TriggerFunction(
+        spec.table,
+        object_name("sqlaqueue_message", spec.table.name, "sync"),
+        lambda preparer: _body(spec, messages, preparer),
+    )
+    rows = {
+        "INSERT": {"NEW": "new_rows"},
+        "UPDATE": {"OLD": "old_rows", "NEW": "new_rows"},
+        "DELETE": {"OLD": "old_rows"},
+        "TRUNCATE": {},
+    }
+    return [function] + [
+        Trigger(spec.table, f"sqlaqueue_message_{event.lower()}", event, function, tables)
+        for event, tables in rows.items()
+    ]
+
+
+def _body(spec: QueueSpec, messages: sa.Table, preparer: IdentifierPreparer) -> str:
+    table = preparer.format_table(messages)
+    keys = [preparer.quote(key.name) for key in spec.keys]
+    order = [preparer.quote(spec.columns[role].name) for role in spec.order_roles]
+    columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
+    status = spec.columns["status"]
+    waiting = f"{preparer.quote(status.name)} = {literal_text(spec.word('pending'), status.type)}"
+    update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
+    same_key = " AND ".join(f"m.{key} = gone.{key}" for key in keys)
+    # Else a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
+    return f"""\
+#variable_conflict use_column
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    DELETE FROM {table};
+    RETURN NULL;
+  END IF;
+  IF TG_OP = 'INSERT' THEN
+    INSERT INTO {table} ({columns})
+      SELECT {columns} FROM new_rows WHERE {waiting}
+      ON CONFLICT ({key_list}) {update};
+    RETURN NULL;
+  END IF;
+  IF TG_OP = 'DELETE' THEN
+    DELETE FROM {table} AS m USING old_rows AS gone WHERE {same_key};
+    RETURN NULL;
+  END IF;
+  DELETE FROM {table} AS m
+    USING (SELECT {key_list} FROM old_rows WHERE {waiting}
+           EXCEPT SELECT {key_list} FROM new_rows WHERE {waiting}) AS gone
+    WHERE {same_key};
+  INSERT INTO {table} ({columns})
+    SELECT {columns} FROM new_rows WHERE {waiting}
+    EXCEPT SELECT {columns} FROM old_rows WHERE {waiting}
+    ON CONFLICT ({key_list}) {update};
+  RETURN NULL;
+END
+"""

@@ -1,0 +1,225 @@
+"""Rows that are their own message: the claim deletes the job's row itself.
+
+Serves ``delete_returning`` for a model that leaves out ``status``. A claimed instance is handed out detached: its
+row is gone, and the Session could neither refresh nor update it. Running again means inserting the row anew;
+a job that fails for good moves to ``sqlaqueue_dead_letter``, from where ``requeue()`` brings it back. The rollback of the
+claim's transaction, or a crash, brings the row back as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.visitors import replacement_traverse
+
+from sqlaqueue.exc import StatementError
+from sqlaqueue.spec import QueueSpec, clock
+from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, named
+from sqlaqueue.strategies.indexes import add_index
+
+
+class OwnMessage(ClaimStrategy):
+    """``delete_returning`` for a table without a state, such as a plain list of things to do."""
+
+    name: ClassVar[str] = "delete_returning"
+    holds_transaction: ClassVar[bool] = True
+    hands_out_rows: ClassVar[bool] = False
+    needs: ClassVar[Mapping[str, str]] = {}
+
+    def attach(self, spec: QueueSpec) -> None:
+        """Add the claim's index where the key alone is not its order, the ledger and the dead letters."""
+        super().attach(spec)
+        side_tables.ledger(spec)
+        side_tables.dead_letter(spec)
+        if spec.order_roles:
+            add_index(spec, "claim", spec.claim_order)
+
+    def claim(
+        self,
+        spec: QueueSpec,
+        candidates: sa.Select[Any],
+        limit: Any,
+        *,
+        lease: Any,  # noqa: ARG002 - the transaction is the lease
+        worker: Any,  # noqa: ARG002 - the row is gone
+    ) -> sa.Select[Any]:
+        """Lock the best rows, delete them and return them.
+
+        The full lock, since a DELETE takes it: a row that a child's foreign key shares is passed over here,
+        where asking for less would make the DELETE wait.
+        """
+        picked = (
+            self.pick(spec, candidates, *spec.keys)
+            .where(*spec.due(spec.columns.get("run_at")))
+            .order_by(*spec.claim_order)
+            .limit(limit)
+            .with_for_update(of=spec.table, skip_locked=True)
+        )
+        claimed = sa.delete(spec.table).where(self.among(spec, picked)).returning(*named(spec.table.c)).cte("claimed")
+        return self.in_claim_order(spec, claimed)
+
+    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+        """Nothing can be compared: the claim deleted the rows, and only its transaction knows of them."""
+        return sa.true()
+
+    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:  # noqa: ARG002 - the transaction is the lease
+        """Change nothing: the jobs are held for as long as the transaction lives."""
+        return _keys(spec, _rows(spec, held.jobs, 1).subquery("held"))
+
+    def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
+        """Leave the rows deleted, insert them again, or move them to the dead letters."""
+        starts = settlement.starts
+        if settlement.state == "pending":
+            values = [_values(spec, job, starts, settlement) for job in held.jobs]
+            return sa.insert(spec.table).values(values)
+        rows = _rows(spec, held.jobs, starts).subquery("held")
+        if settlement.state == "completed":
+            return _keys(spec, rows)
+        return _keys(spec, rows).add_cte(_bury(spec, rows, settlement.state, settlement.error).cte("buried"))
+
+    # -- the dead letters are this queue's finished jobs -------------------------------------------------------
+
+    def cancel(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
+        """Move waiting rows to the dead letters as cancelled; ask those that somebody holds to stop."""
+        wanted = self.pick(spec, chosen, *spec.keys).cte("wanted")
+        free = self.pick(spec, chosen, *spec.keys).with_for_update(of=spec.table, skip_locked=True).cte("free")
+        deleted = (
+            sa.delete(spec.table)
+            .where(self.same_key(spec, spec.keys, free))
+            .returning(*named(spec.table.c))
+            .cte("deleted")
+        )
+        running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
+        asked = side_tables.ask_to_stop(spec, running).cte("asked")
+        buried = _bury(spec, deleted, "cancelled", None).cte("buried")
+        return _keys(spec, deleted).add_cte(asked, buried)
+
+    def requeue(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
+        """Insert dead letters again, their attempts counted from zero."""
+        dead = spec.side_tables[side_tables.DEAD_LETTER]
+        letters = _letters(spec, dead, chosen, "requeue").cte("letters")
+        opened = (
+            sa.delete(dead)
+            .where(dead.c.queue == letters.c.letter_queue, dead.c.key == letters.c.letter_key)
+            .returning(dead.c.key)
+            .cte("opened")
+        )
+        fresh: dict[str, Any] = {column.key: letters.c[column.key] for column in _stored(spec)}
+        resets: dict[str, Any] = {"attempts": sa.literal(0), "run_at": clock()}
+        fresh |= {spec.columns[role].key: value for role, value in resets.items() if spec.has(role)}
+        rows = sa.select(*fresh.values()).where(letters.c.letter_key == opened.c.key)
+        return sa.insert(spec.table).from_select(list(fresh), rows)
+
+    def purge(self, spec: QueueSpec, chosen: sa.Select[Any], states: Sequence[str], age: Any, limit: Any) -> Verb:
+        """Delete dead letters."""
+        dead = spec.side_tables[side_tables.DEAD_LETTER]
+        old = _letters(spec, dead, chosen, "purge").where(dead.c.state.in_(states))
+        if age is not None:
+            old = old.where(dead.c.created_at <= clock() - age)
+        letters = old.limit(limit).cte("letters")
+        gone = (
+            sa.delete(dead)
+            .where(dead.c.queue == letters.c.letter_queue, dead.c.key == letters.c.letter_key)
+            .returning(dead.c.key)
+            .cte("gone")
+        )
+        return _keys(spec, letters).add_cte(gone)
+
+
+def _keys(spec: QueueSpec, rows: sa.FromClause) -> sa.Select[Any]:
+    return sa.select(*(rows.c[key.key].label(key.key) for key in spec.keys))
+
+
+def _stored(spec: QueueSpec) -> list[sa.Column[Any]]:
+    return [column for column in spec.table.c if column.computed is None]
+
+
+def _values(spec: QueueSpec, job: Any, starts: int, settlement: Settlement | None = None) -> dict[str, Any]:
+    """Return a deleted row as it is written again; the instance in memory has counted its start already."""
+    mapper = sa.inspect(job).mapper
+    values: dict[str, Any] = {}
+    for column in _stored(spec):
+        if column in mapper.columns.values():
+            values[column.key] = getattr(job, mapper.get_property_by_column(column).key)
+    if spec.has("attempts"):
+        key = spec.columns["attempts"].key
+        values[key] = (values[key] or 1) - 1 + starts
+    if settlement is not None:
+        changes = {"run_at": settlement.run_at, "last_error": settlement.error}
+        values |= {
+            spec.columns[role].key: value for role, value in changes.items() if value is not None and spec.has(role)
+        }
+    return values
+
+
+def _rows(spec: QueueSpec, jobs: Sequence[Any], starts: int) -> sa.Select[Any] | sa.CompoundSelect[Any]:
+    """Return deleted rows as a query, each value cast: a bare NULL among them would read as text."""
+    selects = []
+    for job in jobs:
+        values = _values(spec, job, starts)
+        columns = [sa.cast(sa.bindparam(None, values[c.key], type_=c.type), c.type).label(c.key) for c in _stored(spec) if c.key in values]
+        selects.append(sa.select(*columns))
+    return selects[0] if len(selects) == 1 else sa.union_all(*selects)
+
+
+def _bury(spec: QueueSpec, rows: sa.FromClause, state: str, error: Any) -> postgresql.Insert:
+    dead = spec.side_tables[side_tables.DEAD_LETTER]
+    buried = sa.select(
+        sa.literal(spec.name, sa.Text()),
+        side_tables.key_json([rows.c[key.key] for key in spec.keys]),
+        # Not jsonb_build_object(): a function takes a hundred arguments, and a table may have more columns.
+        sa.func.to_jsonb(rows.table_valued(), type_=JSONB()),
+        sa.literal(state, sa.Text()),
+        sa.cast(error, sa.Text()),
+        clock(),
+    )
+    insert = postgresql.insert(dead).from_select(["queue", "key", "row", "state", "error", "created_at"], buried)
+    return insert.on_conflict_do_update(
+        index_elements=[dead.c.queue, dead.c.key],
+        set_={name: insert.excluded[name] for name in ("row", "state", "error", "created_at")},
+    )
+
+
+def _letters(spec: QueueSpec, dead: sa.Table, chosen: sa.Select[Any], verb: str) -> sa.Select[Any]:
+    """Return the dead letters as rows of the model's table, with the user's conditions applied to them."""
+    rows = (
+        sa.func.jsonb_to_record(dead.c.row)
+        .table_valued(*(sa.column(column.key, column.type) for column in _stored(spec)), name="letter")
+        .render_derived(with_types=True)
+    )
+    letters = sa.select(
+        *(rows.c[column.key] for column in _stored(spec)),
+        dead.c.queue.label("letter_queue"),
+        dead.c.key.label("letter_key"),
+    ).select_from(dead.join(rows, sa.true()))
+    letters = letters.where(dead.c.queue == spec.name, *_conditions(spec, rows, chosen, verb))
+    return letters.with_for_update(of=dead, skip_locked=True)
+
+
+def _conditions(
+    spec: QueueSpec, rows: sa.FromClause, chosen: sa.Select[Any], verb: str
+) -> list[sa.ColumnElement[bool]]:
+    """Return what ``chosen`` asks of rows in the model's table as conditions on ``rows``."""
+    if any(isinstance(source, sa.Join) for source in chosen.get_final_froms()):
+        name = spec.model.__name__
+        msg = (
+            f"{verb}(select({name}).join(...)): what failed of {name} is kept in another table, which cannot take the "
+            f"place of {name} in a join; say it with exists(), such as where({name}.relation.has(...))"
+        )
+        raise StatementError(msg)
+
+    def replace(element: Any, **_: Any) -> Any:
+        mine = isinstance(element, sa.Column) and spec.table.c.contains_column(element)
+        return rows.c[element.key] if mine else None
+
+    conditions = [] if chosen.whereclause is None else [replacement_traverse(chosen.whereclause, {}, replace)]
+    mapper = sa.inspect(chosen.column_descriptions[0]["entity"])
+    if mapper is not spec.mapper and mapper.polymorphic_on is not None:
+        identities = [part.polymorphic_identity for part in mapper.self_and_descendants]
+        conditions.append(rows.c[mapper.polymorphic_on.key].in_(identities))
+    return conditions

@@ -1,0 +1,94 @@
+"""The library's own tables, kept in the model's MetaData and schema under names that begin ``sqlaqueue_``.
+
+* ``sqlaqueue_control`` holds requests to running jobs. A running row may be locked for as long as its
+  handler runs, so a request cannot be written into it.
+* ``sqlaqueue_ledger`` holds the batches that strategies with a held transaction are about to run. When a worker
+  dies, the database forgets its claim; the ledger remembers whom it was holding.
+* ``sqlaqueue_dead_letter`` holds what failed for good in a queue whose rows are deleted by the claim.
+
+None of them refers to the user's tables: a foreign key from a second connection would wait for the very
+rows that the batch holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import JSONB
+
+from sqlaqueue.spec import QueueSpec, clock
+
+CONTROL = "sqlaqueue_control"
+LEDGER = "sqlaqueue_ledger"
+DEAD_LETTER = "sqlaqueue_dead_letter"
+
+
+def _table(spec: QueueSpec, name: str, *columns: sa.Column[Any]) -> sa.Table:
+    metadata, schema = spec.table.metadata, spec.table.schema
+    known = metadata.tables.get(f"{schema}.{name}" if schema else name)
+    table = sa.Table(name, metadata, *columns, schema=schema) if known is None else known
+    spec.side_tables[name] = table
+    return table
+
+
+def _now() -> sa.Column[Any]:
+    return sa.Column("created_at", sa.DateTime(timezone=True), nullable=False, server_default=sa.func.now())
+
+
+def control(spec: QueueSpec) -> sa.Table:
+    """Return the table of requests, made on first use in this MetaData and schema."""
+    return _table(
+        spec,
+        CONTROL,
+        sa.Column("queue", sa.Text(), primary_key=True),
+        sa.Column("key", JSONB(), primary_key=True),
+        _now(),
+    )
+
+
+def ledger(spec: QueueSpec) -> sa.Table:
+    """Return the table of batches that are about to run, made on first use in this MetaData and schema."""
+    return _table(
+        spec,
+        LEDGER,
+        sa.Column("id", sa.Uuid(), primary_key=True),
+        sa.Column("queue", sa.Text(), nullable=False),
+        sa.Column("keys", JSONB(), nullable=False),
+        sa.Column("starts", sa.Integer(), nullable=False),
+        sa.Column("worker", sa.Text()),
+        _now(),
+    )
+
+
+def dead_letter(spec: QueueSpec) -> sa.Table:
+    """Return the table of rows that failed for good, made on first use in this MetaData and schema."""
+    return _table(
+        spec,
+        DEAD_LETTER,
+        sa.Column("queue", sa.Text(), primary_key=True),
+        sa.Column("key", JSONB(), primary_key=True),
+        sa.Column("row", JSONB(), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("error", sa.Text()),
+        _now(),
+    )
+
+
+def key_json(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
+    """Return the key in ``columns`` as the JSON array by which side tables know a job."""
+    return sa.func.jsonb_build_array(*columns, type_=JSONB())
+
+
+def ask_to_stop(spec: QueueSpec, running: sa.FromClause) -> postgresql.Insert:
+    """Return the statement that asks the jobs whose keys are in ``running`` to stop."""
+    table = spec.side_tables[CONTROL]
+    keys = [running.corresponding_column(column) for column in spec.keys]
+    rows = sa.select(sa.literal(spec.name), key_json([key for key in keys if key is not None]), clock())
+    insert = postgresql.insert(table).from_select(["queue", "key", "created_at"], rows.select_from(running))
+    return insert.on_conflict_do_update(
+        index_elements=[table.c.queue, table.c.key],
+        set_={"created_at": insert.excluded.created_at},
+    )

@@ -1,0 +1,164 @@
+"""Claim by UPDATE: a lease with a token, no open transaction while a job runs.
+
+* **Stores** the state, the lease's end and the token of the claim in the row itself.
+* **Claims** by locking the best waiting rows (SKIP LOCKED) and updating them in one statement.
+* **While a job runs** nothing is locked; a live worker extends its leases.
+* **When a worker dies** its leases expire, and any consumer rescues the jobs. Those that it had claimed
+  together are claimed one by one from then on, since one of them may have killed it.
+
+The token is new for each execution of a claim. Whoever ends or extends a run names the token that was handed
+out; a worker that lost its lease names a stale one and changes nothing. Fencing tokens are described by
+Martin Kleppmann in "How to do distributed locking" (2016).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import sqlalchemy as sa
+
+from sqlaqueue.spec import QueueSpec, clock
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, named
+from sqlaqueue.strategies.indexes import add_index
+
+
+class UpdateStatus(ClaimStrategy):
+    """The strategy for long handlers, network calls and many workers."""
+
+    name: ClassVar[str] = "update_status"
+    needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
+
+    def attach(self, spec: QueueSpec) -> None:
+        """Add the claim's index, which holds waiting rows only, and the rescue's, which holds running ones."""
+        super().attach(spec)
+        add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
+        if spec.has("lease_expires_at"):
+            add_index(spec, "lease", [spec.columns["lease_expires_at"]], where=spec.in_state("processing"))
+
+    def claim(
+        self, spec: QueueSpec, candidates: sa.Select[Any], limit: Any, *, lease: Any, worker: Any
+    ) -> sa.Select[Any]:
+        """Lock the best waiting rows and mark them as processing in one statement."""
+        picked = (
+            self.pick(spec, candidates, *spec.keys)
+            .where(spec.in_state("pending"), *spec.due(spec.columns.get("run_at")))
+            .order_by(*spec.claim_order)
+            .limit(limit)
+        )
+        claimed = (
+            sa.update(spec.table)
+            .where(self.among(spec, self.lock(spec, picked)))
+            .values(self._claimed_values(spec, lease, worker))
+            .returning(*named(spec.table.c))
+            .cte("claimed")
+        )
+        return self.in_claim_order(spec, claimed)
+
+    @staticmethod
+    def _claimed_values(spec: QueueSpec, lease: Any, worker: Any) -> dict[sa.Column[Any], Any]:
+        values: dict[str, Any] = {"status": spec.word("processing"), "claimed_by": worker}
+        if spec.has("attempts"):
+            values["attempts"] = sa.func.coalesce(spec.columns["attempts"], 0) + 1
+        if spec.has("lease_expires_at"):
+            values["lease_expires_at"] = clock() + lease
+        if spec.has("lease_token"):
+            values["lease_token"] = sa.bindparam("sqlaqueue_token", callable_=uuid.uuid4, type_=sa.Uuid())
+        return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
+
+    def suspect(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
+        """A rescued job keeps its last token while it waits: that is the mark."""
+        if not spec.has("lease_token"):
+            return None
+        return spec.columns["lease_token"].is_not(None)
+
+    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+        """The token that was handed out must still be in the row, and the row still processing.
+
+        The state is compared as well because plain SQL may have settled the row and left the token.
+        """
+        if not spec.has("lease_token"):
+            return sa.and_(super().fence(spec, held), spec.in_state("processing"))
+        claims = (
+            sa.and_(spec.matches(spec.keys, keys), spec.columns["lease_token"] == token) for token, keys in held.claims
+        )
+        return sa.and_(sa.or_(*claims), spec.in_state("processing"))
+
+    def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
+        """The claim has counted already; giving an attempt back takes it off again."""
+        if isinstance(settlement.starts, int) and settlement.starts == 0:
+            return sa.func.greatest(attempts - 1, 0)
+        return None
+
+    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
+        """Move the lease's end, passing locked rows over.
+
+        A handler that has flushed its own row holds its lock until it commits; waiting for it here would
+        keep the leases of all its batch-mates from being extended. A locked row cannot be rescued either.
+        """
+        expires = spec.column("lease_expires_at", "extend()")
+        mine = sa.select(*(getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys))
+        mine = self.lock(spec, mine.where(self.fence(spec, held)).order_by(*spec.keys))
+        return sa.update(spec.model).where(self.among(spec, mine)).values({expires: clock() + lease})
+
+    def rescue(self, spec: QueueSpec) -> Verb:
+        """Take back what expired: to pending, or to failed when a job that ran alone has no attempt left.
+
+        A job ran alone when no other row is still processing under its token. One that did not gets its
+        attempt back, for the blame is not known, and keeps the token as the mark of a suspect.
+        """
+        status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")
+        job = spec.table.alias("expired_job")
+        expired = (
+            sa.select(*(job.c[key.key] for key in spec.keys))
+            .where(job.c[status.key] == spec.literal("processing"), job.c[expires.key] <= clock())
+            .order_by(*(job.c[key.key] for key in spec.keys))
+            .with_for_update(of=job, skip_locked=True, key_share=True)
+            .cte("expired")
+        )
+        update = sa.update(spec.model).where(
+            sa.and_(*(key == expired.c[key.key] for key in spec.keys)), spec.in_state("processing")
+        )
+        return update.values(self._rescued_values(spec, expires))
+
+    def _rescued_values(self, spec: QueueSpec, expires: sa.Column[Any]) -> dict[sa.Column[Any], Any]:
+        status = spec.columns["status"]
+        alone = self._ran_alone(spec)
+        spent = sa.and_(alone, self._attempts_spent(spec)) if spec.has("attempts") else sa.false()
+        word, pending = sa.literal(spec.word("failed"), status.type), sa.literal(spec.word("pending"), status.type)
+        values: dict[str, Any] = {
+            "status": sa.case((spent, word), else_=pending),
+            "claimed_by": None,
+            "last_error": sa.literal("the lease expired: its worker died or lost the database"),
+            "finished_at": sa.case((spent, clock()), else_=sa.null()),
+        }
+        if spec.has("attempts"):
+            attempts = spec.columns["attempts"]
+            values["attempts"] = sa.case((alone, attempts), else_=sa.func.greatest(attempts - 1, 0))
+        if spec.has("lease_token"):
+            token = spec.columns["lease_token"]
+            values["lease_token"] = sa.case((spent, sa.null()), else_=token)
+        rescued = {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
+        return {**rescued, expires: None}
+
+    @staticmethod
+    def _ran_alone(spec: QueueSpec) -> sa.ColumnElement[bool]:
+        if not spec.has("lease_token"):
+            return sa.true()
+        mate = spec.table.alias("mate")
+        token, status = spec.columns["lease_token"], spec.columns["status"]
+        others = sa.or_(*(mate.c[key.key] != key for key in spec.keys))
+        return ~(
+            sa.exists()
+            .where(mate.c[token.key] == token, mate.c[status.key] == spec.literal("processing"), others)
+            .correlate(spec.table)
+        )
+
+    @staticmethod
+    def _attempts_spent(spec: QueueSpec) -> sa.ColumnElement[bool]:
+        limit: Any = sa.literal(spec.config.max_attempts)
+        if spec.has("max_attempts"):
+            limit = sa.func.coalesce(spec.columns["max_attempts"], limit)
+        return spec.columns["attempts"] >= limit
+

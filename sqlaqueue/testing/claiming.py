@@ -1,0 +1,176 @@
+"""What a claim hands out: how many, which, in what order, and what its instances show."""
+
+from __future__ import annotations
+
+import random
+from contextlib import ExitStack
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import selectinload
+
+from sqlaqueue import claim, complete, release, retry
+from sqlaqueue.testing.queue import ALL, HOUR, QueueUnderTest, numbers_of
+
+JOBS = 12
+
+
+class ClaimingConformance:
+    """One claim at a time; for several see :mod:`sqlaqueue.testing.racing`."""
+
+    @pytest.mark.parametrize("n", [1, 5, JOBS, ALL])
+    def test_a_claim_hands_out_at_most_n_jobs(self, queue: QueueUnderTest, n: int) -> None:
+        """Not one more, and not one less while nobody else is there."""
+        queue.enqueue(JOBS)
+        with queue.session() as session, queue.session() as another:
+            assert len(queue.claim(session, n)) == min(n, JOBS)
+            assert len(queue.claim(another)) == JOBS - min(n, JOBS)
+
+    def test_an_empty_queue_hands_out_nothing(self, queue: QueueUnderTest) -> None:
+        """An empty list, not an error."""
+        with queue.session() as session:
+            assert queue.claim(session) == []
+
+    def test_jobs_come_by_priority_then_time_then_key(self, queue: QueueUnderTest) -> None:
+        """In this order within one claim, and from one claim to the next."""
+        now = queue.execute("SELECT now()")
+        groups = [(priority, age) for priority in (-1, 0, 3) for age in (3, 2, 1)]
+        jobs = [(3 * group + member, group) for group in range(len(groups)) for member in range(3)]
+        random.Random(7).shuffle(jobs)  # noqa: S311 - any order but the right one will do
+        for number, group in jobs:
+            priority, age = groups[group]
+            queue.enqueue([number], priority=priority, run_at=now - timedelta(minutes=age))
+        with ExitStack() as workers:
+            claims = [
+                queue.claim(workers.enter_context(queue.session()), n) for n in (2, 2, 10, ALL)
+            ]
+            claimed = [job.number for jobs in claims for job in jobs]
+        assert claimed == [
+            number for number, _ in sorted(jobs, key=lambda job: (job[1], queue.key(job[0])))
+        ]
+
+    def test_a_job_waits_until_it_is_due(self, queue: QueueUnderTest) -> None:
+        """A job whose time has not come is not handed out, and does not stand before the others."""
+        tomorrow = queue.execute("SELECT now() + interval '1 day'")
+        queue.enqueue([0], run_at=tomorrow, priority=-1)
+        queue.enqueue([1])
+        assert queue.claimable() == [1]
+
+    def test_a_job_that_comes_due_during_a_transaction_is_claimed(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """Due is judged at the time of the statement, not of the transaction's start."""
+        with queue.session() as session:
+            session.execute(sa.select(sa.func.now()))
+            queue.enqueue(1)
+            assert numbers_of(session.scalars(claim(queue.Job, 1))) == [0]
+
+    def test_no_time_of_the_client_reaches_the_database(self, queue: QueueUnderTest) -> None:
+        """Clocks of workers differ; whoever compares their times with each other runs jobs early."""
+        queue.enqueue(3)
+        sent: list[Any] = []
+
+        def note(*event: Any) -> None:
+            sent.append(event[3])
+
+        sa.event.listen(queue.engine, "before_cursor_execute", note)
+        try:
+            with queue.session() as session:
+                jobs = queue.claim(session)
+                session.execute(complete(jobs[0]))
+                session.execute(retry(jobs[1], delay=HOUR))
+                session.execute(release(jobs[2], delay=HOUR))
+                session.commit()
+        finally:
+            sa.event.remove(queue.engine, "before_cursor_execute", note)
+        if queue.keeps_rows:
+            assert not [value for value in _flat(sent) if isinstance(value, date)]
+        assert queue.claimable() == []
+
+    def test_a_filter_chooses_among_the_jobs(self, queue: QueueUnderTest) -> None:
+        """The others stay claimable."""
+        queue.enqueue([0, 1, 2], payload="this")
+        queue.enqueue([3, 4, 5], payload="that")
+        chosen = sa.select(queue.Job).where(queue.Job.payload == "that")
+        with queue.session() as session, queue.session() as another:
+            assert numbers_of(queue.claim(session, 2, chosen)) == [3, 4]
+            assert numbers_of(queue.claim(another)) == [0, 1, 2, 5]
+
+    @pytest.mark.parametrize("condition", ["join", "exists", "two tables in where"])
+    def test_a_filter_may_use_a_second_table(
+        self, queue: QueueUnderTest, condition: str
+    ) -> None:
+        """And takes exactly the jobs that it says, however it says so."""
+        Job, Owner = queue.Job, queue.Owner  # noqa: N806 - they are classes
+        queue.enqueue([0, 1, 4, 5], owner_id=1)
+        queue.enqueue([2, 3, 6, 7], owner_id=2)
+        chosen = {
+            "join": queue.of_vips(),
+            "exists": sa.select(Job).where(Job.owner.has(Owner.vip)),
+            "two tables in where": sa.select(Job).where(Job.owner_id == Owner.id, Owner.vip),
+        }[condition]
+        with queue.session() as session, queue.session() as another:
+            assert numbers_of(queue.claim(session, 3, chosen)) == [0, 1, 4]
+            assert numbers_of(queue.claim(another)) == [2, 3, 5, 6, 7]
+
+    def test_a_claimed_instance_shows_its_run(self, queue: QueueUnderTest) -> None:
+        """A handler reads the same under every strategy: it is processing, for the first time."""
+        queue.enqueue(2, payload="text")
+        with queue.session() as session:
+            for job in queue.claim(session):
+                assert job.attempts == 1
+                assert job.payload == "text"
+                if queue.has_status:
+                    assert job.status == "processing"
+
+    def test_an_instance_that_the_session_knew_shows_its_run_as_well(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """What was loaded earlier is out of date the moment the job is claimed."""
+        queue.enqueue(1, payload="old")
+        with queue.session() as session:
+            known = session.scalars(sa.select(queue.Job)).one()
+            queue.execute(sa.update(queue.Job).values(payload="new"))
+            (job,) = session.scalars(claim(queue.Job, 1)).all()
+            assert (job.payload, job.attempts) == ("new", 1)
+            if queue.keeps_rows:
+                assert job is known
+
+    def test_related_rows_can_be_loaded_with_the_claim(self, queue: QueueUnderTest) -> None:
+        """Loader options, on the select or on the claim."""
+        if not queue.keeps_rows:
+            pytest.skip("an instance whose row is gone cannot load what it refers to")
+        queue.enqueue(4, owner_id=1)
+        load = selectinload(queue.Job.owner)
+        with queue.session() as session:
+            first = session.scalars(claim(queue.only(0, 1).options(load), 2)).all()
+            second = session.scalars(claim(queue.only(2, 3), 2).options(load)).all()
+            for job in (*first, *second):
+                assert "owner" in job.__dict__
+                assert job.owner.vip
+
+    def test_a_job_without_an_attempt_left_is_claimed_when_it_waits(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """The limit is judged when a run ends: who makes a job wait again wants it to run."""
+        queue.enqueue(1, attempts=99)
+        assert queue.claimable() == [0]
+
+    def test_a_claim_that_is_rolled_back_never_was(self, queue: QueueUnderTest) -> None:
+        """The jobs are there again, with no attempt counted."""
+        queue.enqueue(3)
+        with queue.session() as session:
+            assert len(session.scalars(claim(queue.Job, ALL)).all()) == 3
+            session.rollback()
+            assert sorted(queue.claimable()) == [0, 1, 2]
+            assert [queue.attempts(number) for number in range(3)] == [0, 0, 0]
+
+
+def _flat(values: Any) -> list[Any]:
+    if isinstance(values, dict):
+        return [inner for value in values.values() for inner in _flat(value)]
+    if isinstance(values, list | tuple):
+        return [inner for value in values for inner in _flat(value)]
+    return [values]

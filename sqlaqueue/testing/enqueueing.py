@@ -1,0 +1,226 @@
+"""Every way in which a row can come to wait, and every edit of a waiting row, reaches the claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from sqlaqueue import complete, fail
+from sqlaqueue.testing.queue import QueueUnderTest, numbers_of
+
+
+def _needs_a_status(queue: QueueUnderTest) -> None:
+    if not queue.has_status:
+        pytest.skip("a row without a state waits as long as it exists")
+
+
+def _columns(queue: QueueUnderTest) -> str:
+    return ", ".join(queue.values(0))
+
+
+def _row(queue: QueueUnderTest, number: int) -> str:
+    return ", ".join(f"'{value}'" for value in queue.values(number).values())
+
+
+class EnqueueingConformance:
+    """Whoever writes: the ORM, bulk inserts, plain SQL."""
+
+    def test_session_add(self, queue: QueueUnderTest) -> None:
+        """In the caller's transaction: nothing before the commit, all of it afterwards."""
+        with queue.session() as session:
+            session.add_all([queue.Job(**queue.values(number)) for number in range(3)])
+            session.flush()
+            assert queue.claimable() == []
+            session.commit()
+        assert sorted(queue.claimable()) == [0, 1, 2]
+
+    def test_a_job_can_be_claimed_in_the_transaction_that_added_it(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """As one's own writes are visible anywhere else."""
+        with queue.session() as session:
+            session.add(queue.Job(**queue.values(0)))
+            session.flush()
+            assert numbers_of(queue.claim(session)) == [0]
+
+    def test_a_rolled_back_job_was_never_there(self, queue: QueueUnderTest) -> None:
+        """Not even as an idle message."""
+        with queue.session() as session:
+            session.add(queue.Job(**queue.values(0)))
+            session.flush()
+            session.rollback()
+        assert queue.claimable() == []
+
+    def test_bulk_insert(self, queue: QueueUnderTest) -> None:
+        """By the ORM, and by the table."""
+        with queue.session() as session:
+            session.execute(sa.insert(queue.Job), [queue.values(n) for n in range(20)])
+            table = queue.Job.__table__
+            session.execute(sa.insert(table), [queue.values(n) for n in range(20, 40)])
+            session.commit()
+        assert sorted(queue.claimable()) == list(range(40))
+
+    def test_insert_from_select(self, queue: QueueUnderTest) -> None:
+        """One statement, many jobs."""
+        table = queue.Job.__table__
+        numbers = sa.func.generate_series(100, 119).column_valued("number")
+        keys = {"tenant": sa.literal("c"), "id": numbers} if queue.composite else {"id": numbers}
+        rows = sa.select(*keys.values(), numbers)
+        queue.execute(sa.insert(table).from_select([*keys, "number"], rows))
+        assert sorted(queue.claimable()) == list(range(100, 120))
+
+    def test_plain_sql(self, queue: QueueUnderTest) -> None:
+        """The defaults are the database's."""
+        for number in range(3):
+            queue.execute(
+                f"INSERT INTO conformance_job ({_columns(queue)}) VALUES ({_row(queue, number)})"  # noqa: S608 - our own words
+            )
+        with queue.session() as session:
+            assert [job.attempts for job in queue.claim(session)] == [1, 1, 1]
+
+    def test_copy(self, queue: QueueUnderTest) -> None:
+        """The fastest way in, past everything that SQLAlchemy could notice."""
+        lines = "".join("\t".join(map(str, queue.values(n).values())) + "\n" for n in range(30))
+        command = f"COPY conformance_job ({_columns(queue)}) FROM STDIN"
+        _copy(queue, command, lines)
+        assert sorted(queue.claimable()) == list(range(30))
+
+    def test_on_conflict_do_nothing(self, queue: QueueUnderTest) -> None:
+        """A key that is there already is no second job."""
+        queue.enqueue(2)
+        insert = postgresql.insert(queue.Job.__table__).on_conflict_do_nothing()
+        queue.execute(insert.values([queue.values(number) for number in range(4)]))
+        assert sorted(queue.claimable()) == [0, 1, 2, 3]
+
+    def test_on_conflict_do_update(self, queue: QueueUnderTest) -> None:
+        """A finished job waits again, a waiting one waits on, once."""
+        queue.enqueue(2)
+        if queue.keeps_rows:
+            queue.run(complete, 0)
+        insert = postgresql.insert(queue.Job.__table__)
+        insert = insert.values([queue.values(number) for number in range(3)])
+        changes: dict[str, Any] = {"status": "pending"} if queue.has_status else {"payload": "x"}
+        keys = [key.name for key in queue.Job.__table__.primary_key]
+        queue.execute(insert.on_conflict_do_update(index_elements=keys, set_=changes))
+        assert sorted(queue.claimable()) == [0, 1, 2]
+
+    def test_merge(self, queue: QueueUnderTest) -> None:
+        """The standard's way to do either."""
+        queue.enqueue([0, 1], priority=1)
+        keys = " AND ".join(
+            f"job.{key.name} = new.{key.name}" for key in queue.Job.__table__.primary_key
+        )
+        names = list(queue.values(0))
+        rows = ", ".join(f"({_row(queue, number)})" for number in (1, 2))
+        casts = ", ".join("text" if name == "tenant" else "int" for name in names).split(", ")
+        new = ", ".join(f"new.{name}::{cast}" for name, cast in zip(names, casts, strict=True))
+        keys = keys.replace("new.id", "new.id::int")
+        queue.execute(
+            f"MERGE INTO conformance_job AS job USING (VALUES {rows}) AS new ({_columns(queue)})"
+            f" ON {keys} WHEN MATCHED THEN UPDATE SET priority = 0"
+            f" WHEN NOT MATCHED THEN INSERT ({_columns(queue)}) VALUES ({new})"
+        )
+        assert sorted(queue.claimable()) == [0, 1, 2]
+        assert queue.claimable()[-1] == 0
+
+    def test_a_row_that_is_inserted_as_finished_is_no_job(self, queue: QueueUnderTest) -> None:
+        """An import of old rows starts nothing."""
+        _needs_a_status(queue)
+        for number, status in enumerate(["completed", "failed", "cancelled"]):
+            queue.enqueue([number], status=status)
+        assert queue.claimable() == []
+
+    def test_requeueing_by_plain_sql(self, queue: QueueUnderTest) -> None:
+        """One UPDATE of the state; the job gets one more run, whatever it has behind it."""
+        _needs_a_status(queue)
+        queue.enqueue(3)
+        queue.run(fail, 0, 1)
+        queue.execute("UPDATE conformance_job SET status = 'pending' WHERE number = 0")
+        assert sorted(queue.claimable()) == [0, 2]
+        queue.run(complete, 0)
+        assert queue.state(0) == "completed"
+
+    def test_ending_by_plain_sql(self, queue: QueueUnderTest) -> None:
+        """One UPDATE of the state; also of all at once."""
+        _needs_a_status(queue)
+        queue.enqueue(4)
+        queue.execute("UPDATE conformance_job SET status = 'cancelled' WHERE number = 0")
+        assert sorted(queue.claimable()) == [1, 2, 3]
+        queue.execute("UPDATE conformance_job SET status = 'completed'")
+        assert queue.claimable() == []
+
+    def test_deleting_by_plain_sql(self, queue: QueueUnderTest) -> None:
+        """A deleted row is no job any more, and its key may be used anew."""
+        queue.enqueue(3)
+        queue.execute("DELETE FROM conformance_job WHERE number IN (0, 1)")
+        assert queue.claimable() == [2]
+        queue.enqueue([0])
+        assert sorted(queue.claimable()) == [0, 2]
+
+    def test_truncate(self, queue: QueueUnderTest) -> None:
+        """The queue is empty, and works."""
+        queue.enqueue(3)
+        queue.execute("TRUNCATE conformance_job CASCADE")
+        assert queue.claimable() == []
+        queue.enqueue(2)
+        assert sorted(queue.claimable()) == [0, 1]
+
+    def test_an_edited_priority_reaches_the_claim(self, queue: QueueUnderTest) -> None:
+        """By plain SQL, for one job and for many."""
+        queue.enqueue([0, 2, 4, 6])
+        queue.execute("UPDATE conformance_job SET priority = -1 WHERE number = 6")
+        assert queue.claimable() == [6, 0, 2, 4]
+        queue.execute("UPDATE conformance_job SET priority = -number")
+        assert queue.claimable() == [6, 4, 2, 0]
+
+    def test_an_edited_time_reaches_the_claim(self, queue: QueueUnderTest) -> None:
+        """Putting off as bringing forward."""
+        queue.enqueue([0, 2, 4])
+        queue.execute(
+            "UPDATE conformance_job SET run_at = now() + interval '1 day' WHERE number = 0"
+        )
+        assert queue.claimable() == [2, 4]
+        queue.execute(
+            "UPDATE conformance_job SET run_at = now() - interval '1 day' WHERE number IN (0, 4)"
+        )
+        assert queue.claimable() == [0, 4, 2]
+
+    def test_an_edited_key_reaches_the_claim(self, queue: QueueUnderTest) -> None:
+        """Also when two jobs swap theirs in one statement."""
+        queue.enqueue([0, 2, 4])
+        queue.execute("UPDATE conformance_job SET id = id + 1000 WHERE number = 0")
+        with queue.session() as session:
+            jobs = queue.claim(session)
+            assert numbers_of(jobs) == [0, 2, 4]
+            assert len(session.scalars(complete(jobs)).all()) == 3
+            session.commit()
+        assert queue.claimable() == []
+
+    def test_a_key_edited_together_with_everything_else(self, queue: QueueUnderTest) -> None:
+        """A shift by which every job takes the key of another one."""
+        queue.enqueue([0, 2, 4])
+        step = 1 if queue.composite else 2
+        # Unique keys are checked row by row: the long way round, through negative ones.
+        with queue.engine.begin() as connection:
+            for text in ("id = -id - 1", f"id = -id - 1 + {step}, priority = -number"):
+                connection.execute(sa.text(f"UPDATE conformance_job SET {text}"))
+        assert queue.claimable() == [4, 2, 0]
+
+
+def _copy(queue: QueueUnderTest, command: str, lines: str) -> None:
+    connection = queue.engine.raw_connection()
+    try:
+        cursor: Any = connection.cursor()
+        if hasattr(cursor, "copy_expert"):
+            import io
+
+            cursor.copy_expert(command, io.StringIO(lines))
+        else:
+            with cursor.copy(command) as copy:
+                copy.write(lines)
+        connection.commit()
+    finally:
+        connection.close()

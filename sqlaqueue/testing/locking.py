@@ -1,0 +1,172 @@
+"""A claim never waits for a lock, passes over what others hold, and holds up nobody itself.
+
+A queue that waits stands still behind the one row that somebody works on in a long transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import cancel, claim, complete, fail, purge, reconcile, release, requeue, retry
+from sqlaqueue.testing.queue import QueueUnderTest, numbers_of
+
+Lock = Callable[[QueueUnderTest, Session], Any]
+
+
+def _row_lock(clause: str) -> Lock:
+    return lambda _, session: session.execute(
+        sa.text(f"SELECT * FROM conformance_job WHERE number = 0 FOR {clause}")  # noqa: S608 - our own words
+    )
+
+
+def _write(**values: Any) -> Lock:
+    return lambda queue, session: session.execute(
+        sa.update(queue.Job).where(queue.Job.number == 0).values(values)
+    )
+
+
+LOCKS: dict[str, Lock] = {
+    "another claim": lambda queue, session: session.scalars(claim(queue.only(0), 1)).all(),
+    "cancel()": lambda queue, session: session.execute(cancel(queue.only(0))),
+    "an UPDATE of the job": _write(payload="edited"),
+    "an UPDATE of its priority": _write(priority=-5),
+    "an UPDATE of its time": _write(run_at=sa.func.now() - sa.text("interval '1 day'")),
+    "a DELETE of the job": lambda queue, session: session.execute(
+        sa.delete(queue.Job).where(queue.Job.number == 0)
+    ),
+    "FOR UPDATE": _row_lock("UPDATE"),
+    "FOR NO KEY UPDATE": _row_lock("NO KEY UPDATE"),
+    "FOR SHARE": _row_lock("SHARE"),
+}
+"""What makes job 0 somebody else's until the transaction ends."""
+
+SHARED_KEYS: dict[str, Lock] = {
+    "a child row's foreign key": lambda queue, session: session.execute(
+        sa.insert(queue.Note.__table__).values(
+            {name: value for name, value in queue.values(0).items() if name != "number"}
+        )
+    ),
+    "FOR KEY SHARE": _row_lock("KEY SHARE"),
+}
+"""What only keeps job 0 from losing its key."""
+
+SETTLEMENTS: dict[str, Callable[[list[Any]], Any]] = {
+    "complete": complete,
+    "retry": retry,
+    "fail": fail,
+    "release": release,
+}
+
+
+class LockingConformance:
+    """Each lock that the library or a user's ordinary statement takes, against each verb."""
+
+    @pytest.mark.parametrize("lock", LOCKS)
+    def test_a_claim_passes_over_a_locked_job(self, queue: QueueUnderTest, lock: str) -> None:
+        """It takes the others, at once."""
+        queue.enqueue(4)
+        with queue.session() as holder, queue.impatient() as session:
+            LOCKS[lock](queue, holder)
+            assert numbers_of(session.scalars(claim(queue.Job, 10))) == [1, 2, 3]
+
+    @pytest.mark.parametrize("lock", SHARED_KEYS)
+    def test_a_claim_takes_a_job_to_which_a_child_row_refers(
+        self, queue: QueueUnderTest, lock: str
+    ) -> None:
+        """Writing a child row takes no job away; only where the claim deletes the row it has to."""
+        queue.enqueue(4)
+        with queue.session() as holder, queue.impatient() as session:
+            SHARED_KEYS[lock](queue, holder)
+            taken = [0, 1, 2, 3] if queue.keeps_rows else [1, 2, 3]
+            assert numbers_of(session.scalars(claim(queue.Job, 10))) == taken
+
+    def test_a_claim_does_not_wait_for_the_second_table_of_its_filter(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """Only the jobs are locked: a locked owner neither stops nor hides them."""
+        queue.enqueue(4, owner_id=1)
+        with queue.session() as holder, queue.impatient() as session:
+            holder.execute(sa.select(queue.Owner).with_for_update())
+            assert numbers_of(session.scalars(claim(queue.of_vips(), 10))) == [0, 1, 2, 3]
+
+    def test_a_claim_does_not_lock_the_second_table_of_its_filter(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """The owner of a running job can be changed."""
+        queue.enqueue(4, owner_id=1)
+        with queue.session() as session, queue.impatient() as user:
+            session.scalars(claim(queue.of_vips(), 10)).all()
+            user.execute(sa.update(queue.Owner).values(vip=True))
+
+    def test_a_claim_does_not_wait_for_locks_in_the_side_tables(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """What the strategy stores beside the jobs is the user's to look at, with a lock as well."""
+        queue.enqueue(4)
+        queue.run(fail, 3)
+        with queue.session() as holder, queue.impatient() as session:
+            for table in queue.models.base.metadata.sorted_tables:
+                if not table.name.startswith("conformance_"):
+                    holder.execute(sa.select(table).with_for_update())
+            claimed = numbers_of(session.scalars(claim(queue.Job, 10)))
+            assert claimed in ([], [0, 1, 2])
+
+    def test_a_claim_holds_up_no_child_rows(self, queue: QueueUnderTest) -> None:
+        """As long as the job's row exists, rows that refer to it can be written while it runs."""
+        if not queue.keeps_rows:
+            pytest.skip("the claim deletes the row, so nothing can refer to it any more")
+        queue.enqueue(1)
+        with queue.session() as session, queue.impatient() as user:
+            session.scalars(claim(queue.Job, 1)).all()
+            SHARED_KEYS["a child row's foreign key"](queue, user)
+
+    @pytest.mark.parametrize("verb", SETTLEMENTS)
+    def test_settling_does_not_wait_for_child_rows(
+        self, queue: QueueUnderTest, verb: str
+    ) -> None:
+        """Nor does a run end later because somebody writes a row that refers to the job."""
+        if not queue.keeps_rows:
+            pytest.skip("the claim deletes the row, so nothing can refer to it any more")
+        queue.enqueue(1)
+        with queue.impatient() as session, queue.session() as user:
+            jobs = queue.claim(session)
+            SHARED_KEYS["a child row's foreign key"](queue, user)
+            assert session.scalars(SETTLEMENTS[verb](jobs)).all() == [queue.key(0)]
+
+    @pytest.mark.parametrize("lock", LOCKS)
+    def test_cancel_does_not_wait(self, queue: QueueUnderTest, lock: str) -> None:
+        """A locked job may be running for hours; it is asked to stop, the others are cancelled."""
+        queue.enqueue(4)
+        with queue.session() as holder, queue.impatient() as session:
+            LOCKS[lock](queue, holder)
+            assert set(session.scalars(cancel(queue.Job))) == queue.keys(1, 2, 3)
+            session.commit()
+        assert [queue.state(number) for number in (1, 2, 3)] == ["cancelled"] * 3
+        assert queue.state(0) == "pending"
+
+    @pytest.mark.parametrize("lock", LOCKS)
+    def test_reconcile_does_not_wait(self, queue: QueueUnderTest, lock: str) -> None:
+        """It finds nothing to mend in what somebody is working on."""
+        queue.enqueue(4)
+        with queue.session() as holder, queue.impatient() as session:
+            LOCKS[lock](queue, holder)
+            assert session.scalars(reconcile(queue.Job)).all() == []
+            session.commit()
+            holder.rollback()
+        assert sorted(queue.claimable()) == [0, 1, 2, 3]
+
+    def test_purge_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
+        """A finished job that somebody requeues is not deleted, and does not hold up the others."""
+        queue.enqueue(3)
+        queue.run(fail, 0, 1, 2)
+        with queue.session() as holder, queue.impatient() as session:
+            holder.execute(requeue(queue.only(0)))
+            assert set(session.scalars(purge(queue.Job))) == queue.keys(1, 2)
+            session.commit()
+            holder.commit()
+        assert queue.claimable() == [0]

@@ -1,0 +1,92 @@
+"""A claim takes what it should under every plan that PostgreSQL may choose.
+
+A subquery with LIMIT and a lock that a join runs again takes other rows each time. Which plan it takes to
+see that depends on statistics, settings and versions, so the planner is pushed from one plan to the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import claim
+from sqlaqueue.testing.queue import ALL, QueueUnderTest
+
+N = 3
+"""Jobs to claim under each plan."""
+
+_COMBINATIONS = [
+    ("enable_hashjoin", "enable_mergejoin"),
+    ("enable_hashjoin", "enable_mergejoin", "enable_material"),
+    ("enable_hashjoin", "enable_mergejoin", "enable_material", "enable_memoize"),
+    ("enable_hashjoin", "enable_mergejoin", "enable_material", "enable_hashagg", "enable_sort"),
+    ("enable_hashjoin", "enable_mergejoin", "enable_material", "enable_indexscan", "enable_bitmapscan"),
+    ("enable_nestloop", "enable_mergejoin"),
+    ("enable_nestloop", "enable_hashjoin"),
+    ("enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan"),
+]
+
+
+def _plans(queue: QueueUnderTest) -> Iterator[tuple[str, ...]]:
+    """Each switch of the planner by itself, then those that together leave only one way to join."""
+    yield ()
+    with queue.engine.connect() as connection:
+        names = connection.scalars(sa.text("SELECT name FROM pg_settings WHERE name ~ '^enable_'"))
+        known = sorted(names)
+    yield from ((name,) for name in known)
+    yield from (names for names in _COMBINATIONS if set(names) <= set(known))
+
+
+def _prepare_at_once(session: Session) -> None:
+    """Let the driver prepare statements when they first come: only those can have a generic plan."""
+    driver: Any = session.connection().connection.driver_connection
+    if hasattr(driver, "prepare_threshold"):
+        driver.prepare_threshold = 0
+
+
+class PlanningConformance:
+    """With and without a second table in the filter, with and without statistics."""
+
+    @pytest.mark.parametrize("cache", ["force_custom_plan", "force_generic_plan"])
+    @pytest.mark.parametrize("filtered", [False, True], ids=["all-jobs", "second-table"])
+    def test_a_claim_is_right_under_every_plan(
+        self, queue: QueueUnderTest, cache: str, *, filtered: bool
+    ) -> None:
+        """Exactly n jobs, in order, and nobody else's view of the others is changed."""
+        queue.enqueue(range(0, 40, 2), owner_id=1)
+        queue.enqueue(range(1, 41, 2), owner_id=2)
+        queue.execute("ANALYZE")
+        self._check(queue, cache, filtered=filtered)
+
+    @pytest.mark.parametrize("cache", ["force_custom_plan", "force_generic_plan"])
+    @pytest.mark.parametrize("filtered", [False, True], ids=["all-jobs", "second-table"])
+    def test_a_claim_is_right_without_statistics(
+        self, queue: QueueUnderTest, cache: str, *, filtered: bool
+    ) -> None:
+        """A table that nobody has analysed is planned for as if it were of some usual size."""
+        for table in queue.models.base.metadata.sorted_tables:
+            queue.execute(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
+        queue.enqueue(range(0, 40, 2), owner_id=1)
+        queue.enqueue(range(1, 41, 2), owner_id=2)
+        self._check(queue, cache, filtered=filtered)
+
+    @staticmethod
+    def _check(queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
+        wanted = queue.of_vips() if filtered else sa.select(queue.Job)
+        order = [number for number in queue.claimable() if number % 2 == 0 or not filtered]
+        for switched_off in _plans(queue):
+            with queue.session() as session, queue.session() as another:
+                _prepare_at_once(session)
+                session.execute(sa.text(f"SET LOCAL plan_cache_mode = {cache}"))
+                for name in switched_off:
+                    session.execute(sa.text(f"SET LOCAL {name} = off"))
+                jobs = session.scalars(claim(wanted, N)).all()
+                claimed = [job.number for job in jobs]
+                assert claimed == order[:N], f"claimed {claimed} without {switched_off}"
+                # What the claim has locked or written beyond the jobs that it returned.
+                left = len(another.scalars(claim(queue.Job, ALL)).all())
+                assert left == 40 - N, f"{left} of {40 - N} others are left without {switched_off}"

@@ -1,0 +1,323 @@
+"""The queue that the suite works on, and the hands with which it does so.
+
+A job is known to the tests by its ``number``. The number is not its key: keys are built from it so that
+jobs share parts of a composite key, and a statement that compares only one part takes the wrong job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, relationship, sessionmaker
+
+from sqlaqueue import QueueConfig, QueueMixin, claim, purge
+from sqlaqueue.config import FINISHED
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.strategies import ClaimStrategy
+
+HOUR = 3600
+DEADLINE = 60
+"""Seconds until the suite gives up on something that must happen."""
+
+ALL = 1000
+"""More jobs than a test enqueues, unless it says so."""
+
+_GATE = 7_219_402
+_BROKEN = f"SET LOCAL lock_timeout = '{DEADLINE // 3}s'"
+_IMPATIENT = "SET LOCAL lock_timeout = '100ms'"
+
+
+class Models(NamedTuple):
+    """The mapped classes of one queue under test."""
+
+    base: type[DeclarativeBase]
+    job: Any
+    owner: Any
+    """A second table for filters: each job belongs to one owner, or to nobody."""
+    note: Any
+    """A child table, whose rows refer to a job."""
+
+
+@lru_cache(maxsize=64)
+def _make_models(
+    strategy: str | ClaimStrategy, columns: tuple[tuple[str, str | None], ...], *, composite: bool
+) -> Models:
+    class Base(DeclarativeBase):
+        pass
+
+    class Owner(Base):
+        __tablename__ = "conformance_owner"
+        id = mapped_column(sa.Integer(), primary_key=True, autoincrement=False)
+        vip = mapped_column(sa.Boolean(), nullable=False)
+
+    class Keyed(Base):
+        __abstract__ = True
+        if composite:
+            tenant = mapped_column(sa.String(10), primary_key=True)
+        id = mapped_column(sa.Integer(), primary_key=True, autoincrement=False)
+
+    class Job(QueueMixin, Keyed):
+        __tablename__ = "conformance_job"
+        __queue__ = QueueConfig(
+            strategy=strategy, columns=dict(columns), max_attempts=3, lease=HOUR
+        )
+        number = mapped_column(sa.Integer(), nullable=False)
+        payload = mapped_column(sa.Text())
+        owner_id = mapped_column(sa.ForeignKey(Owner.id))
+        owner = relationship(Owner)
+
+    keys = [column.name for column in sa.inspect(Job).primary_key]
+
+    class Note(Base):
+        __table__ = sa.Table(
+            "conformance_note",
+            Base.metadata,
+            sa.Column("note_id", sa.Integer(), primary_key=True),
+            *(sa.Column(key, spec_of(Job).table.c[key].type, nullable=False) for key in keys),
+            sa.ForeignKeyConstraint(keys, [f"conformance_job.{key}" for key in keys]),
+        )
+
+    return Models(Base, Job, Owner, Note)
+
+
+class QueueUnderTest:
+    """The tables of one queue, from entering the context to leaving it, and shorthands to work on them."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        strategy: str | ClaimStrategy,
+        columns: Mapping[str, str | None] | None = None,
+        *,
+        composite: bool = False,
+    ) -> None:
+        self.engine = engine
+        self.composite = composite
+        self.models = _make_models(
+            strategy, tuple(sorted((columns or {}).items())), composite=composite
+        )
+        self.Job, self.Owner, self.Note = self.models[1:]
+        spec = spec_of(self.Job)
+        self.strategy = spec.strategy
+        self.leased = not spec.strategy.holds_transaction
+        """Whether a claim takes effect with its commit; otherwise its transaction holds the jobs."""
+        self.keeps_rows = spec.strategy.hands_out_rows
+        """Whether the row of a claimed job still exists."""
+        self.has_status = spec.has("status")
+        self._sessions = sessionmaker(engine)
+
+    def __enter__(self) -> Self:
+        """Create the tables."""
+        metadata = self.models.base.metadata
+        metadata.drop_all(self.engine)  # what an interrupted run left behind
+        metadata.create_all(self.engine)
+        with self._sessions.begin() as session:
+            session.add_all([self.Owner(id=1, vip=True), self.Owner(id=2, vip=False)])
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Drop the tables, even if a failed test has left somebody waiting in one of them."""
+        with self.engine.begin() as connection:
+            connection.execute(
+                sa.text(
+                    "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+                    " WHERE locktype = 'relation' AND relation = ANY(:tables) AND pid <> pg_backend_pid()"
+                ),
+                {"tables": self._table_ids(connection)},
+            )
+        self.models.base.metadata.drop_all(self.engine)
+
+    def _table_ids(self, connection: sa.Connection) -> Sequence[int]:
+        names = [table.name for table in self.models.base.metadata.sorted_tables]
+        ids = sa.text("SELECT oid FROM pg_class WHERE relname = ANY(:names) AND relkind = 'r'")
+        return connection.scalars(ids, {"names": names}).all()
+
+    # -- sessions ------------------------------------------------------------------------------------
+
+    @contextmanager
+    def session(self, *, first: str = _BROKEN) -> Iterator[Session]:
+        """A session on a connection of its own; what it did not commit is undone in the end.
+
+        A strategy that waits where it must not runs into a timeout instead of hanging the suite.
+        """
+        with self._sessions() as session:
+
+            def after_begin(_: Session, __: Any, connection: sa.Connection) -> None:
+                connection.exec_driver_sql(first)
+
+            sa.event.listen(session, "after_begin", after_begin)
+            yield session
+
+    @contextmanager
+    def impatient(self) -> Iterator[Session]:
+        """A session that gives up after 100 ms of waiting for a lock."""
+        with self.session(first=_IMPATIENT) as session:
+            yield session
+
+    # -- jobs ----------------------------------------------------------------------------------------
+
+    def key(self, number: int) -> Any:
+        """Return the key of a job, as the verbs return it."""
+        return tuple(self._key(number).values()) if self.composite else number
+
+    def keys(self, *numbers: int) -> set[Any]:
+        """Return the keys of some jobs."""
+        return {self.key(number) for number in numbers}
+
+    def _key(self, number: int) -> dict[str, Any]:
+        if self.composite:
+            return {"tenant": "ab"[number % 2], "id": number // 2}
+        return {"id": number}
+
+    def values(self, number: int, **values: Any) -> dict[str, Any]:
+        """Return the column values of a new job."""
+        return {**self._key(number), "number": number, **values}
+
+    def enqueue(self, numbers: int | Iterable[int], **values: Any) -> None:
+        """Add jobs and commit: numbers from 0 on, or those that are given."""
+        if isinstance(numbers, int):
+            numbers = range(numbers)
+        with self._sessions.begin() as session:
+            session.add_all([self.Job(**self.values(number, **values)) for number in numbers])
+
+    def only(self, *numbers: int) -> sa.Select[Any]:
+        """Return the select of some jobs."""
+        return sa.select(self.Job).where(self.Job.number.in_(numbers))
+
+    def of_vips(self) -> sa.Select[Any]:
+        """Return the select of the jobs whose owner is a VIP: a condition on a second table."""
+        return sa.select(self.Job).join(self.Job.owner).where(self.Owner.vip)
+
+    def claim(self, session: Session, n: int = ALL, of: sa.Select[Any] | None = None) -> list[Any]:
+        """Claim jobs, so that the claim is in effect for everybody: leases begin with the commit."""
+        jobs = list(session.execute(claim(self.Job if of is None else of, n)).scalars())
+        if self.leased:
+            session.commit()
+        return jobs
+
+    def run(self, verb: Callable[[list[Any]], Any], *numbers: int) -> None:
+        """Claim these jobs, end the run by ``verb``, commit."""
+        with self.session() as session:
+            jobs = self.claim(session, of=self.only(*numbers))
+            assert numbers_of(jobs) == sorted(numbers), "the jobs were not there to be claimed"
+            assert len(session.scalars(verb(jobs)).all()) == len(numbers)
+            session.commit()
+
+    def execute(self, statement: str | sa.Executable, **parameters: Any) -> Any:
+        """Execute what is no verb, by itself, and commit."""
+        with self.engine.begin() as connection:
+            if isinstance(statement, str):
+                statement = sa.text(statement)
+            result: sa.CursorResult[Any] = connection.execute(statement, parameters)
+            return result.scalar() if result.returns_rows else None
+
+    # -- what can be seen ----------------------------------------------------------------------------
+
+    def row(self, number: int) -> Mapping[str, Any] | None:
+        """Return the committed row of a job, None if it has none."""
+        table = self.Job.__table__
+        with self.engine.connect() as connection:
+            found = connection.execute(sa.select(table).where(table.c.number == number))
+            return found.mappings().one_or_none()
+
+    def state(self, number: int) -> str | None:
+        """Return the name of the state that a job is in for everybody; None if nothing is left of it.
+
+        Where rows do not tell, what ``purge()`` would delete does.
+        """
+        row = self.row(number)
+        if row is not None:
+            return str(row["status"]) if self.has_status else "pending"
+        for state in FINISHED:
+            with self.session() as session:
+                if self.key(number) in session.scalars(purge(self.Job, states=[state])).all():
+                    return state
+        return None
+
+    def attempts(self, number: int) -> int | None:
+        """Return how many attempts the committed row of a job counts."""
+        row = self.row(number)
+        return None if row is None else row["attempts"]
+
+    def claimable(self) -> list[int]:
+        """Return the numbers of the jobs that a claim would hand out now, in claim order."""
+        with self.session() as session:
+            return [job.number for job in session.scalars(claim(self.Job, ALL))]
+
+    @property
+    def completed(self) -> str | None:
+        """The state of a completed job: nothing is left of it where the claim deletes its row."""
+        return "completed" if self.keeps_rows else None
+
+    # -- races ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def gate(self) -> Iterator[Gate]:
+        """A gate before the rows of this database, closed until it is opened or the context ends."""
+        with self.engine.connect() as keeper:
+            gate = Gate(keeper)
+            gate.close()
+            try:
+                yield gate
+            finally:
+                gate.open()
+
+
+class Gate:
+    """Holds a statement in the middle: after its snapshot, before it locks a row.
+
+    A condition that waits for an advisory lock is judged while rows are scanned, so what others commit
+    meanwhile is newer than what the scan sees.
+    """
+
+    passed: sa.ColumnElement[bool] = sa.func.pg_advisory_xact_lock_shared(_GATE).is_not(None)
+    """The condition that lets a row through once the gate is open."""
+
+    def __init__(self, keeper: sa.Connection) -> None:
+        self._keeper = keeper
+        self._closed = False
+
+    def close(self) -> None:
+        """Hold up whoever arrives from now on."""
+        self._keeper.execute(sa.select(sa.func.pg_advisory_lock(_GATE)))
+        self._keeper.commit()
+        self._closed = True
+
+    def open(self) -> None:
+        """Let everybody through."""
+        if self._closed:
+            self._keeper.execute(sa.select(sa.func.pg_advisory_unlock(_GATE)))
+            self._keeper.commit()
+            self._closed = False
+
+    def await_arrival(self) -> None:
+        """Wait until somebody stands before the gate."""
+        arrived = sa.text(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = :gate AND NOT granted"
+        )
+        wait_for(lambda: bool(self._keeper.scalar(arrived, {"gate": _GATE})), self._keeper.commit)
+
+
+def wait_for(condition: Callable[[], bool], between: Callable[[], Any] = lambda: None) -> None:
+    """Wait until ``condition`` holds; far beyond what it can take, fail."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, "what the test waits for did not happen"
+        between()
+        time.sleep(0.01)
+
+
+def numbers_of(jobs: Iterable[Any]) -> list[int]:
+    """Return the numbers of some jobs, sorted."""
+    return sorted(job.number for job in jobs)

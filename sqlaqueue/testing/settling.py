@@ -1,0 +1,252 @@
+"""How a run ends: what each verb leaves behind, for one job and for many, and together with what else is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue import complete, extend, fail, release, requeue, retry
+from sqlaqueue.exc import NotClaimedError
+from sqlaqueue.testing.queue import HOUR, QueueUnderTest, numbers_of
+
+Verb = Callable[[Any], Any]
+
+VERBS: dict[str, Verb] = {"complete": complete, "retry": retry, "fail": fail, "release": release}
+
+
+class SettlingConformance:
+    """The verbs that end a run."""
+
+    def test_complete(self, queue: QueueUnderTest) -> None:
+        """The job is done, and its attempt counted."""
+        queue.enqueue(2)
+        queue.run(complete, 0)
+        assert queue.state(0) == queue.completed
+        if queue.keeps_rows:
+            row = queue.row(0) or {}
+            assert row["attempts"] == 1
+            assert row["finished_at"] is not None
+        assert queue.claimable() == [1]
+
+    def test_retry(self, queue: QueueUnderTest) -> None:
+        """The job waits again, its attempt counts, and the error is kept."""
+        queue.enqueue(2)
+        queue.run(lambda jobs: retry(jobs, error=ValueError("no luck")), 0)
+        row = queue.row(0) or {}
+        assert (queue.state(0), row["attempts"], row["finished_at"]) == ("pending", 1, None)
+        assert row["last_error"] == "ValueError: no luck"
+        assert sorted(queue.claimable()) == [0, 1]
+        with queue.session() as session:
+            (job,) = queue.claim(session, of=queue.only(0))
+            assert job.attempts == 2
+
+    def test_retry_with_a_delay(self, queue: QueueUnderTest) -> None:
+        """The job waits again, but is not due yet."""
+        queue.enqueue(2)
+        queue.run(lambda jobs: retry(jobs, delay=timedelta(hours=1)), 0)
+        assert (queue.state(0), queue.attempts(0)) == ("pending", 1)
+        assert queue.claimable() == [1]
+
+    def test_retry_at_a_moment(self, queue: QueueUnderTest) -> None:
+        """The job is due then."""
+        at = datetime(2999, 12, 31, 23, 59, tzinfo=timezone.utc)
+        queue.enqueue(2)
+        queue.run(lambda jobs: retry(jobs, at=at), 0)
+        assert (queue.row(0) or {})["run_at"] == at
+        assert queue.claimable() == [1]
+
+    def test_a_job_that_is_retried_goes_behind_those_that_waited(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """Without a delay it is due at once, and a failing head does not starve the rest."""
+        queue.enqueue(3)
+        queue.run(retry, 0)
+        assert queue.claimable()[-1] == 0
+
+    def test_fail(self, queue: QueueUnderTest) -> None:
+        """The job is a dead letter."""
+        queue.enqueue(2)
+        queue.run(lambda jobs: fail(jobs, error="beyond repair"), 0)
+        assert queue.state(0) == "failed"
+        if queue.keeps_rows:
+            row = queue.row(0) or {}
+            assert (row["attempts"], row["last_error"]) == (1, "beyond repair")
+            assert row["finished_at"] is not None
+        assert queue.claimable() == [1]
+
+    def test_release(self, queue: QueueUnderTest) -> None:
+        """The job waits again where it stood, and its attempt is given back."""
+        queue.enqueue(3)
+        before, order = queue.row(0) or {}, queue.claimable()
+        queue.run(release, 0)
+        row = queue.row(0) or {}
+        assert (queue.state(0), row["attempts"], row["run_at"]) == ("pending", 0, before["run_at"])
+        assert queue.claimable() == order
+
+    def test_release_with_a_delay(self, queue: QueueUnderTest) -> None:
+        """A snooze: the attempt is given back, and the job is due later."""
+        queue.enqueue(2)
+        queue.run(lambda jobs: release(jobs, delay=HOUR), 0)
+        assert (queue.state(0), queue.attempts(0)) == ("pending", 0)
+        assert queue.claimable() == [1]
+
+    @pytest.mark.parametrize("verb", [retry, release])
+    def test_a_delay_counts_from_the_statement(
+        self, queue: QueueUnderTest, verb: Callable[..., Any]
+    ) -> None:
+        """In a transaction that has been open for longer than the delay, the job is not due yet."""
+        queue.enqueue(1)
+        with queue.session() as session:
+            jobs = queue.claim(session)
+            session.execute(sa.select(sa.func.now(), sa.func.pg_sleep(0.3)))
+            session.execute(verb(jobs, delay=HOUR))
+            waits = session.scalar(sa.select(queue.Job.__table__.c.run_at - sa.func.now()))
+            assert waits > timedelta(seconds=HOUR + 0.3)
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_a_verb_takes_one_job_or_many_or_none(
+        self, queue: QueueUnderTest, verb: str
+    ) -> None:
+        """And returns the keys of those that it changed."""
+        queue.enqueue(5)
+        end = VERBS[verb]
+        with queue.session() as session:
+            one, *more = queue.claim(session)
+            rest = {queue.key(job.number) for job in more}
+            assert session.scalars(end(one)).all() == [queue.key(one.number)]
+            assert set(session.scalars(end(iter(more)))) == rest
+            assert session.scalars(end([])).all() == []
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_jobs_of_several_claims_are_settled_together(
+        self, queue: QueueUnderTest, verb: str
+    ) -> None:
+        """By one statement."""
+        queue.enqueue(4)
+        with queue.session() as session:
+            jobs = [
+                *queue.claim(session, of=queue.only(0, 1)),
+                *queue.claim(session, of=queue.only(2, 3)),
+            ]
+            assert set(session.scalars(VERBS[verb](jobs))) == queue.keys(0, 1, 2, 3)
+
+    def test_settling_leaves_other_jobs_alone(self, queue: QueueUnderTest) -> None:
+        """Those of the same claim, and those that share a part of the key."""
+        queue.enqueue(6)
+        with queue.session() as session:
+            jobs = queue.claim(session, of=queue.only(0, 1, 2, 3))
+            session.execute(complete([job for job in jobs if job.number in {0, 3}]))
+            session.execute(retry([job for job in jobs if job.number in {1, 2}]))
+            session.commit()
+        assert sorted(queue.claimable()) == [1, 2, 4, 5]
+
+    def test_an_instance_shows_how_its_run_ended(self, queue: QueueUnderTest) -> None:
+        """Without a refresh by hand."""
+        if not queue.has_status:
+            pytest.skip("the model has no state to show")
+        queue.enqueue(3)
+        with queue.session() as session:
+            first, second, third = queue.claim(session)
+            session.execute(complete(first))
+            session.execute(fail(second, error="why"))
+            session.execute(release(third))
+            assert (first.status, first.attempts) == ("completed", 1)
+            assert (second.status, second.last_error) == ("failed", "why")
+            assert (third.status, third.attempts) == ("pending", 0)
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_what_was_written_commits_with_the_end_of_the_run(
+        self, queue: QueueUnderTest, verb: str
+    ) -> None:
+        """Exactly once: both, or neither."""
+        queue.enqueue(1)
+        with queue.session() as session:
+            jobs = queue.claim(session)
+            session.add(queue.Owner(id=77, vip=False))
+            session.execute(VERBS[verb](jobs))
+            session.rollback()
+        assert not queue.execute(sa.select(queue.Owner.id).where(queue.Owner.id == 77))
+        if not queue.leased:
+            assert queue.claimable() == [0]
+            assert queue.attempts(0) == 0
+
+    def test_a_failing_job_is_undone_without_losing_its_batch(
+        self, queue: QueueUnderTest
+    ) -> None:
+        """A SAVEPOINT around each job."""
+        queue.enqueue(3)
+        with queue.session() as session:
+            for job in queue.claim(session):
+                nested = session.begin_nested()
+                session.add(queue.Owner(id=100 + job.number, vip=False))
+                session.flush()
+                if job.number == 1:
+                    nested.rollback()
+                    session.execute(retry(job, error="undone"))
+                else:
+                    nested.commit()
+                    session.execute(complete(job))
+            session.commit()
+        kept = sa.select(sa.func.array_agg(queue.Owner.id)).where(queue.Owner.id >= 100)
+        assert sorted(queue.execute(kept)) == [100, 102]
+        assert queue.claimable() == [1]
+        assert queue.attempts(1) == 1
+
+    def test_an_undone_end_can_be_replaced_by_another(self, queue: QueueUnderTest) -> None:
+        """What a SAVEPOINT took back has not happened."""
+        queue.enqueue(1)
+        with queue.session() as session:
+            jobs = queue.claim(session)
+            nested = session.begin_nested()
+            assert len(session.scalars(complete(jobs)).all()) == 1
+            nested.rollback()
+            assert len(session.scalars(fail(jobs)).all()) == 1
+            session.commit()
+        assert queue.state(0) == "failed"
+
+    def test_a_handler_may_change_its_own_row(self, queue: QueueUnderTest) -> None:
+        """Its unflushed changes are kept by the verb that ends the run."""
+        if not queue.keeps_rows:
+            pytest.skip("the claim deletes the row, so there is nothing to change")
+        queue.enqueue(4)
+        with queue.session() as session:
+            session.autoflush = False
+            for job, end in zip(queue.claim(session), VERBS.values(), strict=True):
+                job.payload = f"changed by {job.number}"
+                session.flush()
+                assert len(session.scalars(end(job)).all()) == 1
+            session.commit()
+        payloads = [(queue.row(number) or {})["payload"] for number in range(4)]
+        assert payloads == [f"changed by {number}" for number in range(4)]
+
+    def test_an_error_is_stored_whatever_is_in_it(self, queue: QueueUnderTest) -> None:
+        """PostgreSQL cannot store every text that Python can hold."""
+        queue.enqueue(1)
+        queue.run(lambda jobs: retry(jobs, error="null \0 and \ud800 alone"), 0)
+        assert "and" in (queue.row(0) or {})["last_error"]
+
+    @pytest.mark.parametrize("verb", [*VERBS.values(), extend])
+    def test_only_a_claimed_job_can_be_settled(self, queue: QueueUnderTest, verb: Verb) -> None:
+        """An instance from elsewhere is refused before anything is sent."""
+        queue.enqueue(1)
+        with queue.session() as session:
+            job = session.scalars(sa.select(queue.Job)).one()
+            with pytest.raises(NotClaimedError, match="claim"):
+                verb(job)
+
+    def test_requeue_starts_from_zero(self, queue: QueueUnderTest) -> None:
+        """A dead letter is brought back as if it had never run."""
+        queue.enqueue(2)
+        queue.run(retry, 0)
+        queue.run(fail, 0)
+        with queue.session() as session:
+            assert session.scalars(requeue(queue.only(0))).all() == [queue.key(0)]
+            session.commit()
+        assert (queue.state(0), queue.attempts(0)) == ("pending", 0)
+        assert sorted(queue.claimable()) == [0, 1]
+        with queue.session() as session:
+            assert numbers_of(queue.claim(session)) == [0, 1]

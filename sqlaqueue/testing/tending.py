@@ -1,0 +1,222 @@
+"""What is done to a queue from outside: cancel, requeue, purge, reconcile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue import cancel, complete, fail, purge, reconcile, release, requeue, rescue, retry
+from sqlaqueue.testing.queue import HOUR, QueueUnderTest, numbers_of
+
+Verb = Callable[[Any], Any]
+
+
+def _do(queue: QueueUnderTest, statement: Any) -> set[Any]:
+    """Execute a verb by itself; return the keys that it changed."""
+    with queue.session() as session:
+        keys = session.scalars(statement).all()
+        session.commit()
+    assert len(keys) == len(set(keys)), "a key came back twice"
+    return set(keys)
+
+
+def _finish(queue: QueueUnderTest) -> None:
+    """Bring jobs 0 to 2 to the three ends; 3 to 5 go on waiting."""
+    queue.enqueue(6)
+    queue.run(complete, 0)
+    queue.run(fail, 1)
+    assert _do(queue, cancel(queue.only(2))) == queue.keys(2)
+
+
+class TendingConformance:
+    """Each verb on waiting, running and finished jobs."""
+
+    def test_cancel_ends_waiting_jobs(self, queue: QueueUnderTest) -> None:
+        """Those that the filter chooses."""
+        queue.enqueue(4)
+        queue.run(retry, 0)
+        assert _do(queue, cancel(queue.only(0, 3))) == queue.keys(0, 3)
+        assert (queue.state(0), queue.state(3)) == ("cancelled", "cancelled")
+        if queue.keeps_rows:
+            assert queue.attempts(0) == 1
+            assert (queue.row(0) or {})["finished_at"] is not None
+        assert sorted(queue.claimable()) == [1, 2]
+
+    @pytest.mark.parametrize("verb", [cancel, requeue])
+    def test_a_verb_takes_instances_as_well(self, queue: QueueUnderTest, verb: Verb) -> None:
+        """One, or many; those that it does not concern are left alone."""
+        queue.enqueue(4)
+        with queue.session() as session:
+            jobs = session.scalars(sa.select(queue.Job).order_by(queue.Job.number)).all()
+            assert session.scalars(cancel(jobs[0])).all() == [queue.key(0)]
+            if verb is cancel:
+                assert set(session.scalars(cancel(jobs[:2]))) == queue.keys(1)
+            else:
+                assert set(session.scalars(requeue(jobs[:2]))) == queue.keys(0)
+            assert session.scalars(verb([])).all() == []
+
+    def test_cancel_takes_the_whole_queue(self, queue: QueueUnderTest) -> None:
+        """And finished jobs stay as they are."""
+        _finish(queue)
+        assert _do(queue, cancel(queue.Job)) == queue.keys(3, 4, 5)
+        assert queue.state(0) == queue.completed
+        assert [queue.state(n) for n in range(1, 6)] == ["failed", *["cancelled"] * 4]
+
+    def test_cancel_asks_a_running_job_to_stop(self, queue: QueueUnderTest) -> None:
+        """It changes nothing in what is running: the run ends as its worker says."""
+        queue.enqueue(2)
+        with queue.session() as session:
+            jobs = queue.claim(session, of=queue.only(0))
+            assert _do(queue, cancel(queue.Job)) == queue.keys(1)
+            assert session.scalars(complete(jobs)).all() == [queue.key(0)]
+            session.commit()
+        assert (queue.state(0), queue.state(1)) == (queue.completed, "cancelled")
+
+    def test_cancel_twice(self, queue: QueueUnderTest) -> None:
+        """The second time there is nothing left to do, for the asked and for the cancelled."""
+        queue.enqueue(2)
+        with queue.session() as session:
+            queue.claim(session, of=queue.only(0))
+            assert _do(queue, cancel(queue.Job)) == queue.keys(1)
+            assert _do(queue, cancel(queue.Job)) == set()
+
+    def test_requeue_brings_back_what_is_finished(self, queue: QueueUnderTest) -> None:
+        """And nothing else; a completed job only where something is left of it."""
+        _finish(queue)
+        finished = {0, 1, 2} if queue.keeps_rows else {1, 2}
+        with queue.session() as session:
+            queue.claim(session, of=queue.only(5))
+            assert _do(queue, requeue(queue.Job)) == queue.keys(*finished)
+            assert sorted(queue.claimable()) == sorted(finished | {3, 4})
+        assert [queue.attempts(number) for number in finished] == [0] * len(finished)
+
+    def test_requeue_obeys_a_filter(self, queue: QueueUnderTest) -> None:
+        """One of two dead letters."""
+        queue.enqueue(3)
+        queue.run(fail, 0, 1)
+        assert _do(queue, requeue(queue.only(1, 2))) == queue.keys(1)
+        assert sorted(queue.claimable()) == [1, 2]
+        assert queue.state(0) == "failed"
+
+    def test_a_requeued_job_keeps_what_the_user_stored(self, queue: QueueUnderTest) -> None:
+        """Its payload, its owner and its priority; it is due now."""
+        queue.enqueue([0], payload="kept", owner_id=1, priority=7)
+        queue.enqueue([1])
+        queue.run(fail, 0)
+        _do(queue, requeue(queue.Job))
+        row = queue.row(0) or {}
+        assert (row["payload"], row["owner_id"], row["priority"]) == ("kept", 1, 7)
+        assert queue.claimable() == [1, 0]
+
+    def test_a_requeued_job_can_finish_again(self, queue: QueueUnderTest) -> None:
+        """In any way, any number of times."""
+        queue.enqueue(1)
+        for _ in range(2):
+            queue.run(fail, 0)
+            assert _do(queue, requeue(queue.Job)) == queue.keys(0)
+            queue.run(release, 0)
+            assert _do(queue, cancel(queue.Job)) == queue.keys(0)
+            assert _do(queue, requeue(queue.Job)) == queue.keys(0)
+        queue.run(complete, 0)
+        assert queue.state(0) == queue.completed
+
+    def test_purge_deletes_what_is_finished(self, queue: QueueUnderTest) -> None:
+        """And nothing else."""
+        _finish(queue)
+        with queue.session() as session:
+            queue.claim(session, of=queue.only(5))
+            assert _do(queue, purge(queue.Job)) == queue.keys(
+                *([0, 1, 2] if queue.keeps_rows else [1, 2])
+            )
+            assert sorted(queue.claimable()) == [3, 4]
+        assert [queue.state(number) for number in range(3)] == [None] * 3
+
+    @pytest.mark.parametrize(
+        ("states", "number"), [("completed", 0), ("failed", 1), ("cancelled", 2)]
+    )
+    def test_purge_obeys_states(self, queue: QueueUnderTest, states: str, number: int) -> None:
+        """Only jobs that ended like this."""
+        _finish(queue)
+        gone = queue.keys(number) if number or queue.keeps_rows else set()
+        assert _do(queue, purge(queue.Job, states=[states])) == gone
+        assert _do(queue, purge(queue.Job)) == (
+            queue.keys(0, 1, 2) if queue.keeps_rows else queue.keys(1, 2)
+        ) - gone
+
+    def test_purge_obeys_a_filter_and_a_limit(self, queue: QueueUnderTest) -> None:
+        """Repeated until no key comes back, it deletes all, each once."""
+        queue.enqueue(8)
+        queue.run(fail, *range(7))
+        chosen = sa.select(queue.Job).where(queue.Job.number < 5)
+        rounds = [_do(queue, purge(chosen, limit=2)) for _ in range(4)]
+        assert [len(keys) for keys in rounds] == [2, 2, 1, 0]
+        assert set().union(*rounds) == queue.keys(0, 1, 2, 3, 4)
+        assert [queue.state(number) for number in (5, 6, 7)] == ["failed", "failed", "pending"]
+
+    def test_purge_obeys_the_age(self, queue: QueueUnderTest) -> None:
+        """Counted from when a job was finished."""
+        queue.enqueue(2)
+        queue.run(fail, 0, 1)
+        assert _do(queue, purge(queue.Job, older_than=HOUR)) == set()
+        if queue.keeps_rows:
+            long_ago = sa.func.now() - timedelta(hours=2)
+            one = sa.update(queue.Job).where(queue.Job.number == 1)
+            queue.execute(one.values(finished_at=long_ago))
+            assert _do(queue, purge(queue.Job, older_than=HOUR)) == queue.keys(1)
+        assert queue.keys(0) <= _do(queue, purge(queue.Job, older_than=0))
+
+    @pytest.mark.parametrize("verb", [reconcile, rescue])
+    def test_where_nothing_is_wrong_nothing_is_mended(
+        self, queue: QueueUnderTest, verb: Verb
+    ) -> None:
+        """In any state of a job."""
+        _finish(queue)
+        with queue.session() as session:
+            queue.claim(session, of=queue.only(5))
+            assert _do(queue, verb(queue.Job)) == set()
+        _do(queue, requeue(queue.Job))
+        assert _do(queue, verb(queue.Job)) == set()
+
+    def test_reconcile_mends_what_bypassed_the_triggers(self, queue: QueueUnderTest) -> None:
+        """Afterwards exactly the waiting jobs are claimed, each once."""
+        queue.enqueue(5)
+        if queue.has_status:
+            queue.run(fail, 0)
+        with queue.session() as session:
+            session.execute(sa.text("ALTER TABLE conformance_job DISABLE TRIGGER USER"))
+            session.execute(sa.insert(queue.Job.__table__), [queue.values(7), queue.values(8)])
+            session.execute(sa.delete(queue.Job).where(queue.Job.number == 1))
+            if queue.has_status:
+                for status, number in {"pending": 0, "completed": 2}.items():
+                    job = sa.update(queue.Job).where(queue.Job.number == number)
+                    session.execute(job.values(status=status))
+            session.execute(sa.text("ALTER TABLE conformance_job ENABLE TRIGGER USER"))
+            session.commit()
+        _do(queue, reconcile(queue.Job))
+        waiting = [0, 3, 4, 7, 8] if queue.has_status else [0, 2, 3, 4, 7, 8]
+        assert sorted(queue.claimable()) == waiting
+        assert _do(queue, reconcile(queue.Job)) == set()
+        with queue.session() as session:
+            jobs = queue.claim(session)
+            assert numbers_of(jobs) == waiting
+            session.execute(complete(jobs))
+            session.commit()
+        assert queue.claimable() == []
+
+    def test_reconcile_leaves_running_jobs_alone(self, queue: QueueUnderTest) -> None:
+        """Whatever becomes of the run, nobody else gets the job meanwhile or afterwards."""
+        queue.enqueue(4)
+        with queue.session() as session:
+            jobs = queue.claim(session, of=queue.only(0, 1))
+            assert _do(queue, reconcile(queue.Job)) == set()
+            assert sorted(queue.claimable()) == [2, 3]
+            session.execute(complete([job for job in jobs if job.number == 0]))
+            session.execute(release([job for job in jobs if job.number == 1]))
+            assert _do(queue, reconcile(queue.Job)) == set()
+            session.commit()
+        assert _do(queue, reconcile(queue.Job)) == set()
+        assert sorted(queue.claimable()) == [1, 2, 3]

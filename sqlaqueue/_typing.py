@@ -7,6 +7,9 @@ type of :func:`sqlalchemy.select`, which each version annotates for itself: mypy
 question by different means, hence the two branches. None of this exists at run time.
 """
 
+# Each checker meets the branch of the other one here, and would comment on it.
+# pyright: reportAssignmentType=false, reportUnnecessaryTypeIgnoreComment=false
+
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -29,13 +32,13 @@ if TYPE_CHECKING:
         ) -> Callable[[type[T] | TypedReturnsRows[R], int], TypedReturnsRows[R]]:  # type: ignore[type-var, unused-ignore] # R is a tuple in 2.0 only
             raise NotImplementedError
 
-        claim_signature = _returning(select)
+        claim = _returning(select)
     else:
 
         @overload
-        def claim_signature(
+        def claim(
             model: type[T], n: int, /, *, _: Callable[[type[T]], TypedReturnsRows[R]] = select
         ) -> TypedReturnsRows[R]: ...
         @overload
-        def claim_signature(model: TypedReturnsRows[R], n: int, /) -> TypedReturnsRows[R]: ...
-        def claim_signature(model: Any, n: int, /, **_: Any) -> Any: ...
+        def claim(model: TypedReturnsRows[R], n: int, /) -> TypedReturnsRows[R]: ...
+        def claim(model: Any, n: int, /, **_: Any) -> Any: ...

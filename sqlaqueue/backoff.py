@@ -36,10 +36,11 @@ def seconds(span: Delay, what: str = "delay") -> float:
     """
     if isinstance(span, timedelta):
         span = span.total_seconds()
-    if isinstance(span, bool) or not isinstance(span, int | float) or not 0 <= span < float("inf"):
+    given: object = span  # what a caller without a type checker passes may be anything
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < float("inf"):
         msg = f"{what} must be seconds or a timedelta, zero or more, not {span!r}"
         raise ConfigurationError(msg)
-    return float(span)
+    return float(given)
 
 
 @dataclass(frozen=True)

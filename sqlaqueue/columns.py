@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, DeclarativeBaseNoMeta, Mapped, MappedAsDataclass, Mapper, mapped_column
+from sqlalchemy.orm import ColumnProperty, DeclarativeBase, DeclarativeBaseNoMeta, Mapped, MappedAsDataclass, Mapper, mapped_column
 
 from sqlaqueue.config import LEASE_ROLES, ROLES, QueueConfig
 from sqlaqueue.exc import ConfigurationError
@@ -68,7 +68,7 @@ def new_columns(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) -
     _check_names(cls, config, roles, present)
     present |= getattr(cls, _MADE, frozenset())
     missing = {role: attribute for role, attribute in roles.items() if attribute not in present}
-    if missing and (_is_dataclass(cls) or _is_sqlmodel(cls)):
+    if missing and _is_dataclass(cls):
         bases = ", ".join(["QueueMixin", *(base.__name__ for base in cls.__bases__ if base.__name__ != "QueueMixin")])
         msg = (
             f"class {cls.__name__}: QueueMixin must stand before the other bases, class {cls.__name__}({bases}), "
@@ -84,9 +84,10 @@ def complete_table(mapper: Mapper[Any], table: sa.Table, config: QueueConfig, ro
     :raises ConfigurationError: when the class defines an attribute of a role's name without saying what for.
     """
     made = {attribute for attribute, column in mapper.columns.items() if "sqlaqueue" in column.info}
-    _check_names(mapper.class_, config, roles, (_defined_by(mapper.class_) | set(mapper.columns.keys())) - made)
+    present = (_defined_by(mapper.class_) | set(mapper.columns.keys())) - made
+    _check_names(mapper.class_, config, roles, present)
     for role, attribute in roles.items():
-        if not mapper.has_property(attribute):
+        if attribute not in present | made:
             column = _make(role, attribute, config)
             table.append_column(column)
             mapper.add_property(attribute, column)
@@ -99,7 +100,9 @@ def check_subclass(mapper: Mapper[Any], owner: type[Any], columns: Mapping[str, 
     :raises ConfigurationError: naming the class that has the attribute already.
     """
     for attribute, column in columns.items():
-        if mapper.columns.get(attribute) is not column:
+        # A column of the same name in the child's own table would be written together with the queue's.
+        mapped = mapper.get_property(attribute) if mapper.has_property(attribute) else None
+        if not isinstance(mapped, ColumnProperty) or [*map(id, mapped.columns)] != [id(column)]:
             name = mapper.class_.__name__
             msg = (
                 f"{name}.{attribute}: the queue of {owner.__name__} has this attribute already; rename {name}'s, "
@@ -121,11 +124,8 @@ def _check_names(cls: type[Any], config: QueueConfig, roles: Mapping[str, str], 
 
 def _defined_by(cls: type[Any]) -> set[str]:
     """Return the attributes that a class and its bases define, without the fields that were added to them."""
-    return _names_in(cls.__mro__) - getattr(cls, _MADE, frozenset())
-
-
-def _names_in(classes: Iterable[type[Any]]) -> set[str]:
-    return {name for cls in classes for name in (*vars(cls), *inspect.get_annotations(cls))}
+    names = {name for base in cls.__mro__ for name in (*vars(base), *inspect.get_annotations(base))}
+    return names - getattr(cls, _MADE, frozenset())
 
 
 def _is_sqlmodel(cls: type[Any]) -> bool:
@@ -153,16 +153,17 @@ def _make(role: str, attribute: str, config: QueueConfig) -> sa.Column[Any]:
 
 def _add_mapped_column(cls: type[Any], role: str, attribute: str, config: QueueConfig, **options: Any) -> None:
     column, kind = _make(role, attribute, config), COLUMNS[role]
+    mapped: Any = Mapped  # by another name, or a type checker reads what follows as an annotation
     field: Any = mapped_column(
         attribute,
         column.type,
-        nullable=column.nullable,
+        nullable=kind.nullable,
         server_default=column.server_default,
         default=kind.default(config.states),
         info=column.info,
         **options,
     )
-    cls.__annotations__ = {**inspect.get_annotations(cls), attribute: Mapped[kind.annotation]}
+    cls.__annotations__ = {**inspect.get_annotations(cls), attribute: mapped[kind.annotation]}
     setattr(cls, attribute, field)
 
 
@@ -172,14 +173,14 @@ def _add_dataclass_field(cls: type[Any], role: str, attribute: str, config: Queu
 
 
 def _add_sqlmodel_field(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> None:
-    from sqlmodel import Field
+    from sqlmodel import Field  # noqa: PLC0415 - only where somebody uses it
 
     # No sa_column: a model without a table may hand its fields down to several that have one.
     column, kind = _make(role, attribute, config), COLUMNS[role]
     field = Field(
         default=kind.default(config.states),
         sa_type=column.type,
-        nullable=column.nullable,
+        nullable=kind.nullable,
         sa_column_kwargs={"server_default": column.server_default, "info": column.info},
     )
     cls.__annotations__ = {**inspect.get_annotations(cls), attribute: kind.annotation | None}

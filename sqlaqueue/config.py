@@ -42,6 +42,11 @@ STATES = ("pending", "processing", "completed", "failed", "cancelled")
 FINISHED = ("completed", "failed", "cancelled")
 
 
+def is_count(number: object) -> bool:
+    """Whether ``number`` is a whole number from 1 on; True and False are not meant as numbers."""
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class States:
     """The values that the ``status`` column holds for each state.
@@ -112,7 +117,7 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, and make the mapping read-only."""
-        if isinstance(self.max_attempts, bool) or not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+        if not is_count(self.max_attempts):
             msg = f"QueueConfig(max_attempts={self.max_attempts!r}): give a whole number from 1 on"
             raise ConfigurationError(msg)
         if seconds(self.lease, "QueueConfig(lease=...)") < 1:
@@ -129,7 +134,8 @@ class QueueConfig:
             raise ConfigurationError(msg)
         unknown = sorted(set(self.columns) - set(ROLES))
         if unknown:
-            msg = f"QueueConfig(columns=...): {', '.join(map(repr, unknown))} is no queue attribute; they are {', '.join(ROLES)}"
+            names, known = ", ".join(map(repr, unknown)), ", ".join(ROLES)
+            msg = f"QueueConfig(columns=...): {names} is no queue attribute; they are {known}"
             raise ConfigurationError(msg)
         placed = [attribute for attribute in self.columns.values() if attribute is not None]
         twice = sorted({attribute for attribute in placed if placed.count(attribute) > 1})

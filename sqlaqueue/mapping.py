@@ -117,7 +117,10 @@ def spec_of(cls: Any) -> QueueSpec:
     elif cls.__dict__.get("__abstract__"):
         msg = f"{cls.__name__} is abstract and has no table; use one of its mapped subclasses"
     else:
-        msg = f"{cls.__name__} is not mapped; map it (a declarative Base, or registry.map_imperatively) before using it as a queue"
+        msg = (
+            f"{cls.__name__} is not mapped; map it (a declarative Base, or registry.map_imperatively) "
+            "before using it as a queue"
+        )
     raise NotAQueueError(msg)
 
 
@@ -243,7 +246,8 @@ def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any) -> N
 
 
 @event.listens_for(QueueMixin, "load", propagate=True)
-def _loaded(job: Any, context: QueryContext) -> None:
+def _loaded(job: Any, context: QueryContext | None) -> None:
+    # None: Session.merge() says so of what it copies.
     if context is not None and CLAIM_OPTION in context.query.get_execution_options():
         hand_out(job, spec_of(type(job)), sa.inspect(job).identity, context.session)
 

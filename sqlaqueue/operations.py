@@ -47,10 +47,21 @@ class Ended:
 
 
 def claim(session: Session, plan: Plan, n: int) -> list[Any]:
-    """Claim up to ``n`` jobs; when there are none, one suspect alone."""
-    jobs = list(session.execute(plan.claim, {LIMIT: n}).scalars())
-    if not jobs and plan.claim_suspect is not None:
-        jobs = list(session.execute(plan.claim_suspect).scalars())
+    """Claim up to ``n`` jobs, or one suspect alone: in turn, as long as there are suspects."""
+    jobs = []
+    if plan.look_for_suspects and not plan.had_suspect:
+        jobs = _claim_suspect(session, plan)
+    if not jobs:
+        plan.had_suspect = False
+        jobs = list(session.execute(plan.claim, {LIMIT: n}).scalars())
+    if not jobs and plan.look_for_suspects:
+        jobs = _claim_suspect(session, plan)
+    return jobs
+
+
+def _claim_suspect(session: Session, plan: Plan) -> list[Any]:
+    jobs = [] if plan.claim_suspect is None else list(session.execute(plan.claim_suspect).scalars())
+    plan.had_suspect = plan.look_for_suspects = bool(jobs)
     return jobs
 
 
@@ -276,6 +287,7 @@ def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
 def sweep(session: Session, plan: Plan, working: Sequence[Run]) -> tuple[list[Key], list[tuple[Key, float]]]:
     """Rescue what expired, and look which of the jobs at work somebody asked to stop, with the age of the request."""
     rescued = rescue_expired(session, plan) if plan.has_leases else []
+    plan.look_for_suspects = True
     return rescued, requests_to_stop(session, plan, working) if working else []
 
 

@@ -38,6 +38,10 @@ class Plan:
     batch: bool
     batch_size: int
     concurrency: int
+    look_for_suspects: bool = True
+    """There may be marked suspects: at the start, and whenever jobs may have been rescued."""
+    had_suspect: bool = False
+    """The last claim took a suspect, so that the next one is for the others."""
     suspects: Suspects = field(default_factory=lambda: Suspects())
     unstruck: list[Entry] = field(default_factory=list)
     """Rows of the ledger that could not be deleted while the database was gone."""

@@ -6,18 +6,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Bundle, make_transient_to_detached, object_session
+from sqlalchemy.orm import Bundle, Mapper, make_transient_to_detached, object_session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.mapping import hand_out, spec_of
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
-from sqlaqueue.strategies.base import column_of, named
+from sqlaqueue.strategies.base import attribute_names, column_of, named
 
 RowProcessor = Callable[[Any], Any]
 
 JOBS_OPTION = "sqlaqueue_jobs"
 """The execution option that carries the instances a verb was given."""
+
+ENTITY_OPTION = "sqlaqueue_entity"
+"""The execution option that carries the queue and the class of which instances are made."""
 
 
 class _Key(Bundle[Any]):
@@ -34,7 +37,7 @@ class _Key(Bundle[Any]):
         self,
         query: Any,
         procs: Sequence[RowProcessor],
-        labels: Sequence[str],  # noqa: ARG002 - the Bundle's interface
+        labels: Sequence[str],
     ) -> RowProcessor:
         for job in query.get_execution_options().get(JOBS_OPTION, ()):
             _expire(job)
@@ -56,28 +59,24 @@ class _DetachedRow(Bundle[Any]):
     row, and reading after the commit would look for it in vain.
     """
 
-    inherit_cache = False
-
-    def __init__(self, spec: QueueSpec, entity: type[Any], *columns: sa.ColumnElement[Any]) -> None:
-        super().__init__(entity.__name__, *columns)
-        self._spec, self._entity = spec, entity
+    inherit_cache = True
 
     def create_row_processor(
-        self, query: Any, procs: Sequence[RowProcessor], labels: Sequence[str]  # noqa: ARG002 - the Bundle's interface
+        self, query: Any, procs: Sequence[RowProcessor], labels: Sequence[str]
     ) -> RowProcessor:
-        spec, entity = self._spec, self._entity
+        # Not kept in the Bundle: SQLAlchemy takes two of them for the same when their columns are.
+        spec, entity = query.get_execution_options()[ENTITY_OPTION]
         columns = [spec.table.c[label] for label in labels]
-        discriminator = sa.inspect(entity).polymorphic_on
+        base: Mapper[Any] = sa.inspect(entity)
+        names = {mapper: attribute_names(mapper) for mapper in base.self_and_descendants}
 
         def make(row: Any) -> Any:
             values = {column: process(row) for column, process in zip(columns, procs, strict=True)}
-            mapper = sa.inspect(entity)
-            if discriminator is not None:
-                mapper = mapper.polymorphic_map[values[discriminator]]
+            mapper = base if base.polymorphic_on is None else base.polymorphic_map[values[base.polymorphic_on]]
             job = mapper.class_manager.new_instance()
-            for column, value in values.items():
-                if column in mapper.columns.values():
-                    set_committed_value(job, mapper.get_property_by_column(column).key, value)
+            for column, name in names[mapper].items():
+                if column in values:
+                    set_committed_value(job, name, values[column])
             make_transient_to_detached(job)
             hand_out(job, spec, sa.inspect(job).identity, None)
             return job
@@ -89,7 +88,8 @@ def returning_detached(spec: QueueSpec, entity: type[Any], rows: sa.Select[Any])
     """Return ``rows`` of the model's table, which the claim deleted, as detached instances in claim order."""
     deleted = rows.subquery("deleted")
     order = (column_of(deleted, column) for column in spec.claim_order)
-    return sa.select(_DetachedRow(spec, entity, *deleted.c)).order_by(*order)
+    statement = sa.select(_DetachedRow("job", *deleted.c)).order_by(*order)
+    return statement.execution_options(**{ENTITY_OPTION: (spec, entity)})
 
 
 def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any:

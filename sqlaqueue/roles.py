@@ -32,7 +32,7 @@ def literal_text(value: Any, type_: TypeEngine[Any]) -> str:
     """
     processor = type_.dialect_impl(_DIALECT).literal_processor(_DIALECT)
     if processor is None:
-        msg = f"the type {type_!r} cannot be written as an SQL literal; use a string, an integer or an Enum for status"
+        msg = f"a status of type {type_!r} cannot be written as an SQL literal; use a string, an integer or an Enum"
         raise ConfigurationError(msg)
     return processor(value)
 
@@ -55,7 +55,10 @@ def states_of(model: str, type_: TypeEngine[Any], states: States) -> States:
     """
     spoken = {state: _spoken(model, type_, state, word) for state, word in states.items()}
     if spoken["pending"] is None:
-        msg = f"{model}: its status column has no value {states.pending!r}; name one with QueueConfig(states=States(pending=...))"
+        msg = (
+            f"{model}: its status column has no value {states.pending!r}; "
+            "name one with QueueConfig(states=States(pending=...))"
+        )
         raise ConfigurationError(msg)
     return States(**spoken)
 

@@ -36,7 +36,7 @@ def chosen_by(target: Any, verb: str) -> Chosen:
     described = target.column_descriptions
     entity = described[0]["entity"] if len(described) == 1 else None
     if entity is None or described[0]["expr"] is not entity:
-        msg = f"{verb}(select(...)): select exactly one queue class, such as select(Email), and put the rest into where()"
+        msg = f"{verb}(select(...)): select exactly one queue class, as in select(Email), and put the rest into where()"
         raise StatementError(msg)
     spec = _spec_for_selecting(entity, verb)
     _check_lockable(target, entity, verb)
@@ -50,8 +50,8 @@ def _spec_for_selecting(entity: Any, verb: str) -> QueueSpec:
     spec = spec_of(entity)
     if sa.inspect(entity).local_table is not spec.table:
         msg = (
-            f"{verb}({entity.__name__}): its columns are spread over two tables (joined inheritance), and one "
-            f"statement cannot lock and update both; use {verb}({spec.model.__name__}), which returns instances of its subclasses"
+            f"{verb}({entity.__name__}): its columns are spread over two tables (joined inheritance), and one statement "
+            f"cannot lock and update both; use {verb}({spec.model.__name__}), which returns instances of its subclasses"
         )
         raise StatementError(msg)
     return spec
@@ -127,7 +127,7 @@ def held_run(job: Any, verb: str) -> Run:
     run = run_of(job)
     name = f"{type(job).__name__} {sa.inspect(job).identity}"
     if run is None:
-        msg = f"{verb}(): {name} was not handed out by a claim; pass an instance that session.execute(claim(...)) returned"
+        msg = f"{verb}(): {name} was not handed out by a claim; pass what session.execute(claim(...)) returned"
         raise NotClaimedError(msg)
     if run.transaction is not None:
         session = object_session(job)

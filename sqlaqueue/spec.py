@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -78,7 +78,7 @@ class QueueSpec:
     @property
     def keys(self) -> tuple[sa.Column[Any], ...]:
         """The columns of the primary key."""
-        return self.mapper.primary_key
+        return cast("tuple[sa.Column[Any], ...]", self.mapper.primary_key)
 
     @property
     def lease(self) -> timedelta:
@@ -110,7 +110,10 @@ class QueueSpec:
         """
         value = getattr(self.config.states, state)
         if value is None:
-            msg = f"{self.model.__name__} has no word for the state {state!r}; give one in QueueConfig(states=States({state}=...))"
+            msg = (
+                f"{self.model.__name__} has no word for the state {state!r}; "
+                f"give one in QueueConfig(states=States({state}=...))"
+            )
             raise StatementError(msg)
         return value
 
@@ -180,5 +183,8 @@ def check_roles(model: str, needed: Mapping[str, str], present: Mapping[str, Any
     """
     for role, why in needed.items():
         if role not in present:
-            msg = f"{model}: {why} needs the queue attribute {role!r}; remove {role!r}: None from QueueConfig(columns=...)"
+            msg = (
+                f"{model}: {why} needs the queue attribute {role!r}; "
+                f"remove {role!r}: None from QueueConfig(columns=...)"
+            )
             raise ConfigurationError(msg)

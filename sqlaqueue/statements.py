@@ -21,19 +21,15 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import FromStatement
 
 from sqlaqueue.backoff import Delay, seconds
-from sqlaqueue.config import FINISHED
+from sqlaqueue.config import FINISHED, is_count
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping import CLAIM_OPTION, spec_of
 from sqlaqueue.returning import returning_detached, returning_keys
 from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import Held, Settlement
-
-if TYPE_CHECKING:
-    from sqlaqueue._typing import claim_signature
 
 _ERROR_LIMIT = 100_000
 _RETAINED_STATEMENTS = 64
@@ -45,41 +41,41 @@ def worker_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
-def claim(model: Any, n: int, /) -> Any:
-    """Return the statement that claims up to ``n`` due jobs, best first, and returns their instances.
-
-    Under a strategy with leases, commit soon after: the claim takes effect for others with the commit. Under one that
-    holds a transaction, the jobs are yours until the transaction ends. Loader options (``selectinload()``) can be
-    given on the select or on the returned statement; ``joinedload()`` has no effect on it.
-
-    :param model: a queue class, or ``select(Model).where(...)`` to claim among some of its jobs only.
-    :param n: the most jobs to claim. Fewer come back when others hold the rest: that is no sign of an empty queue.
-    :raises NotAQueueError: when ``model`` is no queue.
-    :raises StatementError: when ``n`` is not a positive integer, or the select cannot be claimed from.
-    """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        msg = f"claim({_name(model)}, {n!r}): give the number of jobs as an integer from 1 on"
-        raise StatementError(msg)
-    if not isinstance(model, type):
-        return claim_statement(chosen_by(model, "claim"), sa.bindparam(None, n, sa.Integer()))
-    # Building the statement costs more than the database needs for a small claim; the same object serves every call.
-    statement = _prepared.get((model, n))
-    if statement is None:
-        statement = claim_statement(chosen_by(model, "claim"), sa.bindparam(None, n, sa.Integer()))
-        if len(_prepared) >= _RETAINED_STATEMENTS:
-            # Other threads may be claiming: nobody relies on a statement being there from one line to the next.
-            _prepared.clear()
-        _prepared[model, n] = statement
-    return statement
-
-
 if TYPE_CHECKING:
-    claim = claim_signature
+    from sqlaqueue._typing import claim as claim
+else:
+
+    def claim(model: Any, n: int, /) -> Any:
+        """Return the statement that claims up to ``n`` due jobs, best first, and returns their instances.
+
+        Under a strategy with leases, commit soon after: the claim takes effect for others with the commit. Under one
+        that holds a transaction, the jobs are yours until the transaction ends. Loader options (``selectinload()``)
+        can be given on the select or on the returned statement; ``joinedload()`` has no effect on it.
+
+        :param model: a queue class, or ``select(Model).where(...)`` to claim among some of its jobs only.
+        :param n: the most jobs to claim. Fewer come back when others hold the rest: that is no sign of an empty queue.
+        :raises NotAQueueError: when ``model`` is no queue.
+        :raises StatementError: when ``n`` is not a positive integer, or the select cannot be claimed from.
+        """
+        if not is_count(n):
+            msg = f"claim({_name(model)}, {n!r}): give the number of jobs as an integer from 1 on"
+            raise StatementError(msg)
+        if not isinstance(model, type):
+            return claim_statement(chosen_by(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+        # Building a statement costs more than the database needs for a small claim: one object serves every call.
+        statement = _prepared.get((model, n))
+        if statement is None:
+            statement = claim_statement(chosen_by(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+            if len(_prepared) >= _RETAINED_STATEMENTS:
+                # Other threads may be claiming: nobody relies on a statement being there from one line to the next.
+                _prepared.clear()
+            _prepared[model, n] = statement
+        return statement
 
 
 def claim_statement(
     chosen: Chosen, limit: Any, *, lease: timedelta | None = None, worker: Any = None
-) -> FromStatement[Any] | sa.Select[Any]:
+) -> sa.sql.expression.Executable:
     """Return the claim of ``chosen`` jobs with its limit and worker as the caller binds them."""
     spec, entity, candidates, options = chosen
     rows = spec.strategy.claim(
@@ -201,9 +197,9 @@ def purge(
     spec, _, select, _ = chosen_by(model, "purge")
     names = tuple(states)
     if not names or not set(names) <= set(FINISHED):
-        msg = f"purge(states={names!r}): give some of {', '.join(FINISHED)}; a job that is not finished cannot be purged"
+        msg = f"purge(states={names!r}): give some of {', '.join(FINISHED)}; only finished jobs can be purged"
         raise StatementError(msg)
-    if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+    if not is_count(limit):
         msg = f"purge(limit={limit!r}): give an integer from 1 on"
         raise StatementError(msg)
     age = None if older_than is None else sa.literal(timedelta(seconds=seconds(older_than)), sa.Interval())

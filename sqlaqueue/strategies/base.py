@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.orm import InstrumentedAttribute
+from sqlalchemy.orm import InstrumentedAttribute, Mapper
 
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
@@ -144,7 +144,8 @@ class ClaimStrategy:
         A claim that writes nothing into the row leaves the counting to the settlement: this default. It writes a
         count that stays the same as well, since the instance shows the start, and is refreshed by what is written.
         """
-        return sa.func.coalesce(attempts, 0) + settlement.starts
+        counted: sa.ColumnElement[Any] = sa.func.coalesce(attempts, 0) + settlement.starts
+        return counted
 
     def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
         """Return the statement that moves the end of leases; a strategy without leases changes nothing."""
@@ -268,6 +269,11 @@ class ClaimStrategy:
     def in_claim_order(spec: QueueSpec, claimed: sa.CTE) -> sa.Select[Any]:
         """Return all rows of ``claimed`` sorted as the queue is: neither RETURNING nor a locking scan promises it."""
         return sa.select(*claimed.c).order_by(*(column_of(claimed, column) for column in spec.claim_order))
+
+
+def attribute_names(mapper: Mapper[Any]) -> dict[sa.ColumnElement[Any], str]:
+    """Return the columns of a class with the names of their attributes."""
+    return {column: attribute.key for attribute in mapper.column_attrs for column in attribute.columns}
 
 
 def named(columns: Iterable[sa.Column[Any]]) -> list[sa.Label[Any]]:

@@ -38,8 +38,8 @@ class BatchSelect(ClaimStrategy):
         candidates: sa.Select[Any],
         limit: Any,
         *,
-        lease: Any,  # noqa: ARG002 - the transaction is the lease
-        worker: Any,  # noqa: ARG002 - nothing is written into the row
+        lease: Any,
+        worker: Any,
     ) -> sa.Select[Any]:
         """Lock the best waiting rows; the lock is the claim."""
         picked = (

@@ -69,8 +69,8 @@ class DeleteReturning(ClaimStrategy):
         candidates: sa.Select[Any],
         limit: Any,
         *,
-        lease: Any,  # noqa: ARG002 - the transaction is the lease
-        worker: Any,  # noqa: ARG002 - nothing is written into the row
+        lease: Any,
+        worker: Any,
     ) -> sa.Select[Any]:
         """Lock the best messages with their jobs, delete the messages, return the jobs."""
         messages = spec.side_tables[MESSAGES]

@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.selectable import NamedFromClause
 from sqlalchemy.sql.visitors import replacement_traverse
 
-from sqlaqueue.exc import StatementError
+from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, named
@@ -34,6 +35,13 @@ class OwnMessage(ClaimStrategy):
     def attach(self, spec: QueueSpec) -> None:
         """Add the claim's index where the key alone is not its order, the ledger and the dead letters."""
         super().attach(spec)
+        for column in spec.table.c:
+            if column.identity is not None and column.identity.always:
+                msg = (
+                    f"{spec.model.__name__}.{column.key} is GENERATED ALWAYS, but a job without a status is inserted "
+                    "again, with its key, when it is to run again; use Identity() without always=True, or keep status"
+                )
+                raise ConfigurationError(msg)
         side_tables.ledger(spec)
         side_tables.dead_letter(spec)
         if spec.order_roles:
@@ -45,29 +53,34 @@ class OwnMessage(ClaimStrategy):
         candidates: sa.Select[Any],
         limit: Any,
         *,
-        lease: Any,  # noqa: ARG002 - the transaction is the lease
-        worker: Any,  # noqa: ARG002 - the row is gone
+        lease: Any,
+        worker: Any,
     ) -> sa.Select[Any]:
-        """Lock the best rows, delete them and return them.
-
-        The full lock, since a DELETE takes it: a row that a child's foreign key shares is passed over here,
-        where asking for less would make the DELETE wait.
-        """
+        """Lock the best rows, delete them and return them."""
         picked = (
             self.pick(spec, candidates, *spec.keys)
             .where(*spec.due(spec.columns.get("run_at")))
             .order_by(*spec.claim_order)
             .limit(limit)
-            .with_for_update(of=spec.table, skip_locked=True)
         )
-        claimed = sa.delete(spec.table).where(self.among(spec, picked)).returning(*named(spec.table.c)).cte("claimed")
+        claimed = sa.delete(spec.table).where(self.among(spec, self.lock(spec, picked))).returning(*named(spec.table.c)).cte("claimed")
         return self.in_claim_order(spec, claimed)
+
+    @staticmethod
+    def lock(
+        spec: QueueSpec, rows: sa.Select[Any], *others: sa.FromClause, skip_locked: bool = True
+    ) -> sa.Select[Any]:
+        """Return ``rows`` with the full lock, since they are about to be deleted.
+
+        A row that a child's foreign key shares is passed over; asking for less would make the DELETE wait for it.
+        """
+        return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked)
 
     def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
         """Nothing can be compared: the claim deleted the rows, and only its transaction knows of them."""
         return sa.true()
 
-    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:  # noqa: ARG002 - the transaction is the lease
+    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
         """Change nothing: the jobs are held for as long as the transaction lives."""
         return _keys(spec, _rows(spec, held.jobs, 1).subquery("held"))
 
@@ -75,8 +88,10 @@ class OwnMessage(ClaimStrategy):
         """Leave the rows deleted, insert them again, or move them to the dead letters."""
         starts = settlement.starts
         if settlement.state == "pending":
-            values = [_values(spec, job, starts, settlement) for job in held.jobs]
-            return sa.insert(spec.table).values(values)
+            again = [_values(spec, job, starts, settlement) for job in held.jobs]
+            # None would be written as JSON's null into a column of that type.
+            nulls = [{name: sa.null() if value is None else value for name, value in row.items()} for row in again]
+            return sa.insert(spec.table).values(nulls)
         rows = _rows(spec, held.jobs, starts).subquery("held")
         if settlement.state == "completed":
             return _keys(spec, rows)
@@ -87,7 +102,7 @@ class OwnMessage(ClaimStrategy):
     def cancel(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
         """Move waiting rows to the dead letters as cancelled; ask those that somebody holds to stop."""
         wanted = self.pick(spec, chosen, *spec.keys).cte("wanted")
-        free = self.pick(spec, chosen, *spec.keys).with_for_update(of=spec.table, skip_locked=True).cte("free")
+        free = self.lock(spec, self.pick(spec, chosen, *spec.keys)).cte("free")
         deleted = (
             sa.delete(spec.table)
             .where(self.same_key(spec, spec.keys, free))
@@ -144,8 +159,10 @@ def _values(spec: QueueSpec, job: Any, starts: int, settlement: Settlement | Non
     mapper = sa.inspect(job).mapper
     values: dict[str, Any] = {}
     for column in _stored(spec):
-        if column in mapper.columns.values():
+        if mapper.columns.contains_column(column):
             values[column.key] = getattr(job, mapper.get_property_by_column(column).key)
+        elif any(other.columns.contains_column(column) for other in spec.mapper.self_and_descendants):
+            values[column.key] = None  # of another class in the same table
     if spec.has("attempts"):
         key = spec.columns["attempts"].key
         values[key] = (values[key] or 1) - 1 + starts
@@ -167,7 +184,7 @@ def _rows(spec: QueueSpec, jobs: Sequence[Any], starts: int) -> sa.Select[Any] |
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)
 
 
-def _bury(spec: QueueSpec, rows: sa.FromClause, state: str, error: Any) -> postgresql.Insert:
+def _bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> postgresql.Insert:
     dead = spec.side_tables[side_tables.DEAD_LETTER]
     buried = sa.select(
         sa.literal(spec.name, sa.Text()),

@@ -31,9 +31,12 @@ class UpdateStatus(ClaimStrategy):
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
     def attach(self, spec: QueueSpec) -> None:
-        """Add the claim's index, which holds waiting rows only, and the rescue's, which holds running ones."""
+        """Add the claim's index, which holds waiting rows only, the rescue's, which holds running ones, and the suspects'."""
         super().attach(spec)
         add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
+        suspect = self.suspect(spec)
+        if suspect is not None:
+            add_index(spec, "suspect", spec.claim_order, where=sa.and_(spec.in_state("pending"), suspect))
         if spec.has("lease_expires_at"):
             add_index(spec, "lease", [spec.columns["lease_expires_at"]], where=spec.in_state("processing"))
 
@@ -105,8 +108,8 @@ class UpdateStatus(ClaimStrategy):
     def rescue(self, spec: QueueSpec) -> Verb:
         """Take back what expired: to pending, or to failed when a job that ran alone has no attempt left.
 
-        A job ran alone when no other row is still processing under its token. One that did not gets its
-        attempt back, for the blame is not known, and keeps the token as the mark of a suspect.
+        A job ran alone when no other row is processing under its token, or was until it was rescued. One that
+        did not gets its attempt back, for the blame is not known, and keeps the token as the mark of a suspect.
         """
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")
         job = spec.table.alias("expired_job")
@@ -146,19 +149,20 @@ class UpdateStatus(ClaimStrategy):
     def _ran_alone(spec: QueueSpec) -> sa.ColumnElement[bool]:
         if not spec.has("lease_token"):
             return sa.true()
-        mate = spec.table.alias("mate")
-        token, status = spec.columns["lease_token"], spec.columns["status"]
-        others = sa.or_(*(mate.c[key.key] != key for key in spec.keys))
-        return ~(
-            sa.exists()
-            .where(mate.c[token.key] == token, mate.c[status.key] == spec.literal("processing"), others)
-            .correlate(spec.table)
-        )
+        mate, token = spec.table.alias("mate"), spec.columns["lease_token"]
+        status, tokens = mate.c[spec.columns["status"].key], mate.c[token.key]
+        running = sa.and_(status == spec.literal("processing"), tokens.is_not(None))
+        suspect = sa.and_(status == spec.literal("pending"), tokens.is_not(None))
+        # All shared tokens at once: asked for each expired job by itself, a thousand of them would be a
+        # thousand looks at everything that runs.
+        shared = sa.select(tokens).where(sa.or_(running, suspect)).group_by(tokens).having(sa.func.count() > 1)
+        return sa.or_(token.is_(None), token.not_in(shared))
 
     @staticmethod
     def _attempts_spent(spec: QueueSpec) -> sa.ColumnElement[bool]:
         limit: Any = sa.literal(spec.config.max_attempts)
         if spec.has("max_attempts"):
             limit = sa.func.coalesce(spec.columns["max_attempts"], limit)
-        return spec.columns["attempts"] >= limit
+        spent: sa.ColumnElement[bool] = spec.columns["attempts"] >= limit
+        return spent
 

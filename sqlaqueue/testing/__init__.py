@@ -1,7 +1,8 @@
 """The conformance suite: proves that a claim strategy keeps its contract.
 
-Name the strategy, provide a fixture ``engine``, and let pytest run the class. The engine needs a pool of a
-dozen connections and a database in which tables named ``conformance_*`` may come and go::
+Name the strategy, provide a fixture ``engine``, and let pytest run the class. The fixture must live for a
+class or longer; the engine needs a pool of a dozen connections, and a database in which tables named
+``conformance_*`` may come and go::
 
     import pytest
     from sqlalchemy import create_engine

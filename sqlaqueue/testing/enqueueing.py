@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
-import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from sqlaqueue import complete, fail
-from sqlaqueue.testing.queue import QueueUnderTest, numbers_of
-
-
-def _needs_a_status(queue: QueueUnderTest) -> None:
-    if not queue.has_status:
-        pytest.skip("a row without a state waits as long as it exists")
+from sqlaqueue.testing.queue import QueueUnderTest, needs, numbers_of
 
 
 def _columns(queue: QueueUnderTest) -> str:
@@ -37,9 +32,7 @@ class EnqueueingConformance:
             session.commit()
         assert sorted(queue.claimable()) == [0, 1, 2]
 
-    def test_a_job_can_be_claimed_in_the_transaction_that_added_it(
-        self, queue: QueueUnderTest
-    ) -> None:
+    def test_a_job_can_be_claimed_in_the_transaction_that_added_it(self, queue: QueueUnderTest) -> None:
         """As one's own writes are visible anywhere else."""
         with queue.session() as session:
             session.add(queue.Job(**queue.values(0)))
@@ -75,9 +68,7 @@ class EnqueueingConformance:
     def test_plain_sql(self, queue: QueueUnderTest) -> None:
         """The defaults are the database's."""
         for number in range(3):
-            queue.execute(
-                f"INSERT INTO conformance_job ({_columns(queue)}) VALUES ({_row(queue, number)})"  # noqa: S608 - our own words
-            )
+            queue.execute(f"INSERT INTO conformance_job ({_columns(queue)}) VALUES ({_row(queue, number)})")
         with queue.session() as session:
             assert [job.attempts for job in queue.claim(session)] == [1, 1, 1]
 
@@ -110,9 +101,7 @@ class EnqueueingConformance:
     def test_merge(self, queue: QueueUnderTest) -> None:
         """The standard's way to do either."""
         queue.enqueue([0, 1], priority=1)
-        keys = " AND ".join(
-            f"job.{key.name} = new.{key.name}" for key in queue.Job.__table__.primary_key
-        )
+        keys = " AND ".join(f"job.{key.name} = new.{key.name}" for key in queue.Job.__table__.primary_key)
         names = list(queue.values(0))
         rows = ", ".join(f"({_row(queue, number)})" for number in (1, 2))
         casts = ", ".join("text" if name == "tenant" else "int" for name in names).split(", ")
@@ -126,16 +115,16 @@ class EnqueueingConformance:
         assert sorted(queue.claimable()) == [0, 1, 2]
         assert queue.claimable()[-1] == 0
 
+    @needs(status=True)
     def test_a_row_that_is_inserted_as_finished_is_no_job(self, queue: QueueUnderTest) -> None:
         """An import of old rows starts nothing."""
-        _needs_a_status(queue)
         for number, status in enumerate(["completed", "failed", "cancelled"]):
             queue.enqueue([number], status=status)
         assert queue.claimable() == []
 
+    @needs(status=True)
     def test_requeueing_by_plain_sql(self, queue: QueueUnderTest) -> None:
         """One UPDATE of the state; the job gets one more run, whatever it has behind it."""
-        _needs_a_status(queue)
         queue.enqueue(3)
         queue.run(fail, 0, 1)
         queue.execute("UPDATE conformance_job SET status = 'pending' WHERE number = 0")
@@ -143,9 +132,9 @@ class EnqueueingConformance:
         queue.run(complete, 0)
         assert queue.state(0) == "completed"
 
+    @needs(status=True)
     def test_ending_by_plain_sql(self, queue: QueueUnderTest) -> None:
         """One UPDATE of the state; also of all at once."""
-        _needs_a_status(queue)
         queue.enqueue(4)
         queue.execute("UPDATE conformance_job SET status = 'cancelled' WHERE number = 0")
         assert sorted(queue.claimable()) == [1, 2, 3]
@@ -179,13 +168,9 @@ class EnqueueingConformance:
     def test_an_edited_time_reaches_the_claim(self, queue: QueueUnderTest) -> None:
         """Putting off as bringing forward."""
         queue.enqueue([0, 2, 4])
-        queue.execute(
-            "UPDATE conformance_job SET run_at = now() + interval '1 day' WHERE number = 0"
-        )
+        queue.execute("UPDATE conformance_job SET run_at = now() + interval '1 day' WHERE number = 0")
         assert queue.claimable() == [2, 4]
-        queue.execute(
-            "UPDATE conformance_job SET run_at = now() - interval '1 day' WHERE number IN (0, 4)"
-        )
+        queue.execute("UPDATE conformance_job SET run_at = now() - interval '1 day' WHERE number IN (0, 4)")
         assert queue.claimable() == [0, 4, 2]
 
     def test_an_edited_key_reaches_the_claim(self, queue: QueueUnderTest) -> None:
@@ -215,8 +200,6 @@ def _copy(queue: QueueUnderTest, command: str, lines: str) -> None:
     try:
         cursor: Any = connection.cursor()
         if hasattr(cursor, "copy_expert"):
-            import io
-
             cursor.copy_expert(command, io.StringIO(lines))
         else:
             with cursor.copy(command) as copy:

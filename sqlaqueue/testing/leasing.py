@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import claim, complete, extend, fail, reconcile, release, requeue, rescue, retry
 from sqlaqueue.exc import NotClaimedError
-from sqlaqueue.testing.queue import HOUR, QueueUnderTest, numbers_of, wait_for
+from sqlaqueue.testing.queue import HOUR, QueueUnderTest, needs, numbers_of, wait_for
 
 VERBS: dict[str, Callable[[Any], Any]] = {
     "complete": complete,
@@ -36,28 +36,14 @@ def _rescue(queue: QueueUnderTest) -> set[Any]:
     return rescued
 
 
-def _needs_leases(queue: QueueUnderTest) -> None:
-    if not queue.leased:
-        pytest.skip("a strategy that holds a transaction has no leases")
-
-
-def _needs_a_held_transaction(queue: QueueUnderTest) -> None:
-    if queue.leased:
-        pytest.skip("a strategy with leases holds no transaction")
-    if not queue.keeps_rows:
-        pytest.skip("the claim deletes the row: who commits it has ended the run")
-
-
 class LeasingConformance:
     """Claims that end without the word of their worker."""
 
+    @needs(leases=True)
     @pytest.mark.parametrize("verb", VERBS)
     @pytest.mark.parametrize("taken_over", [False, True], ids=["rescued", "taken-over"])
-    def test_a_late_result_changes_nothing(
-        self, queue: QueueUnderTest, verb: str, *, taken_over: bool
-    ) -> None:
+    def test_a_late_result_changes_nothing(self, queue: QueueUnderTest, verb: str, *, taken_over: bool) -> None:
         """Neither after the job has been taken from its worker, nor after another one has it."""
-        _needs_leases(queue)
         queue.enqueue(1)
         with queue.session() as stale, queue.session() as thief:
             jobs = queue.claim(stale)
@@ -72,9 +58,9 @@ class LeasingConformance:
             stale.commit()
             assert queue.row(0) == before
 
+    @needs(leases=True)
     def test_the_new_owner_settles_after_a_late_result(self, queue: QueueUnderTest) -> None:
         """The late result has not taken the job from the one that has it."""
-        _needs_leases(queue)
         queue.enqueue(1)
         with queue.session() as stale, queue.session() as thief:
             late = queue.claim(stale)
@@ -88,11 +74,9 @@ class LeasingConformance:
             thief.commit()
         assert queue.state(0) == "completed"
 
-    def test_every_execution_of_a_claim_has_a_token_of_its_own(
-        self, queue: QueueUnderTest
-    ) -> None:
+    @needs(leases=True)
+    def test_every_execution_of_a_claim_has_a_token_of_its_own(self, queue: QueueUnderTest) -> None:
         """Even of the same statement object, by the same worker."""
-        _needs_leases(queue)
         queue.enqueue(1)
         statement = claim(queue.Job, 1)
         with queue.session() as first, queue.session() as second:
@@ -104,9 +88,9 @@ class LeasingConformance:
             second.commit()
             assert first.scalars(complete(late)).all() == []
 
+    @needs(leases=True)
     def test_a_batch_of_which_one_job_is_lost(self, queue: QueueUnderTest) -> None:
         """The others are settled, and the keys that come back say which."""
-        _needs_leases(queue)
         queue.enqueue(3)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -116,9 +100,9 @@ class LeasingConformance:
             session.commit()
         assert queue.claimable() == [1]
 
+    @needs(leases=True)
     def test_a_late_lease_that_nobody_took_still_counts(self, queue: QueueUnderTest) -> None:
         """A worker that is merely slow keeps its result."""
-        _needs_leases(queue)
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -138,9 +122,9 @@ class LeasingConformance:
             assert _rescue(queue) == set()
             assert queue.claimable() == []
 
+    @needs(leases=True)
     def test_a_lease_counts_from_the_statement(self, queue: QueueUnderTest) -> None:
         """When claiming as when extending, however long the transaction has been open."""
-        _needs_leases(queue)
         queue.enqueue(1)
         expires = queue.Job.__table__.c.lease_expires_at
         slept = sa.select(sa.func.now(), sa.func.pg_sleep(0.3))
@@ -149,24 +133,24 @@ class LeasingConformance:
         with queue.session() as session:
             session.execute(slept)
             jobs = session.scalars(claim(queue.Job, 1)).all()
-            assert session.scalar(left) > enough
+            assert session.scalars(left).one() > enough
             session.commit()
             session.execute(slept)
             session.execute(extend(jobs, lease=HOUR))
-            assert session.scalar(left) > enough
+            assert session.scalars(left).one() > enough
 
+    @needs(leases=True)
     def test_extend_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
         """A handler that has written its own row does not keep its batch-mates' leases from living."""
-        _needs_leases(queue)
         queue.enqueue(3)
         with queue.session() as handler, queue.impatient() as heart:
             jobs = queue.claim(handler)
             handler.execute(sa.update(queue.Job).where(queue.Job.number == 0).values(payload="w"))
             assert set(heart.scalars(extend(jobs))) == queue.keys(1, 2)
 
+    @needs(leases=True)
     def test_rescue_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
         """Its worker is alive, whatever the lease says: it has the row's lock."""
-        _needs_leases(queue)
         queue.enqueue(3)
         with queue.session() as handler, queue.impatient() as rescuer:
             _expire(handler, queue.claim(handler))
@@ -181,11 +165,9 @@ class LeasingConformance:
             queue.claim(session, 1)
             assert _rescue(queue) == set()
 
-    def test_a_job_that_ran_alone_keeps_its_attempt_when_rescued(
-        self, queue: QueueUnderTest
-    ) -> None:
+    @needs(leases=True)
+    def test_a_job_that_ran_alone_keeps_its_attempt_when_rescued(self, queue: QueueUnderTest) -> None:
         """It may have killed its worker."""
-        _needs_leases(queue)
         queue.enqueue(2)
         with queue.session() as session:
             _expire(session, queue.claim(session, of=queue.only(0)))
@@ -193,9 +175,9 @@ class LeasingConformance:
         assert (queue.state(0), queue.attempts(0)) == ("pending", 1)
         assert sorted(queue.claimable()) == [0, 1]
 
+    @needs(leases=True)
     def test_batch_mates_get_their_attempt_back_when_rescued(self, queue: QueueUnderTest) -> None:
         """One of them may have killed the worker; nobody knows which."""
-        _needs_leases(queue)
         queue.enqueue(3)
         with queue.session() as session:
             _expire(session, queue.claim(session))
@@ -203,9 +185,9 @@ class LeasingConformance:
         assert [queue.attempts(number) for number in range(3)] == [0, 0, 0]
         assert sorted(queue.claimable()) == [0, 1, 2]
 
+    @needs(leases=True)
     def test_batch_mates_that_are_rescued_one_after_the_other(self, queue: QueueUnderTest) -> None:
         """The last one of a batch did not run alone because it is rescued alone."""
-        _needs_leases(queue)
         queue.enqueue(3, max_attempts=1)
         with queue.session() as session:
             for job in queue.claim(session):
@@ -214,12 +196,10 @@ class LeasingConformance:
         assert [queue.attempts(number) for number in range(3)] == [0, 0, 0]
         assert sorted(queue.claimable()) == [0, 1, 2]
 
+    @needs(leases=True)
     @pytest.mark.parametrize("limit", ["the queue's", "the job's own"])
-    def test_a_job_that_spent_its_attempts_is_failed_when_rescued(
-        self, queue: QueueUnderTest, limit: str
-    ) -> None:
+    def test_a_job_that_spent_its_attempts_is_failed_when_rescued(self, queue: QueueUnderTest, limit: str) -> None:
         """It has killed its workers often enough, when each time it ran alone."""
-        _needs_leases(queue)
         runs = 3
         if limit == "the job's own":
             runs = 2
@@ -232,15 +212,13 @@ class LeasingConformance:
                 _expire(session, queue.claim(session, 1))
             assert _rescue(queue) == queue.keys(0)
         assert (queue.state(0), queue.attempts(0)) == ("failed", runs)
-        assert (queue.row(0) or {})["finished_at"] is not None
+        assert queue.stored(0)["finished_at"] is not None
         with queue.session() as session:
             assert session.scalars(requeue(queue.only(0))).all() == [queue.key(0)]
             session.commit()
         assert queue.claimable() == [0]
 
-    def test_a_dead_worker_loses_its_jobs_but_nobody_else_does(
-        self, queue: QueueUnderTest
-    ) -> None:
+    def test_a_dead_worker_loses_its_jobs_but_nobody_else_does(self, queue: QueueUnderTest) -> None:
         """Its connection is gone: the jobs are free at once, or when the lease is over."""
         queue.enqueue(3)
         with queue.session() as worker:
@@ -249,9 +227,8 @@ class LeasingConformance:
                 _expire(worker, jobs)
             backend = worker.scalar(sa.select(sa.func.pg_backend_pid()))
             queue.execute("SELECT pg_terminate_backend(:pid)", pid=backend)
-            gone = sa.select(sa.literal_column("count(*)")).select_from(sa.text("pg_stat_activity"))
-            gone = gone.where(sa.text("pid = :pid")).params(pid=backend)
-            wait_for(lambda: queue.execute(gone) == 0)
+            alive = "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid"
+            wait_for(lambda: queue.execute(alive, pid=backend) == 0)
             worker.invalidate()
         if queue.leased:
             assert len(_rescue(queue)) == 2
@@ -260,12 +237,10 @@ class LeasingConformance:
 
     # -- held transactions ---------------------------------------------------------------------------
 
+    @needs(leases=False, rows=True)
     @pytest.mark.parametrize("verb", VERBS)
-    def test_a_claim_is_over_with_its_transaction(
-        self, queue: QueueUnderTest, verb: str
-    ) -> None:
+    def test_a_claim_is_over_with_its_transaction(self, queue: QueueUnderTest, verb: str) -> None:
         """A verb refuses jobs that anybody may have by now."""
-        _needs_a_held_transaction(queue)
         queue.enqueue(1)
         with queue.session() as session, queue.session() as another:
             jobs = queue.claim(session)
@@ -274,9 +249,9 @@ class LeasingConformance:
             with pytest.raises(NotClaimedError, match="transaction"):
                 VERBS[verb](jobs)
 
+    @needs(leases=False, rows=True)
     def test_a_claim_that_is_committed_unsettled_comes_back(self, queue: QueueUnderTest) -> None:
         """At once or by `reconcile()`, and as often as it was there: once."""
-        _needs_a_held_transaction(queue)
         queue.enqueue(3)
         with queue.session() as session:
             queue.claim(session, of=queue.only(0, 1))
@@ -287,9 +262,9 @@ class LeasingConformance:
         assert sorted(queue.claimable()) == [0, 1, 2]
         assert queue.attempts(0) == 0
 
+    @needs(leases=False, rows=True)
     def test_a_held_job_reads_as_pending_to_others(self, queue: QueueUnderTest) -> None:
         """Nothing is in effect before the commit."""
-        _needs_a_held_transaction(queue)
         queue.enqueue(1)
         with queue.session() as session:
             queue.claim(session)

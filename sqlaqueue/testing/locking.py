@@ -13,21 +13,17 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, fail, purge, reconcile, release, requeue, retry
-from sqlaqueue.testing.queue import QueueUnderTest, numbers_of
+from sqlaqueue.testing.queue import QueueUnderTest, needs, numbers_of
 
 Lock = Callable[[QueueUnderTest, Session], Any]
 
 
 def _row_lock(clause: str) -> Lock:
-    return lambda _, session: session.execute(
-        sa.text(f"SELECT * FROM conformance_job WHERE number = 0 FOR {clause}")  # noqa: S608 - our own words
-    )
+    return lambda _, session: session.execute(sa.text(f"SELECT * FROM conformance_job WHERE number = 0 FOR {clause}"))
 
 
 def _write(**values: Any) -> Lock:
-    return lambda queue, session: session.execute(
-        sa.update(queue.Job).where(queue.Job.number == 0).values(values)
-    )
+    return lambda queue, session: session.execute(sa.update(queue.Job).where(queue.Job.number == 0).values(values))
 
 
 LOCKS: dict[str, Lock] = {
@@ -36,9 +32,7 @@ LOCKS: dict[str, Lock] = {
     "an UPDATE of the job": _write(payload="edited"),
     "an UPDATE of its priority": _write(priority=-5),
     "an UPDATE of its time": _write(run_at=sa.func.now() - sa.text("interval '1 day'")),
-    "a DELETE of the job": lambda queue, session: session.execute(
-        sa.delete(queue.Job).where(queue.Job.number == 0)
-    ),
+    "a DELETE of the job": lambda queue, session: session.execute(sa.delete(queue.Job).where(queue.Job.number == 0)),
     "FOR UPDATE": _row_lock("UPDATE"),
     "FOR NO KEY UPDATE": _row_lock("NO KEY UPDATE"),
     "FOR SHARE": _row_lock("SHARE"),
@@ -75,9 +69,7 @@ class LockingConformance:
             assert numbers_of(session.scalars(claim(queue.Job, 10))) == [1, 2, 3]
 
     @pytest.mark.parametrize("lock", SHARED_KEYS)
-    def test_a_claim_takes_a_job_to_which_a_child_row_refers(
-        self, queue: QueueUnderTest, lock: str
-    ) -> None:
+    def test_a_claim_takes_a_job_to_which_a_child_row_refers(self, queue: QueueUnderTest, lock: str) -> None:
         """Writing a child row takes no job away; only where the claim deletes the row it has to."""
         queue.enqueue(4)
         with queue.session() as holder, queue.impatient() as session:
@@ -85,27 +77,21 @@ class LockingConformance:
             taken = [0, 1, 2, 3] if queue.keeps_rows else [1, 2, 3]
             assert numbers_of(session.scalars(claim(queue.Job, 10))) == taken
 
-    def test_a_claim_does_not_wait_for_the_second_table_of_its_filter(
-        self, queue: QueueUnderTest
-    ) -> None:
+    def test_a_claim_does_not_wait_for_the_second_table_of_its_filter(self, queue: QueueUnderTest) -> None:
         """Only the jobs are locked: a locked owner neither stops nor hides them."""
         queue.enqueue(4, owner_id=1)
         with queue.session() as holder, queue.impatient() as session:
             holder.execute(sa.select(queue.Owner).with_for_update())
             assert numbers_of(session.scalars(claim(queue.of_vips(), 10))) == [0, 1, 2, 3]
 
-    def test_a_claim_does_not_lock_the_second_table_of_its_filter(
-        self, queue: QueueUnderTest
-    ) -> None:
+    def test_a_claim_does_not_lock_the_second_table_of_its_filter(self, queue: QueueUnderTest) -> None:
         """The owner of a running job can be changed."""
         queue.enqueue(4, owner_id=1)
         with queue.session() as session, queue.impatient() as user:
             session.scalars(claim(queue.of_vips(), 10)).all()
             user.execute(sa.update(queue.Owner).values(vip=True))
 
-    def test_a_claim_does_not_wait_for_locks_in_the_side_tables(
-        self, queue: QueueUnderTest
-    ) -> None:
+    def test_a_claim_does_not_wait_for_locks_in_the_side_tables(self, queue: QueueUnderTest) -> None:
         """What the strategy stores beside the jobs is the user's to look at, with a lock as well."""
         queue.enqueue(4)
         queue.run(fail, 3)
@@ -116,22 +102,18 @@ class LockingConformance:
             claimed = numbers_of(session.scalars(claim(queue.Job, 10)))
             assert claimed in ([], [0, 1, 2])
 
+    @needs(rows=True)
     def test_a_claim_holds_up_no_child_rows(self, queue: QueueUnderTest) -> None:
         """As long as the job's row exists, rows that refer to it can be written while it runs."""
-        if not queue.keeps_rows:
-            pytest.skip("the claim deletes the row, so nothing can refer to it any more")
         queue.enqueue(1)
         with queue.session() as session, queue.impatient() as user:
             session.scalars(claim(queue.Job, 1)).all()
             SHARED_KEYS["a child row's foreign key"](queue, user)
 
+    @needs(rows=True)
     @pytest.mark.parametrize("verb", SETTLEMENTS)
-    def test_settling_does_not_wait_for_child_rows(
-        self, queue: QueueUnderTest, verb: str
-    ) -> None:
+    def test_settling_does_not_wait_for_child_rows(self, queue: QueueUnderTest, verb: str) -> None:
         """Nor does a run end later because somebody writes a row that refers to the job."""
-        if not queue.keeps_rows:
-            pytest.skip("the claim deletes the row, so nothing can refer to it any more")
         queue.enqueue(1)
         with queue.impatient() as session, queue.session() as user:
             jobs = queue.claim(session)

@@ -53,21 +53,19 @@ class PlanningConformance:
 
     @pytest.mark.parametrize("cache", ["force_custom_plan", "force_generic_plan"])
     @pytest.mark.parametrize("filtered", [False, True], ids=["all-jobs", "second-table"])
-    def test_a_claim_is_right_under_every_plan(
-        self, queue: QueueUnderTest, cache: str, *, filtered: bool
-    ) -> None:
+    def test_a_claim_is_right_under_every_plan(self, queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
         """Exactly n jobs, in order, and nobody else's view of the others is changed."""
         queue.enqueue(range(0, 40, 2), owner_id=1)
         queue.enqueue(range(1, 41, 2), owner_id=2)
-        queue.execute("ANALYZE")
+        for table in queue.models.base.metadata.sorted_tables:
+            queue.execute(f"ANALYZE {table.name}")
         self._check(queue, cache, filtered=filtered)
 
     @pytest.mark.parametrize("cache", ["force_custom_plan", "force_generic_plan"])
     @pytest.mark.parametrize("filtered", [False, True], ids=["all-jobs", "second-table"])
-    def test_a_claim_is_right_without_statistics(
-        self, queue: QueueUnderTest, cache: str, *, filtered: bool
-    ) -> None:
+    def test_a_claim_is_right_without_statistics(self, queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
         """A table that nobody has analysed is planned for as if it were of some usual size."""
+        queue.create()
         for table in queue.models.base.metadata.sorted_tables:
             queue.execute(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
         queue.enqueue(range(0, 40, 2), owner_id=1)
@@ -76,7 +74,9 @@ class PlanningConformance:
 
     @staticmethod
     def _check(queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
-        wanted = queue.of_vips() if filtered else sa.select(queue.Job)
+        # Two tables side by side, since such a subquery may be taken for one about the outer statement's row.
+        of_vips = sa.and_(queue.Job.owner_id == queue.Owner.id, queue.Owner.vip)
+        wanted = sa.select(queue.Job).where(of_vips if filtered else sa.true())
         order = [number for number in queue.claimable() if number % 2 == 0 or not filtered]
         for switched_off in _plans(queue):
             with queue.session() as session, queue.session() as another:

@@ -7,11 +7,11 @@ jobs share parts of a composite key, and a statement that compares only one part
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, relationship, sessionmaker
@@ -28,6 +28,7 @@ DEADLINE = 60
 ALL = 1000
 """More jobs than a test enqueues, unless it says so."""
 
+_NEEDS = "sqlaqueue_needs"
 _GATE = 7_219_402
 _BROKEN = f"SET LOCAL lock_timeout = '{DEADLINE // 3}s'"
 _IMPATIENT = "SET LOCAL lock_timeout = '100ms'"
@@ -42,6 +43,51 @@ class Models(NamedTuple):
     """A second table for filters: each job belongs to one owner, or to nobody."""
     note: Any
     """A child table, whose rows refer to a job."""
+
+
+class Traits(NamedTuple):
+    """Wherein strategies differ by their contract."""
+
+    leases: bool
+    """A claim takes effect with its commit; otherwise its transaction holds the jobs."""
+    rows: bool
+    """The row of a claimed job still exists."""
+    status: bool
+    """A row tells the state that its job is in."""
+
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def needs(**traits: bool) -> Callable[[Test], Test]:
+    """Mark a test of what only strategies with these :class:`Traits` promise."""
+
+    def mark(test: Test) -> Test:
+        setattr(test, _NEEDS, traits)
+        return test
+
+    return mark
+
+
+def concerns(test: Any, traits: Traits) -> bool:
+    """Tell whether a test is about strategies with these traits."""
+    needed: dict[str, bool] = getattr(test, _NEEDS, {})
+    return all(getattr(traits, name) is value for name, value in needed.items())
+
+
+def traits_of(strategy: str | ClaimStrategy, columns: Mapping[str, str | None]) -> Traits:
+    """Return the traits of a strategy, as a model with these columns uses it."""
+    spec = spec_of(make_models(strategy, columns, composite=False).job)
+    return Traits(
+        leases=not spec.strategy.holds_transaction,
+        rows=spec.strategy.hands_out_rows,
+        status=spec.has("status"),
+    )
+
+
+def make_models(strategy: str | ClaimStrategy, columns: Mapping[str, str | None], *, composite: bool) -> Models:
+    """Return the classes of a queue; the same ones for the same arguments, for the sake of SQLAlchemy's caches."""
+    return _make_models(strategy, tuple(sorted(columns.items())), composite=composite)
 
 
 @lru_cache(maxsize=64)
@@ -64,9 +110,7 @@ def _make_models(
 
     class Job(QueueMixin, Keyed):
         __tablename__ = "conformance_job"
-        __queue__ = QueueConfig(
-            strategy=strategy, columns=dict(columns), max_attempts=3, lease=HOUR
-        )
+        __queue__ = QueueConfig(strategy=strategy, columns=dict(columns), max_attempts=3, lease=HOUR)
         number = mapped_column(sa.Integer(), nullable=False)
         payload = mapped_column(sa.Text())
         owner_id = mapped_column(sa.ForeignKey(Owner.id))
@@ -99,26 +143,14 @@ class QueueUnderTest:
     ) -> None:
         self.engine = engine
         self.composite = composite
-        self.models = _make_models(
-            strategy, tuple(sorted((columns or {}).items())), composite=composite
-        )
+        self.models = make_models(strategy, columns or {}, composite=composite)
         self.Job, self.Owner, self.Note = self.models[1:]
-        spec = spec_of(self.Job)
-        self.strategy = spec.strategy
-        self.leased = not spec.strategy.holds_transaction
-        """Whether a claim takes effect with its commit; otherwise its transaction holds the jobs."""
-        self.keeps_rows = spec.strategy.hands_out_rows
-        """Whether the row of a claimed job still exists."""
-        self.has_status = spec.has("status")
+        self.leased, self.keeps_rows, self.has_status = traits_of(strategy, columns or {})
         self._sessions = sessionmaker(engine)
 
     def __enter__(self) -> Self:
         """Create the tables."""
-        metadata = self.models.base.metadata
-        metadata.drop_all(self.engine)  # what an interrupted run left behind
-        metadata.create_all(self.engine)
-        with self._sessions.begin() as session:
-            session.add_all([self.Owner(id=1, vip=True), self.Owner(id=2, vip=False)])
+        self.create()
         return self
 
     def __exit__(
@@ -127,21 +159,42 @@ class QueueUnderTest:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Drop the tables, even if a failed test has left somebody waiting in one of them."""
-        with self.engine.begin() as connection:
-            connection.execute(
-                sa.text(
-                    "SELECT pg_terminate_backend(pid) FROM pg_locks JOIN pg_stat_activity USING (pid)"
-                    " WHERE locktype = 'relation' AND relation = ANY(:tables) AND pid <> pg_backend_pid()"
-                ),
-                {"tables": self._table_ids(connection)},
-            )
+        """Drop the tables."""
+        self.drop()
+
+    def create(self) -> None:
+        """Create the tables anew, without statistics."""
+        self.drop()  # what an interrupted run left behind
+        self.models.base.metadata.create_all(self.engine)
+        self._add_owners()
+
+    def drop(self) -> None:
+        """Drop the tables, with all that belongs to them."""
+        self._disconnect()
         self.models.base.metadata.drop_all(self.engine)
 
-    def _table_ids(self, connection: sa.Connection) -> Sequence[int]:
+    def clear(self) -> None:
+        """Empty the tables."""
+        self._disconnect()
+        with self.engine.begin() as connection:
+            for table in reversed(self.models.base.metadata.sorted_tables):
+                connection.execute(sa.delete(table))
+        self._add_owners()
+
+    def _add_owners(self) -> None:
+        with self._sessions.begin() as session:
+            session.add_all([self.Owner(id=1, vip=True), self.Owner(id=2, vip=False)])
+
+    def _disconnect(self) -> None:
+        """End the transactions that a failed test has left open on the tables."""
         names = [table.name for table in self.models.base.metadata.sorted_tables]
-        ids = sa.text("SELECT oid FROM pg_class WHERE relname = ANY(:names) AND relkind = 'r'")
-        return connection.scalars(ids, {"names": names}).all()
+        self.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+            " JOIN pg_class ON pg_class.oid = relation"
+            " WHERE datname = current_database() AND backend_type = 'client backend'"
+            " AND pid <> pg_backend_pid() AND relname = ANY(:names)",
+            names=names,
+        )
 
     # -- sessions ------------------------------------------------------------------------------------
 
@@ -224,12 +277,18 @@ class QueueUnderTest:
 
     # -- what can be seen ----------------------------------------------------------------------------
 
-    def row(self, number: int) -> Mapping[str, Any] | None:
+    def row(self, number: int) -> sa.RowMapping | None:
         """Return the committed row of a job, None if it has none."""
         table = self.Job.__table__
         with self.engine.connect() as connection:
             found = connection.execute(sa.select(table).where(table.c.number == number))
             return found.mappings().one_or_none()
+
+    def stored(self, number: int) -> sa.RowMapping:
+        """Return the committed row of a job that has one."""
+        row = self.row(number)
+        assert row is not None, f"job {number} has no row"
+        return row
 
     def state(self, number: int) -> str | None:
         """Return the name of the state that a job is in for everybody; None if nothing is left of it.
@@ -303,9 +362,7 @@ class Gate:
 
     def await_arrival(self) -> None:
         """Wait until somebody stands before the gate."""
-        arrived = sa.text(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = :gate AND NOT granted"
-        )
+        arrived = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = :gate AND NOT granted")
         wait_for(lambda: bool(self._keeper.scalar(arrived, {"gate": _GATE})), self._keeper.commit)
 
 

@@ -19,9 +19,7 @@ JOBS = 200
 
 
 def _sql(**values: Any) -> Callable[[QueueUnderTest], None]:
-    return lambda queue: queue.execute(
-        sa.update(queue.Job).where(queue.Job.number == 0).values(values)
-    )
+    return lambda queue: queue.execute(sa.update(queue.Job).where(queue.Job.number == 0).values(values))
 
 
 def _cancel(queue: QueueUnderTest) -> None:
@@ -69,10 +67,7 @@ class RacingConformance:
         """Of claims that are all in effect at the same time."""
         queue.enqueue(20)
         with ExitStack() as workers:
-            claims = [
-                numbers_of(queue.claim(workers.enter_context(queue.session()), 3))
-                for _ in range(8)
-            ]
+            claims = [numbers_of(queue.claim(workers.enter_context(queue.session()), 3)) for _ in range(8)]
         assert [len(claim) for claim in claims] == [3, 3, 3, 3, 3, 3, 2, 0]
         assert sorted(number for claim in claims for number in claim) == list(range(20))
 
@@ -131,14 +126,13 @@ class RacingConformance:
         with ThreadPoolExecutor(3) as pool:
             bringing = [pool.submit(bring_back)]
             workers = [pool.submit(work), pool.submit(work)]
+            bringing[0].result(DEADLINE)
             done = [number for worker in workers for number in worker.result(DEADLINE)]
         assert len(done) == len(set(done))
         assert sorted([*done, *queue.claimable()]) == list(range(60))
 
     @pytest.mark.parametrize("change", CHANGES)
-    def test_a_job_is_judged_again_when_it_is_locked(
-        self, queue: QueueUnderTest, change: str
-    ) -> None:
+    def test_a_job_is_judged_again_when_it_is_locked(self, queue: QueueUnderTest, change: str) -> None:
         """A claim does not hand out what it has seen and what is no longer so."""
         queue.enqueue(4, payload="wanted")
         wanted = sa.select(queue.Job).where(queue.Job.payload == "wanted")

@@ -43,7 +43,7 @@ class TendingConformance:
         assert (queue.state(0), queue.state(3)) == ("cancelled", "cancelled")
         if queue.keeps_rows:
             assert queue.attempts(0) == 1
-            assert (queue.row(0) or {})["finished_at"] is not None
+            assert queue.stored(0)["finished_at"] is not None
         assert sorted(queue.claimable()) == [1, 2]
 
     @pytest.mark.parametrize("verb", [cancel, requeue])
@@ -102,13 +102,25 @@ class TendingConformance:
         assert sorted(queue.claimable()) == [1, 2]
         assert queue.state(0) == "failed"
 
+    @pytest.mark.parametrize("verb", [cancel, requeue, purge])
+    def test_a_verb_takes_a_filter_with_a_second_table(self, queue: QueueUnderTest, verb: Verb) -> None:
+        """Wherever the jobs in question are kept."""
+        queue.enqueue([0, 3], owner_id=1)
+        queue.enqueue([1, 2, 4], owner_id=2)
+        if verb is not cancel:
+            queue.run(fail, *range(5))
+        of_vips = sa.select(queue.Job).where(queue.Job.owner.has(queue.Owner.vip), queue.Job.number < 4)
+        assert _do(queue, verb(of_vips)) == queue.keys(0, 3)
+        assert _do(queue, verb(of_vips)) == set()
+        assert _do(queue, verb(queue.Job)) == queue.keys(1, 2, 4)
+
     def test_a_requeued_job_keeps_what_the_user_stored(self, queue: QueueUnderTest) -> None:
         """Its payload, its owner and its priority; it is due now."""
         queue.enqueue([0], payload="kept", owner_id=1, priority=7)
         queue.enqueue([1])
         queue.run(fail, 0)
         _do(queue, requeue(queue.Job))
-        row = queue.row(0) or {}
+        row = queue.stored(0)
         assert (row["payload"], row["owner_id"], row["priority"]) == ("kept", 1, 7)
         assert queue.claimable() == [1, 0]
 
@@ -129,23 +141,17 @@ class TendingConformance:
         _finish(queue)
         with queue.session() as session:
             queue.claim(session, of=queue.only(5))
-            assert _do(queue, purge(queue.Job)) == queue.keys(
-                *([0, 1, 2] if queue.keeps_rows else [1, 2])
-            )
+            assert _do(queue, purge(queue.Job)) == queue.keys(*([0, 1, 2] if queue.keeps_rows else [1, 2]))
             assert sorted(queue.claimable()) == [3, 4]
         assert [queue.state(number) for number in range(3)] == [None] * 3
 
-    @pytest.mark.parametrize(
-        ("states", "number"), [("completed", 0), ("failed", 1), ("cancelled", 2)]
-    )
+    @pytest.mark.parametrize(("states", "number"), [("completed", 0), ("failed", 1), ("cancelled", 2)])
     def test_purge_obeys_states(self, queue: QueueUnderTest, states: str, number: int) -> None:
         """Only jobs that ended like this."""
         _finish(queue)
         gone = queue.keys(number) if number or queue.keeps_rows else set()
         assert _do(queue, purge(queue.Job, states=[states])) == gone
-        assert _do(queue, purge(queue.Job)) == (
-            queue.keys(0, 1, 2) if queue.keeps_rows else queue.keys(1, 2)
-        ) - gone
+        assert _do(queue, purge(queue.Job)) == (queue.keys(0, 1, 2) if queue.keeps_rows else queue.keys(1, 2)) - gone
 
     def test_purge_obeys_a_filter_and_a_limit(self, queue: QueueUnderTest) -> None:
         """Repeated until no key comes back, it deletes all, each once."""
@@ -170,9 +176,7 @@ class TendingConformance:
         assert queue.keys(0) <= _do(queue, purge(queue.Job, older_than=0))
 
     @pytest.mark.parametrize("verb", [reconcile, rescue])
-    def test_where_nothing_is_wrong_nothing_is_mended(
-        self, queue: QueueUnderTest, verb: Verb
-    ) -> None:
+    def test_where_nothing_is_wrong_nothing_is_mended(self, queue: QueueUnderTest, verb: Verb) -> None:
         """In any state of a job."""
         _finish(queue)
         with queue.session() as session:

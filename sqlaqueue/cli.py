@@ -1,0 +1,101 @@
+"""The command line ``sqlaqueue``: a thin group of commands, each a door to a part of the package."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+try:
+    import click
+    from rich.console import Console
+except ModuleNotFoundError as missing:
+    msg = f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'"
+    raise SystemExit(msg) from None
+
+from sqlaqueue import __version__
+
+STRATEGIES = ("update_status", "delete_returning", "batch_select")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="sqlaqueue")
+def main() -> None:
+    """Job queues in PostgreSQL, made of your own SQLAlchemy models."""
+
+
+@main.command(short_help="Run real jobs, kill a worker, check the result.")
+@click.option(
+    "--path",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="The directory to read; by default Python's standard library.",
+)
+@click.option(
+    "--strategy",
+    type=click.Choice([*STRATEGIES, "all"]),
+    default="update_status",
+    show_default=True,
+    help="How workers claim jobs; all: one after the other.",
+)
+@click.option(
+    "--workers",
+    # One of them is killed, and somebody has to do its jobs.
+    type=click.IntRange(2, 64),
+    default=4,
+    show_default=True,
+    help="How many worker processes.",
+)
+@click.option(
+    "--batch", type=click.IntRange(1, 10_000), default=25, show_default=True, help="The most jobs a claim takes."
+)
+@click.option("--url", help="Your own PostgreSQL, postgresql://...; by default an embedded one is started.")
+def demo(path: Path | None, strategy: str, workers: int, batch: int, url: str | None) -> None:
+    """Enqueue a job for every file of a directory, run them in several processes, and kill one with SIGKILL.
+
+    Each job stores the SHA-256, the size and the number of lines of its file. In the end all files are read again and
+    compared with the table: every file exactly once, none lost. The exit code is 0 if that holds, 1 if it does not,
+    and 2 if the demo could not begin.
+
+    Without --url everything happens on a PostgreSQL in a temporary directory. With it, in the schema sqlaqueue_demo of
+    your database, which must not exist yet, and is dropped in the end.
+    """
+    try:
+        from sqlaqueue.demo.display import Display
+        from sqlaqueue.demo.errors import CannotRunError
+        from sqlaqueue.demo.run import run
+    except ModuleNotFoundError as error:
+        if error.name != "psycopg":
+            raise
+        raise click.UsageError("The demo needs psycopg: pip install 'sqlaqueue[demo]'") from None
+    strategies = STRATEGIES if strategy == "all" else (strategy,)
+    try:
+        with _tidy_end():
+            ok = run(strategies, path, url, workers=workers, batch=batch, display=Display(Console(highlight=False)))
+    except CannotRunError as error:
+        raise click.UsageError(str(error)) from None
+    sys.exit(0 if ok else 1)
+
+
+@contextmanager
+def _tidy_end() -> Iterator[None]:
+    """Let each signal that ends a program interrupt the block, once: a second one must not interrupt the cleaning up."""
+    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+    def interrupt(_: int, __: FrameType | None) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    main()

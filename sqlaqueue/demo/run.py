@@ -1,0 +1,173 @@
+"""The show: enqueue a job for every file, start workers, kill one of them in the middle, check what came of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.demo.check import Findings, check, regular_files
+from sqlaqueue.demo.database import demo_database
+from sqlaqueue.demo.display import Display
+from sqlaqueue.demo.errors import CannotRunError
+from sqlaqueue.demo.models import MODELS, FileJob
+from sqlaqueue.demo.processes import WorkerProcess
+from sqlaqueue.demo.report import report
+from sqlaqueue.demo.worker import PAUSE_AT, URL
+
+_TICK = 0.05
+"""Seconds between two looks at the workers and the table."""
+
+_STANDSTILL = 60.0
+"""Seconds without any change after which the show is given up."""
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What is the same for every strategy."""
+
+    engine: sa.Engine
+    display: Display
+    files: Sequence[bytes]
+    list_files: Callable[[], Iterator[bytes]]
+    workers: int
+    batch: int
+    logs: Path
+
+
+def run(
+    strategies: Sequence[str], path: Path | None, url: str | None, *, workers: int, batch: int, display: Display
+) -> bool:
+    """Run the demo with each strategy in turn and print what was found; return whether all of it held.
+
+    :param path: the directory to read; the interpreter's standard library by default.
+    :param url: the database to use; an embedded one by default.
+    :raises CannotRunError: when the demo cannot begin.
+    """
+
+    def list_files() -> Iterator[bytes]:
+        if path is not None:
+            return regular_files(path)
+        # The interpreter itself writes to the one while the demo runs, and the other is not its library.
+        return regular_files(Path(sysconfig.get_path("stdlib")), leave_out=("__pycache__", "site-packages"))
+
+    files = list(list_files())
+    if not files:
+        msg = f"there is no file to read below {path}; name another directory with --path"
+        raise CannotRunError(msg)
+    with contextlib.ExitStack() as stack:
+        engine = stack.enter_context(demo_database(url))
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-")))
+        demo = Demo(engine, display, files, list_files, workers, batch, logs)
+        # A list, so that the second strategy is shown as well when the first one fails.
+        return all([_perform(demo, strategy) for strategy in strategies])
+
+
+def _perform(demo: Demo, strategy: str) -> bool:
+    model, display = MODELS[strategy], demo.display
+    display.say(f"{strategy}: {len(demo.files)} files, {demo.workers} worker processes", "bold")
+    with _workers(demo, strategy) as workers, Session(demo.engine) as session:
+        began = _enqueue(session, model, demo.files)
+        with display.progress(strategy, len(demo.files)):
+            victim, trouble = _watch(session, model, workers, display, len(demo.files))
+        codes = {worker: worker.stop() for worker in workers if not worker.killed}
+        findings = _check(session, model, demo, victim)
+        findings.problems += trouble
+        findings.problems += [f"worker {worker.number} ended with code {code}" for worker, code in codes.items() if code]
+        report(display, session, model, began, workers, victim, findings)
+    return not findings.problems
+
+
+@contextlib.contextmanager
+def _workers(demo: Demo, strategy: str) -> Iterator[list[WorkerProcess]]:
+    """Start the worker processes, and see to it that none is left."""
+    environment = {
+        **os.environ,
+        URL: demo.engine.url.render_as_string(hide_password=False),
+        PAUSE_AT: os.fsdecode(demo.files[len(demo.files) // 2]),
+    }
+    workers: list[WorkerProcess] = []
+    try:
+        for number in range(1, demo.workers + 1):
+            log = demo.logs / f"{strategy}-{number}"
+            workers.append(WorkerProcess(number, strategy, demo.batch, environment, log))
+        # The rate is that of the queue, and not of processes that start.
+        while not all(worker.ready or not worker.lives for worker in workers):
+            time.sleep(_TICK)
+        yield workers
+    finally:
+        for worker in workers:
+            if worker.lives:
+                worker.kill()
+
+
+def _enqueue(session: Session, model: type[FileJob], files: Sequence[bytes]) -> datetime:
+    """Enqueue a job for each file, in one transaction; return the database's time."""
+    session.add_all(model(path=file) for file in files)
+    session.commit()
+    return session.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+
+
+def _watch(
+    session: Session, model: type[FileJob], workers: Sequence[WorkerProcess], display: Display, total: int
+) -> tuple[WorkerProcess | None, list[str]]:
+    """Wait until all jobs are finished; kill the worker that comes to the job in the middle.
+
+    :return: the killed worker, and what went wrong.
+    """
+    victim: WorkerProcess | None = None
+    last, changed = (0, 0), time.monotonic()
+    while True:
+        looked = time.monotonic()
+        done, failed = _finished(session, model)
+        display.update(done, failed, sum(len(worker.holds) for worker in workers if worker.lives))
+        if done + failed >= total:
+            return victim, []
+        for worker in workers:
+            if worker.paused and victim is None:
+                victim = worker
+                worker.kill()
+                display.say(
+                    f"  worker {worker.number} (process {worker.pid}) killed with SIGKILL while it held "
+                    f"{len(worker.holds)} jobs"
+                )
+            elif worker.paused:
+                worker.go_on()
+        now = time.monotonic()
+        if (done, failed) != last:
+            last, changed = (done, failed), now
+        if not any(worker.lives for worker in workers):
+            return victim, ["no worker is left"]
+        if now - changed > _STANDSTILL and not any(worker.holds for worker in workers if worker.lives):
+            return victim, [f"nothing has happened for {_STANDSTILL:.0f} seconds"]
+        # Counting a large table takes its time, which the workers should have.
+        time.sleep(max(_TICK, 3 * (now - looked)))
+
+
+def _finished(session: Session, model: type[FileJob]) -> tuple[int, int]:
+    """Return how many jobs are completed and failed."""
+    count = sa.func.count()
+    counted = session.execute(
+        sa.select(count.filter(model.status == "completed"), count.filter(model.status == "failed"))
+    ).one()
+    # Not to hold a snapshot open while others work.
+    session.rollback()
+    return counted[0], counted[1]
+
+
+def _check(session: Session, model: type[FileJob], demo: Demo, victim: WorkerProcess | None) -> Findings:
+    present = frozenset(demo.list_files())
+    if victim is None:
+        findings = check(session, model, demo.files, present)
+        findings.problems.append("no worker was killed")
+        return findings
+    return check(session, model, demo.files, present, killed=victim.pid, held=victim.holds)

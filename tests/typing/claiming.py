@@ -1,0 +1,103 @@
+"""What users write, as type checkers see it: claims and verbs on both kinds of session."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import assert_type
+
+from sqlalchemy import select
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship, selectinload
+
+from sqlaqueue import (
+    QueueConfig,
+    QueueMixin,
+    States,
+    cancel,
+    claim,
+    complete,
+    extend,
+    fail,
+    purge,
+    reconcile,
+    release,
+    requeue,
+    rescue,
+    retry,
+)
+
+
+class Base(DeclarativeBase):
+    """The user's own."""
+
+
+class User(Base):
+    """Somebody who gets mail."""
+
+    __tablename__ = "user"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Email(QueueMixin, Base):
+    """A queue."""
+
+    __tablename__ = "email"
+    __queue__ = QueueConfig(strategy="update_status", max_attempts=5, states=States(completed="sent"))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    to: Mapped[str]
+    user: Mapped[User] = relationship()
+
+
+def claims_are_of_the_model(session: Session) -> None:
+    """A claim gives instances of the class that was asked for."""
+    assert_type(session.execute(claim(Email, 10)).scalars().all(), Sequence[Email])
+    assert_type(session.scalars(claim(Email, 10)).all(), Sequence[Email])
+    assert_type(session.scalars(claim(Email, 1)).one_or_none(), Email | None)
+
+
+def a_select_keeps_its_type(session: Session) -> None:
+    """A claim from a select gives what the select would."""
+    some = select(Email).join(Email.user).where(User.id == 1, Email.to != "")
+    assert_type(session.execute(claim(some, 10)).scalars().all(), Sequence[Email])
+    assert_type(session.scalars(claim(some, 10).options(selectinload(Email.user))).all(), Sequence[Email])
+
+
+async def claims_are_the_same_when_async(session: AsyncSession) -> None:
+    """An AsyncSession says the same of them."""
+    assert_type((await session.execute(claim(Email, 10))).scalars().all(), Sequence[Email])
+    assert_type((await session.scalars(claim(select(Email), 10))).all(), Sequence[Email])
+
+
+def a_claim_takes_no_further_conditions() -> None:
+    """What is chained on a claim would filter nothing: it is too late."""
+    claim(Email, 10).where(Email.id == 1)  # type: ignore[attr-defined] # the point of this test
+
+
+def verbs_take_one_or_many(session: Session) -> None:
+    """The verbs take instances, and options with units."""
+    emails = session.scalars(claim(Email, 10)).all()
+    session.execute(complete(emails))
+    session.execute(complete(emails[0]))
+    session.execute(retry(emails, delay=timedelta(minutes=1), error=ValueError("no")))
+    session.execute(retry(emails[0], at=datetime.max, error="no"))
+    session.execute(fail(emails, error="no"))
+    session.execute(release(emails, delay=5))
+    session.execute(extend(emails, lease=60.0))
+    session.scalars(cancel(select(Email).where(Email.to == ""))).all()
+    session.scalars(requeue(Email)).all()
+    session.scalars(rescue(Email)).all()
+    session.scalars(reconcile(Email)).all()
+    session.scalars(purge(Email, older_than=timedelta(days=7), states=["completed"], limit=500)).all()
+
+
+def queue_attributes_are_typed(email: Email) -> None:
+    """The mixin's attributes are there for the type checker as well."""
+    assert_type(email.priority, int)
+    assert_type(email.run_at, datetime)
+    assert_type(email.attempts, int)
+    assert_type(email.last_error, str | None)
+    assert_type(email.lease_token, uuid.UUID | None)

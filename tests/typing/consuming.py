@@ -1,0 +1,69 @@
+"""What users write, as type checkers see it: consumers and their handlers."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sqlalchemy import create_engine, select
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, Exponential, JobEvent, Retry
+from tests.typing.claiming import Email, User
+
+make_session = sessionmaker(create_engine("postgresql+psycopg://"))
+make_async_session = async_sessionmaker(create_async_engine("postgresql+asyncpg://"))
+
+
+def send(session: Session, email: Email) -> None:
+    """Handle one job."""
+    if not email.to:
+        raise Retry(delay=timedelta(minutes=1))
+
+
+def send_all(session: Session, emails: list[Email]) -> None:
+    """Handle a batch."""
+
+
+def greet(session: Session, user: User) -> None:
+    """Handle something else."""
+
+
+async def send_async(session: AsyncSession, email: Email) -> None:
+    """Handle one job in an event loop."""
+
+
+async def send_all_async(session: AsyncSession, emails: list[Email]) -> None:
+    """Handle a batch in an event loop."""
+
+
+def policy(attempt: int, error: BaseException) -> float | None:
+    """Decide for oneself when to try again."""
+    return None if isinstance(error, ValueError) else 2.0 * attempt
+
+
+def handlers_are_checked_against_the_model() -> None:
+    """A handler of another model, or of the other colour, is an error before anything runs."""
+    Consumer(Email, send, make_session, concurrency=4, retry=Exponential(base=1)).run()
+    Consumer(Email, send_all, make_session, batch=True, retry=policy).run()
+    Consumer(select(Email).where(Email.to != ""), send, make_session).run()
+    Consumer(Email, greet, make_session)  # type: ignore[arg-type] # the point of this test
+    Consumer(Email, send_all, make_session)  # type: ignore[arg-type] # batch=True is missing
+    Consumer(Email, send, make_async_session)  # type: ignore[arg-type] # sessions of the other colour
+
+
+async def async_handlers_as_well() -> None:
+    """The same for AsyncConsumer."""
+    await AsyncConsumer(Email, send_async, make_async_session, timeout=30).run()
+    await AsyncConsumer(Email, send_all_async, make_async_session, batch=True).drain()
+    AsyncConsumer(Email, send, make_async_session)  # type: ignore[arg-type] # no coroutine function
+
+
+def events_are_typed(consumer: Consumer[Email]) -> None:
+    """Listeners take a JobEvent."""
+
+    def count(event: JobEvent) -> None:
+        print(event.name, event.key, event.attempt)
+
+    consumer.on("completed", count)
+    consumer.on("finished", count)  # type: ignore[arg-type] # there is no such event

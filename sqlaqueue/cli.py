@@ -16,7 +16,11 @@ except ModuleNotFoundError as missing:
     msg = f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'"
     raise SystemExit(msg) from None
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlaqueue import __version__
+from sqlaqueue.demo.display import Display
+from sqlaqueue.demo.errors import CannotRunError
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
@@ -63,9 +67,7 @@ def demo(path: Path | None, strategy: str, workers: int, batch: int, url: str | 
     your database, which must not exist yet, and is dropped in the end.
     """
     try:
-        from sqlaqueue.demo.display import Display
-        from sqlaqueue.demo.errors import CannotRunError
-        from sqlaqueue.demo.run import run
+        from sqlaqueue.demo.run import run  # noqa: PLC0415 - it needs what the other commands can do without
     except ModuleNotFoundError as error:
         if error.name != "psycopg":
             raise
@@ -73,15 +75,18 @@ def demo(path: Path | None, strategy: str, workers: int, batch: int, url: str | 
     strategies = STRATEGIES if strategy == "all" else (strategy,)
     try:
         with _tidy_end():
-            ok = run(strategies, path, url, workers=workers, batch=batch, display=Display(Console(highlight=False)))
+            held = run(strategies, path, url, workers=workers, batch=batch, display=Display(Console(highlight=False)))
     except CannotRunError as error:
         raise click.UsageError(str(error)) from None
-    sys.exit(0 if ok else 1)
+    except DBAPIError as error:
+        msg = f"The database failed while the demo ran: {error.orig}"
+        raise click.ClickException(msg) from error
+    sys.exit(0 if held else 1)
 
 
 @contextmanager
 def _tidy_end() -> Iterator[None]:
-    """Let each signal that ends a program interrupt the block, once: a second one must not interrupt the cleaning up."""
+    """Let a signal that ends programs interrupt the block; a second one must not interrupt the cleaning up."""
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
     def interrupt(_: int, __: FrameType | None) -> None:

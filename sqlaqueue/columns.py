@@ -83,7 +83,8 @@ def complete_table(mapper: Mapper[Any], table: sa.Table, config: QueueConfig, ro
 
     :raises ConfigurationError: when the class defines an attribute of a role's name without saying what for.
     """
-    made = {attribute for attribute, column in mapper.columns.items() if "sqlaqueue" in column.info}
+    # An expression may be mapped as well, and has no info.
+    made = {name for name, column in mapper.columns.items() if "sqlaqueue" in getattr(column, "info", ())}
     present = (_defined_by(mapper.class_) | set(mapper.columns.keys())) - made
     _check_names(mapper.class_, config, roles, present)
     for role, attribute in roles.items():

@@ -14,10 +14,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
-from sqlalchemy.sql.compiler import DDLCompiler, IdentifierPreparer
+from sqlalchemy.sql.compiler import DDLCompiler
 
-Body = Callable[[IdentifierPreparer], str]
-"""Writes the body of a function with identifiers quoted for the dialect at hand."""
+Body = Callable[[DDLCompiler], str]
+"""Writes the body of a function with names and literals as the dialect at hand has them."""
 
 
 class QueueObject(DDLElement):
@@ -95,7 +95,7 @@ def _qualified(compiler: DDLCompiler, function: TriggerFunction) -> str:
 def _create_function(element: TriggerFunction, compiler: DDLCompiler, **_: Any) -> str:
     return (
         f"CREATE OR REPLACE FUNCTION {_qualified(compiler, element)}() RETURNS trigger\n"
-        f"LANGUAGE plpgsql SET search_path FROM CURRENT AS $sqlaqueue$\n{element.body(compiler.preparer)}$sqlaqueue$"
+        f"LANGUAGE plpgsql SET search_path FROM CURRENT AS $sqlaqueue$\n{element.body(compiler)}$sqlaqueue$"
     )
 
 

@@ -3,16 +3,17 @@
 A strategy with a held transaction leaves no trace of a claim whose worker dies: the database rolls it back, the
 count of attempts with it, and a job that kills its worker would run for ever. So before a batch runs, a second
 connection commits one row with the keys of its jobs; the batch's own transaction deletes it. A job that is
-claimed and found in the row of another batch is a suspect, for its locks are gone while the row is not: suspects are
-claimed alone, and a start alone that left its row behind counts as an attempt.
+claimed and found in the row of another batch is a suspect, for its locks are gone while the row is not. Suspects run
+alone: one job, and nothing else in the whole Consumer. Such a start counts as an attempt even when it leaves its row behind.
 """
 
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -26,15 +27,17 @@ from sqlaqueue.strategies.side_tables import LEDGER
 _FORGET = timedelta(days=1)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Entry:
-    """The row of one batch, and what the ledger knew of its jobs."""
+    """The row of one batch, and what the ledger knows of its jobs once the row is written."""
 
-    id: uuid.UUID
     names: tuple[str, ...]
-    suspects: frozenset[str]
+    alone: bool
+    """Nothing else runs in this Consumer: if the worker dies, it is this job that did it."""
+    id: uuid.UUID = field(default_factory=uuid.uuid4)
+    suspects: frozenset[str] = frozenset()
     """The names of the jobs that are in rows which other batches left behind."""
-    deaths: int
+    deaths: int = 0
     """How many starts alone of its only job ended in the death of the worker."""
 
     def suspected(self, keys: Sequence[Key]) -> list[Key]:
@@ -42,22 +45,59 @@ class Entry:
         return [key for key in keys if name_of(key) in self.suspects]
 
 
+class Entries:
+    """The rows that one Consumer has in the ledger."""
+
+    def __init__(self) -> None:
+        self._open: dict[uuid.UUID, Entry] = {}
+        self._given_up: dict[uuid.UUID, Entry] = {}
+        self._lock = threading.Lock()
+
+    def open(self, keys: Sequence[Key], *, alone: bool) -> Entry:
+        """Return the entry of a batch that is about to be written."""
+        entry = Entry(tuple(name_of(key) for key in keys), alone)
+        with self._lock:
+            self._open[entry.id] = entry
+        return entry
+
+    def close(self, entry: Entry) -> None:
+        """Forget an entry whose row is gone."""
+        with self._lock:
+            self._open.pop(entry.id, None)
+            self._given_up.pop(entry.id, None)
+
+    def give_up(self, entry: Entry) -> None:
+        """Note that the batch is over, but its row may still be there."""
+        with self._lock:
+            self._open.pop(entry.id, None)
+            self._given_up[entry.id] = entry
+
+    def give_up_all(self) -> None:
+        """The same for every batch that is running: its worker lives and will not finish it."""
+        with self._lock:
+            self._given_up |= self._open
+            self._open.clear()
+
+    def take_given_up(self) -> Entry | None:
+        """Return an entry whose row is to be deleted and forget it; None when there is none."""
+        with self._lock:
+            return self._given_up.popitem()[1] if self._given_up else None
+
+
 def name_of(key: Key) -> str:
     """Return the text by which the ledger knows a job."""
     return str(key[0]) if len(key) == 1 else json.dumps([str(part) for part in key])
 
 
-def enter(session: Session, spec: QueueSpec, keys: Sequence[Key], worker: str) -> Entry:
-    """Write the row of a batch that is about to run, and return it with what is known of its jobs."""
+def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str) -> None:
+    """Write the row of a batch that is about to run, and note in the entry what is known of its jobs."""
     ledger = spec.side_tables[LEDGER]
-    names = [name_of(key) for key in keys]
-    entry_id = uuid.uuid4()
-    alone = len(names) == 1
+    names = list(entry.names)
     # Losing the row in a crash of the server costs nothing: the batch is gone with it.
-    session.execute(sa.text("SET LOCAL synchronous_commit = off"))
+    session.execute(sa.text("SET LOCAL synchronous_commit = off"), bind_arguments={"mapper": spec.mapper})
     entered = (
         sa.insert(ledger)
-        .values(id=entry_id, queue=spec.name, keys=names, starts=int(alone), worker=worker)
+        .values(id=entry.id, queue=spec.name, keys=names, starts=int(entry.alone), worker=worker)
         .cte("entered")
     )
     mine = sa.bindparam(None, names, ARRAY(sa.Text()))
@@ -68,15 +108,21 @@ def enter(session: Session, spec: QueueSpec, keys: Sequence[Key], worker: str) -
     )
     rows = session.execute(left_behind).all()
     known = {name for found, _ in rows for name in found}
-    return Entry(entry_id, tuple(names), known & set(names), sum(starts for _, starts in rows) if alone else 0)
+    entry.suspects = frozenset(known & set(names))
+    entry.deaths = sum(starts for _, starts in rows) if len(names) == 1 else 0
+
+
+def strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
+    """Delete the row of a batch; what is known of its jobs from others stays."""
+    ledger = spec.side_tables[LEDGER]
+    session.execute(sa.delete(ledger).where(ledger.c.id == entry.id))
 
 
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
-    """Delete the row of a batch whose runs have ended, and its only job from rows that were left behind."""
-    ledger = spec.side_tables[LEDGER]
-    session.execute(sa.delete(ledger).where(ledger.c.id == entry.id))
+    """Delete the row of a batch whose runs are settled, and its only job from rows that were left behind."""
+    strike(session, spec, entry)
     if len(entry.names) == 1 and entry.suspects:
-        name = entry.names[0]
+        ledger, name = spec.side_tables[LEDGER], entry.names[0]
         named = sa.and_(ledger.c.queue == spec.name, ledger.c["keys"].has_key(name))
         remaining: Any = ledger.c["keys"] - name
         session.execute(sa.delete(ledger).where(named, sa.func.jsonb_array_length(ledger.c["keys"]) == 1))

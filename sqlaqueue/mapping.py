@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 CLAIM_OPTION = "sqlaqueue_claim"
 """The execution option by which a loading Session knows that rows were handed out by a claim."""
 
+RUN_ROLES = ("attempts", "max_attempts", "lease_token")
+"""The roles that tell which run a claim hands out."""
+
 _SPEC = "__queue_spec__"
 _RUN = "sqlaqueue_run"
 

@@ -6,29 +6,29 @@ unless its name says otherwise.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import event
-from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue import ledger
-from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.mapping import run_of, set_run, show_claimed
-from sqlaqueue.outcomes import Outcome
+from sqlaqueue.outcomes import COMPLETED, Outcome
 from sqlaqueue.plan import KEYS, LIMIT, Plan
 from sqlaqueue.spec import Key, Run
-from sqlaqueue.statements import reconcile, rescue, settle_statement
+from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
-from sqlaqueue.strategies.side_tables import CONTROL, LEDGER, key_json
 
-_QUIET = {"synchronize_session": False}
+logger = logging.getLogger("sqlaqueue")
+
+QUIET = {"synchronize_session": False}
 """Consumers settle beside the ORM: nobody looks at the instances any more."""
-
-_GUARD = "sqlaqueue_guard"
 
 
 @dataclass(slots=True, eq=False)
@@ -40,29 +40,32 @@ class Ended:
     job: Any = None
     starts: int = 1
     uncertain: bool = False
-    """The commit of its completion was lost: it may have been settled already."""
+    """The answer to a commit was lost: the run may have been settled already."""
 
 
 # -- claiming --------------------------------------------------------------------------------------------------
 
 
+def check_transactions(session: Session, plan: Plan) -> None:
+    """Refuse sessions in which every statement commits by itself.
+
+    A held batch would be handed out to others at once, and nothing would commit or roll back together.
+
+    :raises ConfigurationError: saying which engine to change.
+    """
+    number = sa.select(sa.func.txid_current())
+    first, second = (session.scalar(number, bind_arguments={"mapper": plan.spec.mapper}) for _ in range(2))
+    if first != second:
+        msg = (
+            f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer needs "
+            "transactions: give it a sessionmaker of an engine with another isolation_level"
+        )
+        raise ConfigurationError(msg)
+
+
 def claim(session: Session, plan: Plan, n: int) -> list[Any]:
-    """Claim up to ``n`` jobs, or one suspect alone: in turn, as long as there are suspects."""
-    jobs = []
-    if plan.look_for_suspects and not plan.had_suspect:
-        jobs = _claim_suspect(session, plan)
-    if not jobs:
-        plan.had_suspect = False
-        jobs = list(session.execute(plan.claim, {LIMIT: n}).scalars())
-    if not jobs and plan.look_for_suspects:
-        jobs = _claim_suspect(session, plan)
-    return jobs
-
-
-def _claim_suspect(session: Session, plan: Plan) -> list[Any]:
-    jobs = [] if plan.claim_suspect is None else list(session.execute(plan.claim_suspect).scalars())
-    plan.had_suspect = plan.look_for_suspects = bool(jobs)
-    return jobs
+    """Claim up to ``n`` jobs."""
+    return list(session.execute(plan.claim, {LIMIT: n}).scalars())
 
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
@@ -70,14 +73,29 @@ def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
     return list(session.execute(plan.claim_key, {KEYS: plan.spec.bind_keys([key])}).scalars())
 
 
-def claim_and_commit(session: Session, plan: Plan, n: int) -> list[Any]:
-    """Claim up to ``n`` jobs under a lease and return them detached.
+def claim_and_commit(session: Session, plan: Plan, n: int) -> tuple[list[Any], bool]:
+    """Claim up to ``n`` jobs under a lease, or one suspect: in turn, as long as there are suspects.
 
     They leave the session before the commit, or ``expire_on_commit`` would have each read again.
+
+    :return: the jobs, detached, and whether they are a suspect.
     """
-    jobs = claim(session, plan, n)
+    jobs: list[Any] = []
+    if plan.look_for_suspects and not plan.had_suspect:
+        jobs = _claim_suspect(session, plan)
+    if not jobs:
+        plan.had_suspect = False
+        jobs = claim(session, plan, n)
+    if not jobs and plan.look_for_suspects:
+        jobs = _claim_suspect(session, plan)
     session.expunge_all()
     session.commit()
+    return jobs, plan.had_suspect
+
+
+def _claim_suspect(session: Session, plan: Plan) -> list[Any]:
+    jobs = [] if plan.claim_suspect is None else list(session.execute(plan.claim_suspect).scalars())
+    plan.had_suspect = plan.look_for_suspects = bool(jobs)
     return jobs
 
 
@@ -111,8 +129,8 @@ def reload(session: Session, plan: Plan, jobs: Sequence[Any]) -> None:
                 set_committed_value(job, attribute, value)
         return
     keys = [run.key for job in jobs if (run := run_of(job)) is not None]
-    again = sa.select(spec.model).where(spec.matches(spec.keys, keys)).execution_options(populate_existing=True)
-    session.execute(again).scalars().all()
+    again = sa.select(spec.model).where(spec.matches(spec.keys, keys)).options(*plan.options)
+    session.execute(again.execution_options(populate_existing=True)).unique().scalars().all()
     for job in jobs:
         show_claimed(job, spec)
 
@@ -144,160 +162,163 @@ def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
         jobs = () if spec.strategy.hands_out_rows else [one.job for one in group]
         held = Held(list(claims.items()), jobs)
         statement = settle_statement(spec, held, group[0].outcome.settlement(group[0].starts))
-        changed = session.execute(statement, execution_options=_QUIET).scalars().all()
+        changed = session.execute(statement, execution_options=QUIET).scalars().all()
         settled = set(changed) if len(spec.keys) > 1 else {(key,) for key in changed}
         if not plan.holds_transaction:
             lost += [one for one in group if one.run.key not in settled]
     return lost
 
 
-def settle_and_commit(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
-    """Settle runs in a transaction of their own."""
+def settle_and_commit(session: Session, plan: Plan, ended: Sequence[Ended], *, wait: bool = True) -> list[Ended]:
+    """Settle runs in a transaction of their own and return those whose lease had been lost.
+
+    :param wait: whether to wait for rows that somebody has locked for more than a moment.
+    """
+    if not wait:
+        session.execute(sa.text("SET LOCAL lock_timeout = '500ms'"), bind_arguments={"mapper": plan.spec.mapper})
     lost = settle(session, plan, ended)
+    if any(one.uncertain for one in lost):
+        lost = _look_again(session, plan, lost)
     session.commit()
     return lost
+
+
+def _look_again(session: Session, plan: Plan, lost: Sequence[Ended]) -> list[Ended]:
+    """Return those of ``lost`` that are, when they may have been settled by a commit whose answer got lost."""
+    spec = plan.spec
+    keys = [one.run.key for one in lost]
+    found = session.execute(sa.select(*spec.keys, spec.columns["status"]).where(spec.matches(spec.keys, keys)))
+    states = {tuple(row[:-1]): row[-1] for row in found}
+    completed = spec.word("completed")
+    if_gone = completed if spec.config.on_complete == "delete" else None
+    lost_indeed = []
+    for one in lost:
+        state = states.get(one.run.key, if_gone)
+        if one.uncertain and state == completed:
+            one.outcome = COMPLETED
+        elif not one.uncertain or state != spec.word(one.outcome.state):
+            lost_indeed.append(one)
+    return lost_indeed
+
+
+def settle_each(
+    session: Session, plan: Plan, ended: Sequence[Ended], *, wait: bool = True
+) -> tuple[list[Ended], list[Ended]]:
+    """Settle runs one by one, so that one that cannot be settled does not hold up the others.
+
+    :return: the runs whose lease had been lost, and those that could not be settled.
+    """
+    lost: list[Ended] = []
+    stuck: list[Ended] = []
+    for one in ended:
+        try:
+            lost += settle_and_commit(session, plan, [one], wait=wait)
+        except DBAPIError as error:
+            session.rollback()
+            if error.connection_invalidated:
+                raise
+            logger.warning("job %s cannot be settled as %s: %s", one.run.key, one.outcome.ending, error)
+            found_lost = _settle_otherwise(session, plan, one, error) if wait else None
+            if found_lost is None:
+                stuck.append(one)
+            else:
+                lost += found_lost
+    return lost, stuck
+
+
+def _settle_otherwise(session: Session, plan: Plan, one: Ended, error: DBAPIError) -> list[Ended] | None:
+    """End a run that the database refuses to end as it did: a success as a failed attempt, an error without its text.
+
+    :return: the run if its lease had been lost; None when it cannot be settled at all.
+    """
+    outcome = plan.judge(error, one.run) if one.outcome is COMPLETED else one.outcome
+    for other in (outcome, replace(outcome, error=None)):
+        one.outcome = other
+        try:
+            return settle_and_commit(session, plan, [one])
+        except DBAPIError as again:
+            session.rollback()
+            if again.connection_invalidated:
+                raise
+    return None
 
 
 def complete_and_commit(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
     """Commit a handler's writes together with the completion of its jobs, or neither.
 
     :return: the runs whose lease had been lost; if there is one, everything was rolled back.
+    :raises HandlerMisuseError: when a handler has settled its job itself.
     """
-    session.flush()
-    lost = settle(session, plan, ended)
-    if lost:
-        session.rollback()
-    else:
+    # The fence needs the row: of a job that its handler deletes, it is there until the flush.
+    deleted = [one for one in ended if one.job in session.deleted]
+    with session.no_autoflush:
+        lost = settle(session, plan, deleted)
+    if not lost:
+        session.flush()
+        lost = settle(session, plan, [one for one in ended if not _is_gone(one.job)])
+    if not lost:
         session.commit()
+        return lost
+    for one in lost:
+        _refuse_settled(plan, one.job)
+    session.rollback()
     return lost
 
 
-def settle_alone(session: Session, plan: Plan, key: Key, outcome: Outcome, starts: int = 1) -> None:
-    """Claim one job of a held batch that was rolled back, and end its run, all in one transaction."""
-    for job in claim_key(session, plan, key):
-        run = run_of(job)
-        if run is not None:
-            settle(session, plan, [Ended(run, outcome, job, starts)])
-    session.commit()
+def _is_gone(job: Any) -> bool:
+    state = sa.inspect(job)
+    return bool(state.deleted or state.was_deleted)
+
+
+def _refuse_settled(plan: Plan, job: Any) -> None:
+    status, running = plan.spec.attributes["status"], plan.spec.word("processing")
+    if job.__dict__.get(status, running) != running:
+        msg = (
+            f"the handler set {type(job).__name__}.{status} itself, and nothing of what it wrote was kept; let it return, "
+            "or raise Retry, Snooze, Fail or Cancel, and the Consumer writes the state"
+        )
+        raise HandlerMisuseError(msg)
 
 
 # -- held batches --------------------------------------------------------------------------------------------
 
 
-class Savepoint:
-    """The part of a held transaction in which one handler runs.
-
-    While it runs, the session refuses to commit: the commit would unlock the whole batch, without an error. A
-    rollback or close cannot be refused; :meth:`close` finds out.
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._root = session.get_transaction()
-        self._own: SessionTransaction = session.begin_nested()
-        self._closing = False
-        if not session.info.get(_GUARD):
-            event.listen(session, "before_commit", _guard)
-        session.info[_GUARD] = self
-
-    def refuses(self) -> bool:
-        """Return whether a commit that is under way is the handler's."""
-        return not self._closing and self._session.get_nested_transaction() is self._own
-
-    def close(self, *, keep: bool) -> None:
-        """Keep or undo what the handler wrote.
-
-        :raises HandlerMisuseError: when the handler has ended the transaction that holds the batch.
-        """
-        if self._session.get_transaction() is not self._root or self._root is None or not self._root.is_active:
-            msg = (
-                "the handler ended the transaction that holds its batch (session.rollback() or close()); "
-                "leave it to the Consumer, and use session.begin_nested() for a part that may be undone"
-            )
-            raise HandlerMisuseError(msg)
-        if self._session.get_nested_transaction() is None:
-            return  # the handler has undone its part itself
-        self._closing = True
-        if keep:
-            self._own.commit()
-        else:
-            self._own.rollback()
-
-
-def _guard(session: Session) -> None:
-    savepoint = session.info.get(_GUARD)
-    if savepoint is not None and savepoint.refuses():
-        msg = (
-            "a handler must not commit the transaction that holds its batch; leave the commit to the Consumer, "
-            "and use session.begin_nested() for a part that may be undone"
-        )
-        raise HandlerMisuseError(msg)
-
-
-def enter_ledger(session: Session, plan: Plan, keys: Sequence[Key]) -> ledger.Entry:
+def enter_ledger(session: Session, plan: Plan, entry: ledger.Entry) -> None:
     """Write down which jobs a batch is about to run, and commit."""
-    entry = ledger.enter(session, plan.spec, keys, plan.worker)
+    ledger.enter(session, plan.spec, entry, plan.worker)
     session.commit()
-    return entry
 
 
-def leave_ledger(session: Session, plan: Plan, entry: ledger.Entry) -> None:
+def strike_ledger(session: Session, plan: Plan, entry: ledger.Entry) -> None:
     """Strike a batch out whose transaction was rolled back while its worker lives, and commit."""
-    ledger.leave(session, plan.spec, entry)
+    ledger.strike(session, plan.spec, entry)
     session.commit()
 
 
 def settle_held(session: Session, plan: Plan, ended: Sequence[Ended], entry: ledger.Entry) -> None:
     """Settle a held batch, strike it out of the ledger and commit: with its writes, in one transaction."""
     settle(session, plan, ended)
-    ledger.leave(session, plan.spec, entry)
+    _leave(session, plan, ended, entry)
     session.commit()
 
 
-# -- tending the queue ---------------------------------------------------------------------------------------
+def settle_alone(session: Session, plan: Plan, ended: Ended, entry: ledger.Entry) -> Ended | None:
+    """Claim one job of a held batch that was rolled back, and end its run, all in one transaction.
+
+    :return: the run that was ended; None when somebody else has the job by now.
+    """
+    for job in claim_key(session, plan, ended.run.key):
+        again = replace(ended, job=job)
+        settle(session, plan, [again])
+        _leave(session, plan, [again], entry)
+        session.commit()
+        return again
+    return None
 
 
-def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
-    """Move the leases of runs that are alive; rows that are locked are passed over."""
-    claims: dict[Any, list[Key]] = {}
-    for run in runs:
-        claims.setdefault(run.token, []).append(run.key)
-    held = Held(list(claims.items()))
-    verb = plan.spec.strategy.extend(plan.spec, held, sa.literal(plan.lease, sa.Interval()))
-    session.execute(verb, execution_options=_QUIET)
-    session.commit()
-
-
-def rescue_expired(session: Session, plan: Plan) -> list[Key]:
-    """Take back jobs whose lease has expired, of whatever worker."""
-    keys = session.execute(rescue(plan.spec.model), execution_options=_QUIET).scalars().all()
-    session.commit()
-    return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
-
-
-def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
-    """Mend what bypassed the triggers, and forget what the ledger no longer needs."""
-    keys = session.execute(reconcile(plan.spec.model), execution_options=_QUIET).scalars().all()
-    if LEDGER in plan.spec.side_tables:
-        ledger.forget(session, plan.spec)
-    session.commit()
-    return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
-
-
-def sweep(session: Session, plan: Plan, working: Sequence[Run]) -> tuple[list[Key], list[tuple[Key, float]]]:
-    """Rescue what expired, and look which of the jobs at work somebody asked to stop, with the age of the request."""
-    rescued = rescue_expired(session, plan) if plan.has_leases else []
-    plan.look_for_suspects = True
-    return rescued, requests_to_stop(session, plan, working) if working else []
-
-
-def requests_to_stop(session: Session, plan: Plan, runs: Sequence[Run]) -> list[tuple[Key, float]]:
-    """Return which of ``runs`` somebody asked to stop, with the age of the request in seconds, and take it down."""
-    control, spec = plan.spec.side_tables[CONTROL], plan.spec
-    mine = sa.select(*spec.keys).where(spec.matches(spec.keys, [run.key for run in runs])).subquery("mine")
-    named = sa.and_(control.c.queue == spec.name, control.c.key == key_json([mine.c[key.key] for key in spec.keys]))
-    age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
-    taken = sa.delete(control).where(named).returning(*mine.c, age)
-    found = [(tuple(row[:-1]), float(row[-1])) for row in session.execute(taken)]
-    session.commit()
-    return found
+def _leave(session: Session, plan: Plan, ended: Sequence[Ended], entry: ledger.Entry) -> None:
+    # A job that is given back has not been counted: what is known against it must stay.
+    if any(one.outcome.ending == "released" for one in ended):
+        ledger.strike(session, plan.spec, entry)
+    else:
+        ledger.leave(session, plan.spec, entry)

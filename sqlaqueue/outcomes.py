@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import sqlalchemy as sa
 
-from sqlaqueue.backoff import Exponential, RetryPolicy, seconds
-from sqlaqueue.exc import Cancel, Fail, Retry, Snooze
-from sqlaqueue.spec import Run
+from sqlaqueue.backoff import Delay, Exponential, RetryPolicy, seconds
+from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
+from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import delayed, error_text
 from sqlaqueue.strategies import Settlement
 
 logger = logging.getLogger("sqlaqueue")
 
 Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
+State = Literal["completed", "pending", "failed", "cancelled"]
 
-_STATES: dict[Ending, Literal["completed", "pending", "failed", "cancelled"]] = {
+_STATES: dict[Ending, State] = {
     "completed": "completed",
     "retried": "pending",
     "failed": "failed",
     "cancelled": "cancelled",
     "released": "pending",
 }
+
+LONGEST_DELAY = 100 * 365 * 86400.0
+"""Seconds; a later moment may not fit into the database's calendar, and nobody could tell the difference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,37 +44,59 @@ class Outcome:
     cause: BaseException | None = None
     """What the handler raised, for events and the log."""
 
+    @property
+    def state(self) -> State:
+        """The state that follows."""
+        return _STATES[self.ending]
+
     def settlement(self, starts: int = 1) -> Settlement:
         """Return what is written: ``starts`` counts as attempts unless the job is given back."""
         return Settlement(
-            _STATES[self.ending],
+            self.state,
             starts=0 if self.ending == "released" else starts,
             run_at=None if self.delay is None else delayed(self.delay),
-            error=None if self.error is None else sa.literal(error_text(self.error), sa.Text()),
+            error=None if self.error is None else sa.literal(self.error, sa.Text()),
         )
-
 
 
 class Abandoned(BaseException):
     """A Consumer that stops gave a running handler up; its job goes back with the attempt."""
 
 
+class StopRequested(Cancel):
+    """Somebody asked some of the jobs that a handler was working on to stop."""
+
+    def __init__(self, keys: Collection[Key] = ()) -> None:
+        super().__init__("cancelled on request")
+        self.keys = keys
+
+
 COMPLETED = Outcome("completed")
 RELEASED = Outcome("released")
 
 
+def concerns_all(error: BaseException) -> bool:
+    """Return whether what a batch handler raised is about all of its jobs, so that none is tried by itself."""
+    if isinstance(error, StopRequested):
+        return False
+    return isinstance(error, HandlerSignal | JobTimeout | Abandoned)
+
+
 def judge(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run_at: bool = True) -> Outcome:
-    """Return how a run ends whose handler returned (``error`` is None) or raised.
+    """Return how a run ends whose handler returned (``error`` is None) or raised; never raise.
 
     :param policy: gives the delay before the next attempt, or None for none.
     :param has_run_at: whether the model can hold a job back; without, a job runs again at once.
     """
     if error is None:
         return COMPLETED
-    outcome = _judge_raised(error, run, policy)
-    if not has_run_at and outcome.delay is not None:
-        return Outcome(outcome.ending, None, outcome.error, outcome.cause)
-    return outcome
+    try:
+        outcome = _judge_raised(error, run, policy)
+    except Exception as mistaken:  # noqa: BLE001 - such as Snooze(-1): the run has to end somehow, as a failed attempt
+        outcome = _judge_raised(mistaken, run, policy)
+    if outcome.delay is None:
+        return outcome
+    return replace(outcome, delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
 
 
 def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:
@@ -79,25 +106,35 @@ def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcom
         case Snooze():
             return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
         case Fail():
-            return Outcome("failed", error=error.reason, cause=error)
+            return Outcome("failed", error=text_of(error.reason), cause=error)
         case Cancel():
-            return Outcome("cancelled", error=error.reason, cause=error)
-    text = error.error if isinstance(error, Retry) else error_text(error)
+            return Outcome("cancelled", error=text_of(error.reason), cause=error)
+    text = text_of(error.error) if isinstance(error, Retry) else text_of(error)
     if run.attempt >= run.max_attempts:
-        return Outcome("failed", error=text or error_text(error), cause=error)
+        return Outcome("failed", error=text or text_of(error), cause=error)
     if isinstance(error, Retry) and error.delay is not None:
         return Outcome("retried", seconds(error.delay, "Retry(delay)"), text, error)
     delay = _ask(policy, run, error)
     if delay is None:
-        return Outcome("failed", error=text or error_text(error), cause=error)
+        return Outcome("failed", error=text or text_of(error), cause=error)
     return Outcome("retried", delay, text, error)
 
 
 def _ask(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
     """Ask the policy; a policy that fails itself must not cost the job its retry."""
     try:
-        delay = policy(run.attempt, error)
+        delay: Delay | None = policy(run.attempt, error)
         return None if delay is None else seconds(delay, "the retry policy's delay")
     except Exception:
         logger.exception("the retry policy %r failed for job %s; using the default backoff", policy, run.key)
         return Exponential()(run.attempt, error)
+
+
+def text_of(error: object) -> str | None:
+    """Return an error as text that can be stored, whatever its ``__str__`` does; None for None."""
+    if error is None:
+        return None
+    try:
+        return error_text(error if isinstance(error, BaseException) else str(error))
+    except Exception:  # noqa: BLE001 - the job must be settled all the same
+        return f"{type(error).__name__} (its text could not be made)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +11,10 @@ import sqlalchemy as sa
 
 from sqlaqueue.backoff import Delay, RetryPolicy, seconds
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.ledger import Entry
+from sqlaqueue.ledger import Entries
+from sqlaqueue.outcomes import Outcome, judge
 from sqlaqueue.selection import chosen_by
-from sqlaqueue.spec import Key, QueueSpec
+from sqlaqueue.spec import Key, QueueSpec, Run
 from sqlaqueue.statements import claim_statement, worker_name
 
 LIMIT = "sqlaqueue_limit"
@@ -31,6 +32,8 @@ class Plan:
     """Claims one job that is marked as a suspect; None where rows cannot be marked."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    options: tuple[Any, ...]
+    """The loader options of the select that the Consumer was given."""
     worker: str
     policy: RetryPolicy
     lease: timedelta
@@ -43,10 +46,20 @@ class Plan:
     had_suspect: bool = False
     """The last claim took a suspect, so that the next one is for the others."""
     suspects: Suspects = field(default_factory=lambda: Suspects())
-    unstruck: list[Entry] = field(default_factory=list)
-    """Rows of the ledger that could not be deleted while the database was gone."""
+    entries: Entries = field(default_factory=Entries)
+    """This Consumer's rows in the ledger."""
+    asked: set[Key] = field(default_factory=set)
+    """Jobs that somebody asked to stop before their handler was called."""
     stopping: bool = False
     """The Consumer takes on no more work; what a batch has not started yet goes back."""
+
+    def for_a_shift(self) -> Plan:
+        """Return the plan of one run of the Consumer: a handler left over from an earlier one never sees this one's stop."""
+        return replace(self, asked=set(), stopping=False)
+
+    def judge(self, error: BaseException | None, run: Run) -> Outcome:
+        """Return how a run ends whose handler returned (``error`` is None) or raised."""
+        return judge(error, run, self.policy, has_run_at=self.spec.has("run_at"))
 
     @property
     def holds_transaction(self) -> bool:

@@ -21,7 +21,8 @@ from sqlalchemy.types import TypeEngine
 from sqlaqueue.config import States
 from sqlaqueue.exc import ConfigurationError
 
-_DIALECT = postgresql.dialect()  # type: ignore[no-untyped-call] # SQLAlchemy's dialects have untyped constructors
+# A style without percent signs: whoever renders a literal doubles those that its driver wants doubled.
+_DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call] # SQLAlchemy's dialects have untyped constructors
 
 
 def literal_text(value: Any, type_: TypeEngine[Any]) -> str:
@@ -113,7 +114,7 @@ class Role:
         options: dict[str, Any] = {"nullable": self.nullable}
         if self.constant is not None:
             options["default"] = self.constant(states)
-            options["server_default"] = sa.text(literal_text(options["default"], type_))
+            options["server_default"] = sa.literal_column(literal_text(options["default"], type_))
         elif self.server_now:
             options["server_default"] = sa.func.now()
         return sa.Column(name, type_, **options)

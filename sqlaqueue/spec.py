@@ -6,6 +6,7 @@ table; single-table subclasses share their parent's.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -52,6 +53,8 @@ class Run:
     max_attempts: int
     transaction: SessionTransaction | None
     """The transaction that holds the job, for strategies that hold one."""
+    handed_out: float = field(default_factory=time.monotonic)
+    """When, on the monotonic clock of this process."""
 
 
 @dataclass(frozen=True, eq=False)

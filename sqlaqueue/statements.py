@@ -21,11 +21,12 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import undefer
 
 from sqlaqueue.backoff import Delay, seconds
 from sqlaqueue.config import FINISHED, is_count
 from sqlaqueue.exc import StatementError
-from sqlaqueue.mapping import CLAIM_OPTION, spec_of
+from sqlaqueue.mapping import CLAIM_OPTION, RUN_ROLES, spec_of
 from sqlaqueue.returning import returning_detached, returning_keys
 from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
 from sqlaqueue.spec import QueueSpec, clock
@@ -81,13 +82,16 @@ def claim_statement(
     rows = spec.strategy.claim(
         spec,
         candidates,
-        limit,
+        # Of a bound LIMIT a generic plan only knows that it may be a tenth of the table, and reads the table for it.
+        limit.render_literal_execute(),
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
     )
     if not spec.strategy.hands_out_rows:
         return returning_detached(spec, entity, rows)
-    statement = sa.select(entity).from_statement(rows).options(*options)
+    # A column that is deferred, or that load_only() leaves out, would not tell which run this is.
+    needed = (undefer(getattr(entity, spec.attributes[role])) for role in RUN_ROLES if spec.has(role))
+    statement = sa.select(entity).from_statement(rows).options(*options, *needed)
     return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True})
 
 

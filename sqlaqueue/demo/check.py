@@ -5,6 +5,7 @@ Nothing here shares code with the handler, or a mistake would agree with itself.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -42,21 +43,31 @@ class Findings:
     problems: list[str] = field(default_factory=list)
 
 
-def regular_files(root: Path, leave_out: Collection[str] = ()) -> Iterator[bytes]:
-    """Yield the path of every regular file below ``root``; links are not followed.
+def regular_files(root: Path, leave_out: Collection[str] = ()) -> tuple[list[bytes], list[bytes]]:
+    """Return the path of every regular file below ``root``, and the paths that are closed to this process.
+
+    Links are not followed.
 
     :param leave_out: names of directories that are passed over.
     """
     skipped = {os.fsencode(name) for name in leave_out}
-    for directory, subdirectories, names in os.walk(os.fsencode(root)):
+    files: list[bytes] = []
+    closed: list[bytes] = []
+
+    def note(error: OSError) -> None:
+        if error.errno != errno.ENOENT:  # else it is gone since its directory was read
+            closed.append(os.fsencode(error.filename))
+
+    for directory, subdirectories, names in os.walk(os.fsencode(root), onerror=note):
         subdirectories[:] = sorted(name for name in subdirectories if name not in skipped)
         for name in sorted(names):
             path = os.path.join(directory, name)  # noqa: PTH118 - a Path cannot be made of bytes
             try:
                 if stat.S_ISREG(os.lstat(path).st_mode):
-                    yield path
-            except OSError:
-                continue  # gone since the directory was read
+                    files.append(path)
+            except OSError as error:
+                note(error)
+    return files, closed
 
 
 def content(path: bytes) -> Content | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlaqueue.demo.errors import CannotRunError
@@ -38,12 +39,14 @@ def demo_database(url: str | None) -> Iterator[sa.Engine]:
 def _address(url: str) -> sa.URL:
     try:
         address = sa.make_url(url)
-    except (sa.exc.ArgumentError, ValueError) as error:
+    except (ArgumentError, ValueError) as error:
         msg = f"--url: {error}; give something like postgresql://user:password@host/database"
         raise CannotRunError(msg) from None
     if address.drivername not in {"postgresql", "postgres", "postgresql+psycopg"}:
         msg = f"--url: {address.drivername}:// is not served; the demo takes postgresql://, and uses psycopg 3"
         raise CannotRunError(msg)
+    # A host that does not answer must not keep the user waiting for minutes.
+    address = address.set(query={"connect_timeout": "10", **address.query})
     return address.set(drivername="postgresql+psycopg")
 
 
@@ -52,7 +55,7 @@ def _schema(engine: sa.Engine) -> Iterator[None]:
     try:
         with engine.begin() as connection:
             connection.execute(CreateSchema(SCHEMA))
-    except sa.exc.DBAPIError as error:
+    except DBAPIError as error:
         if isinstance(error.orig, psycopg.errors.DuplicateSchema):
             msg = (
                 f"the database has a schema {SCHEMA} already: another demo is using it, or one was killed. "

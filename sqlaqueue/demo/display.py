@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -16,6 +16,8 @@ _WINDOW = 2.0
 
 _NOW_AND_THEN = 1.0
 """Seconds between two lines where nothing can be redrawn."""
+
+_LONGEST_LIST = 20
 
 
 class Display:
@@ -38,6 +40,13 @@ class Display:
         console = self._console if self._progress is None else self._progress.console
         # As it stands: a name of a file may look like markup, and a line that is cut is hard to search for.
         console.print(Text(text, style), soft_wrap=True)
+
+    def say_list(self, lines: Sequence[str]) -> None:
+        """Print lines below another, if there are not too many."""
+        for line in lines[:_LONGEST_LIST]:
+            self.say(f"    {line}")
+        if len(lines) > _LONGEST_LIST:
+            self.say(f"    and {len(lines) - _LONGEST_LIST} more")
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[None]:

@@ -67,8 +67,8 @@ MODELS: dict[str, type[FileJob]] = {
 }
 
 
-def read_file(session: Session, job: FileJob) -> None:
-    """Read the file and store what it holds: the handler. Its writes are committed together with the end of its run."""
+def read_file(session: Session, job: FileJob) -> None:  # noqa: ARG001 - the job is in the session
+    """Read the file and store what it holds: the handler. What it writes commits together with the end of its run."""
     digest, size, lines = hashlib.sha256(), 0, 0
     try:
         with Path(os.fsdecode(job.path)).open("rb") as file:

@@ -4,37 +4,41 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 
 
 class WorkerProcess:
     """A worker process of the demo.
 
     :param number: its number in the show, from 1.
-    :param log: the file for what it says on standard error.
     """
 
-    def __init__(self, number: int, strategy: str, batch: int, environment: Mapping[str, str], log: Path) -> None:
-        self.number, self.log = number, log
+    def __init__(self, number: int, strategy: str, batch: int, environment: Mapping[str, str]) -> None:
+        self.number = number
         self.holds: set[int] = set()
         """The keys of the jobs that it has claimed and not ended."""
         self.rescued: list[int] = []
         """The keys of the jobs that it took back from a dead worker."""
         self.ready = self.paused = self.killed = False
+        self.last_words: list[str] = []
+        """What it has written on standard error, when it has ended."""
         # -P, or a file in the working directory could stand in for a module of the library.
         command = [sys.executable, "-P", "-m", "sqlaqueue.demo.worker", strategy, str(batch)]
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(  # noqa: S603 - a module of this package
-                command,
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                # A Ctrl-C at the terminal is for the show, which then ends its workers.
-                start_new_session=True,
-            )
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._process = subprocess.Popen(  # noqa: S603 - a module of this package
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            # A Ctrl-C at the terminal is for the show, which then ends its workers.
+            start_new_session=True,
+        )
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None  # noqa: S101, PT018 - they are pipes
+        self._stdin, self._stdout = stdin, stdout
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
@@ -49,8 +53,7 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
+        for line in self._stdout:
             match line.decode().split():
                 case ["ready"]:
                     self.ready = True
@@ -65,10 +68,9 @@ class WorkerProcess:
 
     def go_on(self) -> None:
         """Let it go on with the job at which it has paused."""
-        assert self._process.stdin is not None
         self.paused = False
-        self._process.stdin.write(b"go on\n")
-        self._process.stdin.flush()
+        self._stdin.write(b"go on\n")
+        self._stdin.flush()
 
     def kill(self) -> None:
         """End it by SIGKILL, and read to the end what it has told."""
@@ -84,7 +86,8 @@ class WorkerProcess:
     def _end(self) -> int:
         code = self._process.wait()
         self._listener.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            pipe.close()
+        self._errors.seek(0)
+        self.last_words = self._errors.read().decode(errors="replace").splitlines()
+        for file in (self._stdin, self._stdout, self._errors):
+            file.close()
         return code

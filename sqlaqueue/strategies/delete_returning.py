@@ -53,7 +53,7 @@ class DeleteReturning(ClaimStrategy):
                 sa.Column(column.name, column.type, nullable=column.nullable, key=column.key)
                 for column in (spec.columns[role] for role in spec.order_roles)
             ),
-            schema=spec.table.schema,
+            schema=spec.table.schema or sa.BLANK_SCHEMA,
         )
         spec.side_tables[MESSAGES] = messages
         if spec.order_roles:
@@ -81,7 +81,9 @@ class DeleteReturning(ClaimStrategy):
             self.pick(spec, candidates, *spec.table.c)
             .where(
                 self.same_key(spec, [messages.c[key.key] for key in spec.keys], spec.table),
-                spec.in_state("pending"),
+                # As a CASE the planner cannot guess how many jobs wait: without statistics it would guess a few of them, and
+                # look for those first, in a table that may hold millions of finished jobs.
+                sa.case((spec.in_state("pending"), sa.true())),
                 *spec.due(None if run_at is None else messages.c[run_at.key]),
             )
             .order_by(*(messages.c[column.key] for column in spec.claim_order))

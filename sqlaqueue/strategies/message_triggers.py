@@ -8,10 +8,9 @@ it made for the first call, and a join chosen for one row would be quadratic for
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.sql.compiler import IdentifierPreparer
+from sqlalchemy.sql.compiler import DDLCompiler
 
 from sqlaqueue.ddl import QueueObject, Trigger, TriggerFunction
-from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
 
@@ -21,7 +20,7 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
     function = TriggerFunction(
         spec.table,
         object_name("sqlaqueue_message", spec.table.name, "sync"),
-        lambda preparer: _body(spec, messages, preparer),
+        lambda compiler: _body(spec, messages, compiler),
     )
     rows = {
         "INSERT": {"NEW": "new_rows"},
@@ -35,13 +34,14 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
     ]
 
 
-def _body(spec: QueueSpec, messages: sa.Table, preparer: IdentifierPreparer) -> str:
+def _body(spec: QueueSpec, messages: sa.Table, compiler: DDLCompiler) -> str:
+    preparer = compiler.preparer
     table = preparer.format_table(messages)
     keys = [preparer.quote(key.name) for key in spec.keys]
     order = [preparer.quote(spec.columns[role].name) for role in spec.order_roles]
     columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
-    status = spec.columns["status"]
-    waiting = f"{preparer.quote(status.name)} = {literal_text(spec.word('pending'), status.type)}"
+    pending = compiler.sql_compiler.process(spec.literal("pending"))
+    waiting = f"{preparer.quote(spec.columns['status'].name)} = {pending}"
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
     same_key = " AND ".join(f"m.{key} = gone.{key}" for key in keys)
     # Else a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.

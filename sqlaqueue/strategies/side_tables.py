@@ -29,7 +29,7 @@ DEAD_LETTER = "sqlaqueue_dead_letter"
 def _table(spec: QueueSpec, name: str, *columns: sa.Column[Any]) -> sa.Table:
     metadata, schema = spec.table.metadata, spec.table.schema
     known = metadata.tables.get(f"{schema}.{name}" if schema else name)
-    table = sa.Table(name, metadata, *columns, schema=schema) if known is None else known
+    table = sa.Table(name, metadata, *columns, schema=schema or sa.BLANK_SCHEMA) if known is None else known
     spec.side_tables[name] = table
     return table
 

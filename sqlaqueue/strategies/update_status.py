@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, named
 from sqlaqueue.strategies.indexes import add_index
@@ -33,6 +34,12 @@ class UpdateStatus(ClaimStrategy):
     def attach(self, spec: QueueSpec) -> None:
         """Add the claim's index, which holds waiting rows only, the rescue's, which holds running ones, and the suspects'."""
         super().attach(spec)
+        if spec.config.states.processing is None:
+            msg = (
+                f'{spec.model.__name__}: strategy "update_status" needs a value for jobs that are running; '
+                "give one with QueueConfig(states=States(processing=...))"
+            )
+            raise ConfigurationError(msg)
         add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
         suspect = self.suspect(spec)
         if suspect is not None:

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from sqlaqueue import complete, fail
+from sqlaqueue import complete, fail, reconcile
 from sqlaqueue.testing.queue import QueueUnderTest, needs, numbers_of
 
 
@@ -113,7 +113,7 @@ class EnqueueingConformance:
             f" WHEN NOT MATCHED THEN INSERT ({_columns(queue)}) VALUES ({new})"
         )
         assert sorted(queue.claimable()) == [0, 1, 2]
-        assert queue.claimable()[-1] == 0
+        assert queue.order()[-1] == 0
 
     @needs(status=True)
     def test_a_row_that_is_inserted_as_finished_is_no_job(self, queue: QueueUnderTest) -> None:
@@ -149,6 +149,13 @@ class EnqueueingConformance:
         queue.enqueue([0])
         assert sorted(queue.claimable()) == [0, 2]
 
+    def test_a_deleted_job_leaves_nothing_behind(self, queue: QueueUnderTest) -> None:
+        """Nothing is left to be mended."""
+        queue.enqueue(3)
+        queue.execute(sa.delete(queue.Job).where(queue.Job.number == 0))
+        with queue.session() as session:
+            assert session.scalars(reconcile(queue.Job)).all() == []
+
     def test_truncate(self, queue: QueueUnderTest) -> None:
         """The queue is empty, and works."""
         queue.enqueue(3)
@@ -161,9 +168,9 @@ class EnqueueingConformance:
         """By plain SQL, for one job and for many."""
         queue.enqueue([0, 2, 4, 6])
         queue.execute("UPDATE conformance_job SET priority = -1 WHERE number = 6")
-        assert queue.claimable() == [6, 0, 2, 4]
+        assert queue.order() == [6, 0, 2, 4]
         queue.execute("UPDATE conformance_job SET priority = -number")
-        assert queue.claimable() == [6, 4, 2, 0]
+        assert queue.order() == [6, 4, 2, 0]
 
     def test_an_edited_time_reaches_the_claim(self, queue: QueueUnderTest) -> None:
         """Putting off as bringing forward."""
@@ -171,7 +178,7 @@ class EnqueueingConformance:
         queue.execute("UPDATE conformance_job SET run_at = now() + interval '1 day' WHERE number = 0")
         assert queue.claimable() == [2, 4]
         queue.execute("UPDATE conformance_job SET run_at = now() - interval '1 day' WHERE number IN (0, 4)")
-        assert queue.claimable() == [0, 4, 2]
+        assert queue.order() == [0, 4, 2]
 
     def test_an_edited_key_reaches_the_claim(self, queue: QueueUnderTest) -> None:
         """Also when two jobs swap theirs in one statement."""
@@ -192,7 +199,7 @@ class EnqueueingConformance:
         with queue.engine.begin() as connection:
             for text in ("id = -id - 1", f"id = -id - 1 + {step}, priority = -number"):
                 connection.execute(sa.text(f"UPDATE conformance_job SET {text}"))
-        assert queue.claimable() == [4, 2, 0]
+        assert queue.order() == [4, 2, 0]
 
 
 def _copy(queue: QueueUnderTest, command: str, lines: str) -> None:

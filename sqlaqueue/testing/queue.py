@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -313,6 +313,17 @@ class QueueUnderTest:
         """Return the numbers of the jobs that a claim would hand out now, in claim order."""
         with self.session() as session:
             return [job.number for job in session.scalars(claim(self.Job, ALL))]
+
+    def order(self) -> list[int]:
+        """Return the numbers of the claimable jobs in the order in which single claims take them.
+
+        One claim of all jobs would show how it sorts them, not which it takes first.
+        """
+        taken: list[int] = []
+        with ExitStack() as workers:
+            while jobs := workers.enter_context(self.session()).scalars(claim(self.Job, 1)).all():
+                taken += [job.number for job in jobs]
+        return taken
 
     @property
     def completed(self) -> str | None:

@@ -63,7 +63,7 @@ class SettlingConformance:
         """Without a delay it is due at once, and a failing head does not starve the rest."""
         queue.enqueue(3)
         queue.run(retry, 0)
-        assert queue.claimable()[-1] == 0
+        assert queue.order()[-1] == 0
 
     def test_fail(self, queue: QueueUnderTest) -> None:
         """The job is a dead letter."""
@@ -79,11 +79,11 @@ class SettlingConformance:
     def test_release(self, queue: QueueUnderTest) -> None:
         """The job waits again where it stood, and its attempt is given back."""
         queue.enqueue(3)
-        before, order = queue.stored(0), queue.claimable()
+        before, order = queue.stored(0), queue.order()
         queue.run(release, 0)
         row = queue.stored(0)
         assert (queue.state(0), row["attempts"], row["run_at"]) == ("pending", 0, before["run_at"])
-        assert queue.claimable() == order
+        assert queue.order() == order
 
     def test_release_with_a_delay(self, queue: QueueUnderTest) -> None:
         """A snooze: the attempt is given back, and the job is due later."""

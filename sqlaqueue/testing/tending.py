@@ -122,7 +122,7 @@ class TendingConformance:
         _do(queue, requeue(queue.Job))
         row = queue.stored(0)
         assert (row["payload"], row["owner_id"], row["priority"]) == ("kept", 1, 7)
-        assert queue.claimable() == [1, 0]
+        assert queue.order() == [1, 0]
 
     def test_a_requeued_job_can_finish_again(self, queue: QueueUnderTest) -> None:
         """In any way, any number of times."""
@@ -210,6 +210,21 @@ class TendingConformance:
             session.execute(complete(jobs))
             session.commit()
         assert queue.claimable() == []
+
+    def test_reconcile_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
+        """What somebody is working on is mended the next time."""
+        with queue.session() as session:
+            session.execute(sa.text("ALTER TABLE conformance_job DISABLE TRIGGER USER"))
+            session.execute(sa.insert(queue.Job.__table__), [queue.values(n) for n in range(3)])
+            session.execute(sa.text("ALTER TABLE conformance_job ENABLE TRIGGER USER"))
+            session.commit()
+        with queue.session() as holder, queue.impatient() as session:
+            holder.execute(queue.only(0).with_for_update())
+            session.execute(reconcile(queue.Job))
+            session.commit()
+            assert sorted(queue.claimable()) == [1, 2]
+        _do(queue, reconcile(queue.Job))
+        assert sorted(queue.claimable()) == [0, 1, 2]
 
     def test_reconcile_leaves_running_jobs_alone(self, queue: QueueUnderTest) -> None:
         """Whatever becomes of the run, nobody else gets the job meanwhile or afterwards."""

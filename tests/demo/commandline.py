@@ -1,0 +1,46 @@
+"""The real command line, in a process of its own, and something for it to read."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+COMMAND = [sys.executable, "-P", "-m", "sqlaqueue.cli"]
+
+# The workers of the demo find the package as this process does, also where it is not installed.
+_ROOT = Path(__file__).parent.parent.parent
+
+
+def environment(**changes: str | None) -> dict[str, str]:
+    """Return the environment for the command line: this one, with variables set or, if None, without them."""
+    merged = {**os.environ, "PYTHONPATH": str(_ROOT), "COLUMNS": "200", **changes}
+    return {name: value for name, value in merged.items() if value is not None}
+
+
+def sqlaqueue(*arguments: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    return subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        errors="surrogateescape",
+        env=environment(**changes),
+        timeout=240,
+        check=False,
+    )
+
+
+def fill(directory: Path) -> int:
+    """Make files of all kinds in ``directory``; return how many are regular ones."""
+    (directory / "below" / "further").mkdir(parents=True)
+    for number in range(60):
+        (directory / "below" / f"file{number}").write_bytes(b"a line\n" * number + b"a rest")
+    (directory / "empty").touch()
+    (directory / "below" / "further" / "binary").write_bytes(bytes(range(256)) * 9000)
+    Path(os.fsdecode(bytes(directory) + b"/no text: \xff\xfe [bold]\n\x1b[31m")).write_text("x")
+    (directory / "link").symlink_to("empty")
+    (directory / "link to a directory").symlink_to("below")
+    os.mkfifo(directory / "pipe")
+    return 63

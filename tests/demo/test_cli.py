@@ -1,0 +1,41 @@
+"""The command line without a command, and without what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import sqlaqueue
+from tests.demo.commandline import environment
+from tests.demo.commandline import sqlaqueue as run
+
+pytestmark = pytest.mark.once
+
+
+def test_version() -> None:
+    assert run("--version").stdout == f"sqlaqueue, version {sqlaqueue.__version__}\n"
+
+
+def test_help_names_the_commands() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    assert "demo" in result.stdout
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("click", "cli"), ("rich", "cli"), ("psycopg", "demo")])
+def test_what_is_missing_is_said_with_the_line_that_installs_it(missing: str, extra: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue.cli import main; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program, "demo"], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert result.returncode != 0
+    assert f"pip install 'sqlaqueue[{extra}]'" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("missing", ["click", "rich", "psycopg"])
+def test_the_library_does_without(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None; import sqlaqueue"
+    subprocess.run([sys.executable, "-c", program], env=environment(), check=True)

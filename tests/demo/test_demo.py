@@ -1,0 +1,226 @@
+"""``sqlaqueue demo`` as a user runs it: real files, real workers, a real kill, and no trace of it afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.demo.commandline import COMMAND, environment, fill, sqlaqueue
+from tests.servers import Database
+
+STRATEGIES = ("update_status", "delete_returning", "batch_select")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    directory = tmp_path / "files"
+    directory.mkdir()
+    fill(directory)
+    return directory
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A directory for temporary files that the server's account can reach, which pytest's own is not for root."""
+    with tempfile.TemporaryDirectory(prefix="sqlaqueue-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
+def plain_url(database: Database) -> str:
+    return database.url().replace("postgresql+psycopg:", "postgresql:")
+
+
+def schemas(database: Database) -> list[str]:
+    with database.connect() as connection:
+        rows = connection.execute("SELECT nspname FROM pg_namespace WHERE nspname LIKE 'sqlaqueue%'")
+        return [row[0] for row in rows]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited for in vain"
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_file_is_read_exactly_once_though_a_worker_is_killed(
+    strategy: str, database: Database, files: Path
+) -> None:
+    url = plain_url(database)
+    result = sqlaqueue("demo", "--path", files, "--strategy", strategy, "--workers", "3", "--batch", "8", "--url", url)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    assert f"{strategy}: 63 files, 3 worker processes" in result.stdout
+    assert "63 files: every one stored exactly once, none lost" in result.stdout
+    held = re.search(r"was killed with SIGKILL while it held (\d+) jobs", result.stdout)
+    assert held
+    assert int(held[1]) >= 1
+    assert f"{held[1]} jobs were held by the killed worker" in result.stdout
+    assert f"{held[1]} run by others" in result.stdout
+    assert (f"{held[1]} rescued" in result.stdout) == (strategy == "update_status")
+    assert re.search(r"63 jobs, \d+ jobs per second", result.stdout)
+    assert schemas(database) == []
+
+
+def test_all_strategies_in_turn_on_a_directory_with_one_file(database: Database, tmp_path: Path) -> None:
+    (tmp_path / "only").write_text("one\n")
+    result = sqlaqueue("demo", "--path", tmp_path, "--strategy", "all", "--workers", "2", "--url", database.url())
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("1 files: every one stored exactly once, none lost") == 3
+    assert result.stdout.count("killed with SIGKILL while it held 1 jobs") == 3
+
+
+@pytest.mark.once
+def test_the_embedded_server_leaves_nothing_behind(files: Path, temporary: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    changes = {"TMPDIR": str(temporary), "HOME": str(home), "XDG_RUNTIME_DIR": None, "PGOPTIONS": "-c nonsense=1"}
+    result = sqlaqueue("demo", "--path", files, "--strategy", "batch_select", "--workers", "2", **changes)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr == ""
+    assert list(temporary.iterdir()) == []
+    assert list(home.iterdir()) == []
+
+
+@pytest.mark.once
+def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
+    with started("demo", TMPDIR=str(temporary)) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("update_status")
+        demo.send_signal(signal.SIGINT)
+        _, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert errors == "\nAborted!\n"
+    assert list(temporary.iterdir()) == []
+
+
+@pytest.mark.once
+def test_a_killed_demo_takes_its_workers_and_its_server_along(temporary: Path) -> None:
+    with started("demo", TMPDIR=str(temporary)) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("update_status")
+        assert list(temporary.iterdir()) != []
+        demo.kill()
+    until(lambda: list(temporary.iterdir()) == [])
+
+
+def test_the_workers_of_a_terminated_demo_are_gone(database: Database) -> None:
+    def clients() -> int:
+        with database.connect() as connection:
+            row = connection.execute(
+                "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            ).fetchone()
+        return row[0] if row else 0
+
+    with started("demo", "--url", database.url()) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("update_status")
+        until(lambda: clients() > 4)
+        demo.terminate()
+        demo.communicate(timeout=60)
+    assert demo.returncode == 1
+    assert schemas(database) == []
+    until(lambda: clients() == 0)
+
+
+def started(*arguments: str, **changes: str | None) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(PYTHONUNBUFFERED="1", **changes),
+    )
+
+
+TAMPERED = {
+    "NEW.lines = NEW.lines + 1": "the table says",
+    "NEW.runs = 2": "stored 2 times instead of once",
+    "NEW.runs = 0": "stored 0 times instead of once",
+    "NEW.path = 'elsewhere'": "below/file7: 0 jobs in the table instead of one",
+    "NEW.status = 'failed'": "below/file7: its job is failed",
+    "NEW.status = 'cancelled'": "below/file7: its job failed",
+}
+
+
+@pytest.mark.parametrize("change", TAMPERED)
+def test_a_tampered_result_fails_the_check(change: str, database: Database, files: Path) -> None:
+    # The database itself changes a row, as soon as the demo has made its table.
+    with database.connect() as connection:
+        connection.execute(f"""
+            CREATE FUNCTION tamper() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {change}; RETURN NEW; END $$;
+            CREATE FUNCTION attach() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+              IF to_regclass('sqlaqueue_demo.locked_file') IS NOT NULL THEN
+                CREATE OR REPLACE TRIGGER tamper BEFORE UPDATE ON sqlaqueue_demo.locked_file FOR EACH ROW
+                  WHEN (NEW.status = 'completed' AND NEW.path LIKE '%/below/file7') EXECUTE FUNCTION public.tamper();
+              END IF;
+            END $$;
+            CREATE EVENT TRIGGER attach ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION attach()
+        """)
+    result = sqlaqueue("demo", "--path", files, "--strategy", "batch_select", "--workers", "2", "--url", database.url())
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert "things are wrong" in result.stdout
+    assert TAMPERED[change] in result.stdout
+    assert schemas(database) == []
+
+
+BAD_INPUT = {
+    ("--workers", "0"): "--workers",
+    ("--workers", "1"): "--workers",
+    ("--batch", "0"): "--batch",
+    ("--strategy", "unknown"): "'update_status', 'delete_returning', 'batch_select', 'all'",
+    ("--path", __file__): "is a file",
+    ("--path", "/does/not/exist"): "does not exist",
+    ("--url", "nonsense"): "--url: ",
+    ("--url", "postgresql://localhost:port/x"): "--url: ",
+    ("--url", "mysql://localhost/x"): "mysql:// is not served",
+    ("--url", "postgresql://localhost:1/x"): "the database cannot be used",
+}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("arguments", BAD_INPUT, ids=" ".join)
+def test_bad_input_is_refused(arguments: tuple[str, str]) -> None:
+    result = sqlaqueue("demo", *arguments)
+    assert result.returncode == 2
+    assert BAD_INPUT[arguments] in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.once
+def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
+    result = sqlaqueue("demo", "--path", tmp_path)
+    assert result.returncode == 2
+    assert f"there is no file to read below {tmp_path}" in result.stderr
+
+
+def test_a_schema_that_is_there_already_is_left_alone(database: Database, files: Path) -> None:
+    with database.connect() as connection:
+        connection.execute("CREATE SCHEMA sqlaqueue_demo")
+    result = sqlaqueue("demo", "--path", files, "--url", database.url())
+    assert result.returncode == 2
+    assert "DROP SCHEMA sqlaqueue_demo CASCADE" in result.stderr
+    assert schemas(database) == ["sqlaqueue_demo"]
+
+
+@pytest.mark.once
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
+def test_files_that_nobody_can_read(database: Database, files: Path) -> None:
+    (files / "below" / "file7").chmod(0)
+    (files / "below" / "further").chmod(0)
+    result = sqlaqueue("demo", "--path", files, "--url", database.url())
+    (files / "below" / "further").chmod(0o755)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 files that cannot be read" in result.stdout
+    assert "below/file7" in result.stdout
+    assert "left out, since they cannot be read:" in result.stdout

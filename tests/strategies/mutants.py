@@ -1,0 +1,252 @@
+"""Strategies with one remedy taken out each: what the conformance suite is for."""
+
+# ruff: noqa: ARG004 - what a mutant leaves out, it does not look at
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb
+from sqlaqueue.strategies.batch_select import BatchSelect
+from sqlaqueue.strategies.delete_returning import DeleteReturning
+from sqlaqueue.strategies.own_message import OwnMessage
+from sqlaqueue.strategies.update_status import UpdateStatus
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlaqueue.spec import QueueSpec
+
+Rows = sa.Select[Any]
+Condition = sa.ColumnElement[bool]
+
+# -- locks ---------------------------------------------------------------------------------------------------
+
+
+class _Waits(ClaimStrategy):
+    @staticmethod
+    def lock(spec: QueueSpec, rows: Rows, *others: sa.FromClause, skip_locked: bool = True) -> Rows:
+        return rows.with_for_update(of=[spec.table, *others], key_share=True)
+
+
+class UpdateStatusWaits(_Waits, UpdateStatus):
+    """Without SKIP LOCKED."""
+
+
+class BatchSelectWaits(_Waits, BatchSelect):
+    """Without SKIP LOCKED."""
+
+
+class DeleteReturningWaits(_Waits, DeleteReturning):
+    """Without SKIP LOCKED."""
+
+
+class OwnMessageWaits(_Waits, OwnMessage):
+    """Without SKIP LOCKED."""
+
+
+class CancelWaits(UpdateStatus):
+    """Without SKIP LOCKED in cancel()."""
+
+    def cancel(self, spec: QueueSpec, chosen: Rows) -> Verb:
+        return UpdateStatusWaits().cancel(spec, chosen)
+
+
+class ExtendWaits(UpdateStatus):
+    """Without SKIP LOCKED in extend()."""
+
+    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
+        return UpdateStatusWaits().extend(spec, held, lease)
+
+
+class _LocksKeys(ClaimStrategy):
+    @staticmethod
+    def lock(spec: QueueSpec, rows: Rows, *others: sa.FromClause, skip_locked: bool = True) -> Rows:
+        return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked)
+
+
+class UpdateStatusLocksKeys(_LocksKeys, UpdateStatus):
+    """FOR UPDATE in place of FOR NO KEY UPDATE."""
+
+
+class BatchSelectLocksKeys(_LocksKeys, BatchSelect):
+    """FOR UPDATE in place of FOR NO KEY UPDATE."""
+
+
+class DeleteReturningLocksKeys(_LocksKeys, DeleteReturning):
+    """FOR UPDATE in place of FOR NO KEY UPDATE."""
+
+
+class OwnMessageSharesKeys(OwnMessage):
+    """FOR NO KEY UPDATE where the full lock is needed."""
+
+    lock = staticmethod(ClaimStrategy.lock)
+
+
+class _LocksEverything(ClaimStrategy):
+    @staticmethod
+    def lock(spec: QueueSpec, rows: Rows, *others: sa.FromClause, skip_locked: bool = True) -> Rows:
+        return rows.with_for_update(skip_locked=skip_locked, key_share=True)
+
+
+class UpdateStatusLocksEverything(_LocksEverything, UpdateStatus):
+    """Without OF: the second table of a filter is locked as well."""
+
+
+class BatchSelectLocksEverything(_LocksEverything, BatchSelect):
+    """Without OF: the second table of a filter is locked as well."""
+
+
+class LocksNothing(UpdateStatus):
+    """Picks rows without a lock, and updates what it has seen."""
+
+    @staticmethod
+    def lock(spec: QueueSpec, rows: Rows, *others: sa.FromClause, skip_locked: bool = True) -> Rows:
+        return rows
+
+
+class LocksOnlyTheMessage(DeleteReturning):
+    """Without the second lock: a job that somebody works on is handed out."""
+
+    @staticmethod
+    def lock(spec: QueueSpec, rows: Rows, *others: sa.FromClause, skip_locked: bool = True) -> Rows:
+        return rows.with_for_update(of=[*others] or spec.table, skip_locked=skip_locked, key_share=True)
+
+
+class LocksOnlyTheJob(DeleteReturning):
+    """Without the second lock: the message is believed as it was when the statement began."""
+
+    @staticmethod
+    def lock(spec: QueueSpec, rows: Rows, *others: sa.FromClause, skip_locked: bool = True) -> Rows:
+        return rows.with_for_update(of=spec.table, skip_locked=skip_locked, key_share=True)
+
+
+# -- how the picked rows reach the statement that changes them --------------------------------------------------
+
+
+class _RunsAgain(ClaimStrategy):
+    @classmethod
+    def among(cls, spec: QueueSpec, picked: Rows) -> Condition:
+        return sa.tuple_(*spec.keys).in_(picked.correlate(None))
+
+
+class UpdateStatusRunsAgain(_RunsAgain, UpdateStatus):
+    """IN (SELECT .. LIMIT .. FOR UPDATE): nothing keeps a join from running it once a row."""
+
+
+class OwnMessageRunsAgain(_RunsAgain, OwnMessage):
+    """IN (SELECT .. LIMIT .. FOR UPDATE): nothing keeps a join from running it once a row."""
+
+
+class _Correlates(ClaimStrategy):
+    @classmethod
+    def among(cls, spec: QueueSpec, picked: Rows) -> Condition:
+        return spec.keys[0] == sa.any_(sa.func.array(picked.scalar_subquery()))
+
+
+class UpdateStatusCorrelates(_Correlates, UpdateStatus):
+    """Without correlate(None): the subquery takes the job from the UPDATE and runs for each."""
+
+
+class OwnMessageCorrelates(_Correlates, OwnMessage):
+    """Without correlate(None): the subquery takes the job from the DELETE and runs for each."""
+
+
+class _Unsorted(ClaimStrategy):
+    @staticmethod
+    def in_claim_order(spec: QueueSpec, claimed: sa.CTE) -> Rows:
+        return sa.select(*claimed.c)
+
+
+class UpdateStatusUnsorted(_Unsorted, UpdateStatus):
+    """In the order in which RETURNING comes."""
+
+
+# -- whose run it is -----------------------------------------------------------------------------------------------
+
+
+class ComparesNoToken(UpdateStatus):
+    """Ends a run by the key alone."""
+
+    def fence(self, spec: QueueSpec, held: Held) -> Condition:
+        return sa.and_(ClaimStrategy.fence(self, spec, held), spec.in_state("processing"))
+
+
+class ComparesTheTokenOnly(UpdateStatus):
+    """A job that was rescued keeps its token as the mark of a suspect."""
+
+    def fence(self, spec: QueueSpec, held: Held) -> Condition:
+        return sa.or_(
+            *(
+                sa.and_(spec.matches(spec.keys, keys), spec.columns["lease_token"] == token)
+                for token, keys in held.claims
+            )
+        )
+
+
+class OneTokenForAll(UpdateStatus):
+    """A token a statement, in place of one an execution."""
+
+    @staticmethod
+    def _claimed_values(spec: QueueSpec, lease: Any, worker: Any) -> dict[sa.Column[Any], Any]:
+        values = UpdateStatus._claimed_values(spec, lease, worker)  # noqa: SLF001 - the parent's own part
+        return values | {spec.columns["lease_token"]: uuid.uuid4()}
+
+
+class BlamesEverybody(UpdateStatus):
+    """Every rescued job is counted as if it had run alone."""
+
+    @staticmethod
+    def _ran_alone(spec: QueueSpec) -> Condition:
+        return sa.true()
+
+
+class BlamesNobody(UpdateStatus):
+    """No rescued job is counted."""
+
+    @staticmethod
+    def _ran_alone(spec: QueueSpec) -> Condition:
+        return sa.false()
+
+
+class KeepsReleasedAttempts(UpdateStatus):
+    """release() without giving the attempt back."""
+
+    def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
+        return None
+
+
+# -- messages --------------------------------------------------------------------------------------------------------
+
+
+class LosesReleasedMessages(DeleteReturning):
+    """The message is not put back: the triggers see a row that waited and waits."""
+
+    settle = ClaimStrategy.settle
+
+
+class NeverReconciles(DeleteReturning):
+    """Whatever went past the triggers stays lost."""
+
+    reconcile = ClaimStrategy.reconcile
+
+
+# -- tending ---------------------------------------------------------------------------------------------------------
+
+
+class PurgesTooMuch(BatchSelect):
+    """purge() without its limit."""
+
+    def purge(self, spec: QueueSpec, chosen: Rows, states: Sequence[str], age: Any, limit: Any) -> Verb:
+        return super().purge(spec, chosen, states, age, sa.literal(1000))
+
+
+class RequeuesWithItsPast(BatchSelect):
+    """requeue() without counting from zero."""
+
+    def requeue(self, spec: QueueSpec, chosen: Rows) -> Verb:
+        finished = self.pick(spec, chosen, *spec.keys).where(spec.finished)
+        return sa.update(spec.model).where(self.among(spec, finished)).values(status="pending")

@@ -1,0 +1,197 @@
+"""The conformance suite catches strategies that lack one remedy: which test catches which."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue import retry
+from sqlaqueue.exc import SqlaqueueError
+from sqlaqueue.strategies.batch_select import BatchSelect
+from sqlaqueue.strategies.delete_returning import DeleteReturning
+from sqlaqueue.strategies.own_message import OwnMessage
+from sqlaqueue.strategies.update_status import UpdateStatus
+from sqlaqueue.testing import QueueUnderTest, StrategyConformance
+from tests.strategies import mutants as m
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlaqueue.strategies import ClaimStrategy
+
+
+class Caught(NamedTuple):
+    """The test that catches a mutant, with its arguments."""
+
+    test: str
+    arguments: dict[str, Any]
+    composite: bool = False
+
+
+def by(test: str, **arguments: Any) -> Caught:
+    return Caught(test, arguments)
+
+
+another_claim = by("test_a_claim_passes_over_a_locked_job", lock="another claim")
+foreign_key = by("test_a_claim_takes_a_job_to_which_a_child_row_refers", lock="a child row's foreign key")
+second_table = by("test_a_claim_does_not_wait_for_the_second_table_of_its_filter")
+two_tables = by("test_a_filter_may_use_a_second_table", condition="two tables in where")
+every_plan = by("test_a_claim_is_right_under_every_plan", cache="force_custom_plan", filtered=False)
+generic_plan = by("test_a_claim_is_right_under_every_plan", cache="force_generic_plan", filtered=False)
+filtered_plan = by("test_a_claim_is_right_under_every_plan", cache="force_custom_plan", filtered=True)
+
+CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
+    (m.UpdateStatusWaits, another_claim),
+    (m.BatchSelectWaits, another_claim),
+    (m.DeleteReturningWaits, another_claim),
+    (m.OwnMessageWaits, another_claim),
+    (m.CancelWaits, by("test_cancel_does_not_wait", lock="another claim")),
+    (m.ExtendWaits, by("test_extend_passes_over_a_locked_job")),
+    (m.UpdateStatusLocksKeys, foreign_key),
+    (m.BatchSelectLocksKeys, foreign_key),
+    (m.BatchSelectLocksKeys, by("test_a_claim_holds_up_no_child_rows")),
+    (m.DeleteReturningLocksKeys, foreign_key),
+    (m.OwnMessageSharesKeys, foreign_key),
+    (m.UpdateStatusLocksEverything, second_table),
+    (m.BatchSelectLocksEverything, second_table),
+    (m.BatchSelectLocksEverything, by("test_a_claim_does_not_lock_the_second_table_of_its_filter")),
+    (m.LocksNothing, another_claim),
+    (m.LocksNothing, by("test_a_job_claimed_meanwhile_is_not_claimed_again")),
+    (m.LocksNothing, by("test_concurrent_claimers_never_share_a_job")),
+    (m.LocksOnlyTheMessage, by("test_a_claim_passes_over_a_locked_job", lock="FOR UPDATE")),
+    (m.LocksOnlyTheJob, by("test_a_claim_does_not_wait_for_locks_in_the_side_tables")),
+    (m.LocksOnlyTheJob, by("test_a_job_is_judged_again_when_it_is_locked", change="moved to the future")),
+    (m.UpdateStatusRunsAgain, every_plan),
+    (m.UpdateStatusRunsAgain, generic_plan),
+    (m.OwnMessageRunsAgain, every_plan),
+    (m.UpdateStatusRunsAgain, every_plan._replace(composite=True)),
+    (m.OwnMessageRunsAgain, every_plan._replace(composite=True)),
+    (m.UpdateStatusCorrelates, two_tables),
+    (m.UpdateStatusCorrelates, filtered_plan),
+    (m.OwnMessageCorrelates, two_tables),
+    (m.UpdateStatusUnsorted, by("test_jobs_come_by_priority_then_time_then_key")),
+    (m.ComparesNoToken, by("test_a_late_result_changes_nothing", verb="complete", taken_over=True)),
+    (m.ComparesNoToken, by("test_every_execution_of_a_claim_has_a_token_of_its_own")),
+    (m.ComparesTheTokenOnly, by("test_a_late_result_changes_nothing", verb="complete", taken_over=False)),
+    (m.OneTokenForAll, by("test_every_execution_of_a_claim_has_a_token_of_its_own")),
+    (m.BlamesEverybody, by("test_batch_mates_get_their_attempt_back_when_rescued")),
+    (m.BlamesNobody, by("test_a_job_that_ran_alone_keeps_its_attempt_when_rescued")),
+    (m.KeepsReleasedAttempts, by("test_release")),
+    (m.LosesReleasedMessages, by("test_release")),
+    (m.NeverReconciles, by("test_reconcile_mends_what_bypassed_the_triggers")),
+    (m.NeverReconciles, by("test_a_claim_that_is_committed_unsettled_comes_back")),
+    (m.PurgesTooMuch, by("test_purge_obeys_a_filter_and_a_limit")),
+    (m.RequeuesWithItsPast, by("test_requeue_starts_from_zero")),
+]
+"""Mutant to the test that catches it."""
+
+REWRITTEN: list[tuple[type[ClaimStrategy], str, str, Caught]] = [
+    (
+        UpdateStatus,
+        "OF expired_job SKIP LOCKED",
+        "OF expired_job",
+        by("test_rescue_passes_over_a_locked_job"),
+    ),
+    (
+        UpdateStatus,
+        "status = 'pending' AND mate.",
+        "false AND mate.",
+        by("test_batch_mates_that_are_rescued_one_after_the_other"),
+    ),
+    (
+        UpdateStatus,
+        "run_at <= statement_timestamp()",
+        "run_at <= now()",
+        by("test_a_job_that_comes_due_during_a_transaction_is_claimed"),
+    ),
+    (
+        UpdateStatus,
+        "statement_timestamp() +",
+        "now() +",
+        by("test_a_lease_counts_from_the_statement"),
+    ),
+    (
+        BatchSelect,
+        "statement_timestamp() +",
+        "now() +",
+        by("test_a_delay_counts_from_the_statement", verb=retry),
+    ),
+    (
+        BatchSelect,
+        "FOR UPDATE OF conformance_job SKIP LOCKED",
+        "FOR UPDATE OF conformance_job",
+        by("test_purge_passes_over_a_locked_job"),
+    ),
+    (
+        DeleteReturning,
+        "DO UPDATE SET priority = excluded.priority, run_at = excluded.run_at",
+        "DO NOTHING",
+        by("test_an_edited_priority_reaches_the_claim"),
+    ),
+    (
+        DeleteReturning,
+        "IF TG_OP = 'TRUNCATE' THEN",
+        "IF false THEN",
+        by("test_truncate"),
+    ),
+    (
+        DeleteReturning,
+        "USING old_rows AS gone WHERE",
+        "USING old_rows AS gone WHERE false AND",
+        by("test_a_deleted_job_leaves_nothing_behind"),
+    ),
+    (
+        DeleteReturning,
+        "FOR NO KEY UPDATE OF conformance_job SKIP LOCKED",
+        "FOR NO KEY UPDATE OF conformance_job",
+        by("test_reconcile_passes_over_a_locked_job"),
+    ),
+]
+"""Strategy, what of its SQL is replaced by what, and the test that catches it: for remedies without a seam."""
+
+
+def _assert_caught(engine: sa.Engine, strategy: type[ClaimStrategy], caught: Caught) -> None:
+    columns = {"status": None} if issubclass(strategy, OwnMessage) else {}
+    test = getattr(StrategyConformance(), caught.test)
+    queue = QueueUnderTest(engine, strategy(), columns, composite=caught.composite)
+    with queue, pytest.raises((AssertionError, sa.exc.DBAPIError, SqlaqueueError)):
+        test(queue, **caught.arguments)
+
+
+@contextmanager
+def _rewriting(engine: sa.Engine, old: str, new: str) -> Iterator[list[str]]:
+    """Replace a part of every statement; the statements in which it was found are in the list."""
+    rewritten: list[str] = []
+
+    def rewrite(*event: Any) -> tuple[str, Any]:
+        statement, parameters = event[2:4]
+        if old in statement:
+            rewritten.append(statement)
+        return statement.replace(old, new), parameters
+
+    sa.event.listen(engine, "before_cursor_execute", rewrite, retval=True)
+    try:
+        yield rewritten
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", rewrite)
+
+
+@pytest.mark.parametrize(
+    ("mutant", "caught"), CAUGHT, ids=[f"{mutant.__name__}-{caught.test}" for mutant, caught in CAUGHT]
+)
+def test_a_mutant_is_caught(engine: sa.Engine, mutant: type[ClaimStrategy], caught: Caught) -> None:
+    _assert_caught(engine, mutant, caught)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "old", "new", "caught"), REWRITTEN, ids=[f"{old}-{caught.test}" for _, old, _, caught in REWRITTEN]
+)
+def test_rewritten_sql_is_caught(
+    engine: sa.Engine, strategy: type[ClaimStrategy], old: str, new: str, caught: Caught
+) -> None:
+    with _rewriting(engine, old, new) as rewritten:
+        _assert_caught(engine, strategy, caught)
+    assert rewritten, "there was nothing to take out"

@@ -1,0 +1,121 @@
+"""The plan of a claim: it reads what it takes, however many rows wait and however little is known of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy.dialects.postgresql import asyncpg
+
+from sqlaqueue import claim
+from sqlaqueue.testing import QueueUnderTest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+N = 10
+FEW_BLOCKS = 200
+"""What a claim of N jobs may touch; the tables of the large queues have thousands."""
+
+OWN_MESSAGE: dict[str, str | None] = {"status": None}
+QUEUES = {
+    "update_status": ("update_status", {}, False),
+    "update_status-composite": ("update_status", {}, True),
+    "batch_select": ("batch_select", {}, False),
+    "delete_returning": ("delete_returning", {}, False),
+    "delete_returning-composite": ("delete_returning", {}, True),
+    "own_message": ("delete_returning", OWN_MESSAGE, False),
+    "own_message-composite": ("delete_returning", OWN_MESSAGE, True),
+}
+
+
+class Size(NamedTuple):
+    waiting: int
+    finished: int
+
+
+SIZES = {
+    "empty": Size(0, 0),
+    "small": Size(1_000, 0),
+    "idle": Size(0, 100_000),
+    "large": Size(100_000, 100_000),
+}
+
+
+@pytest.fixture(scope="class", params=QUEUES)
+def tables(engine: sa.Engine, request: pytest.FixtureRequest) -> QueueUnderTest:
+    strategy, columns, composite = QUEUES[request.param]
+    return QueueUnderTest(engine, strategy, columns, composite=composite)
+
+
+@pytest.fixture(scope="class", params=SIZES)
+def size(request: pytest.FixtureRequest) -> Size:
+    return SIZES[request.param]
+
+
+@pytest.fixture(scope="class")
+def filled(tables: QueueUnderTest, size: Size) -> Iterator[QueueUnderTest]:
+    """A queue of this size, whose tables autovacuum does not look at."""
+    with tables as queue:
+        for table in queue.models.base.metadata.sorted_tables:
+            queue.execute(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
+        if queue.has_status:
+            _fill(queue, range(size.finished), "status", "'completed'")
+        _fill(queue, range(size.finished, size.finished + size.waiting), "priority", "i % 5")
+        yield queue
+
+
+def _fill(queue: QueueUnderTest, numbers: range, column: str, value: str) -> None:
+    keys = {"tenant": "'a'", "id": "i"} if queue.composite else {"id": "i"}
+    columns = keys | {"number": "i", column: value}
+    queue.execute(
+        f"INSERT INTO conformance_job ({', '.join(columns)}) SELECT {', '.join(columns.values())}"
+        f" FROM generate_series({numbers.start}, {numbers.stop} - 1) AS i"
+    )
+
+
+def explain(queue: QueueUnderTest, cache: str) -> dict[str, Any]:
+    """Claim, and return what the executor says of it."""
+    dialect = asyncpg.dialect()  # its placeholders are those of PREPARE
+    compiled = claim(queue.Job, N).compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
+    parameters = compiled.construct_params()
+    values = [sql.Literal(parameters[name]) for name in compiled.positiontup or ()]
+    with queue.engine.connect() as connection:
+        execute = sql.SQL("({})").format(sql.SQL(", ").join(values)) if values else sql.SQL("")
+        arguments = execute.as_string(connection.connection.driver_connection)
+        connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {cache}")
+        connection.exec_driver_sql(f"PREPARE claiming AS {compiled.string}")
+        explained = connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE claiming{arguments}"
+        ).scalar_one()
+        connection.exec_driver_sql("DEALLOCATE claiming")
+        plan: dict[str, Any] = explained[0]["Plan"]
+        return plan
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from _nodes(part)
+
+
+class TestPlans:
+    def test_a_claim_reads_what_it_takes(self, filled: QueueUnderTest, size: Size) -> None:
+        """Without statistics and with them, planned for its values and for any."""
+        for analysed in (False, True):
+            for table in filled.models.base.metadata.sorted_tables if analysed else ():
+                filled.execute(f"ANALYZE {table.name}")
+            for cache in ("force_custom_plan", "force_generic_plan"):
+                self._check(explain(filled, cache), size, f"{cache}, {analysed=}")
+
+    @staticmethod
+    def _check(plan: dict[str, Any], size: Size, circumstances: str) -> None:
+        assert plan["Actual Rows"] == min(N, size.waiting)
+        blocks = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+        assert blocks <= FEW_BLOCKS, f"{blocks} blocks with {circumstances}"
+        if size.finished and size.waiting:
+            used = {node.get("Index Name", "") for node in _nodes(plan)}
+            assert any(name.endswith("_claim") for name in used), f"{used} with {circumstances}"

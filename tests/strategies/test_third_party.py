@@ -1,0 +1,144 @@
+"""A strategy of another package: one class, one entry point, certified by the suite that is shipped."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from sqlaqueue import QueueConfig, QueueMixin, claim, complete
+from sqlaqueue.exc import UnknownStrategyError
+from sqlaqueue.strategies import find_strategy, strategy_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import Database
+
+MODULE = '''
+from sqlaqueue.strategies import ClaimStrategy
+
+
+class ByLock(ClaimStrategy):
+    """Holds the rows by their locks."""
+
+    name = "acme"
+    holds_transaction = True
+
+    def claim(self, spec, candidates, limit, *, lease, worker):
+        due = spec.due(spec.columns.get("run_at"))
+        rows = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"), *due)
+        rows = rows.order_by(*spec.claim_order).limit(limit)
+        return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
+
+    def fence(self, spec, held):
+        return super().fence(spec, held) & spec.in_state("pending")
+
+
+class NoStrategy:
+    pass
+'''
+ENTRY_POINTS = """
+[sqlaqueue.strategies]
+acme = acme_queue:ByLock
+acme_broken = acme_queue:NoStrategy
+"""
+TESTS = """
+import pytest
+from sqlalchemy import create_engine
+from sqlaqueue.testing import StrategyConformance
+
+
+@pytest.fixture(scope="session")
+def engine():
+    engine = create_engine({url!r}, pool_size=12)
+    yield engine
+    engine.dispose()
+
+
+class TestAcme(StrategyConformance):
+    strategy = "acme"
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory in which a package is installed that brings a strategy."""
+    (tmp_path / "acme_queue.py").write_text(MODULE)
+    information = tmp_path / "acme_queue-1.0.dist-info"
+    information.mkdir()
+    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-queue\nVersion: 1.0\n")
+    (information / "entry_points.txt").write_text(ENTRY_POINTS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "acme_queue", raising=False)
+    importlib.invalidate_caches()
+    return tmp_path
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_strategy_is_found_by_its_entry_point(database: Database) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(strategy="acme")
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    assert "acme" in strategy_names()
+    engine = sa.create_engine(database.url())
+    Base.metadata.create_all(engine)
+    with Session(engine) as session, Session(engine) as another:
+        session.add_all([Job(), Job()])
+        session.commit()
+        (job,) = session.scalars(claim(Job, 1)).all()
+        assert len(another.scalars(claim(Job, 5)).all()) == 1
+        another.rollback()
+        assert session.scalars(complete(job)).all() == [job.id]
+        session.commit()
+        assert len(another.scalars(claim(Job, 5)).all()) == 1
+    engine.dispose()
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_entry_point_that_is_no_strategy_is_refused() -> None:
+    with pytest.raises(UnknownStrategyError, match=r"'acme_broken'.*NoStrategy.*ClaimStrategy"):
+        find_strategy("acme_broken")
+
+
+@pytest.mark.usefixtures("installed")
+def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(UnknownStrategyError, match=r"'amce'.*'update_status'.*'acme'"):
+        find_strategy("amce")
+
+
+def test_a_strategy_may_be_given_as_an_instance() -> None:
+    strategy = find_strategy("batch_select")
+    assert find_strategy(strategy) is strategy
+
+
+@pytest.mark.once
+def test_the_suite_runs_in_a_project_of_its_own(installed: Path, database: Database) -> None:
+    """With nothing of this project's test configuration, by the lines of the suite's docstring."""
+    (installed / "test_acme.py").write_text(TESTS.format(url=database.url()))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]
+    chosen = "at_most_n or passes_over_a_locked_job or late_result or committed_unsettled"
+    run = subprocess.run(
+        [*command, "-k", chosen, "test_acme.py"],
+        cwd=installed,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(installed), *sys.path]),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr

@@ -16,7 +16,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import ColumnProperty, DeclarativeBase, DeclarativeBaseNoMeta, Mapped, MappedAsDataclass, Mapper, mapped_column
+from sqlalchemy.orm import (
+    ColumnProperty,
+    DeclarativeBase,
+    DeclarativeBaseNoMeta,
+    Mapped,
+    MappedAsDataclass,
+    Mapper,
+    mapped_column,
+)
 
 from sqlaqueue.config import LEASE_ROLES, ROLES, QueueConfig
 from sqlaqueue.exc import ConfigurationError

@@ -1,21 +1,20 @@
-"""What Consumer and AsyncConsumer have in common: arguments, checks, listeners, what is due when."""
+"""What Consumer and AsyncConsumer have in common: arguments, checks, listeners."""
 
 from __future__ import annotations
 
 import inspect
-import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.pool import Pool
 
 from sqlaqueue.backoff import Delay, RetryPolicy, seconds
-from sqlaqueue.crew import Crew
 from sqlaqueue.events import Announcer, EventName, Listener
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.pace import HEARTBEATS_A_LEASE, Agenda, Pace
+from sqlaqueue.pace import Pace
 from sqlaqueue.plan import make_plan
+from sqlaqueue.shift import Shift
 
 
 class ConsumerBase:
@@ -37,7 +36,7 @@ class ConsumerBase:
         name: str | None = None,
         batch: bool = False,
     ) -> None:
-        self._check_handler(handler, batch)
+        self._check_callable(handler, batch=batch)
         self._plan = make_plan(
             model,
             batch_size=batch_size,
@@ -56,11 +55,8 @@ class ConsumerBase:
         self._factory = session_factory
         self._grace = seconds(grace, "Consumer(grace=...)")
         self._announcer = Announcer()
-        self._crew = Crew(self._plan, Pace(batch_size, concurrency, interval), self._announcer)
-        self._agenda = Agenda()
-        self._draining = False
-        self._proven = False
-        """Some claim has worked: what fails from now on is the database's health, not a mistake in the program."""
+        self._pace = Pace(batch_size, concurrency, interval, together=batch)
+        self._shift: Shift | None = None
 
     def on(self, event: EventName, listener: Listener) -> None:
         """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` whenever ``event`` happens.
@@ -71,6 +67,16 @@ class ConsumerBase:
         """
         self._announcer.add(event, listener)
 
+    def stop(self) -> None:
+        """Take on no more work and let ``run()`` return, at the latest when the grace period is over.
+
+        May be called from any thread, from a handler, and from a signal handler. It ends the ``run()`` or ``drain()``
+        that is under way; without one it does nothing.
+        """
+        shift = self._shift
+        if shift is not None:
+            shift.stop()
+
     @property
     def queue(self) -> str:
         """The queue's name."""
@@ -79,20 +85,27 @@ class ConsumerBase:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.queue!r}, {self._plan.spec.config.strategy!r}>"
 
-    def _check_handler(self, handler: Any, batch: bool) -> None:  # noqa: FBT001 - passed on
+    def _begin(self, shift: Shift) -> None:
+        if self._shift is not None:
+            msg = f"{self!r} is running already; make another Consumer, or raise its concurrency"
+            raise ConfigurationError(msg)
+        self._shift = shift
+
+    def _check_callable(self, handler: Any, *, batch: bool) -> None:
+        name, call = type(self).__name__, f"(session, {'jobs' if batch else 'job'})"
         if not callable(handler):
-            msg = f"{type(self).__name__}(handler={handler!r}): a handler is a callable, handler(session, {'jobs' if batch else 'job'})"
+            msg = f"{name}(handler={handler!r}): a handler is a callable, handler{call}"
             raise ConfigurationError(msg)
         try:
-            inspect.signature(handler).bind(None, None)
-        except TypeError as error:
-            msg = (
-                f"{type(self).__name__}: the handler {_name(handler)}{inspect.signature(handler)} is called as "
-                f"{_name(handler)}(session, {'jobs' if batch else 'job'}): {error}"
-            )
-            raise ConfigurationError(msg) from None
-        except ValueError:
+            signature = inspect.signature(handler)
+        except (TypeError, ValueError):
             return  # a callable without a signature, such as some built-ins; the call will tell
+        try:
+            signature.bind(None, None)
+        except TypeError as error:
+            its_name = str(getattr(handler, "__name__", type(handler).__name__))
+            msg = f"{name}: the handler {its_name}{signature} is called as {its_name}{call}: {error}"
+            raise ConfigurationError(msg) from None
 
     def _check_pool(self, pool: Pool) -> None:
         """Refuse a pool that has fewer connections than the handlers and the Consumer itself may need at once."""
@@ -109,38 +122,11 @@ class ConsumerBase:
             )
             raise ConfigurationError(msg)
 
-    # -- what is due when ------------------------------------------------------------------------------------
 
-    def _start_agenda(self) -> None:
-        now = time.monotonic()
-        self._plan.stopping = False
-        if self._plan.has_leases:
-            self._agenda.set("heartbeat", now + self._heartbeat)
-        self._agenda.set("sweep", now)
-        self._agenda.set("reconcile", now)
-
-    @property
-    def _heartbeat(self) -> float:
-        return self._plan.lease.total_seconds() / HEARTBEATS_A_LEASE
-
-    def _reconciled(self, began: float) -> None:
-        done = time.monotonic()
-        self._agenda.set("reconcile", done + self._crew.pace.reconcile(done - began))
-
-    def _keeper_wait(self) -> float:
-        """Return the seconds until the keeper has something to look at."""
-        wait = self._agenda.wait(time.monotonic())
-        if self._crew.has_finished or (self._plan.timeout is not None and self._crew.running()):
-            wait = min(wait, 0.1)
-        return max(wait, 0.01)
-
-
-def is_programs_fault(error: Exception) -> bool:
-    """Return whether ``error`` tells of a mistake in the program, such as a missing table, and not of the database."""
-    if isinstance(error, sa.exc.ProgrammingError):
-        return True
-    return not isinstance(error, sa.exc.DBAPIError | sa.exc.TimeoutError | OSError)
-
-
-def _name(handler: Any) -> str:
-    return str(getattr(handler, "__name__", type(handler).__name__))
+def function_of(handler: Any) -> Any:
+    """Return the function that runs when ``handler`` is called: of a partial, what it calls, of an object, its method."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if inspect.isfunction(handler) or inspect.ismethod(handler):
+        return handler
+    return getattr(handler, "__call__", handler)  # noqa: B004 - asks what calling it gives

@@ -3,8 +3,8 @@
 A strategy with a held transaction leaves no trace of a claim whose worker dies: the database rolls it back, the
 count of attempts with it, and a job that kills its worker would run for ever. So before a batch runs, a second
 connection commits one row with the keys of its jobs; the batch's own transaction deletes it. A job that is
-claimed and found in the row of another batch is a suspect, for its locks are gone while the row is not. Suspects run
-alone: one job, and nothing else in the whole Consumer. Such a start counts as an attempt even when it leaves its row behind.
+claimed and found in the row of another batch is a suspect, for its locks are gone while the row is not. A suspect is
+claimed by itself, one at a time in a Consumer, and a start that left such a row behind counts as an attempt.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class Entry:
     """The row of one batch, and what the ledger knows of its jobs once the row is written."""
 
     names: tuple[str, ...]
-    alone: bool
-    """Nothing else runs in this Consumer: if the worker dies, it is this job that did it."""
+    blamed: bool
+    """Should the worker die, then this job, the only one of the entry, has done it, as far as anybody can know."""
     id: uuid.UUID = field(default_factory=uuid.uuid4)
     suspects: frozenset[str] = frozenset()
     """The names of the jobs that are in rows which other batches left behind."""
     deaths: int = 0
-    """How many starts alone of its only job ended in the death of the worker."""
+    """How many starts of its only job, for which it is to blame, ended in the death of the worker."""
 
     def suspected(self, keys: Sequence[Key]) -> list[Key]:
         """Return those of ``keys`` that are suspects."""
@@ -53,9 +53,9 @@ class Entries:
         self._given_up: dict[uuid.UUID, Entry] = {}
         self._lock = threading.Lock()
 
-    def open(self, keys: Sequence[Key], *, alone: bool) -> Entry:
+    def open(self, keys: Sequence[Key], *, blamed: bool) -> Entry:
         """Return the entry of a batch that is about to be written."""
-        entry = Entry(tuple(name_of(key) for key in keys), alone)
+        entry = Entry(tuple(name_of(key) for key in keys), blamed)
         with self._lock:
             self._open[entry.id] = entry
         return entry
@@ -97,7 +97,7 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str) -> None:
     session.execute(sa.text("SET LOCAL synchronous_commit = off"), bind_arguments={"mapper": spec.mapper})
     entered = (
         sa.insert(ledger)
-        .values(id=entry.id, queue=spec.name, keys=names, starts=int(entry.alone), worker=worker)
+        .values(id=entry.id, queue=spec.name, keys=names, starts=int(entry.blamed), worker=worker)
         .cte("entered")
     )
     mine = sa.bindparam(None, names, ARRAY(sa.Text()))

@@ -20,7 +20,7 @@ from sqlaqueue import ledger
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.outcomes import COMPLETED, Outcome
-from sqlaqueue.plan import KEYS, LIMIT, Plan
+from sqlaqueue.plan import EXCEPT, KEYS, LIMIT, Plan
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
@@ -65,7 +65,10 @@ def check_transactions(session: Session, plan: Plan) -> None:
 
 def claim(session: Session, plan: Plan, n: int) -> list[Any]:
     """Claim up to ``n`` jobs."""
-    return list(session.execute(plan.claim, {LIMIT: n}).scalars())
+    parameters: dict[str, Any] = {LIMIT: n}
+    if plan.claim_suspect is None:
+        parameters[EXCEPT] = plan.spec.bind_keys(plan.suspects.remembered())
+    return list(session.execute(plan.claim, parameters).scalars())
 
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
@@ -73,28 +76,30 @@ def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
     return list(session.execute(plan.claim_key, {KEYS: plan.spec.bind_keys([key])}).scalars())
 
 
-def claim_and_commit(session: Session, plan: Plan, n: int) -> tuple[list[Any], bool]:
+def claim_and_commit(session: Session, plan: Plan, n: int) -> list[Any]:
     """Claim up to ``n`` jobs under a lease, or one suspect: in turn, as long as there are suspects.
 
-    They leave the session before the commit, or ``expire_on_commit`` would have each read again.
-
-    :return: the jobs, detached, and whether they are a suspect.
+    They come back detached, and leave the session before the commit, or ``expire_on_commit`` would have each read again.
     """
     jobs: list[Any] = []
-    if plan.look_for_suspects and not plan.had_suspect:
+    if not plan.had_suspect:
         jobs = _claim_suspect(session, plan)
     if not jobs:
         plan.had_suspect = False
         jobs = claim(session, plan, n)
-    if not jobs and plan.look_for_suspects:
+    if not jobs:
         jobs = _claim_suspect(session, plan)
     session.expunge_all()
     session.commit()
-    return jobs, plan.had_suspect
+    if plan.had_suspect:
+        plan.suspects.begin(tuple(sa.inspect(jobs[0]).identity))
+    return jobs
 
 
 def _claim_suspect(session: Session, plan: Plan) -> list[Any]:
-    jobs = [] if plan.claim_suspect is None else list(session.execute(plan.claim_suspect).scalars())
+    if plan.claim_suspect is None or not plan.look_for_suspects or plan.suspects.one_runs:
+        return []
+    jobs = list(session.execute(plan.claim_suspect).scalars())
     plan.had_suspect = plan.look_for_suspects = bool(jobs)
     return jobs
 
@@ -285,7 +290,7 @@ def _refuse_settled(plan: Plan, job: Any) -> None:
 
 def enter_ledger(session: Session, plan: Plan, entry: ledger.Entry) -> None:
     """Write down which jobs a batch is about to run, and commit."""
-    ledger.enter(session, plan.spec, entry, plan.worker)
+    ledger.enter(session, plan.spec, entry, plan.worker())
     session.commit()
 
 

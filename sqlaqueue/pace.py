@@ -17,6 +17,9 @@ SWEEP = 3.0
 RECONCILE = 30.0
 """Seconds between comparisons of a message table with its job table, at least."""
 
+FLUSH_AFTER = 0.05
+"""Seconds that a finished run may wait to be settled together with others."""
+
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 3.0
 _IN_HAND = 1.0
 _SMOOTHING = 0.2
@@ -28,24 +31,34 @@ class Pace:
     :param batch_size: the most jobs to claim at once.
     :param concurrency: how many handlers run at once.
     :param poll_interval: seconds between looks at an empty queue.
+    :param together: whether a call of the handler takes all jobs of a claim.
     :param draw: returns numbers from [0, 1), for jitter.
     """
 
     def __init__(
-        self, batch_size: int, concurrency: int, poll_interval: float, draw: Callable[[], float] = random.random
+        self,
+        batch_size: int,
+        concurrency: int,
+        poll_interval: float,
+        *,
+        together: bool = False,
+        draw: Callable[[], float] = random.random,
     ) -> None:
         self._batch_size, self._concurrency, self._poll = batch_size, concurrency, poll_interval
-        self._draw = draw
+        self._together, self._draw = together, draw
         self._failures = 0
         self._duration: float | None = None
 
     def claim_size(self) -> int:
         """Return how many jobs to claim: about a second's work, so that none waits here while others are idle.
 
-        Before the first job has ended nothing is known, and one for each handler is a safe start.
+        Before the first job has ended nothing is known, and one for each handler is a safe start. A handler that takes
+        them together leaves none waiting.
         """
+        if self._together:
+            return self._batch_size
         if self._duration is None:
-            return min(self._batch_size, max(self._concurrency, 1))
+            return min(self._batch_size, self._concurrency)
         fitting = self._concurrency * _IN_HAND / max(self._duration, 1e-6)
         return max(1, min(self._batch_size, int(max(fitting, self._concurrency))))
 
@@ -53,6 +66,11 @@ class Pace:
         """Note that a handler ran for ``duration`` seconds."""
         known = duration if self._duration is None else self._duration
         self._duration = known + _SMOOTHING * (duration - known)
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether handlers run for so long that a finished run must not wait for the next one."""
+        return self._duration is not None and self._duration > FLUSH_AFTER
 
     def poll(self) -> float:
         """Return the seconds until the next look at an empty queue, spread so that consumers do not march in step."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -16,9 +17,11 @@ from sqlaqueue.outcomes import Outcome, judge
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.spec import Key, QueueSpec, Run
 from sqlaqueue.statements import claim_statement, worker_name
+from sqlaqueue.strategies.base import SHARED
 
 LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
+EXCEPT = "sqlaqueue_except"
 
 
 @dataclass(eq=False)
@@ -27,14 +30,14 @@ class Plan:
 
     spec: QueueSpec
     claim: Any
-    """Claims up to ``LIMIT`` jobs that are not marked as suspects."""
+    """Claims up to ``LIMIT`` jobs that are not marked as suspects, nor among the keys bound as ``EXCEPT``."""
     claim_suspect: Any
     """Claims one job that is marked as a suspect; None where rows cannot be marked."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
     options: tuple[Any, ...]
     """The loader options of the select that the Consumer was given."""
-    worker: str
+    worker: Callable[[], str]
     policy: RetryPolicy
     lease: timedelta
     timeout: float | None
@@ -55,7 +58,7 @@ class Plan:
 
     def for_a_shift(self) -> Plan:
         """Return the plan of one run of the Consumer: a handler left over from an earlier one never sees this one's stop."""
-        return replace(self, asked=set(), stopping=False)
+        return replace(self, suspects=Suspects(), asked=set(), stopping=False)
 
     def judge(self, error: BaseException | None, run: Run) -> Outcome:
         """Return how a run ends whose handler returned (``error`` is None) or raised."""
@@ -73,24 +76,47 @@ class Plan:
 
 
 class Suspects:
-    """The keys of jobs to claim alone, as found in the ledger."""
+    """Jobs that may have killed a worker. One of them is run at a time: two would be blamed for each other's doing."""
 
     def __init__(self) -> None:
         self._keys: dict[Key, None] = {}
+        self._running: Key | None = None
         self._lock = threading.Lock()
 
-    def add(self, keys: list[Key]) -> None:
-        """Remember ``keys``."""
+    def add(self, keys: Iterable[Key]) -> None:
+        """Remember jobs that the ledger calls suspects."""
         with self._lock:
             self._keys.update(dict.fromkeys(keys))
 
-    def take(self) -> Key | None:
-        """Return a key to claim alone and forget it, None when there is none."""
+    def remembered(self) -> list[Key]:
+        """Return the jobs that wait here to be claimed, each by itself."""
         with self._lock:
-            key = next(iter(self._keys), None)
-            if key is not None:
-                del self._keys[key]
-            return key
+            return list(self._keys)
+
+    @property
+    def one_runs(self) -> bool:
+        """Whether one is running, so that no other may be claimed."""
+        return self._running is not None
+
+    def begin(self, key: Key) -> None:
+        """Note that a suspect has been claimed."""
+        with self._lock:
+            self._running = key
+
+    def take(self) -> Key | None:
+        """Return a remembered key to claim by itself; None when there is none, or when one is running."""
+        with self._lock:
+            if self._running is not None or not self._keys:
+                return None
+            self._running = next(iter(self._keys))
+            del self._keys[self._running]
+            return self._running
+
+    def end(self, keys: Iterable[Key]) -> None:
+        """Note that jobs are no longer running."""
+        with self._lock:
+            if self._running in keys:
+                self._running = None
 
 
 def make_plan(
@@ -119,28 +145,38 @@ def make_plan(
         raise ConfigurationError(msg)
     chosen = chosen_by(model, "Consumer")
     spec = chosen.spec
-    worker = worker_name() if name is None else f"{worker_name()}:{name}"
     span = spec.lease if lease is None else timedelta(seconds=seconds(lease, "Consumer(lease=...)"))
     if span < timedelta(seconds=1):
         msg = f"Consumer(lease={lease!r}): a lease of less than a second cannot be kept alive"
         raise ConfigurationError(msg)
+    if timeout is not None and seconds(timeout, "Consumer(timeout=...)") == 0:
+        msg = f"Consumer(timeout={timeout!r}): no handler is done in zero seconds; give None for no limit"
+        raise ConfigurationError(msg)
 
-    def claims(narrowed: sa.Select[Any], limit: Any) -> Any:
-        return claim_statement(chosen._replace(select=narrowed), limit, lease=span, worker=sa.literal(worker))
+    def worker() -> str:
+        return worker_name() if name is None else f"{worker_name()}:{name}"
+
+    def claims(narrowed: sa.Select[Any], limit: Any, mark: str = "") -> Any:
+        # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
+        who = sa.bindparam(None, callable_=lambda: worker() + mark, type_=sa.Text())
+        return claim_statement(chosen._replace(select=narrowed), limit, lease=span, worker=who)
+
+    def is_among(name: str) -> sa.ColumnElement[bool]:
+        return spec.matches(spec.keys, sa.bindparam(name, expanding=len(spec.keys) > 1))
 
     limit, one = sa.bindparam(LIMIT, type_=sa.Integer()), sa.literal(1)
     suspect = spec.strategy.suspect(spec)
-    usual = chosen.select if suspect is None else chosen.select.where(~suspect)
-    keys = spec.matches(spec.keys, sa.bindparam(KEYS, expanding=len(spec.keys) > 1))
+    usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
     return Plan(
         spec=spec,
-        claim=claims(usual, limit),
+        claim=claims(usual, limit, "" if concurrency == 1 else SHARED),
         claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
-        claim_key=claims(chosen.select.where(keys), one),
+        claim_key=claims(chosen.select.where(is_among(KEYS)), one),
+        options=chosen.options,
         worker=worker,
         policy=retry or spec.config.retry,
         lease=span,
-        timeout=None if timeout is None else seconds(timeout, "Consumer(timeout=...)"),
+        timeout=None if timeout is None else seconds(timeout),
         batch=batch,
         batch_size=batch_size,
         concurrency=concurrency,

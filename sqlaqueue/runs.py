@@ -1,105 +1,30 @@
-"""How a batch is claimed, run and settled: one script a strategy's kind, for both Consumers.
-
-A script is a generator. It yields what is to be done, an operation in its session, one in another session, or the
-handler, and is sent the result, so that the order of things, which is where the guarantees are, stands here
-once; :mod:`sqlaqueue.consumer` and :mod:`sqlaqueue.aio` only carry the steps out, each in its own colour.
-"""
+"""How a batch is claimed, run and settled: one script a strategy's kind, for both Consumers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import operations as ops
-from sqlaqueue.exc import HandlerMisuseError, JobTimeout, WorkerDied
+from sqlaqueue.exc import HandlerMisuseError, WorkerDied
 from sqlaqueue.ledger import Entry
 from sqlaqueue.mapping import run_of
 from sqlaqueue.operations import Ended
-from sqlaqueue.outcomes import COMPLETED, RELEASED, Outcome, judge
+from sqlaqueue.outcomes import COMPLETED, RELEASED, Abandoned, Outcome, StopRequested, concerns_all
 from sqlaqueue.plan import Plan
-from sqlaqueue.spec import Run
+from sqlaqueue.savepoint import Savepoint
+from sqlaqueue.spec import Key, Run
+from sqlaqueue.steps import Beside, Do, Handle, Report, Script, Step
 
-
-@dataclass(frozen=True, slots=True)
-class Do:
-    """Carry out an operation in the script's own session; send its result."""
-
-    operation: Callable[..., Any]
-    arguments: tuple[Any, ...] = ()
-
-    def __call__(self, session: Session) -> Any:
-        """Carry it out."""
-        return self.operation(session, *self.arguments)
-
-
-@dataclass(frozen=True, slots=True)
-class Beside(Do):
-    """Carry out an operation in another session, on a connection of its own; send its result."""
-
-
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """Call the handler with these jobs; send what it raised, or None."""
-
-    jobs: Sequence[Any]
-
-
-Step = Do | Handle
-Script = Generator[Step, Any, "Report"]
-
-
-@dataclass(slots=True)
-class Report:
-    """What a script has done."""
-
-    settled: Sequence[Ended] = ()
-    """Runs whose end is committed."""
-    unsettled: Sequence[Ended] = ()
-    """Runs that ended without touching the database, to be settled together with others."""
-    lost: Sequence[Ended] = ()
-    """Runs whose result was refused."""
-    claimed: int = 0
+if TYPE_CHECKING:
+    from sqlaqueue.turns import Turn
 
 
 def _rollback(session: Session) -> None:
     session.rollback()
-
-
-def _judge(plan: Plan, error: BaseException | None, run: Run) -> Outcome:
-    return judge(error, run, plan.policy, has_run_at=plan.spec.has("run_at"))
-
-
-# -- a transaction holds the batch ---------------------------------------------------------------------------
-
-
-def held_batch(plan: Plan, n: int) -> Script:
-    """Claim a batch, run it and settle it in the one transaction that holds it."""
-    while plan.unstruck:
-        yield Beside(ops.leave_ledger, (plan, plan.unstruck[0]))
-        plan.unstruck.pop(0)
-    suspect = plan.suspects.take()
-    jobs = yield (Do(ops.claim, (plan, n)) if suspect is None else Do(ops.claim_key, (plan, suspect)))
-    if not jobs:
-        return Report(claimed=0 if suspect is None else 1)
-    runs = [_run(job) for job in jobs]
-    entry: Entry = yield Beside(ops.enter_ledger, (plan, [run.key for run in runs]))
-    suspects = entry.suspected([run.key for run in runs])
-    if suspects and len(jobs) > 1:
-        plan.suspects.add(suspects)
-        yield Do(_rollback)
-        yield Beside(ops.leave_ledger, (plan, entry))
-        return Report(claimed=len(suspects))
-    try:
-        ended = yield from _run_held(plan, jobs, runs, entry)
-        yield Do(ops.settle_held, (plan, ended, entry))
-    except Exception as error:
-        yield from _abandon_held(plan, entry, error)
-        raise
-    return Report(settled=ended, claimed=len(jobs))
 
 
 def _run(job: Any) -> Run:
@@ -109,75 +34,162 @@ def _run(job: Any) -> Run:
     return run
 
 
+def _withdraw_asked(plan: Plan, jobs: Sequence[Any]) -> tuple[list[Any], list[Ended]]:
+    """Return the jobs that are to be run, and the ends of those that somebody has cancelled since their claim."""
+    wanted = [job for job in jobs if _run(job).key not in plan.asked]
+    asked = [job for job in jobs if _run(job).key in plan.asked]
+    return wanted, [Ended(_run(job), plan.judge(StopRequested(), _run(job)), job) for job in asked]
+
+
+# -- a transaction holds the batch ---------------------------------------------------------------------------
+
+
+def held_batch(plan: Plan, turn: Turn, suspect: Key | None) -> Script:
+    """Claim a batch, or one suspect, run it and settle it in the one transaction that holds it."""
+    jobs = yield (Do(ops.claim, (plan, plan.batch_size)) if suspect is None else Do(ops.claim_key, (plan, suspect)))
+    runs = [_run(job) for job in jobs]
+    turn.claimed(runs)
+    if not jobs:
+        return Report(claimed=0 if suspect is None else 1)
+    blamed = len(jobs) == 1 and (suspect is not None or plan.concurrency == 1)
+    entry = plan.entries.open([run.key for run in runs], blamed=blamed)
+    try:
+        yield Beside(ops.enter_ledger, (plan, entry))
+        suspects = entry.suspected([run.key for run in runs])
+        if suspects and not blamed:
+            plan.suspects.add(suspects)
+            yield from _give_up(plan, entry)
+            return Report(claimed=len(suspects))
+        turn.tell_claimed(runs)
+        ended = yield from _run_held(plan, jobs, runs, entry)
+        return (yield from _settle_held(plan, ended, entry))
+    except _BatchBroken as broken:
+        yield from _give_up(plan, entry)
+        return (yield from _settle_alone(plan, broken.runs, broken.cause, entry))
+    except Exception:
+        yield from _give_up(plan, entry)
+        raise
+
+
+def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
+    try:
+        yield Do(ops.settle_held, (plan, ended, entry))
+    except DBAPIError as error:
+        if error.connection_invalidated:
+            raise
+        # Such as a deferred constraint, which is checked by the commit: one job must not undo the others' work for ever.
+        yield from _give_up(plan, entry)
+        if len(ended) == 1:
+            return (yield from _settle_alone(plan, [ended[0].run], error, entry))
+        plan.suspects.add([one.run.key for one in ended])
+        return Report(claimed=len(ended))
+    plan.entries.close(entry)
+    return Report(settled=ended, claimed=len(ended))
+
+
 def _run_held(plan: Plan, jobs: Sequence[Any], runs: Sequence[Run], entry: Entry) -> Generator[Step, Any, list[Ended]]:
-    if entry.deaths and runs[0].attempt - 1 + entry.deaths >= runs[0].max_attempts:
-        msg = f"the worker died {entry.deaths} times while it ran this job alone"
-        died = WorkerDied(msg)
-        return [Ended(runs[0], Outcome("failed", error=f"WorkerDied: {died}", cause=died), jobs[0], entry.deaths)]
+    if entry.deaths:
+        runs[0].attempt += entry.deaths
+        if runs[0].attempt > runs[0].max_attempts:
+            msg = f"the worker died {entry.deaths} times while it ran this job alone"
+            died = WorkerDied(msg)
+            return [Ended(runs[0], Outcome("failed", error=f"WorkerDied: {died}", cause=died), jobs[0], entry.deaths)]
     starts = entry.deaths + 1
     ended: list[Ended] = []
     units = [list(jobs)] if plan.batch else [[job] for job in jobs]
-    for unit in units:
+    while units:
+        unit = units.pop(0)
         if plan.stopping:
             ended += [Ended(_run(job), RELEASED, job) for job in unit]
             continue
-        error = yield from _in_savepoint(unit)
-        if error is not None and len(unit) > 1:
-            # One bad job must not take its mates along: each is tried by itself.
+        unit, withdrawn = _withdraw_asked(plan, unit)
+        ended += withdrawn
+        if not unit:
+            continue
+        error = yield from _in_savepoint(plan, unit)
+        if error is not None and not plan.spec.strategy.hands_out_rows:
+            # These are no part of the session, and would be written again with what a failing handler did to them.
             yield Do(ops.reload, (plan, unit))
-            for job in unit:
-                alone = yield from _in_savepoint([job])
-                ended.append(Ended(_run(job), _judge(plan, alone, _run(job)), job, starts))
-        else:
-            ended += [Ended(_run(job), _judge(plan, error, _run(job)), job, starts) for job in unit]
+        if error is None or len(unit) == 1 or concerns_all(error):
+            ended += [Ended(_run(job), plan.judge(error, _run(job)), job, starts) for job in unit]
+            continue
+        # One bad job must not take its mates along: each is tried by itself.
+        yield Do(ops.reload, (plan, unit))
+        asked = error.keys if isinstance(error, StopRequested) else ()
+        plan.asked.update(asked)
+        units = [[job] for job in unit] + units
     return ended
 
 
-def _in_savepoint(unit: Sequence[Any]) -> Generator[Step, Any, BaseException | None]:
-    """Run the handler in a savepoint, so that what it wrote can be undone without losing the batch."""
-    savepoint: ops.Savepoint = yield Do(ops.Savepoint)
-    error: BaseException | None = yield Handle(unit)
+def _in_savepoint(plan: Plan, unit: Sequence[Any]) -> Generator[Step, Any, BaseException | None]:
+    """Run the handler in a savepoint, and return what it raised, or what the database said of what it wrote."""
+    savepoint: Savepoint = yield Do(Savepoint, (plan,))
+    raised: BaseException | None = yield Handle(unit)
+    error = raised
     try:
-        yield Do(_close, (savepoint, error is None))
-    except HandlerMisuseError as misuse:
-        misuse.add_note(str([_run(job).key for job in unit]))
-        raise _BatchBroken(unit, misuse) from error
-    except DBAPIError as failed:
-        if error is not None or failed.connection_invalidated:
-            raise
-        yield Do(_close, (savepoint, False))
-        return failed
-    except Exception as failed:
+        if error is None:
+            try:
+                yield Do(_close, (savepoint, True))
+            except HandlerMisuseError:
+                raise
+            except Exception as failed:  # noqa: BLE001 - the flush's or the savepoint's error is the job's
+                error = failed
         if error is not None:
-            raise
-        yield Do(_close, (savepoint, False))
-        return failed
+            yield Do(_close, (savepoint, False))
+    except HandlerMisuseError as misuse:
+        cause = raised if isinstance(raised, Abandoned) else misuse
+        raise _BatchBroken([_run(job) for job in unit], cause) from raised
+    except Exception as broken:
+        # The transaction was lost while this handler ran, by whatever it did: were nobody blamed, the batch
+        # would be claimed and lost again for ever.
+        raise _BatchBroken([_run(job) for job in unit], error or broken) from broken
     return error
 
 
-def _close(_: Session, savepoint: ops.Savepoint, keep: bool) -> None:  # noqa: FBT001 - called positionally by its step
+def _close(_: Session, savepoint: Savepoint, keep: bool) -> None:  # noqa: FBT001 - called positionally by its step
     savepoint.close(keep=keep)
 
 
 class _BatchBroken(Exception):
-    """A handler ended the transaction of its batch."""
+    """The transaction of a batch was lost while a handler ran."""
 
-    def __init__(self, unit: Sequence[Any], misuse: HandlerMisuseError) -> None:
-        super().__init__(str(misuse))
-        self.keys = [_run(job).key for job in unit]
-        self.runs = [_run(job) for job in unit]
-        self.misuse = misuse
+    def __init__(self, runs: Sequence[Run], cause: BaseException) -> None:
+        super().__init__(str(cause))
+        self.runs, self.cause = runs, cause
 
 
-def _abandon_held(plan: Plan, entry: Entry, error: BaseException) -> Generator[Step, Any, None]:
-    """Give a batch up whose transaction is lost; the worker lives, so nobody is a suspect."""
+def _give_up(plan: Plan, entry: Entry) -> Script:
+    """Give a batch up whose transaction is lost; the worker lives, so nobody is a suspect.
+
+    The row in the ledger goes first: as soon as the jobs are free, others look there for them.
+    """
+    plan.entries.give_up(entry)
+    try:
+        yield from strike(plan)
+    except Exception:  # noqa: BLE001 - it stays on the list of what is to be struck out
+        pass
     yield Do(_rollback)
-    plan.unstruck.append(entry)
-    yield Beside(ops.leave_ledger, (plan, entry))
-    plan.unstruck.remove(entry)
-    if isinstance(error, _BatchBroken):
-        for run in error.runs:
-            yield Beside(ops.settle_alone, (plan, run.key, _judge(plan, error.misuse, run)))
+
+
+def strike(plan: Plan) -> Script:
+    """Strike out of the ledger what this Consumer has given up."""
+    while (entry := plan.entries.take_given_up()) is not None:
+        try:
+            yield Beside(ops.strike_ledger, (plan, entry))
+        except Exception:
+            plan.entries.give_up(entry)
+            raise
+
+
+def _settle_alone(plan: Plan, runs: Sequence[Run], cause: BaseException, entry: Entry) -> Script:
+    """Count the attempt of those at whose hands a batch was lost; its other jobs are free as they were."""
+    settled = []
+    for run in runs:
+        outcome = plan.judge(cause, run)
+        if outcome is not RELEASED:
+            ended = yield Beside(ops.settle_alone, (plan, Ended(run, outcome, starts=entry.deaths + 1), entry))
+            settled += [] if ended is None else [ended]
+    return Report(settled=settled, claimed=len(entry.names))
 
 
 # -- leases hold the jobs --------------------------------------------------------------------------------------
@@ -185,46 +197,49 @@ def _abandon_held(plan: Plan, entry: Entry, error: BaseException) -> Generator[S
 
 def leased_unit(plan: Plan, jobs: Sequence[Any]) -> Script:
     """Run one job, or one batch, whose claim is committed."""
-    error, adopted = yield from _run_leased(jobs)
-    if error is not None and len(jobs) > 1 and not isinstance(error, JobTimeout):
-        yield Do(_rollback)
-        parts = []
-        for job in adopted:
-            yield Do(ops.reload, (plan, [job]))
-            alone: BaseException | None = yield Handle([job])
-            parts.append((yield from _finish(plan, [job], alone)))
-        return Report(
-            settled=[one for part in parts for one in part.settled],
-            unsettled=[one for part in parts for one in part.unsettled],
-            lost=[one for part in parts for one in part.lost],
-            claimed=len(jobs),
-        )
-    return (yield from _finish(plan, adopted, error))
-
-
-def _run_leased(jobs: Sequence[Any]) -> Generator[Step, Any, tuple[BaseException | None, list[Any]]]:
+    jobs, withdrawn = _withdraw_asked(plan, jobs)
+    if not jobs:
+        return Report(unsettled=withdrawn)
     adopted: list[Any] = yield Do(ops.adopt, (jobs,))
     error: BaseException | None = yield Handle(adopted)
-    return error, adopted
-
-
-def _finish(plan: Plan, jobs: Sequence[Any], error: BaseException | None) -> Script:
-    """Commit a handler's writes with the completion of its jobs; leave everything else to be settled in bulk."""
-    runs = [_run(job) for job in jobs]
-    if error is None and (yield Do(ops.touched)):
-        ended = [Ended(run, COMPLETED) for run in runs]
-        try:
-            lost = yield Do(ops.complete_and_commit, (plan, ended))
-        except Exception as failed:  # noqa: BLE001 - whatever the flush or the commit raises is the job's error
-            yield Do(_rollback)
-            broken = isinstance(failed, DBAPIError) and failed.connection_invalidated
-            return Report(
-                unsettled=[Ended(run, _judge(plan, failed, run), uncertain=broken) for run in runs], claimed=len(runs)
-            )
-        if not lost:
-            return Report(settled=ended, claimed=len(runs))
-        # A batch is one transaction: the mates of a lost job are rolled back with it, and run again uncounted.
-        mates = [Ended(one.run, RELEASED) for one in ended if one not in lost]
-        return Report(unsettled=mates, lost=lost, claimed=len(runs))
+    if error is None:
+        report, error = yield from _finish(plan, adopted)
+        if report is not None:
+            report.unsettled = [*report.unsettled, *withdrawn]
+            return report
     yield Do(_rollback)
-    return Report(unsettled=[Ended(run, _judge(plan, error, run)) for run in runs], claimed=len(runs))
+    if error is None or len(adopted) == 1 or concerns_all(error):
+        ended = [Ended(_run(job), plan.judge(error, _run(job))) for job in adopted]
+        return Report(unsettled=ended + withdrawn)
+    if isinstance(error, StopRequested):
+        plan.asked.update(error.keys)
+    yield Do(ops.reload, (plan, adopted))
+    yield Do(_expunge)
+    return Report(unsettled=withdrawn, apart=adopted)
+
+
+def _expunge(session: Session) -> None:
+    session.expunge_all()
+
+
+def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, tuple[Report | None, BaseException | None]]:
+    """Commit a handler's writes with the completion of its jobs; leave jobs without writes to be settled in bulk.
+
+    :return: a report when all is said with it, or what the database said of what the handler wrote.
+    """
+    if not (yield Do(ops.touched)):
+        return None, None
+    ended = [Ended(_run(job), COMPLETED, job) for job in jobs]
+    try:
+        lost = yield Do(ops.complete_and_commit, (plan, ended))
+    except Exception as failed:  # noqa: BLE001 - whatever the flush or the commit raises is the job's error
+        if not (isinstance(failed, DBAPIError) and failed.connection_invalidated):
+            return None, failed
+        # Was it committed, or not? Whoever settles it looks again.
+        doubtful = [Ended(one.run, plan.judge(failed, one.run), uncertain=True) for one in ended]
+        return Report(unsettled=doubtful), None
+    if not lost:
+        return Report(settled=ended), None
+    # A batch is one transaction: the mates of a lost job are rolled back with it, and run again uncounted.
+    mates = [Ended(one.run, RELEASED) for one in ended if one not in lost]
+    return Report(unsettled=mates, lost=lost), None

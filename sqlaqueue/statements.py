@@ -88,6 +88,12 @@ def claim_statement(
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
     )
     if not spec.strategy.hands_out_rows:
+        if options:
+            msg = (
+                f"claim(select({entity.__name__}).options(...)): the claim deletes the row and hands out a detached "
+                "instance, for which nothing more can be loaded; leave the options out"
+            )
+            raise StatementError(msg)
         return returning_detached(spec, entity, rows)
     # A column that is deferred, or that load_only() leaves out, would not tell which run this is.
     needed = (undefer(getattr(entity, spec.attributes[role])) for role in RUN_ROLES if spec.has(role))

@@ -152,10 +152,10 @@ def _watch(
 
 
 def _finished(session: Session, model: type[FileJob]) -> tuple[int, int]:
-    """Return how many jobs are completed and how many failed."""
+    """Return how many jobs are completed, and how many have ended otherwise."""
     count = sa.func.count()
     completed, failed = session.execute(
-        sa.select(count.filter(model.status == "completed"), count.filter(model.status == "failed"))
+        sa.select(count.filter(model.status == "completed"), count.filter(model.status.in_(["failed", "cancelled"])))
     ).one()
     # An open transaction would keep the dead rows of the workers from being cleaned up.
     session.rollback()

@@ -27,6 +27,9 @@ Token = UUID | sa.BindParameter[Any] | None
 Verb = sa.Update | sa.Delete | sa.Insert | sa.Select[Any]
 """A statement that changes jobs; whoever executes it adds the RETURNING of their keys."""
 
+SHARED = " (shared)"
+"""How the name of a worker ends that runs jobs of several claims at once: should it die, none of them ran alone."""
+
 
 @dataclass(frozen=True)
 class Held:
@@ -97,7 +100,8 @@ class ClaimStrategy:
         :param candidates: a SELECT of the model (or a subclass) with the user's filters, without order.
         :param limit: a bound number of rows.
         :param lease: a bound interval.
-        :param worker: a bound text that names the claiming worker.
+        :param worker: a bound text that names the claiming worker; it ends in :data:`SHARED` when the worker may be
+            running jobs of other claims at the same time.
         """
         raise NotImplementedError
 

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec, clock
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, named
+from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, named
 from sqlaqueue.strategies.indexes import add_index
 
 
@@ -115,8 +115,8 @@ class UpdateStatus(ClaimStrategy):
     def rescue(self, spec: QueueSpec) -> Verb:
         """Take back what expired: to pending, or to failed when a job that ran alone has no attempt left.
 
-        A job ran alone when no other row is processing under its token, or was until it was rescued. One that
-        did not gets its attempt back, for the blame is not known, and keeps the token as the mark of a suspect.
+        A job ran alone when no other row is processing under its token, or was until it was rescued, and its worker
+        ran no jobs of other claims. One that did not gets its attempt back, for the blame is not known, and keeps the token as the mark of a suspect.
         """
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")
         job = spec.table.alias("expired_job")
@@ -163,7 +163,11 @@ class UpdateStatus(ClaimStrategy):
         # All shared tokens at once: asked for each expired job by itself, a thousand of them would be a
         # thousand looks at everything that runs.
         shared = sa.select(tokens).where(sa.or_(running, suspect)).group_by(tokens).having(sa.func.count() > 1)
-        return sa.or_(token.is_(None), token.not_in(shared))
+        alone = sa.or_(token.is_(None), token.not_in(shared))
+        if not spec.has("claimed_by"):
+            return alone
+        worker = sa.func.coalesce(spec.columns["claimed_by"], "")
+        return sa.and_(alone, ~worker.endswith(SHARED, autoescape=True))
 
     @staticmethod
     def _attempts_spent(spec: QueueSpec) -> sa.ColumnElement[bool]:

@@ -149,7 +149,7 @@ TAMPERED = {
     "NEW.runs = 0": "stored 0 times instead of once",
     "NEW.path = 'elsewhere'": "below/file7: 0 jobs in the table instead of one",
     "NEW.status = 'failed'": "below/file7: its job is failed",
-    "NEW.status = 'cancelled'": "below/file7: its job failed",
+    "NEW.status = 'cancelled'": "below/file7: its job is cancelled",
 }
 
 

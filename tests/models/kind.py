@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase
 
-from sqlaqueue import QueueConfig
+from sqlaqueue import QueueConfig, QueueMixin
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
@@ -107,3 +108,19 @@ def kind(*strategies: str) -> Callable[[Callable[[MakeConfig], Built]], Callable
         return build
 
     return enter
+
+
+def declare(queue: MakeConfig, **attributes: Any) -> type[Any]:
+    """Map a class with the usual key and payload unless they are among the attributes."""
+
+    class Base(DeclarativeBase):
+        metadata = attributes.pop("metadata", None) or sa.MetaData()
+
+    usual = {
+        "__tablename__": "job",
+        "__queue__": queue() if "__queue__" not in attributes else None,
+        "id": sa.Column(sa.Integer, primary_key=True),
+        "payload": sa.Column(sa.Text, nullable=False),
+    }
+    body = {name: value for name, value in {**usual, **attributes}.items() if value is not None}
+    return type("Job", (QueueMixin, Base), body)

@@ -317,19 +317,19 @@ def single_table_inheritance(queue: MakeConfig) -> Built:
     class Job(QueueMixin, Base):
         __tablename__ = "job"
         __queue__ = queue()
-        __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
+        __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
 
         id: Mapped[int] = mapped_column(primary_key=True)
         kind: Mapped[str]
         payload: Mapped[str]
 
     class Letter(Job):
-        __mapper_args__ = {"polymorphic_identity": "letter"}
+        __mapper_args__: ClassVar = {"polymorphic_identity": "letter"}
 
         address: Mapped[str | None]
 
     class Parcel(Letter):
-        __mapper_args__ = {"polymorphic_identity": "parcel"}
+        __mapper_args__: ClassVar = {"polymorphic_identity": "parcel"}
 
         weight: Mapped[int | None]
 
@@ -345,7 +345,7 @@ def joined_inheritance(queue: MakeConfig) -> Built:
     class Job(QueueMixin, Base):
         __tablename__ = "job"
         __queue__ = queue()
-        __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
+        __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
 
         id: Mapped[int] = mapped_column(primary_key=True)
         kind: Mapped[str]
@@ -353,7 +353,7 @@ def joined_inheritance(queue: MakeConfig) -> Built:
 
     class Letter(Job):
         __tablename__ = "letter"
-        __mapper_args__ = {"polymorphic_identity": "letter"}
+        __mapper_args__: ClassVar = {"polymorphic_identity": "letter"}
 
         id: Mapped[int] = mapped_column(sa.ForeignKey(Job.id, ondelete="CASCADE"), primary_key=True)
         address: Mapped[str | None]

@@ -2,7 +2,7 @@
 
 import dataclasses
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
@@ -100,14 +100,14 @@ def test_fields_of_a_dataclass_come_last_and_by_keyword_only() -> None:
 
     class Email(QueueMixin, Base):
         __tablename__ = "email"
-        __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "email"}  # noqa: RUF012 - as in the manual
+        __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "email"}
 
         id: Mapped[int] = mapped_column(primary_key=True, init=False)
         kind: Mapped[str] = mapped_column(init=False)
         to: Mapped[str]
 
     class Newsletter(Email):
-        __mapper_args__ = {"polymorphic_identity": "newsletter"}  # noqa: RUF012 - as in the manual
+        __mapper_args__: ClassVar = {"polymorphic_identity": "newsletter"}
 
         topic: Mapped[str] = mapped_column(nullable=True)
 

@@ -120,7 +120,9 @@ def test_subclasses_share_the_config_and_the_verbs(hierarchy: Hierarchy, engine:
         (parcel,) = session.execute(claim(h.Job, 10)).scalars().all()
         assert session.scalars(complete(parcel)).all() == [3]
         session.commit()
-        assert set(session.scalars(purge(h.Letter)).all()) == {2, 3} - ({3} if "status" not in h.Job.__table__.c else set())
+        assert set(session.scalars(purge(h.Letter)).all()) == {2, 3} - (
+            {3} if "status" not in h.Job.__table__.c else set()
+        )
         session.commit()
         assert set(session.scalars(purge(h.Job)).all()) == {1, 4}
         session.commit()
@@ -251,7 +253,9 @@ def test_a_child_that_defines_an_attribute_of_the_queue_is_refused() -> None:
     h = JoinedHierarchy(QueueConfig())
     with (
         pytest.warns(sa.exc.SAWarning, match="Implicitly combining"),
-        pytest.raises(ConfigurationError, match=r"Fax\.status: the queue of Job has this attribute already; rename Fax's"),
+        pytest.raises(
+            ConfigurationError, match=r"Fax\.status: the queue of Job has this attribute already; rename Fax's"
+        ),
     ):
 
         class Fax(h.Job):
@@ -280,7 +284,9 @@ class Animal(Plain):
 def test_a_queue_below_a_class_that_is_none_is_refused() -> None:
     key = mapped_column(sa.ForeignKey(Animal.id), primary_key=True)
     for name, body in (("Dog", {}), ("Cat", {"__tablename__": "cat", "id": key})):
-        with pytest.raises(ConfigurationError, match=rf"{name} inherits the table of Animal, which is no queue: let Animal"):
+        with pytest.raises(
+            ConfigurationError, match=rf"{name} inherits the table of Animal, which is no queue: let Animal"
+        ):
             type(name, (QueueMixin, Animal), {**body, "__mapper_args__": polymorphic(name)})
 
 

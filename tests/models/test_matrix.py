@@ -19,7 +19,7 @@ from sqlaqueue import (
     requeue,
     retry,
 )
-from tests.models import kinds_of_columns, kinds_of_mapping  # noqa: F401 - they fill KINDS
+from tests.models import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - they fill KINDS
 from tests.models.driven import DRIVERS, Driven, driven
 from tests.models.kind import KINDS, STRATEGIES, Built
 

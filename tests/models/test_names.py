@@ -293,7 +293,9 @@ def test_a_strategy_says_what_it_cannot_do_without(strategy: str) -> None:
     class Base(DeclarativeBase):
         pass
 
-    with pytest.raises(ConfigurationError, match=rf"Order: strategy \"{strategy}\" needs .*'status'; remove 'status': None"):
+    with pytest.raises(
+        ConfigurationError, match=rf"Order: strategy \"{strategy}\" needs .*'status'; remove 'status': None"
+    ):
 
         class Order(QueueMixin, Base):
             __tablename__ = "orders"

@@ -5,15 +5,15 @@ import uuid
 from collections.abc import Iterator
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column, selectinload, relationship
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, load_only, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin, claim, complete, fail, release, requeue, retry
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue import QueueConfig, QueueMixin, claim, fail, release, requeue, retry
+from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.models.tidy import created
 
 CONFIG = QueueConfig(strategy="delete_returning", columns={"status": None})
@@ -86,7 +86,9 @@ def tasks(engine: sa.Engine) -> Iterator[sa.Engine]:
 
 
 def rows(session: Session, *but: str) -> list[Any]:
-    return list(session.scalars(sa.text(f"SELECT to_jsonb(task) - '{{{','.join(but)}}}'::text[] FROM task ORDER BY id")))
+    return list(
+        session.scalars(sa.text(f"SELECT to_jsonb(task) - '{{{','.join(but)}}}'::text[] FROM task ORDER BY id"))
+    )
 
 
 def nulls(session: Session) -> list[Any]:
@@ -148,6 +150,13 @@ def test_what_a_handler_changed_is_written_with_the_next_run(tasks: sa.Engine) -
         assert session.get_one(Task, 1).text == "changed by the handler"
 
 
+def test_nothing_can_be_loaded_with_a_detached_instance(tasks: sa.Engine) -> None:
+    with pytest.raises(StatementError, match=r"claim\(select\(Task\).options.* hands out a detached instance"):
+        claim(sa.select(Task).options(load_only(Task.text)), 1)
+    with Session(tasks) as session, pytest.raises(sa.exc.ArgumentError):
+        session.execute(claim(Task, 1).options(load_only(Task.text)))
+
+
 def test_subclasses_in_one_table(engine: sa.Engine) -> None:
     class Base(DeclarativeBase):
         pass
@@ -155,13 +164,13 @@ def test_subclasses_in_one_table(engine: sa.Engine) -> None:
     class Job(QueueMixin, Base):
         __tablename__ = "job"
         __queue__ = CONFIG
-        __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "job"}  # noqa: RUF012 - as in the manual
+        __mapper_args__: ClassVar = {"polymorphic_on": "kind", "polymorphic_identity": "job"}
 
         id: Mapped[int] = mapped_column(primary_key=True)
         kind: Mapped[str]
 
     class Letter(Job):
-        __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012 - as in the manual
+        __mapper_args__: ClassVar = {"polymorphic_identity": "letter"}
 
         address: Mapped[str | None]
 

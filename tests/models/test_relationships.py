@@ -105,7 +105,9 @@ def test_related_rows_are_loaded_with_the_claim(shop: Shop, engine: sa.Engine, l
 
 
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select"])
-async def test_related_rows_are_loaded_for_an_async_session(tidy: TidyDatabase, engine: sa.Engine, strategy: str) -> None:
+async def test_related_rows_are_loaded_for_an_async_session(
+    tidy: TidyDatabase, engine: sa.Engine, strategy: str
+) -> None:
     shop = Shop(strategy)
     with created(engine, shop.metadata):
         shop.fill(engine)

@@ -110,7 +110,11 @@ def test_two_queues_share_an_enum(tidy: TidyDatabase, engine: sa.Engine) -> None
         pass
 
     for name in ("One", "Two"):
-        body = {"__tablename__": name, "__queue__": QueueConfig(states=PHASES), "id": mapped_column(sa.Integer, primary_key=True)}
+        body = {
+            "__tablename__": name,
+            "__queue__": QueueConfig(states=PHASES),
+            "id": mapped_column(sa.Integer, primary_key=True),
+        }
         type(name, (QueueMixin, Base), body)
     with created(engine, Base.metadata):
         assert ("type", "phase") in tidy.objects()

@@ -168,9 +168,7 @@ def test_the_triggers_find_the_messages_under_any_search_path(tidy: TidyDatabase
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_one_model_serves_tenants_in_schemas_of_their_own(tidy: TidyDatabase, engine: sa.Engine, strategy: str) -> None:
     job = model(QueueConfig(strategy=strategy))
-    tenants = [
-        engine.execution_options(schema_translate_map={None: tenant}) for tenant in ("work", "elsewhere")
-    ]
+    tenants = [engine.execution_options(schema_translate_map={None: tenant}) for tenant in ("work", "elsewhere")]
     for tenant in tenants:
         job.metadata.create_all(tenant)
     for number, tenant in enumerate(tenants, start=1):

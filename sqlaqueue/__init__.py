@@ -4,8 +4,9 @@ Inherit :class:`QueueMixin`, pick a strategy in its :class:`QueueConfig`, and
 ``session.execute(claim(Model, n))`` hands out rows of that class, to one worker each.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from sqlaqueue import exc
-from sqlaqueue.aio import AsyncConsumer
 from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.config import QueueConfig, States
 from sqlaqueue.consumer import Consumer
@@ -25,6 +26,9 @@ from sqlaqueue.statements import (
     rescue,
     retry,
 )
+
+if TYPE_CHECKING:
+    from sqlaqueue.aio import AsyncConsumer
 
 __all__ = [
     "AsyncConsumer",
@@ -58,3 +62,13 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    # SQLAlchemy's asyncio part needs greenlet, without which sync code must be able to import this package.
+    if name == "AsyncConsumer":
+        from sqlaqueue.aio import AsyncConsumer  # noqa: PLC0415 - see above
+
+        return AsyncConsumer
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

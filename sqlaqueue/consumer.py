@@ -16,24 +16,20 @@ from __future__ import annotations
 
 import inspect
 import logging
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import operations as ops
-from sqlaqueue.consumer_base import ConsumerBase, is_programs_fault
-from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.operations import Ended
-from sqlaqueue.outcomes import RELEASED
-from sqlaqueue.runs import Beside, Do, Report, Script, held_batch, leased_unit
-from sqlaqueue.turns import Turn
+from sqlaqueue.consumer_base import ConsumerBase, function_of
+from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
+from sqlaqueue.lanes import keep, lane, wind_up
+from sqlaqueue.shift import Shift
+from sqlaqueue.signals import doorbell
+from sqlaqueue.steps import Beside, Do, Handle, InSession, Pause, Rest, Script
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -96,291 +92,164 @@ class Consumer(ConsumerBase, Generic[T]):
     ) -> None: ...
     def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
         super().__init__(model, handler, session_factory, **options)
-        if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None)):  # noqa: B004 - asks what calling it gives
+        if inspect.iscoroutinefunction(function_of(handler)):
             msg = "Consumer: the handler is a coroutine function; use AsyncConsumer with an async_sessionmaker"
             raise ConfigurationError(msg)
-        self._cond = threading.Condition()
-        self._stop_requested = threading.Event()
-        self._lanes: list[threading.Thread] = []
-        self._error: BaseException | None = None
-
-    # -- the public verbs --------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve the queue until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
-        A second signal ends the process at once; nothing is lost by it.
+        A signal stops every Consumer of the process. A second one ends the process at once; nothing is lost by it.
 
         :raises ConfigurationError: when the connection pool is too small.
         """
-        self._draining = False
-        self._serve()
+        self._serve(draining=False)
 
     def drain(self) -> int:
         """Serve the queue until no job is due, and return how many runs ended.
 
-        Jobs that others hold, and those whose time has not come, are left alone.
+        Jobs that others hold, and those whose time has not come, are left alone. Signals are answered as by
+        :meth:`run`.
 
         :raises ConfigurationError: when the connection pool is too small.
         """
-        self._draining = True
-        before = self._crew.jobs_ended
-        self._serve()
-        return self._crew.jobs_ended - before
+        return self._serve(draining=True)
+
+    def _serve(self, *, draining: bool) -> int:
+        shift = _Threads(self, draining=draining)
+        self._begin(shift)
+        try:
+            self._check_factory()
+            shift.serve()
+        finally:
+            self._shift = None
+        return shift.crew.jobs_ended
+
+    def _check_factory(self) -> None:
+        session = self._factory()
+        if not isinstance(session, Session):
+            made = type(session).__name__
+            msg = f"Consumer: {self._factory!r} makes {made}; give a sessionmaker, or use AsyncConsumer"
+            raise ConfigurationError(msg)
+        with session:
+            self._check_pool(session.get_bind(self._plan.spec.mapper).engine.pool)
+
+
+class _Threads(Shift):
+    """A run with a thread for each lane and one for the keeper."""
+
+    def __init__(self, consumer: Consumer[Any], *, draining: bool) -> None:
+        self._changed = threading.Condition()
+        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
+        super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
 
     def stop(self) -> None:
-        """Take on no more work and let ``run()`` return, at the latest when the grace period is over.
+        self.plan.stopping = True
+        self._stopped.set()
+        self.wake()
 
-        May be called from any thread, from a handler, and from a signal handler.
-        """
-        self._plan.stopping = True
-        self._stop_requested.set()
-        with self._cond:
-            self._cond.notify_all()
+    def wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
 
-    # -- serving -------------------------------------------------------------------------------------------
-
-    def _serve(self) -> None:
-        with self._factory() as session:
-            if not isinstance(session, Session):
-                msg = f"Consumer: {self._factory!r} makes {type(session).__name__}; give a sessionmaker, or use AsyncConsumer"
-                raise ConfigurationError(msg)
-            bind = session.get_bind(self._plan.spec.mapper)
-            self._check_pool(bind.engine.pool)
-        self._stop_requested.clear()
-        self._start_agenda()
-        self._error = None
-        name = f"sqlaqueue-{self.queue}"
-        self._lanes = [
-            threading.Thread(target=self._lane, name=f"{name}-{number}", daemon=True)
-            for number in range(self._plan.concurrency)
-        ]
-        keeper = threading.Thread(target=self._keep, name=f"{name}-keeper", daemon=True)
-        self._finished = threading.Event()
-        with self._signals():
-            for thread in (*self._lanes, keeper):
+    def serve(self) -> None:
+        """Run until the lanes have ended, or have been given up."""
+        name = f"sqlaqueue-{self.plan.spec.name}"
+        lanes = [self._thread(lane(self), f"{name}-{number}") for number in range(self.plan.concurrency)]
+        keeper = self._thread(keep(self), f"{name}-keeper")
+        with doorbell.answered_by(self.stop):
+            for thread in (*lanes, keeper):
                 thread.start()
-            self._wait_for_lanes()
-        self._finished.set()
-        self.stop()
-        keeper.join(timeout=self._grace)
-        self._wind_up()
-        if self._error is not None:
-            raise self._error
+            self._wait_for(lanes)
+            self.stop()
+            self.over = True
+            self._ended.set()
+            # It is done with its last statement in a moment, or the database does not answer.
+            keeper.join(timeout=max(self._grace, 5.0))
+            self._carry_out(wind_up(self))
+        if self.error is not None:
+            raise self.error
 
-    def _wait_for_lanes(self) -> None:
-        deadline: float | None = None
-        while any(lane.is_alive() for lane in self._lanes):
-            if self._plan.stopping and deadline is None:
+    def _thread(self, script: Script, name: str) -> threading.Thread:
+        def work() -> None:
+            try:
+                self._carry_out(script)
+            except BaseException as error:  # noqa: BLE001 - a lane must not end without anybody noticing
+                self.fail(error)
+
+        return threading.Thread(target=work, name=name, daemon=True)
+
+    def _wait_for(self, lanes: Sequence[threading.Thread]) -> None:
+        deadline = float("inf")
+        while working := [one for one in lanes if one.is_alive()]:
+            if self.plan.stopping and deadline == float("inf"):
                 deadline = time.monotonic() + self._grace
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 self._abandon()
                 return
-            with self._cond:
-                self._cond.wait(0.2)
+            working[0].join(0.05)
 
     def _abandon(self) -> None:
-        """Give the jobs of handlers back that outlived the grace period; their results are refused."""
-        running = self._crew.running()
+        """Give up handlers that outlived the grace period; their results are refused."""
+        running = self.crew.running()
         for one in running:
             one.abandoned = True
-        logger.warning("%r: %d handlers outlived the grace period; their jobs are given back", self, len(running))
-        if not self._plan.holds_transaction:
-            self._crew.report(Report(unsettled=[Ended(run, RELEASED) for one in running for run in one.runs]))
-
-    def _wind_up(self) -> None:
-        """Give back what was claimed and not started, and settle what has ended."""
-        unstarted = [Ended(run, RELEASED) for run in self._crew.empty_inbox()]
-        self._crew.report(Report(unsettled=unstarted))
-        try:
-            self._settle_finished()
-        except Exception:
-            logger.exception("%r: could not settle at the end; the leases will expire and the jobs run again", self)
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def first(number: int, _: FrameType | None) -> None:
-            logger.info("%r: %s, stopping", self, signal.Signals(number).name)
-            signal.signal(number, signal.SIG_DFL)
-            self.stop()
-
-        before = {number: signal.signal(number, first) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    # -- lanes: one thread for each handler ------------------------------------------------------------------
-
-    def _lane(self) -> None:
-        take_turn = self._held_turn if self._plan.holds_transaction else self._leased_turn
-        while not self._plan.stopping:
-            turn = Turn(self._crew, self._notify)
-            try:
-                busy = take_turn(turn)
-            except Exception as error:  # noqa: BLE001 - whatever went wrong, the queue must be served on
-                turn.end()
-                self._trouble(error)
-                continue
-            turn.end()
-            self._proven = True
-            self._crew.pace.succeeded()
-            if not busy and self._draining:
-                if turn.nothing_left():
-                    self.stop()
-                else:
-                    self._rest(0.1)
-        with self._cond:
-            self._cond.notify_all()
-
-    def _trouble(self, error: Exception) -> None:
-        """Wait before the next try, or end when it is the program that is wrong."""
-        if not self._proven and is_programs_fault(error):
-            self._error = error
-            self.stop()
-            return
-        wait = self._crew.pace.failed()
-        logger.warning("%r: %s: %s; next try in %.1f s", self, type(error).__name__, error, wait)
-        self._stop_requested.wait(wait)
-
-    def _held_turn(self, turn: Turn) -> bool:
-        if not turn.to_claim():
-            self._rest(0.5)
-            return True
-        with self._factory() as session:
-            report = self._carry_out(held_batch(self._plan, self._plan.batch_size), session, turn)
-        self._crew.report(report)
-        if not report.claimed:
-            self._idle()
-        return bool(report.claimed)
-
-    def _leased_turn(self, turn: Turn) -> bool:
-        unit = turn.to_work()
-        if not unit:
-            if not turn.to_claim():
-                self._rest(0.5)
-                return True
-            return self._claim_more(turn)
-        with self._factory() as session:
-            report = self._carry_out(leased_unit(self._plan, unit), session)
-        self._crew.report(report)
-        if self._crew.wants_settling(time.monotonic()):
-            self._settle_finished()
-        return True
-
-    def _claim_more(self, turn: Turn) -> bool:
-        self._settle_finished()
-        with self._factory() as session:
-            jobs = ops.claim_and_commit(session, self._plan, self._crew.pace.claim_size())
-        self._crew.fill(jobs)
-        turn.claimed(jobs)
-        if not jobs:
-            self._idle()
-        return bool(jobs)
-
-    def _idle(self) -> None:
-        if not self._draining:
-            self._stop_requested.wait(self._crew.pace.poll())
-
-    def _notify(self) -> None:
-        with self._cond:
-            self._cond.notify_all()
-
-    def _rest(self, wait: float) -> None:
-        """Wait until another thread has found or ended something."""
-        with self._cond:
-            self._cond.wait(wait)
-
-    def _settle_finished(self) -> None:
-        finished = self._crew.take_finished()
-        if not finished:
-            return
-        try:
-            with self._factory() as session:
-                lost = ops.settle_and_commit(session, self._plan, finished)
-        except Exception:
-            self._crew.give_back(finished)
-            raise
-        self._crew.settled(finished, lost)
+        logger.warning("%s: %d handlers outlived the grace period; their jobs are given back", self.name, len(running))
 
     # -- carrying scripts out ------------------------------------------------------------------------------
 
-    def _carry_out(
-        self, script: Script, session: Session, turn: Turn | None = None
-    ) -> Report:
-        step = next(script)
+    def _carry_out(self, script: Script, session: Session | None = None) -> Any:
+        """Carry out a script, whose operations take place in ``session``."""
+        raised: Exception | None = None
+        result: Any = None
         while True:
-            try:
-                if isinstance(step, Beside):
-                    with self._factory() as other:
-                        result = step(other)
-                elif isinstance(step, Do):
-                    result = step(session)
-                    if turn is not None and step.operation in {ops.claim, ops.claim_key}:
-                        turn.claimed(result)
-                else:
-                    result = self._call(session, step.jobs)
-            except Exception as error:  # noqa: BLE001 - the script decides
-                raised: Exception | None = error
-                result = None
-            else:
-                raised = None
             try:
                 step = script.send(result) if raised is None else script.throw(raised)
             except StopIteration as end:
-                report: Report = end.value
-                return report
+                return end.value
+            result = raised = None
+            try:
+                match step:
+                    case Beside():
+                        with self._factory() as other:
+                            result = step(other)
+                    case Do():
+                        assert session is not None, "a step of a script that has a session"
+                        result = step(session)
+                    case InSession():
+                        with self._factory() as own:
+                            result = self._carry_out(step.script, own)
+                    case Handle():
+                        result = self._call(session, step.jobs)
+                    case Pause():
+                        (self._ended if step.past_stop else self._stopped).wait(step.seconds)
+                    case Rest():
+                        self._rest(step)
+            except Exception as error:  # noqa: BLE001 - the script decides
+                raised = error
 
-    def _call(self, session: Session, jobs: Sequence[Any]) -> BaseException | None:
+    def _rest(self, step: Rest) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self.crew.version != step.seen or self.plan.stopping, step.seconds)
+
+    def _call(self, session: Any, jobs: Sequence[Any]) -> BaseException | None:
         """Call the handler and return what it raised; its result counts only while nobody has given it up."""
-        running = self._crew.start(jobs)
+        running = self.crew.start(jobs)
         raised: BaseException | None = None
         try:
-            self._handler(session, list(jobs) if self._plan.batch else jobs[0])
+            result = self._handler(session, list(jobs) if self.plan.batch else jobs[0])
+            if inspect.isawaitable(result) or inspect.isgenerator(result):
+                raised = _not_run(result)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
             raised = error
         finally:
-            self._crew.stop(running)
-        return running.verdict(raised, self._plan.timeout)
+            self.crew.stop(running)
+        return running.verdict(raised, self.plan.timeout)
 
-    # -- the keeper: one thread beside the lanes -----------------------------------------------------------
 
-    def _keep(self) -> None:
-        while not self._finished.is_set():
-            try:
-                self._tend(time.monotonic())
-            except Exception as error:  # noqa: BLE001 - the database may be gone for a while
-                logger.warning("%r: tending the queue: %s: %s", self, type(error).__name__, error)
-                self._finished.wait(self._crew.pace.failed())
-            self._finished.wait(self._keeper_wait())
-
-    def _tend(self, now: float) -> None:
-        for late in self._crew.overdue(now):
-            keys = [run.key for run in late.runs]
-            logger.error("%r: the handler of %s ran into its timeout; its result will be refused", self, keys)
-        if self._crew.wants_settling(now):
-            self._settle_finished()
-        if self._agenda.due("heartbeat", now):
-            self._agenda.set("heartbeat", now + self._heartbeat)
-            alive = self._crew.alive()
-            if alive:
-                with self._factory() as session:
-                    ops.extend_leases(session, self._plan, alive)
-        if self._agenda.due("sweep", now):
-            self._sweep(now)
-        if self._agenda.due("reconcile", now):
-            with self._factory() as session:
-                ops.reconcile_messages(session, self._plan)
-            self._reconciled(now)
-
-    def _sweep(self, now: float) -> None:
-        self._agenda.set("sweep", now + self._crew.pace.sweep())
-        with self._factory() as session:
-            rescued, asked = ops.sweep(session, self._plan, self._crew.working_runs())
-        self._crew.tell_rescued(rescued)
-        self._crew.asked_to_stop(asked, now)
+def _not_run(result: Any) -> HandlerMisuseError:
+    if hasattr(result, "close"):
+        result.close()
+    msg = f"the handler returned a {type(result).__name__}, and nothing of it has been run; use AsyncConsumer for coroutines"
+    return HandlerMisuseError(msg)

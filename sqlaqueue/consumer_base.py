@@ -49,7 +49,9 @@ class ConsumerBase:
         )
         interval = seconds(poll_interval, "Consumer(poll_interval=...)")
         if interval <= 0:
-            msg = f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or the database gets no rest"
+            msg = (
+                f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or the database gets no rest"
+            )
             raise ConfigurationError(msg)
         self._handler = handler
         self._factory = session_factory

@@ -285,7 +285,11 @@ class Crew:
             self.plan.asked.discard(ended.run.key)
             if outcome.ending != "released":
                 self.jobs_ended += 1
-        self._tell(JobEvent(outcome.ending, self.plan.spec.name, ended.run.key, ended.run.attempt, outcome.delay, outcome.cause))
+        self._tell(
+            JobEvent(
+                outcome.ending, self.plan.spec.name, ended.run.key, ended.run.attempt, outcome.delay, outcome.cause
+            )
+        )
 
     def tell_claimed(self, runs: Sequence[Run]) -> None:
         """Tell which jobs were claimed."""

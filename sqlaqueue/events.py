@@ -34,7 +34,12 @@ class JobEvent:
 
 Listener = Callable[[JobEvent], object]
 
-_LEVELS: dict[EventName, int] = {"failed": logging.ERROR, "retried": logging.WARNING, "lease_lost": logging.WARNING, "rescued": logging.WARNING}
+_LEVELS: dict[EventName, int] = {
+    "failed": logging.ERROR,
+    "retried": logging.WARNING,
+    "lease_lost": logging.WARNING,
+    "rescued": logging.WARNING,
+}
 
 
 class Announcer:

@@ -237,4 +237,6 @@ def wind_up(shift: Shift) -> Script:
         try:
             yield from last
         except Exception:
-            logger.exception("%s: could not settle at the end; the jobs run again when their leases have expired", shift.name)
+            logger.exception(
+                "%s: could not settle at the end; the jobs run again when their leases have expired", shift.name
+            )

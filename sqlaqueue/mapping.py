@@ -233,14 +233,14 @@ def show_claimed(job: Any, spec: QueueSpec) -> int:
     return max(attempt, 1)
 
 
-def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any) -> None:
+def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any, token: str | None = None) -> None:
     """Note that a claim has just handed out ``job``, whose columns are loaded."""
     values, attributes = job.__dict__, spec.attributes
     limit = values.get(attributes.get("max_attempts", ""))
     held = spec.strategy.holds_transaction and session is not None
     run = Run(
         key=key,
-        token=values.get(attributes.get("lease_token", "")),
+        token=values.get(attributes.get("lease_token", ""), token),
         attempt=show_claimed(job, spec),
         max_attempts=spec.config.max_attempts if limit is None else limit,
         transaction=session.get_transaction() if held else None,

@@ -82,7 +82,7 @@ class Pace:
         The cap bounds how long a consumer stays away after the database is back.
         """
         self._failures += 1
-        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._failures, 10))
+        longest: float = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._failures, 10))
         return longest * (0.5 + 0.5 * self._draw())
 
     def succeeded(self) -> None:

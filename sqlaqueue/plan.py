@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -112,7 +112,7 @@ class Suspects:
             del self._keys[self._running]
             return self._running
 
-    def end(self, keys: Iterable[Key]) -> None:
+    def end(self, keys: Sequence[Key]) -> None:
         """Note that jobs are no longer running."""
         with self._lock:
             if self._running in keys:
@@ -137,7 +137,8 @@ def make_plan(
     :raises StatementError: when ``model`` is a select that cannot be claimed from.
     """
     for what, number in (("batch_size", batch_size), ("concurrency", concurrency)):
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        given: object = number  # what a caller without a type checker passes may be anything
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
             msg = f"Consumer({what}={number!r}): give an integer from 1 on"
             raise ConfigurationError(msg)
     if retry is not None and not callable(retry):

@@ -12,7 +12,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlaqueue.mapping import hand_out, spec_of
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
-from sqlaqueue.strategies.base import attribute_names, column_of, named
+from sqlaqueue.strategies.base import TOKEN, attribute_names, column_of, named
 
 RowProcessor = Callable[[Any], Any]
 
@@ -61,12 +61,10 @@ class _DetachedRow(Bundle[Any]):
 
     inherit_cache = True
 
-    def create_row_processor(
-        self, query: Any, procs: Sequence[RowProcessor], labels: Sequence[str]
-    ) -> RowProcessor:
+    def create_row_processor(self, query: Any, procs: Sequence[RowProcessor], labels: Sequence[str]) -> RowProcessor:
         # Not kept in the Bundle: SQLAlchemy takes two of them for the same when their columns are.
         spec, entity = query.get_execution_options()[ENTITY_OPTION]
-        columns = [spec.table.c[label] for label in labels]
+        columns = [spec.table.c.get(label, label) for label in labels]
         base: Mapper[Any] = sa.inspect(entity)
         names = {mapper: attribute_names(mapper) for mapper in base.self_and_descendants}
 
@@ -78,7 +76,7 @@ class _DetachedRow(Bundle[Any]):
                 if column in values:
                     set_committed_value(job, name, values[column])
             make_transient_to_detached(job)
-            hand_out(job, spec, sa.inspect(job).identity, None)
+            hand_out(job, spec, sa.inspect(job).identity, None, values.get(TOKEN))
             return job
 
         return make

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -164,10 +165,9 @@ def _give_up(plan: Plan, entry: Entry) -> Script:
     The row in the ledger goes first: as soon as the jobs are free, others look there for them.
     """
     plan.entries.give_up(entry)
-    try:
+    # Where that fails, it stays on the list of what is to be struck out.
+    with contextlib.suppress(Exception):
         yield from strike(plan)
-    except Exception:  # noqa: BLE001 - it stays on the list of what is to be struck out
-        pass
     yield Do(_rollback)
 
 

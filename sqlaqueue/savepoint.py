@@ -1,4 +1,4 @@
-"""The part of a held transaction in which one handler runs, so that what it wrote can be undone without losing its batch."""
+"""The part of a held transaction in which one handler runs: undone by itself, without losing the batch."""
 
 from __future__ import annotations
 

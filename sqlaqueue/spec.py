@@ -47,7 +47,7 @@ class Run:
     """
 
     key: Key
-    token: UUID | None
+    token: UUID | str | None
     attempt: int
     """The number of this attempt, from 1; 1 where the model does not count them."""
     max_attempts: int

@@ -1,7 +1,7 @@
 """The steps of a script, which is how the work of both Consumers is written down.
 
-A script is a generator. It yields what is to be done, an operation in its session, a handler's call, a pause, and is sent
-the result, so that the order of things, which is where the guarantees are, stands in one place;
+A script is a generator. It yields what is to be done, an operation in its session, a handler's call, a pause, and is
+sent the result, so that the order of things, which is where the guarantees are, stands in one place;
 :mod:`sqlaqueue.consumer` and :mod:`sqlaqueue.aio` only carry the steps out, each in its own colour.
 """
 

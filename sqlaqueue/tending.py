@@ -45,7 +45,8 @@ def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
         ledger.forget(session, plan.spec)
     control = plan.spec.side_tables.get(CONTROL)
     if control is not None:
-        session.execute(sa.delete(control).where(control.c.queue == plan.spec.name, control.c.created_at < clock() - _FORGET))
+        old = control.c.created_at < clock() - _FORGET
+        session.execute(sa.delete(control).where(control.c.queue == plan.spec.name, old))
     session.commit()
     return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
 

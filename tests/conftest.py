@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import zlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,6 +35,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="VERSIONS",
         help="PostgreSQL to test against: newest (the default), all, or major versions: 15,16",
     )
+
+    parser.addoption(
+        "--part",
+        metavar="K/N",
+        help="run the K-th of N parts of the tests, counted from 1; tests marked `everywhere` are in every part",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part = config.getoption("--part")
+    if not part:
+        return
+    try:
+        number, parts = (int(word) for word in str(part).split("/"))
+    except ValueError as error:
+        message = f"--part={part}: give K/N, such as 1/8"
+        raise pytest.UsageError(message) from error
+
+    def is_in(item: pytest.Item) -> bool:
+        if item.get_closest_marker("everywhere"):
+            return True
+        # By the name without the server's version: each test falls into the same part on all of them.
+        name = re.sub(r"-?pg\d+", "", item.nodeid)
+        return zlib.crc32(name.encode()) % parts == number - 1
+
+    chosen = [item for item in items if is_in(item)]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,7 +23,11 @@ from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 
 Keys = Sequence[Key] | sa.BindParameter[Any]
-Token = UUID | sa.BindParameter[Any] | None
+Token = UUID | str | sa.BindParameter[Any] | None
+
+TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
+"""The name of the column in which a claim that hands out no rows returns the token of its runs."""
+
 Verb = sa.Update | sa.Delete | sa.Insert | sa.Select[Any]
 """A statement that changes jobs; whoever executes it adds the RETURNING of their keys."""
 
@@ -93,6 +97,8 @@ class ClaimStrategy:
         worker: Any,
     ) -> sa.Select[Any]:
         """Return a SELECT of the claimed rows, all columns of the model's table, in claim order.
+
+        A strategy that hands out no rows may add a column called :data:`TOKEN`, which then comes back in :class:`Held`.
 
         The statement must never hand out more than ``limit`` rows, nor one that another transaction has
         locked, nor wait for a lock; whatever the plan and whatever ``candidates`` joins.

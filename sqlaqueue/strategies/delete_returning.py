@@ -81,8 +81,8 @@ class DeleteReturning(ClaimStrategy):
             self.pick(spec, candidates, *spec.table.c)
             .where(
                 self.same_key(spec, [messages.c[key.key] for key in spec.keys], spec.table),
-                # As a CASE the planner cannot guess how many jobs wait: without statistics it would guess a few of them, and
-                # look for those first, in a table that may hold millions of finished jobs.
+                # As a CASE the planner cannot guess how many jobs wait: without statistics it would guess a few of
+                # them, and look for those first, in a table that may hold millions of finished jobs.
                 sa.case((spec.in_state("pending"), sa.true())),
                 *spec.due(None if run_at is None else messages.c[run_at.key]),
             )

@@ -2,8 +2,8 @@
 
 Serves ``delete_returning`` for a model that leaves out ``status``. A claimed instance is handed out detached: its
 row is gone, and the Session could neither refresh nor update it. Running again means inserting the row anew;
-a job that fails for good moves to ``sqlaqueue_dead_letter``, from where ``requeue()`` brings it back. The rollback of the
-claim's transaction, or a crash, brings the row back as it was.
+a job that fails for good moves to ``sqlaqueue_dead_letter``, from where ``requeue()`` brings it back. The rollback of
+the claim's transaction, or a crash, brings the row back as it was.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy.sql.visitors import replacement_traverse
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import side_tables
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, named
+from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, named
 from sqlaqueue.strategies.indexes import add_index
 
 
@@ -63,36 +63,32 @@ class OwnMessage(ClaimStrategy):
             .order_by(*spec.claim_order)
             .limit(limit)
         )
-        claimed = sa.delete(spec.table).where(self.among(spec, self.lock(spec, picked))).returning(*named(spec.table.c)).cte("claimed")
-        return self.in_claim_order(spec, claimed)
+        claimed = (
+            sa.delete(spec.table)
+            .where(self.among(spec, self.lock(spec, picked)))
+            .returning(*named(spec.table.c))
+            .cte("claimed")
+        )
+        # The row is gone: that the transaction is still the same is all that tells whose the job is.
+        return self.in_claim_order(spec, claimed).add_columns(_transaction().label(TOKEN))
 
     @staticmethod
-    def lock(
-        spec: QueueSpec, rows: sa.Select[Any], *others: sa.FromClause, skip_locked: bool = True
-    ) -> sa.Select[Any]:
+    def lock(spec: QueueSpec, rows: sa.Select[Any], *others: sa.FromClause, skip_locked: bool = True) -> sa.Select[Any]:
         """Return ``rows`` with the full lock, since they are about to be deleted.
 
         A row that a child's foreign key shares is passed over; asking for less would make the DELETE wait for it.
         """
         return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked)
 
-    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
-        """Nothing can be compared: the claim deleted the rows, and only its transaction knows of them."""
-        return sa.true()
-
     def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
         """Change nothing: the jobs are held for as long as the transaction lives."""
-        return _keys(spec, _rows(spec, held.jobs, 1).subquery("held"))
+        return _keys(spec, _rows(spec, held, Settlement("pending")).subquery("held"))
 
     def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
         """Leave the rows deleted, insert them again, or move them to the dead letters."""
-        starts = settlement.starts
+        rows = _rows(spec, held, settlement).subquery("held")
         if settlement.state == "pending":
-            again = [_values(spec, job, starts, settlement) for job in held.jobs]
-            # None would be written as JSON's null into a column of that type.
-            nulls = [{name: sa.null() if value is None else value for name, value in row.items()} for row in again]
-            return sa.insert(spec.table).values(nulls)
-        rows = _rows(spec, held.jobs, starts).subquery("held")
+            return sa.insert(spec.table).from_select([column.key for column in rows.c], sa.select(*rows.c))
         if settlement.state == "completed":
             return _keys(spec, rows)
         return _keys(spec, rows).add_cte(_bury(spec, rows, settlement.state, settlement.error).cte("buried"))
@@ -154,7 +150,11 @@ def _stored(spec: QueueSpec) -> list[sa.Column[Any]]:
     return [column for column in spec.table.c if column.computed is None]
 
 
-def _values(spec: QueueSpec, job: Any, starts: int, settlement: Settlement | None = None) -> dict[str, Any]:
+def _transaction() -> sa.ColumnElement[str]:
+    return sa.cast(sa.func.pg_current_xact_id(), sa.Text())
+
+
+def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]:
     """Return a deleted row as it is written again; the instance in memory has counted its start already."""
     mapper = sa.inspect(job).mapper
     values: dict[str, Any] = {}
@@ -165,23 +165,34 @@ def _values(spec: QueueSpec, job: Any, starts: int, settlement: Settlement | Non
             values[column.key] = None  # of another class in the same table
     if spec.has("attempts"):
         key = spec.columns["attempts"].key
-        values[key] = (values[key] or 1) - 1 + starts
-    if settlement is not None:
-        changes = {"run_at": settlement.run_at, "last_error": settlement.error}
-        values |= {
-            spec.columns[role].key: value for role, value in changes.items() if value is not None and spec.has(role)
-        }
+        values[key] = (values[key] or 1) - 1 + settlement.starts
+    changes = {"run_at": settlement.run_at, "last_error": settlement.error}
+    values |= {spec.columns[role].key: value for role, value in changes.items() if value is not None and spec.has(role)}
     return values
 
 
-def _rows(spec: QueueSpec, jobs: Sequence[Any], starts: int) -> sa.Select[Any] | sa.CompoundSelect[Any]:
-    """Return deleted rows as a query, each value cast: a bare NULL among them would read as text."""
+def _rows(spec: QueueSpec, held: Held, settlement: Settlement) -> sa.Select[Any] | sa.CompoundSelect[Any]:
+    """Return those of the deleted rows as a query that this transaction deleted, and has not inserted again."""
+    tokens = {key: token for token, keys in held.claims if not isinstance(keys, sa.BindParameter) for key in keys}
     selects = []
-    for job in jobs:
-        values = _values(spec, job, starts)
-        columns = [sa.cast(sa.bindparam(None, values[c.key], type_=c.type), c.type).label(c.key) for c in _stored(spec) if c.key in values]
-        selects.append(sa.select(*columns))
+    for job in held.jobs:
+        values = _values(spec, job, settlement)
+        columns = [
+            _cast(values[column.key], column).label(column.key) for column in _stored(spec) if column.key in values
+        ]
+        key = sa.inspect(job).identity
+        back = sa.exists().where(spec.matches(spec.keys, [key]))
+        selects.append(sa.select(*columns).where(_transaction() == tokens[key], ~back))
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)
+
+
+def _cast(value: Any, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    # Each value is cast, since a bare NULL in a query reads as text; None as a parameter would be JSON's own null.
+    if value is None:
+        value = sa.null()
+    elif not isinstance(value, sa.ColumnElement):
+        value = sa.bindparam(None, value, type_=column.type)
+    return sa.cast(value, column.type)
 
 
 def _bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> postgresql.Insert:

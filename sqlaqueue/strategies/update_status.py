@@ -32,7 +32,7 @@ class UpdateStatus(ClaimStrategy):
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
     def attach(self, spec: QueueSpec) -> None:
-        """Add the claim's index, which holds waiting rows only, the rescue's, which holds running ones, and the suspects'."""
+        """Add the claim's index of waiting rows, the suspects' of a few of these, and the rescue's of running ones."""
         super().attach(spec)
         if spec.config.states.processing is None:
             msg = (

@@ -196,6 +196,32 @@ class SettlingConformance:
         assert queue.state(0) == "failed"
 
     @needs(rows=True)
+    @pytest.mark.parametrize("last", ["complete", "fail"])
+    def test_a_run_that_is_over_is_over(self, queue: QueueUnderTest, last: str) -> None:
+        """A second verb changes nothing, in the same transaction."""
+        queue.enqueue(1)
+        with queue.session() as session:
+            jobs = queue.claim(session)
+            session.execute(VERBS[last](jobs))
+            for verb in (*VERBS.values(), extend):
+                assert session.scalars(verb(jobs)).all() == []
+            session.commit()
+        assert queue.state(0) == ("completed" if last == "complete" else "failed")
+        assert queue.attempts(0) == 1
+
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_a_job_that_was_put_back_is_there_once(self, queue: QueueUnderTest, verb: str) -> None:
+        """Whatever is said of its run afterwards."""
+        queue.enqueue(1)
+        with queue.session() as session:
+            jobs = queue.claim(session)
+            session.execute(release(jobs))
+            session.execute(VERBS[verb](jobs))
+            session.commit()
+        assert queue.claimable() == ([0] if queue.state(0) == "pending" else [])
+        assert queue.state(0) in {"pending", "completed", "failed"}
+
+    @needs(rows=True)
     def test_a_handler_may_change_its_own_row(self, queue: QueueUnderTest) -> None:
         """Its unflushed changes are kept by the verb that ends the run."""
         queue.enqueue(4)
@@ -215,14 +241,14 @@ class SettlingConformance:
         queue.run(lambda jobs: retry(jobs, error="null \0 and \ud800 alone"), 0)
         assert "and" in queue.stored(0)["last_error"]
 
-    @pytest.mark.parametrize("verb", [*VERBS.values(), extend])
-    def test_only_a_claimed_job_can_be_settled(self, queue: QueueUnderTest, verb: Verb) -> None:
+    def test_only_a_claimed_job_can_be_settled(self, queue: QueueUnderTest) -> None:
         """An instance from elsewhere is refused before anything is sent."""
         queue.enqueue(1)
         with queue.session() as session:
             job = session.scalars(sa.select(queue.Job)).one()
-            with pytest.raises(NotClaimedError, match="claim"):
-                verb(job)
+            for verb in (*VERBS.values(), extend):
+                with pytest.raises(NotClaimedError, match="claim"):
+                    verb(job)
 
     def test_requeue_starts_from_zero(self, queue: QueueUnderTest) -> None:
         """A dead letter is brought back as if it had never run."""

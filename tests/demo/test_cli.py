@@ -35,7 +35,7 @@ def test_what_is_missing_is_said_with_the_line_that_installs_it(missing: str, ex
     assert "Traceback" not in result.stderr
 
 
-@pytest.mark.parametrize("missing", ["click", "rich", "psycopg"])
+@pytest.mark.parametrize("missing", ["click", "rich", "psycopg", "greenlet"])
 def test_the_library_does_without(missing: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; import sqlaqueue"
     subprocess.run([sys.executable, "-c", program], env=environment(), check=True)

@@ -72,6 +72,7 @@ def test_every_file_is_read_exactly_once_though_a_worker_is_killed(
     assert schemas(database) == []
 
 
+@pytest.mark.once
 def test_all_strategies_in_turn_on_a_directory_with_one_file(database: Database, tmp_path: Path) -> None:
     (tmp_path / "only").write_text("one\n")
     result = sqlaqueue("demo", "--path", tmp_path, "--strategy", "all", "--workers", "2", "--url", database.url())
@@ -114,6 +115,7 @@ def test_a_killed_demo_takes_its_workers_and_its_server_along(temporary: Path) -
     until(lambda: list(temporary.iterdir()) == [])
 
 
+@pytest.mark.once
 def test_the_workers_of_a_terminated_demo_are_gone(database: Database) -> None:
     def clients() -> int:
         with database.connect() as connection:
@@ -153,6 +155,7 @@ TAMPERED = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("change", TAMPERED)
 def test_a_tampered_result_fails_the_check(change: str, database: Database, files: Path) -> None:
     # The database itself changes a row, as soon as the demo has made its table.
@@ -204,6 +207,7 @@ def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
     assert f"there is no file to read below {tmp_path}" in result.stderr
 
 
+@pytest.mark.once
 def test_a_schema_that_is_there_already_is_left_alone(database: Database, files: Path) -> None:
     with database.connect() as connection:
         connection.execute("CREATE SCHEMA sqlaqueue_demo")

@@ -211,7 +211,7 @@ def own_message_of_many_types(queue: MakeConfig) -> Built:
         raw=mapped_column(sa.LargeBinary(), default=b"\x00\xff"),
         amount=mapped_column(sa.Numeric(20, 4), default=1),
         nothing=mapped_column(postgresql.JSONB()),
-        double=mapped_column(sa.BigInteger(), sa.Computed('"the number" * 2')),
+        double=mapped_column(sa.BigInteger(), sa.Computed('"the number" * 2', persisted=True)),
     )
 
     def values(number: int) -> dict[str, Any]:

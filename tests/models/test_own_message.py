@@ -50,7 +50,7 @@ class Task(QueueMixin, Base):
     numbers: Mapped[Any] = mapped_column(postgresql.ARRAY(sa.Integer(), dimensions=2), nullable=True)
     address: Mapped[Any] = mapped_column(postgresql.INET(), nullable=True)
     defaulted: Mapped[str | None] = mapped_column(server_default="from the server")
-    doubled: Mapped[int | None] = mapped_column(sa.Computed("id * 2"))
+    doubled: Mapped[int | None] = mapped_column(sa.Computed("id * 2", persisted=True))
 
 
 FULL = {
@@ -118,7 +118,8 @@ def test_a_row_to_be_retried_is_as_it_was_but_for_its_attempt(tasks: sa.Engine) 
 @pytest.mark.parametrize("together", [True, False], ids=["together", "one by one"])
 def test_a_row_that_failed_and_is_requeued_is_as_it_was(tasks: sa.Engine, together: bool) -> None:  # noqa: FBT001 - a parameter
     with Session(tasks) as session:
-        before = rows(session, "run_at"), nulls(session)
+        changed = "run_at", "last_error"
+        before = rows(session, *changed), nulls(session)
         claimed = session.execute(claim(Task, 3)).scalars().all()
         for jobs in [claimed] if together else [[job] for job in claimed]:
             session.execute(fail(jobs, error="bad"))
@@ -126,7 +127,7 @@ def test_a_row_that_failed_and_is_requeued_is_as_it_was(tasks: sa.Engine, togeth
         assert rows(session) == []
         assert sorted(session.scalars(requeue(Task)).all()) == [1, 2, 3]
         session.commit()
-        assert (rows(session, "run_at"), nulls(session)) == before
+        assert (rows(session, *changed), nulls(session)) == before
 
 
 def test_a_claimed_instance_is_detached(tasks: sa.Engine) -> None:

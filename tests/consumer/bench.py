@@ -1,0 +1,316 @@
+"""A queue of one strategy with one kind of Consumer, and what tests do with them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, JobEvent
+from sqlaqueue.events import EventName
+from sqlaqueue.mapping import spec_of
+from tests.consumer.hands import DEADLINE, Handler, for_async, for_sync
+from tests.consumer.models import models
+from tests.servers import Database
+
+ROOT = Path(__file__).parents[2]
+
+
+def wait_until(condition: Callable[[], Any], what: str = "what the test waits for", seconds: float = DEADLINE) -> None:
+    """Wait until ``condition`` holds; far beyond what it can take, fail."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.01)
+
+
+async def nothing(hands: Any, job: Any) -> None:
+    """Handle a job by doing nothing."""
+
+
+class Bench:
+    """A database with the queue of one strategy, to be worked on by Consumers of one colour."""
+
+    def __init__(self, database: Database, strategy: str, colour: str = "sync") -> None:
+        self.database, self.strategy, self.colour = database, strategy, colour
+        self.models = models(strategy)
+        self.Job, self.Owner, self.Effect = self.models.job, self.models.owner, self.models.effect
+        self.held = strategy != "update_status"
+        """Whether an open transaction holds claimed jobs, not a lease."""
+        self.has_status = strategy != "own_message"
+        # No pool: what the tests of a lost database do to connections must not be seen here.
+        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
+        self.sessions = sessionmaker(self.engine)
+
+    # -- the tables ------------------------------------------------------------------------------------------
+
+    def create(self) -> None:
+        self.models.base.metadata.create_all(self.engine)
+
+    def clear(self) -> None:
+        """Empty all tables; whoever is still at work in them is a thread that a test has left behind."""
+        tables = ", ".join(f'"{table.name}"' for table in self.models.base.metadata.tables.values())
+        self.execute(f"TRUNCATE {tables} RESTART IDENTITY")
+
+    def enqueue(self, n: int = 1, **values: Any) -> list[int]:
+        """Add jobs and return their keys, in the order in which they will be claimed."""
+        with self.sessions() as session:
+            jobs = [self.Job(**values) for _ in range(n)]
+            session.add_all(jobs)
+            session.commit()
+            return [job.id for job in jobs]
+
+    def execute(self, statement: Any, **parameters: Any) -> Any:
+        """Execute something by itself and commit; return the first value, if there is one."""
+        with self.engine.begin() as connection:
+            result = connection.execute(sa.text(statement) if isinstance(statement, str) else statement, parameters)
+            return result.scalar() if result.returns_rows else result.rowcount
+
+    def rows(self) -> dict[int, Any]:
+        """Return the committed rows of all jobs by key."""
+        table = self.Job.__table__
+        with self.engine.connect() as connection:
+            return {row.id: row for row in connection.execute(sa.select(table).order_by(table.c.id))}
+
+    def row(self, key: int) -> Any:
+        return self.rows()[key]
+
+    def states(self) -> Counter[str]:
+        """Return how many jobs are in which state; where rows have none, those that are left wait."""
+        if self.has_status:
+            return Counter(row.status for row in self.rows().values())
+        return Counter({"pending": len(self.rows())}) + self.dead_letters()
+
+    def dead_letters(self) -> Counter[str]:
+        with self.engine.connect() as connection:
+            return Counter(connection.scalars(sa.text("SELECT state FROM sqlaqueue_dead_letter")))
+
+    def attempts(self) -> dict[int, int]:
+        return {key: row.attempts for key, row in self.rows().items()}
+
+    def effects(self) -> Counter[int]:
+        """Return how often each job's handler has had an effect in the database."""
+        with self.engine.connect() as connection:
+            return Counter(connection.scalars(sa.select(self.Effect.__table__.c.job)))
+
+    def effect(self, key: int, note: str | None = None) -> Any:
+        """Return the statement by which a handler has an effect."""
+        return sa.insert(self.Effect).values(job=key, note=note)
+
+    def assert_tidy(self) -> None:
+        """Nothing is left in the side tables, and no message without a job that waits, nor the other way round."""
+        if self.held:
+            assert self.execute("SELECT count(*) FROM sqlaqueue_ledger") == 0, "the ledger is not empty"
+        messages = spec_of(self.Job).side_tables.get("messages")
+        if messages is not None:
+            with self.engine.connect() as connection:
+                waiting = {key for key, row in self.rows().items() if row.status == "pending"}
+                assert set(connection.scalars(sa.select(messages.c.id))) == waiting
+
+    # -- the Consumers ---------------------------------------------------------------------------------------
+
+    def consumer(self, handler: Handler = nothing, *, engine: Mapping[str, Any] | None = None, **options: Any) -> Server:
+        """Return a Consumer of this colour; ``engine`` are options for its engine."""
+        options = {"poll_interval": 0.05, "grace": 20} | options
+        model = options.pop("model", self.Job)
+        session = options.pop("session", {})
+        if self.colour == "sync":
+            return SyncServer(self, model, handler, engine or {}, session, options)
+        return AsyncServer(self, model, handler, engine or {}, session, options)
+
+    def worker(self, handler: str, **options: Any) -> Worker:
+        """Return a process with a Consumer, whose handler is a function of :mod:`tests.consumer.handlers`."""
+        return Worker(self, handler, options)
+
+
+class Server:
+    """A Consumer with its engine and a record of its events."""
+
+    consumer: Any
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.events: list[JobEvent] = []
+        self.error: BaseException | None = None
+        self.finished = threading.Event()
+        self.session: Any = None
+        """The maker of sessions."""
+
+    def _listen(self) -> None:
+        for name in get_args(EventName):
+            self.consumer.on(name, self.events.append)
+
+    def told(self, *names: str) -> Counter[str] | list[int]:
+        """Return how often each event happened, or the keys of the jobs to which those named happened."""
+        if not names:
+            return Counter(event.name for event in list(self.events))
+        return [event.key[0] for event in list(self.events) if event.name in names]
+
+    def run(self) -> None:
+        raise NotImplementedError
+
+    def drain(self) -> int:
+        raise NotImplementedError
+
+    def drain_again(self) -> int:
+        """Drain while it runs in another thread, or after: without closing the pool, which is not this one's to close."""
+        found = self.consumer.drain()
+        return asyncio.run(found) if asyncio.iscoroutine(found) else found
+
+    def stop(self) -> None:
+        self.consumer.stop()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[Server]:
+        """Serve in a thread; in the end stop, and raise what it raised."""
+        self.finished.clear()
+
+        def serve() -> None:
+            try:
+                self.run()
+            except BaseException as error:  # noqa: BLE001 - for the test to see
+                self.error = error
+            finally:
+                self.finished.set()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        # A stop before the beginning would have nothing to end.
+        wait_until(lambda: self.consumer._shift is not None or self.finished.is_set())
+        try:
+            yield self
+        finally:
+            self.stop()
+            assert self.finished.wait(DEADLINE), "the Consumer did not stop"
+            thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+class SyncServer(Server):
+    def __init__(
+        self, bench: Bench, model: Any, handler: Handler, engine: Mapping[str, Any], session: Any, options: Any
+    ) -> None:
+        super().__init__(bench)
+        self.engine = sa.create_engine(bench.database.url(), **{"pool_size": options.get("concurrency", 1) + 1, **engine})
+        self.session = sessionmaker(self.engine, **session)
+        self.consumer = Consumer(model, for_sync(handler), self.session, **options)
+        self._listen()
+
+    @property
+    def sync_engine(self) -> sa.Engine:
+        return self.engine
+
+    def run(self) -> None:
+        try:
+            self.consumer.run()
+        finally:
+            self.engine.dispose()
+
+    def drain(self) -> int:
+        try:
+            return self.consumer.drain()
+        finally:
+            self.engine.dispose()
+
+
+class AsyncServer(Server):
+    def __init__(
+        self, bench: Bench, model: Any, handler: Handler, engine: Mapping[str, Any], session: Any, options: Any
+    ) -> None:
+        super().__init__(bench)
+        url = bench.database.url("asyncpg")
+        self.engine = create_async_engine(url, **{"pool_size": options.get("concurrency", 1) + 1, **engine})
+        self.session = async_sessionmaker(self.engine, **session)
+        self.consumer = AsyncConsumer(model, for_async(handler), self.session, **options)
+        self._listen()
+
+    @property
+    def sync_engine(self) -> sa.Engine:
+        return self.engine.sync_engine
+
+    async def _serve(self, verb: str) -> Any:
+        try:
+            return await getattr(self.consumer, verb)()
+        finally:
+            await self.engine.dispose()
+
+    def run(self) -> None:
+        asyncio.run(self._serve("run"))
+
+    def drain(self) -> int:
+        return asyncio.run(self._serve("drain"))
+
+
+class Worker:
+    """A process with a Consumer; what it says on its standard output can be waited for."""
+
+    def __init__(self, bench: Bench, handler: str, options: Mapping[str, Any]) -> None:
+        order = {
+            "url": bench.database.url("psycopg" if bench.colour == "sync" else "asyncpg"),
+            "strategy": bench.strategy,
+            "colour": bench.colour,
+            "handler": handler,
+            "options": {"poll_interval": 0.05, "grace": 20} | options,
+        }
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.consumer.worker", json.dumps(order)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.rstrip())
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def said(self, beginning: str) -> list[str]:
+        """Return what follows ``beginning`` in each line that begins like that."""
+        return [line.removeprefix(beginning).strip() for line in list(self.lines) if line.startswith(beginning)]
+
+    def await_word(self, beginning: str, times: int = 1) -> None:
+        """Wait until it has said something."""
+
+        def heard() -> bool:
+            assert self.process.poll() is None or len(self.said(beginning)) >= times, "the worker ended before that"
+            return len(self.said(beginning)) >= times
+
+        wait_until(heard, f"{beginning!r} from the worker")
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def await_end(self) -> int:
+        """Wait for its end and return the exit code."""
+        code = self.process.wait(DEADLINE)
+        self._reader.join()
+        return code

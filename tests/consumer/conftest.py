@@ -1,0 +1,75 @@
+"""A queue of each strategy, and Consumers of both colours on it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.consumer.bench import Bench
+from tests.consumer.models import STRATEGIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.servers import Database, Server
+
+COLOURS = ("sync", "async")
+
+
+class Supply:
+    """One database a strategy: creating it takes longer than most of these tests."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._stack = contextlib.ExitStack()
+        self._databases: dict[str, Database] = {}
+
+    def take(self, strategy: str, colour: str) -> Bench:
+        if strategy not in self._databases:
+            self._databases[strategy] = self._stack.enter_context(self._server.database())
+            Bench(self._databases[strategy], strategy).create()
+        bench = Bench(self._databases[strategy], strategy, colour)
+        bench.clear()
+        return bench
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture(scope="session")
+def supply(server: Server) -> Iterator[Supply]:
+    supply = Supply(server)
+    yield supply
+    supply.close()
+
+
+@pytest.fixture(params=STRATEGIES)
+def strategy(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=COLOURS)
+def colour(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def bench(supply: Supply, strategy: str, colour: str) -> Bench:
+    """The empty queue of a strategy, with Consumers of a colour."""
+    return supply.take(strategy, colour)
+
+
+@pytest.fixture
+def leased(supply: Supply, colour: str) -> Bench:
+    """The same for the strategy with leases alone."""
+    return supply.take("update_status", colour)
+
+
+@pytest.fixture(autouse=True)
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    """The log of the library."""
+    caplog.set_level(logging.DEBUG, "sqlaqueue")
+    return caplog

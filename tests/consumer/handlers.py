@@ -1,0 +1,67 @@
+"""The handlers of worker processes; tests name them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from typing import Any
+
+import sqlalchemy as sa
+
+go_on = threading.Event()
+
+
+def say(line: str) -> None:
+    """Write a line, whole and at once: the next moment may be this process's last."""
+    os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+def listen() -> None:
+    """Let handlers go on when the test writes a line."""
+    while os.read(sys.stdin.fileno(), 80):
+        go_on.set()
+
+
+async def _effect(hands: Any, job: Any) -> None:
+    effect = sa.text("INSERT INTO effect (job, note) VALUES (:job, :note)")
+    await hands.execute(effect, {"job": job.id, "note": str(os.getpid())})
+
+
+async def work(hands: Any, job: Any) -> None:
+    """Have an effect."""
+    await _effect(hands, job)
+
+
+async def deadly(hands: Any, job: Any) -> None:
+    """Kill the worker if the job says so."""
+    await _effect(hands, job)
+    if job.payload == "poison":
+        os._exit(13)
+
+
+async def deadly_batch(hands: Any, jobs: Any) -> None:
+    """The same for a batch."""
+    for job in jobs:
+        await deadly(hands, job)
+
+
+async def wait(hands: Any, job: Any) -> None:
+    """Have an effect, and wait for the word to go on."""
+    await _effect(hands, job)
+    say(f"started {job.id}")
+    await hands.wait(go_on)
+
+
+async def hang(hands: Any, job: Any) -> None:
+    """Never return by itself; the row stays unlocked."""
+    say(f"started {job.id}")
+    await hands.wait(threading.Event())
+
+
+async def hang_with_lock(hands: Any, job: Any) -> None:
+    """Never return by itself, with the job's own row locked by a write."""
+    job.payload = "written"
+    await hands.flush()
+    say(f"started {job.id}")
+    await hands.wait(threading.Event())

@@ -1,0 +1,129 @@
+"""How one handler serves both Consumers: it is a coroutine, and what it awaits comes from here.
+
+Behind a Session nothing that is awaited ever suspends, so a sync handler runs the coroutine in one go.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+DEADLINE = 30.0
+"""Seconds until a test gives up on something that must happen."""
+
+Handler = Callable[[Any, Any], Awaitable[object]]
+
+
+class Hands:
+    """What a handler has to work with: the session it was given, and a way to wait."""
+
+    def __init__(self, session: Session) -> None:
+        self.session: Any = session
+        self.add, self.info = session.add, session.info
+
+    async def execute(self, *arguments: Any) -> Any:
+        return self.session.execute(*arguments)
+
+    async def scalar(self, *arguments: Any) -> Any:
+        return self.session.scalar(*arguments)
+
+    async def flush(self) -> None:
+        self.session.flush()
+
+    async def commit(self) -> None:
+        self.session.commit()
+
+    async def rollback(self) -> None:
+        self.session.rollback()
+
+    async def close(self) -> None:
+        self.session.close()
+
+    async def delete(self, instance: object) -> None:
+        self.session.delete(instance)
+
+    @contextlib.asynccontextmanager
+    async def nested(self) -> AsyncIterator[None]:
+        with self.session.begin_nested():
+            yield
+
+    async def begin_nested(self) -> None:
+        self.session.begin_nested()
+
+    async def wait(self, event: threading.Event) -> None:
+        assert event.wait(DEADLINE), "what the handler waits for did not happen"
+
+
+class AsyncHands(Hands):
+    """The same for an AsyncSession."""
+
+    session: AsyncSession
+
+    def __init__(self, session: AsyncSession) -> None:
+        super().__init__(session.sync_session)
+        self.session = session
+
+    async def execute(self, *arguments: Any) -> Any:
+        return await self.session.execute(*arguments)
+
+    async def scalar(self, *arguments: Any) -> Any:
+        return await self.session.scalar(*arguments)
+
+    async def flush(self) -> None:
+        await self.session.flush()
+
+    async def commit(self) -> None:
+        await self.session.commit()
+
+    async def rollback(self) -> None:
+        await self.session.rollback()
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    async def delete(self, instance: object) -> None:
+        await self.session.delete(instance)
+
+    @contextlib.asynccontextmanager
+    async def nested(self) -> AsyncIterator[None]:
+        async with self.session.begin_nested():
+            yield
+
+    async def begin_nested(self) -> None:
+        await self.session.begin_nested()
+
+    async def wait(self, event: threading.Event) -> None:
+        async with asyncio.timeout(DEADLINE):
+            while not event.is_set():
+                await asyncio.sleep(0.005)
+
+
+def for_sync(handler: Handler) -> Callable[[Session, Any], None]:
+    """Return the handler for a Consumer."""
+
+    def handle(session: Session, jobs: Any) -> None:
+        coroutine: Any = handler(Hands(session), jobs)
+        try:
+            coroutine.send(None)
+        except StopIteration:
+            return
+        coroutine.close()
+        msg = "a handler awaited something that does not come from its hands"
+        raise AssertionError(msg)
+
+    return handle
+
+
+def for_async(handler: Handler) -> Callable[[AsyncSession, Any], Awaitable[None]]:
+    """Return the handler for an AsyncConsumer."""
+
+    async def handle(session: AsyncSession, jobs: Any) -> None:
+        await handler(AsyncHands(session), jobs)
+
+    return handle

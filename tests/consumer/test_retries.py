@@ -1,0 +1,302 @@
+"""What becomes of a job whose handler fails: policies, limits of attempts, what a handler may raise, what is stored."""
+
+from __future__ import annotations
+
+import logging
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue import Cancel, Constant, Exponential, Fail, Linear, Retry, Snooze
+from tests.consumer.bench import Bench
+
+
+def raising(error: BaseException) -> Any:
+    """Return a handler that has an effect and then raises."""
+
+    async def handle(hands: Any, job: Any) -> None:
+        await hands.execute(sa.text("INSERT INTO effect (job) VALUES (:job)"), {"job": job.id})
+        raise error
+
+    return handle
+
+
+def delay_of(bench: Bench, key: int) -> float:
+    """Return in how many seconds a job is due."""
+    return float(bench.execute("SELECT extract(epoch FROM run_at - clock_timestamp()) FROM job WHERE id = :key", key=key))
+
+
+POLICIES: list[tuple[Any, float]] = [
+    (Constant(delay=1000, jitter=0), 1000),
+    (Linear(step=timedelta(seconds=1000), jitter=0), 1000),
+    (Exponential(base=1000, factor=3, jitter=0), 1000),
+    (Exponential(base=10**9, jitter=0, cap=5000), 5000),
+    (lambda attempt, error: 1000 * attempt if isinstance(error, ValueError) else None, 1000),
+    (lambda attempt, error: timedelta(seconds=1000), 1000),
+]
+
+
+@pytest.mark.parametrize(("policy", "delay"), POLICIES)
+def test_a_policy_says_when_to_try_again(bench: Bench, policy: Any, delay: float) -> None:
+    [key] = bench.enqueue(1)
+    server = bench.consumer(raising(ValueError("no luck")), retry=policy)
+    assert server.drain() == 1
+    assert bench.states() == {"pending": 1}
+    assert bench.row(key).attempts == 1
+    assert bench.row(key).last_error == "ValueError: no luck"
+    assert delay - 60 < delay_of(bench, key) <= delay
+    assert server.told("retried") == [key]
+    assert not bench.effects()
+    bench.assert_tidy()
+
+
+def test_jitter_spreads(bench: Bench) -> None:
+    keys = bench.enqueue(5)
+    bench.consumer(raising(ValueError()), retry=Constant(delay=1000, jitter=1)).drain()
+    assert len({round(delay_of(bench, key), 3) for key in keys}) == 5
+
+
+def test_a_policy_that_gives_up_fails_the_job(bench: Bench) -> None:
+    [key] = bench.enqueue(1)
+    bench.consumer(raising(ValueError("hopeless")), retry=lambda *_: None).drain()
+    row = bench.row(key)
+    assert (row.status, row.attempts, row.last_error) == ("failed", 1, "ValueError: hopeless")
+    assert row.finished_at is not None
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("policy", [lambda *_: 1 / 0, lambda *_: -5, lambda *_: "soon", lambda: 1])
+def test_a_policy_that_fails_costs_no_job_its_retry(bench: Bench, policy: Any, log: Any) -> None:
+    [key] = bench.enqueue(1)
+    bench.consumer(raising(ValueError()), retry=policy).drain()
+    assert bench.states() == {"pending": 1}
+    assert 0 < delay_of(bench, key) <= 5
+    assert "the retry policy" in log.text
+
+
+def test_attempts_are_limited_by_the_config_or_by_the_row(bench: Bench) -> None:
+    keys = bench.enqueue(1), bench.enqueue(1, max_attempts=1), bench.enqueue(1, max_attempts=5)
+    server = bench.consumer(raising(ValueError()))
+    assert server.drain() == 3 + 1 + 5
+    assert bench.states() == {"failed": 3}
+    assert [bench.row(key).attempts for [key] in keys] == [3, 1, 5]
+    assert len(server.told("failed")) == 3
+    bench.assert_tidy()
+
+
+def test_retry_says_when_and_what_to_store(bench: Bench) -> None:
+    [key] = bench.enqueue(1)
+    bench.consumer(raising(Retry(timedelta(hours=1), error="come back"))).drain()
+    row = bench.row(key)
+    assert (row.status, row.attempts, row.last_error) == ("pending", 1, "come back")
+    assert 3500 < delay_of(bench, key) <= 3600
+
+
+def test_retry_without_a_delay_asks_the_policy_and_obeys_the_limit(bench: Bench) -> None:
+    [key] = bench.enqueue(1, last_error="an older one")
+    server = bench.consumer(raising(Retry()))
+    assert server.drain() == 3
+    assert (bench.row(key).status, bench.row(key).attempts) == ("failed", 3)
+    assert "retry requested" in bench.row(key).last_error
+
+
+def test_snooze_gives_the_attempt_back(bench: Bench) -> None:
+    [key] = bench.enqueue(1, max_attempts=1)
+    server = bench.consumer(raising(Snooze(3600)))
+    assert server.drain() == 0
+    assert (bench.row(key).status, bench.row(key).attempts) == ("pending", 0)
+    assert 3500 < delay_of(bench, key) <= 3600
+    assert server.told("released") == [key]
+    assert not bench.effects()
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize(("signal", "state"), [(Fail("no such address"), "failed"), (Cancel("not needed"), "cancelled")])
+def test_fail_and_cancel_end_it_for_good(bench: Bench, signal: Any, state: str) -> None:
+    [key] = bench.enqueue(1)
+    server = bench.consumer(raising(signal))
+    assert server.drain() == 1
+    row = bench.row(key)
+    assert (row.status, row.attempts, row.last_error) == (state, 1, signal.reason)
+    assert server.told(state) == [key]
+    assert not bench.effects()
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("signal", [Snooze(-1), Snooze(float("nan")), Retry("soon"), Fail(ValueError("an error"))])  # type: ignore[arg-type] # what people pass
+def test_a_signal_that_cannot_be_meant_is_a_failure(bench: Bench, signal: Any) -> None:
+    [key] = bench.enqueue(1, max_attempts=1)
+    bench.consumer(raising(signal)).drain()
+    assert (bench.row(key).status, bench.row(key).attempts) == ("failed", 1)
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("signal", [Snooze(1e15), Retry(1e300), Snooze(timedelta.max)])
+def test_a_delay_beyond_the_calendar_is_long(bench: Bench, signal: Any) -> None:
+    [key] = bench.enqueue(1)
+    bench.consumer(raising(signal)).drain()
+    assert bench.states() == {"pending": 1}
+    assert delay_of(bench, key) > 10**9
+
+
+class BadText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "stored"),
+    [
+        (ValueError("nul \0 byte"), "ValueError: nul \\0 byte"),
+        (ValueError("lone \ud800 surrogate"), "ValueError: lone \\ud800 surrogate"),
+        (ValueError("x" * 1_000_000), "ValueError: " + "x" * 1000),
+        (BadText(), "BadText"),
+        (KeyError("plain"), "KeyError: 'plain'"),
+        (Fail("nul \0 byte"), "nul \\0 byte"),
+        (Retry(error="lone \ud800"), "lone \\ud800"),
+    ],
+)
+def test_whatever_the_error_says_it_is_stored(bench: Bench, error: Exception, stored: str, log: Any) -> None:
+    # pytest's own report of what was logged cannot hold every text.
+    log.set_level(logging.CRITICAL, "sqlaqueue")
+    [key] = bench.enqueue(1, max_attempts=1)
+    bench.consumer(raising(error)).drain()
+    assert bench.states() == {"failed": 1}
+    assert bench.row(key).last_error.startswith(stored)
+    assert len(bench.row(key).last_error) < 110_000
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), BaseException("base")])
+def test_no_exception_ends_the_worker(bench: Bench, error: BaseException) -> None:
+    bad, *good = bench.enqueue(5)
+
+    async def work(hands: Any, job: Any) -> None:
+        if job.id == bad:
+            raise error
+        await hands.execute(bench.effect(job.id))
+
+    bench.consumer(work).drain()
+    assert bench.states() == {"completed": 4, "failed": 1}
+    assert bench.attempts() == {bad: 3} | dict.fromkeys(good, 1)
+    assert bench.effects() == dict.fromkeys(good, 1)
+    assert type(error).__name__ in bench.row(bad).last_error
+    bench.assert_tidy()
+
+
+def test_a_failing_job_leaves_its_batch_alone(bench: Bench) -> None:
+    bad, *good = bench.enqueue(10)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        if job.id == bad:
+            await hands.execute(sa.text("SELECT 1 / 0"))
+
+    bench.consumer(work, batch_size=10).drain()
+    assert bench.effects() == dict.fromkeys(good, 1)
+    assert bench.attempts() == {bad: 3} | dict.fromkeys(good, 1)
+    bench.assert_tidy()
+
+
+def test_a_batch_that_fails_is_tried_job_by_job(bench: Bench) -> None:
+    bad, *good = bench.enqueue(6)
+    calls: list[list[int]] = []
+
+    async def work(hands: Any, jobs: Any) -> None:
+        calls.append([job.id for job in jobs])
+        for job in jobs:
+            # Attributes must be there after what went before was undone.
+            await hands.execute(bench.effect(job.id, note=job.payload))
+            job.payload = "changed"
+        await hands.flush()
+        if any(job.id == bad for job in jobs):
+            raise ValueError
+
+    server = bench.consumer(work, batch=True)
+    assert server.drain() == 8
+    assert calls[0] == [bad, *good]
+    assert sorted(calls[1:]) == sorted([[key] for key in good] + [[bad]] * 3)
+    assert bench.effects() == dict.fromkeys(good, 1)
+    assert {row.payload for key, row in bench.rows().items() if key != bad} == {"changed"}
+    assert bench.attempts() == {bad: 3} | dict.fromkeys(good, 1)
+    bench.assert_tidy()
+
+
+def test_a_signal_from_a_batch_handler_is_about_all_of_its_jobs(bench: Bench) -> None:
+    keys = bench.enqueue(4)
+    calls: list[int] = []
+
+    async def work(hands: Any, jobs: Any) -> None:
+        calls.append(len(jobs))
+        raise Snooze(3600)
+
+    server = bench.consumer(work, batch=True)
+    server.drain()
+    assert calls == [4]
+    assert sorted(server.told("released")) == keys
+    assert set(bench.attempts().values()) == {0}
+
+
+def test_what_the_database_refuses_at_the_end_is_the_jobs_error(bench: Bench) -> None:
+    """A flush, and a constraint that is only checked by the commit."""
+    bench.execute("ALTER TABLE effect ADD CONSTRAINT once UNIQUE (job) DEFERRABLE INITIALLY DEFERRED")
+    try:
+        keys = bench.enqueue(6)
+        late, flushed = keys[1], keys[3]
+
+        async def work(hands: Any, job: Any) -> None:
+            await hands.execute(bench.effect(job.id))
+            if job.id == late:
+                await hands.execute(bench.effect(job.id))
+            if job.id == flushed:
+                hands.add(bench.Effect(job=None))
+
+        bench.consumer(work).drain()
+        assert bench.states() == {"completed": 4, "failed": 2}
+        assert bench.attempts() == dict.fromkeys(keys, 1) | {late: 3, flushed: 3}
+        assert "IntegrityError" in bench.row(late).last_error
+        assert "IntegrityError" in bench.row(flushed).last_error
+        assert bench.effects() == dict.fromkeys({*keys} - {late, flushed}, 1)
+        bench.assert_tidy()
+    finally:
+        bench.execute("ALTER TABLE effect DROP CONSTRAINT once")
+
+
+def test_a_batch_whose_commit_is_refused_is_tried_job_by_job(bench: Bench) -> None:
+    bench.execute("ALTER TABLE effect ADD CONSTRAINT once UNIQUE (job) DEFERRABLE INITIALLY DEFERRED")
+    try:
+        bad, *good = bench.enqueue(4)
+
+        async def work(hands: Any, jobs: Any) -> None:
+            for job in jobs:
+                for _ in range(2 if job.id == bad else 1):
+                    await hands.execute(bench.effect(job.id))
+
+        bench.consumer(work, batch=True).drain()
+        assert bench.effects() == dict.fromkeys(good, 1)
+        assert bench.attempts() == {bad: 3} | dict.fromkeys(good, 1)
+        bench.assert_tidy()
+    finally:
+        bench.execute("ALTER TABLE effect DROP CONSTRAINT once")
+
+
+def test_a_job_that_the_database_refuses_to_end_ends_as_failed(leased: Bench) -> None:
+    """Here a trigger of the user's own; the others' results must not wait for it."""
+    leased.execute(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+    )
+    leased.execute(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON job FOR EACH ROW "
+        "WHEN (NEW.payload = 'bad' AND NEW.status = 'completed') EXECUTE FUNCTION refuse()"
+    )
+    try:
+        leased.enqueue(3)
+        [bad] = leased.enqueue(1, payload="bad")
+        leased.enqueue(3)
+        leased.consumer(batch_size=7).drain()
+        assert leased.states() == {"completed": 6, "failed": 1}
+        assert "not this one" in leased.row(bad).last_error
+    finally:
+        leased.execute("DROP FUNCTION refuse CASCADE")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
@@ -123,7 +124,7 @@ def _set_parameters(element: StorageParameters, compiler: DDLCompiler, **_: Any)
 def attach(table: sa.Table, element: QueueObject) -> None:
     """Create ``element`` after ``table`` and drop it with it, on PostgreSQL."""
     table.info.setdefault("sqlaqueue", []).append(element)
-    sa.event.listen(table, "after_create", element.execute_if(dialect="postgresql"))
+    event.listen(table, "after_create", element.execute_if(dialect="postgresql"))
     dropped = element.dropped()
     if dropped is not None:
-        sa.event.listen(table, "after_drop", dropped.execute_if(dialect="postgresql"))
+        event.listen(table, "after_drop", dropped.execute_if(dialect="postgresql"))

@@ -225,9 +225,10 @@ def show_claimed(job: Any, spec: QueueSpec) -> int:
     """
     attributes = spec.attributes
     attempt: int = job.__dict__.get(attributes.get("attempts", ""), 0) or 0
-    if spec.strategy.holds_transaction and "attempts" in attributes:
+    if spec.strategy.holds_transaction:
         attempt += 1
-        set_committed_value(job, attributes["attempts"], attempt)
+        if "attempts" in attributes:
+            set_committed_value(job, attributes["attempts"], attempt)
         if "status" in attributes and spec.config.states.processing is not None:
             set_committed_value(job, attributes["status"], spec.config.states.processing)
     return max(attempt, 1)
@@ -237,13 +238,12 @@ def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any, toke
     """Note that a claim has just handed out ``job``, whose columns are loaded."""
     values, attributes = job.__dict__, spec.attributes
     limit = values.get(attributes.get("max_attempts", ""))
-    held = spec.strategy.holds_transaction and session is not None
     run = Run(
         key=key,
         token=values.get(attributes.get("lease_token", ""), token),
         attempt=show_claimed(job, spec),
         max_attempts=spec.config.max_attempts if limit is None else limit,
-        transaction=session.get_transaction() if held else None,
+        transaction=session.get_transaction() if spec.strategy.holds_transaction and session is not None else None,
     )
     set_run(job, run)
 

@@ -43,6 +43,12 @@ class Ended:
     """The answer to a commit was lost: the run may have been settled already."""
 
 
+def is_nobodys_fault(error: BaseException) -> bool:
+    """Return whether the database asks to try again: a deadlock, or a conflict under a strict isolation level."""
+    original = getattr(error, "orig", None)
+    return (getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)) in {"40001", "40P01"}
+
+
 # -- claiming --------------------------------------------------------------------------------------------------
 
 

@@ -16,13 +16,15 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import StatementError
 from sqlalchemy.types import TypeEngine
 
 from sqlaqueue.config import States
 from sqlaqueue.exc import ConfigurationError
 
 # A style without percent signs: whoever renders a literal doubles those that its driver wants doubled.
-_DIALECT = postgresql.dialect(paramstyle="named")  # type: ignore[no-untyped-call] # SQLAlchemy's dialects have untyped constructors
+_make_dialect: Any = postgresql.dialect
+_DIALECT = _make_dialect(paramstyle="named")
 
 
 def literal_text(value: Any, type_: TypeEngine[Any]) -> str:
@@ -90,7 +92,7 @@ def _is_called(member: Any, word: str) -> bool:
 def _fits(type_: TypeEngine[Any], word: Any) -> bool:
     try:
         literal_text(word, type_)
-    except (TypeError, ValueError, AttributeError, sa.exc.StatementError):
+    except (TypeError, ValueError, AttributeError, StatementError):
         return False
     return True
 

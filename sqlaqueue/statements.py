@@ -43,7 +43,7 @@ def worker_name() -> str:
 
 
 if TYPE_CHECKING:
-    from sqlaqueue._typing import claim as claim
+    from sqlaqueue._typing import claim as claim  # noqa: PLC0414 - says to type checkers that it is exported
 else:
 
     def claim(model: Any, n: int, /) -> Any:

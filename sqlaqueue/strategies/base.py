@@ -298,5 +298,7 @@ def named(columns: Iterable[sa.Column[Any]]) -> list[sa.Label[Any]]:
 def column_of(rows: sa.FromClause, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
     """Return the column of ``rows`` that stems from ``column`` of the model's table."""
     found = rows.corresponding_column(column)
-    assert found is not None, f"{column} is not among the columns of {rows}"
+    if found is None:
+        msg = f"{column} is not among the columns of {rows}"
+        raise LookupError(msg)
     return found

@@ -28,10 +28,12 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
         "DELETE": {"OLD": "old_rows"},
         "TRUNCATE": {},
     }
-    return [function] + [
+    triggers = (
         Trigger(spec.table, f"sqlaqueue_message_{event.lower()}", event, function, tables)
         for event, tables in rows.items()
-    ]
+    )
+    objects: list[QueueObject] = [function, *triggers]
+    return objects
 
 
 def _body(spec: QueueSpec, messages: sa.Table, compiler: DDLCompiler) -> str:

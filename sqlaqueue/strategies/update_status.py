@@ -116,7 +116,8 @@ class UpdateStatus(ClaimStrategy):
         """Take back what expired: to pending, or to failed when a job that ran alone has no attempt left.
 
         A job ran alone when no other row is processing under its token, or was until it was rescued, and its worker
-        ran no jobs of other claims. One that did not gets its attempt back, for the blame is not known, and keeps the token as the mark of a suspect.
+        ran no jobs of other claims. One that did not gets its attempt back, for the blame is not known, and keeps
+        the token as the mark of a suspect.
         """
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")
         job = spec.table.alias("expired_job")

@@ -199,12 +199,18 @@ class Server:
             raise self.error
 
 
+def pool_of(options: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options for an engine; its pool is as large as a Consumer with ``options`` needs it."""
+    size = {} if "poolclass" in engine else {"pool_size": options.get("concurrency", 1) + 1}
+    return {**size, **engine}
+
+
 class SyncServer(Server):
     def __init__(
         self, bench: Bench, model: Any, handler: Handler, engine: Mapping[str, Any], session: Any, options: Any
     ) -> None:
         super().__init__(bench)
-        self.engine = sa.create_engine(bench.database.url(), **{"pool_size": options.get("concurrency", 1) + 1, **engine})
+        self.engine = sa.create_engine(bench.database.url(), **pool_of(options, engine))
         self.session = sessionmaker(self.engine, **session)
         self.consumer = Consumer(model, for_sync(handler), self.session, **options)
         self._listen()
@@ -232,7 +238,7 @@ class AsyncServer(Server):
     ) -> None:
         super().__init__(bench)
         url = bench.database.url("asyncpg")
-        self.engine = create_async_engine(url, **{"pool_size": options.get("concurrency", 1) + 1, **engine})
+        self.engine = create_async_engine(url, **pool_of(options, engine))
         self.session = async_sessionmaker(self.engine, **session)
         self.consumer = AsyncConsumer(model, for_async(handler), self.session, **options)
         self._listen()

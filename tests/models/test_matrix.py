@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,8 @@ class Life:
             columns = [*state.mapper.columns.items()]
             here = {name for name, column in columns if column.table is self.built.table}
             assert not state.unloaded & here
+            status = self.built.attribute("status")
+            assert status is None or self.built.words.get("processing", "processing") in words_for(getattr(job, status))
             attempts = self.built.attribute("attempts")
             assert attempts is None or getattr(job, attempts) >= 1
         return numbers
@@ -210,6 +213,10 @@ class Life:
         async with self.engine.session() as session:
             rows = await session.execute(sa.select(self.built.column("payload"), *columns))
             return {_number(payload): tuple(values) for payload, *values in rows}
+
+
+def words_for(value: Any) -> set[str]:
+    return {value.name, value.value} if isinstance(value, enum.Enum) else {str(value)}
 
 
 def _number(payload: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import assert_type
 
 from sqlalchemy import select
@@ -83,7 +83,7 @@ def verbs_take_one_or_many(session: Session) -> None:
     session.execute(complete(emails))
     session.execute(complete(emails[0]))
     session.execute(retry(emails, delay=timedelta(minutes=1), error=ValueError("no")))
-    session.execute(retry(emails[0], at=datetime.max, error="no"))
+    session.execute(retry(emails[0], at=datetime.now(UTC), error="no"))
     session.execute(fail(emails, error="no"))
     session.execute(release(emails, delay=5))
     session.execute(extend(emails, lease=60.0))

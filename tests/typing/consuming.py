@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import assert_type
 
 from sqlalchemy import create_engine, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
@@ -63,7 +64,7 @@ def events_are_typed(consumer: Consumer[Email]) -> None:
     """Listeners take a JobEvent."""
 
     def count(event: JobEvent) -> None:
-        print(event.name, event.key, event.attempt)
+        assert_type(event.attempt, int | None)
 
     consumer.on("completed", count)
     consumer.on("finished", count)  # type: ignore[arg-type] # there is no such event

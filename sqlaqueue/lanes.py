@@ -140,7 +140,7 @@ def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
         try:
             lost = yield Beside(partial(ops.settle_and_commit, wait=wait), (shift.plan, finished))
         except sa.exc.DBAPIError as error:
-            if error.connection_invalidated:
+            if ops.will_pass(error):
                 raise
             lost, stuck = yield Beside(partial(ops.settle_each, wait=wait), (shift.plan, finished))
     except Exception:

@@ -43,10 +43,15 @@ class Ended:
     """The answer to a commit was lost: the run may have been settled already."""
 
 
-def is_nobodys_fault(error: BaseException) -> bool:
-    """Return whether the database asks to try again: a deadlock, or a conflict under a strict isolation level."""
-    original = getattr(error, "orig", None)
-    return (getattr(original, "sqlstate", None) or getattr(original, "pgcode", None)) in {"40001", "40P01"}
+def will_pass(error: BaseException) -> bool:
+    """Return whether trying again is all there is to do: the connection is gone, or the database asks for it.
+
+    It does at a deadlock, and at a conflict under a strict isolation level.
+    """
+    if not isinstance(error, DBAPIError):
+        return False
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    return error.connection_invalidated or state in {"40001", "40P01"}
 
 
 # -- claiming --------------------------------------------------------------------------------------------------
@@ -226,7 +231,7 @@ def settle_each(
             lost += settle_and_commit(session, plan, [one], wait=wait)
         except DBAPIError as error:
             session.rollback()
-            if error.connection_invalidated:
+            if will_pass(error):
                 raise
             logger.warning("job %s cannot be settled as %s: %s", one.run.key, one.outcome.ending, error)
             found_lost = _settle_otherwise(session, plan, one, error) if wait else None
@@ -249,7 +254,7 @@ def _settle_otherwise(session: Session, plan: Plan, one: Ended, error: DBAPIErro
             return settle_and_commit(session, plan, [one])
         except DBAPIError as again:
             session.rollback()
-            if again.connection_invalidated:
+            if will_pass(again):
                 raise
     return None
 

@@ -76,7 +76,7 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
     try:
         yield Do(ops.settle_held, (plan, ended, entry))
     except DBAPIError as error:
-        if error.connection_invalidated or ops.is_nobodys_fault(error):
+        if ops.will_pass(error):
             raise
         # Such as a deferred constraint, which is checked by the commit: one job must not undo the others' work for ever.
         yield from _give_up(plan, entry)
@@ -233,11 +233,11 @@ def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, tuple[Repor
     try:
         lost = yield Do(ops.complete_and_commit, (plan, ended))
     except Exception as failed:  # noqa: BLE001 - whatever the flush or the commit raises is the job's error
-        if ops.is_nobodys_fault(failed):
-            yield Do(_rollback)
-            return Report(unsettled=[Ended(one.run, RELEASED) for one in ended]), None
-        if not (isinstance(failed, DBAPIError) and failed.connection_invalidated):
+        if not ops.will_pass(failed):
             return None, failed
+        yield Do(_rollback)
+        if not (isinstance(failed, DBAPIError) and failed.connection_invalidated):
+            return Report(unsettled=[Ended(one.run, RELEASED) for one in ended]), None
         # Was it committed, or not? Whoever settles it looks again.
         doubtful = [Ended(one.run, plan.judge(failed, one.run), uncertain=True) for one in ended]
         return Report(unsettled=doubtful), None

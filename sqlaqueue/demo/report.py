@@ -38,9 +38,12 @@ def report(
         display.say(f"  {findings.appeared} files that appeared after the jobs had been enqueued")
     leased = "lease_expires_at" in model.__table__.c
     held = {key for worker in workers if worker.killed for key in worker.holds}
-    rescued = {key for worker in workers for key in worker.rescued}
-    how = f"{len(rescued)} rescued when their leases had expired" if leased else "given back by the database at once"
-    display.say(f"  {len(held)} jobs were held by the killed worker: {how}, {findings.rerun} run by others")
+    if held:
+        rescued = {key for worker in workers for key in worker.rescued}
+        how = (
+            f"{len(rescued)} rescued when their leases had expired" if leased else "given back by the database at once"
+        )
+        display.say(f"  {len(held)} jobs were held by the killed worker: {how}, {findings.rerun} run by others")
     display.say(_rate(session, model, began, held if leased else set()))
     if findings.problems:
         display.say(f"  {len(findings.problems)} things are wrong:", "bold red")

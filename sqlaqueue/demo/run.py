@@ -82,7 +82,7 @@ def _perform(demo: Demo, strategy: str) -> bool:
             if not worker.killed and (code := worker.stop()) != 0:
                 trouble.append(f"worker {worker.number} ended with exit code {code}")
         findings = _check(session, model, demo, workers)
-        findings.problems += trouble
+        findings.problems = trouble + findings.problems
         report(display, session, model, findings, began=began, workers=workers)
     return not findings.problems
 

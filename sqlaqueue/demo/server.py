@@ -123,7 +123,8 @@ def _place() -> str:
 
 def _open_to_all(directory: Path) -> bool:
     """Tell whether the server's account can reach what is in a directory."""
-    return all(path.stat().st_mode & 0o001 for path in (directory, *directory.parents))
+    real = directory.resolve()
+    return all(path.stat().st_mode & 0o001 for path in (real, *real.parents))
 
 
 def _within_reach(programs: Path, home: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from datetime import timedelta
 from typing import Any
@@ -23,6 +24,17 @@ def raising(error: BaseException) -> Any:
     return handle
 
 
+def raising_by_key(errors: dict[int, BaseException]) -> Any:
+    """The same, with an error for each of some jobs."""
+
+    async def handle(hands: Any, job: Any) -> None:
+        await hands.execute(sa.text("INSERT INTO effect (job) VALUES (:job)"), {"job": job.id})
+        if job.id in errors:
+            raise errors[job.id]
+
+    return handle
+
+
 def delay_of(bench: Bench, key: int) -> float:
     """Return in how many seconds a job is due."""
     return float(bench.execute("SELECT extract(epoch FROM run_at - clock_timestamp()) FROM job WHERE id = :key", key=key))
@@ -38,16 +50,24 @@ POLICIES: list[tuple[Any, float]] = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "delay"), POLICIES)
-def test_a_policy_says_when_to_try_again(bench: Bench, policy: Any, delay: float) -> None:
-    [key] = bench.enqueue(1)
-    server = bench.consumer(raising(ValueError("no luck")), retry=policy)
-    assert server.drain() == 1
-    assert bench.states() == {"pending": 1}
-    assert bench.row(key).attempts == 1
-    assert bench.row(key).last_error == "ValueError: no luck"
-    assert delay - 60 < delay_of(bench, key) <= delay
-    assert server.told("retried") == [key]
+def test_a_policy_says_when_to_try_again(bench: Bench) -> None:
+    keys = bench.enqueue(len(POLICIES))
+    policies = dict(zip(keys, POLICIES, strict=True))
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        error = ValueError("no luck")
+        error.args = ("no luck", job.id)
+        raise error
+
+    server = bench.consumer(work, retry=lambda attempt, error: policies[error.args[1]][0](attempt, error))
+    assert server.drain() == len(keys)
+    assert bench.states() == {"pending": len(keys)}
+    for key, (_, delay) in policies.items():
+        assert delay - 60 < delay_of(bench, key) <= delay
+        assert bench.row(key).attempts == 1
+        assert bench.row(key).last_error == f"ValueError: ('no luck', {key})"
+    assert server.told("retried") == keys
     assert not bench.effects()
     bench.assert_tidy()
 
@@ -67,13 +87,20 @@ def test_a_policy_that_gives_up_fails_the_job(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-@pytest.mark.parametrize("policy", [lambda *_: 1 / 0, lambda *_: -5, lambda *_: "soon", lambda: 1])
-def test_a_policy_that_fails_costs_no_job_its_retry(bench: Bench, policy: Any, log: Any) -> None:
-    [key] = bench.enqueue(1)
+def test_a_policy_that_fails_costs_no_job_its_retry(bench: Bench, log: Any) -> None:
+    answers: list[Any] = [-5, "soon", float("nan"), ZeroDivisionError()]
+    keys = bench.enqueue(len(answers))
+
+    def policy(attempt: int, error: BaseException) -> Any:
+        answer = answers.pop()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
     bench.consumer(raising(ValueError()), retry=policy).drain()
-    assert bench.states() == {"pending": 1}
-    assert 0 < delay_of(bench, key) <= 5
-    assert "the retry policy" in log.text
+    assert bench.states() == {"pending": 4}
+    assert all(0 < delay_of(bench, key) <= 5 for key in keys)
+    assert log.text.count("using the default backoff") == 4
 
 
 def test_attempts_are_limited_by_the_config_or_by_the_row(bench: Bench) -> None:
@@ -125,20 +152,21 @@ def test_fail_and_cancel_end_it_for_good(bench: Bench, signal: Any, state: str) 
     bench.assert_tidy()
 
 
-@pytest.mark.parametrize("signal", [Snooze(-1), Snooze(float("nan")), Retry("soon"), Fail(ValueError("an error"))])  # type: ignore[arg-type] # what people pass
-def test_a_signal_that_cannot_be_meant_is_a_failure(bench: Bench, signal: Any) -> None:
-    [key] = bench.enqueue(1, max_attempts=1)
-    bench.consumer(raising(signal)).drain()
-    assert (bench.row(key).status, bench.row(key).attempts) == ("failed", 1)
+def test_a_signal_that_cannot_be_meant_is_a_failure(bench: Bench) -> None:
+    signals: Any = [Snooze(-1), Snooze(float("nan")), Retry("soon"), Fail(ValueError("an error"))]  # type: ignore[arg-type] # what people pass
+    keys = bench.enqueue(len(signals), max_attempts=1)
+    bench.consumer(raising_by_key(dict(zip(keys, signals, strict=True)))).drain()
+    assert bench.states() == {"failed": len(keys)}
+    assert set(bench.attempts().values()) == {1}
     bench.assert_tidy()
 
 
-@pytest.mark.parametrize("signal", [Snooze(1e15), Retry(1e300), Snooze(timedelta.max)])
-def test_a_delay_beyond_the_calendar_is_long(bench: Bench, signal: Any) -> None:
-    [key] = bench.enqueue(1)
-    bench.consumer(raising(signal)).drain()
-    assert bench.states() == {"pending": 1}
-    assert delay_of(bench, key) > 10**9
+def test_a_delay_beyond_the_calendar_is_long(bench: Bench) -> None:
+    signals = [Snooze(1e15), Retry(1e300), Snooze(timedelta.max)]
+    keys = bench.enqueue(len(signals))
+    bench.consumer(raising_by_key(dict(zip(keys, signals, strict=True)))).drain()
+    assert bench.states() == {"pending": len(keys)}
+    assert all(delay_of(bench, key) > 10**9 for key in keys)
 
 
 class BadText(Exception):
@@ -146,42 +174,34 @@ class BadText(Exception):
         raise RuntimeError
 
 
-@pytest.mark.parametrize(
-    ("error", "stored"),
-    [
-        (ValueError("nul \0 byte"), "ValueError: nul \\0 byte"),
-        (ValueError("lone \ud800 surrogate"), "ValueError: lone \\ud800 surrogate"),
-        (ValueError("x" * 1_000_000), "ValueError: " + "x" * 1000),
-        (BadText(), "BadText"),
-        (KeyError("plain"), "KeyError: 'plain'"),
-        (Fail("nul \0 byte"), "nul \\0 byte"),
-        (Retry(error="lone \ud800"), "lone \\ud800"),
-    ],
-)
-def test_whatever_the_error_says_it_is_stored(bench: Bench, error: Exception, stored: str, log: Any) -> None:
+TEXTS = [
+    (ValueError("nul \0 byte"), "ValueError: nul \\0 byte"),
+    (ValueError("lone \ud800 surrogate"), "ValueError: lone \\ud800 surrogate"),
+    (ValueError("x" * 1_000_000), "ValueError: " + "x" * 1000),
+    (BadText(), "BadText"),
+    (KeyError("plain"), "KeyError: 'plain'"),
+    (Fail("nul \0 byte"), "nul \\0 byte"),
+    (Retry(error="lone \ud800"), "lone \\ud800"),
+    (SystemExit(3), "SystemExit: 3"),
+    (KeyboardInterrupt(), "KeyboardInterrupt"),
+    (GeneratorExit(), "GeneratorExit"),
+    (asyncio.CancelledError(), "CancelledError"),
+    (BaseException("base"), "BaseException: base"),
+]
+
+
+def test_whatever_a_handler_raises_it_is_stored_and_the_others_run(bench: Bench, log: Any) -> None:
     # pytest's own report of what was logged cannot hold every text.
     log.set_level(logging.CRITICAL, "sqlaqueue")
-    [key] = bench.enqueue(1, max_attempts=1)
-    bench.consumer(raising(error)).drain()
-    assert bench.states() == {"failed": 1}
-    assert bench.row(key).last_error.startswith(stored)
-    assert len(bench.row(key).last_error) < 110_000
-
-
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), BaseException("base")])
-def test_no_exception_ends_the_worker(bench: Bench, error: BaseException) -> None:
-    bad, *good = bench.enqueue(5)
-
-    async def work(hands: Any, job: Any) -> None:
-        if job.id == bad:
-            raise error
-        await hands.execute(bench.effect(job.id))
-
-    bench.consumer(work).drain()
-    assert bench.states() == {"completed": 4, "failed": 1}
-    assert bench.attempts() == {bad: 3} | dict.fromkeys(good, 1)
+    keys = bench.enqueue(len(TEXTS), max_attempts=1)
+    good = bench.enqueue(4)
+    bench.consumer(raising_by_key(dict(zip(keys, [error for error, _ in TEXTS], strict=True)))).drain()
+    assert bench.states() == {"failed": len(keys), "completed": 4}
+    for key, (_, stored) in zip(keys, TEXTS, strict=True):
+        assert bench.row(key).last_error.startswith(stored)
+        assert len(bench.row(key).last_error) < 110_000
+    assert set(bench.attempts().values()) == {1}
     assert bench.effects() == dict.fromkeys(good, 1)
-    assert type(error).__name__ in bench.row(bad).last_error
     bench.assert_tidy()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -143,6 +144,56 @@ def started(*arguments: str, **changes: str | None) -> subprocess.Popen[str]:
         text=True,
         env=environment(PYTHONUNBUFFERED="1", **changes),
     )
+
+
+@pytest.mark.once
+def test_on_a_terminal_the_progress_is_live(database: Database, files: Path) -> None:
+    ours, theirs = os.openpty()
+    command = [*COMMAND, "demo", "--path", str(files), "--strategy", "batch_select", "--url", database.url()]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment(TERM="xterm")) as demo:
+        os.close(theirs)
+        output = b""
+        with contextlib.suppress(OSError):  # how the end of a terminal is told
+            while block := os.read(ours, 4096):
+                output += block
+    os.close(ours)
+    assert demo.returncode == 0, output
+    assert b"0 pending, " in output
+    assert b"63 done, 0 failed" in output
+    assert b"\x1b[2K" in output
+
+
+@pytest.mark.once
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers by way of Linux's /proc")
+def test_a_demo_without_workers_says_so(database: Database) -> None:
+    with started("demo", "--url", database.url()) as demo:
+        assert demo.stdout is not None
+        assert demo.stdout.readline().startswith("update_status")
+        children = Path(f"/proc/{demo.pid}/task/{demo.pid}/children")
+        until(lambda: len(children.read_text().split()) == 4)
+        for worker in children.read_text().split():
+            os.kill(int(worker), signal.SIGKILL)
+        output, errors = demo.communicate(timeout=60)
+    assert demo.returncode == 1, output + errors
+    assert "no worker is left" in output
+    assert "ended with exit code -9" in output
+    assert "its job is pending" in output
+    assert schemas(database) == []
+
+
+@pytest.mark.once
+def test_a_database_that_fails_is_no_traceback(database: Database, files: Path) -> None:
+    with database.connect() as connection:
+        connection.execute("""
+            CREATE FUNCTION spoil() RETURNS event_trigger LANGUAGE plpgsql AS
+              $$ BEGIN ALTER TABLE IF EXISTS sqlaqueue_demo.locked_file DROP COLUMN IF EXISTS lines; END $$;
+            CREATE EVENT TRIGGER spoil ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION spoil()
+        """)
+    result = sqlaqueue("demo", "--path", files, "--strategy", "batch_select", "--url", database.url())
+    assert result.returncode == 1
+    assert 'The database failed while the demo ran: column "lines"' in result.stderr
+    assert "Traceback" not in result.stderr
+    assert schemas(database) == []
 
 
 TAMPERED = {

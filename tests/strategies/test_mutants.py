@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from sqlaqueue.strategies import ClaimStrategy
 
+pytestmark = pytest.mark.once
+
 
 class Caught(NamedTuple):
     """The test that catches a mutant, with its arguments."""

@@ -1,0 +1,196 @@
+"""Leases: extended while a handler lives, taken over when it does not, and stale results refused."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+
+from tests.consumer.bench import Bench, wait_until
+
+
+def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
+    """Return a condition: the lease of a job has been moved so many times since it was first looked at."""
+    ends: list[Any] = []
+
+    def look() -> bool:
+        end = bench.row(key).lease_expires_at
+        if end is not None and (not ends or end > ends[-1]):
+            ends.append(end)
+        return len(ends) > times
+
+    return look
+
+
+def test_a_lease_lives_as_long_as_its_handler(leased: Bench) -> None:
+    """Those that wait for their turn as well: nobody rescues any."""
+    keys = leased.enqueue(4)
+    go_on = threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.wait(go_on)
+
+    with leased.consumer(work, lease=1, concurrency=2, batch_size=4).running() as server, leased.consumer().running() as other:
+        wait_until(lambda: leased.states()["processing"] >= 2)
+        held = [key for key in keys if leased.row(key).status == "processing"]
+        # Past the first lease's end, by the database's clock.
+        end = leased.row(held[0]).lease_expires_at
+        wait_until(lambda: leased.execute("SELECT clock_timestamp() > :end", end=end))
+        wait_until(beats(leased, held[1], 3))
+        go_on.set()
+        wait_until(lambda: leased.states() == {"completed": 4})
+    assert server.told("rescued", "lease_lost") == other.told("rescued", "lease_lost") == []
+    assert set(leased.attempts().values()) == {1}
+
+
+def test_a_handler_that_has_written_its_row_holds_up_no_lease(leased: Bench) -> None:
+    """The heartbeat passes over its row and reaches those of its mates."""
+    keys = leased.enqueue(3)
+    go_on, writing = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        if job.id == keys[0]:
+            job.payload = "written"
+            await hands.flush()
+            writing.set()
+        await hands.wait(go_on)
+
+    with leased.consumer(work, lease=1, concurrency=3).running() as server, leased.consumer().running() as other:
+        assert writing.wait(30)
+        end = leased.row(keys[0]).lease_expires_at
+        wait_until(lambda: leased.execute("SELECT clock_timestamp() > :end", end=end))
+        wait_until(beats(leased, keys[2], 3))
+        go_on.set()
+        wait_until(lambda: leased.states() == {"completed": 3})
+    assert server.told("rescued", "lease_lost") == other.told("rescued", "lease_lost") == []
+    assert leased.row(keys[0]).payload == "written"
+
+
+def test_somebody_who_locks_a_row_holds_up_no_lease(leased: Bench) -> None:
+    """Such as an administrator with a long transaction: the result of that job waits, and only that."""
+    locked, *others = leased.enqueue(3)
+    go_on, working = threading.Event(), threading.Semaphore(0)
+
+    async def work(hands: Any, job: Any) -> None:
+        working.release()
+        if job.id != locked:
+            await hands.wait(go_on)
+
+    with leased.engine.connect() as admin:
+        admin.execute(sa.text("BEGIN; SELECT FROM effect"))
+        with leased.consumer(work, lease=1, concurrency=3).running() as server:
+            admin.execute(sa.text("SELECT FROM job WHERE id = :id FOR UPDATE SKIP LOCKED"), {"id": locked})
+            for _ in range(3):
+                assert working.acquire(timeout=30)
+            wait_until(beats(leased, others[0], 4))
+            admin.rollback()
+            go_on.set()
+            wait_until(lambda: leased.states() == {"completed": 3})
+    assert server.told("lease_lost") == []
+
+
+def test_a_job_whose_worker_died_is_rescued_by_another(leased: Bench) -> None:
+    [key] = leased.enqueue(1)
+    with leased.worker("hang", lease=1) as worker:
+        worker.await_word("started")
+        worker.signal(signal.SIGKILL)
+        worker.await_end()
+        with leased.consumer().running() as server:
+            # At the latest when the lease has ended and the next sweep has come round.
+            wait_until(lambda: leased.states() == {"completed": 1})
+    assert server.told("rescued") == [key]
+    # Nothing else ran there, so the attempt counts.
+    assert leased.row(key).attempts == 2
+
+
+def test_a_consumer_rescues_its_own_jobs_from_before(leased: Bench) -> None:
+    """A busy queue does not keep them waiting."""
+    [key] = leased.enqueue(1)
+    leased.execute(
+        "UPDATE job SET status = 'processing', attempts = 1, lease_token = gen_random_uuid(),"
+        " lease_expires_at = clock_timestamp() - interval '1 s'"
+    )
+    leased.enqueue(200)
+
+    async def work(hands: Any, job: Any) -> None:
+        # There is always more to do.
+        await hands.execute(sa.insert(leased.Job.__table__).values(payload=None))
+
+    with leased.consumer(work, batch_size=5, concurrency=2).running():
+        wait_until(lambda: leased.row(key).status == "completed")
+
+
+def test_a_zombie_changes_nothing(leased: Bench) -> None:
+    """A process that was stopped beyond its lease writes nothing when it goes on, and says so."""
+    [key] = leased.enqueue(1)
+    with leased.worker("wait", lease=1) as zombie:
+        zombie.await_word("started")
+        zombie.signal(signal.SIGSTOP)
+        with leased.consumer().running() as server:
+            wait_until(lambda: leased.states() == {"completed": 1})
+        assert server.told("completed") == [key]
+        before = leased.row(key)
+        zombie.process.stdin.write("go on\n")  # type: ignore[union-attr] # it has one
+        zombie.process.stdin.flush()  # type: ignore[union-attr] # it has one
+        zombie.signal(signal.SIGCONT)
+        zombie.await_word(f"lease_lost {key}")
+        assert zombie.said("completed") == []
+    assert leased.row(key) == before
+    # Its handler had an effect, which went with its result.
+    assert not leased.effects()
+
+
+def test_a_stale_result_that_wrote_nothing_is_refused_as_well(leased: Bench) -> None:
+    [key] = leased.enqueue(1)
+    go_on, started = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.set()
+        await hands.wait(go_on)
+
+    with leased.consumer(work).running() as server:
+        assert started.wait(30)
+        token = "UPDATE job SET lease_token = gen_random_uuid(), claimed_by = 'the thief'"
+        leased.execute(token)
+        before = leased.row(key)
+        go_on.set()
+        wait_until(lambda: server.told("lease_lost") == [key])
+    assert leased.row(key) == before
+    assert server.told("completed") == []
+
+
+def test_of_a_batch_only_the_lost_job_is_refused(leased: Bench) -> None:
+    """Its mates were in one transaction with it, so they run again, uncounted."""
+    lost, *mates = leased.enqueue(4)
+    calls: list[list[int]] = []
+
+    async def work(hands: Any, jobs: Any) -> None:
+        calls.append([job.id for job in jobs])
+        for job in jobs:
+            await hands.execute(leased.effect(job.id))
+        if len(calls) == 1:
+            # Beside the handler's own transaction, as a thief does it.
+            leased.execute("UPDATE job SET lease_token = gen_random_uuid() WHERE id = :id", id=lost)
+
+    server = leased.consumer(work, batch=True)
+    server.drain()
+    assert server.told("lease_lost") == [lost]
+    assert leased.effects() == dict.fromkeys(mates, 1)
+    assert {leased.row(key).attempts for key in mates} == {1}
+    assert leased.row(lost).status == "processing"
+
+
+def test_a_worker_that_runs_several_claims_at_once_blames_none(leased: Bench) -> None:
+    """When it dies, the jobs of its other claims are no proof against themselves."""
+    keys = leased.enqueue(3)
+    with leased.worker("hang", lease=1, concurrency=3, batch_size=1) as worker:
+        worker.await_word("started", times=3)
+        worker.signal(signal.SIGKILL)
+        worker.await_end()
+        with leased.consumer().running() as server:
+            wait_until(lambda: leased.states() == {"completed": 3})
+    assert sorted(server.told("rescued")) == keys
+    assert set(leased.attempts().values()) == {1}

@@ -1,0 +1,172 @@
+"""Timeouts: a task is cancelled; a thread cannot be, so its result is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue.exc import JobTimeout
+from tests.consumer.bench import Bench, wait_until
+
+
+class Slow:
+    """A handler that waits for the test when its job says so, after an effect."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.started, self.go_on = threading.Event(), threading.Event()
+
+    async def __call__(self, hands: Any, job: Any) -> None:
+        await hands.execute(self._bench.effect(job.id))
+        if job.payload == "slow" and not self.go_on.is_set():
+            self.started.set()
+            await hands.wait(self.go_on)
+
+
+def test_a_handler_that_is_too_slow_has_failed(bench: Bench, log: Any) -> None:
+    """Under every strategy: its writes are undone, the attempt counts, and the others are not concerned."""
+    [slow] = bench.enqueue(1, payload="slow", priority=1)
+    good = bench.enqueue(3)
+    handler = Slow(bench)
+    with bench.consumer(handler, timeout=0.3, concurrency=2, retry=lambda *_: 3600).running() as server:
+        wait_until(lambda: "ran into its timeout" in log.text)
+        handler.go_on.set()
+        wait_until(lambda: server.told("retried") == [slow])
+        wait_until(lambda: bench.states() == {"completed": 3, "pending": 1})
+    row = bench.row(slow)
+    assert row.attempts == 1
+    assert row.last_error.startswith("JobTimeout")
+    assert bench.effects() == dict.fromkeys(good, 1)
+    assert f"for {slow}" in log.text
+    [told] = [event for event in server.events if event.name == "retried"]
+    assert isinstance(told.error, JobTimeout)
+    bench.assert_tidy()
+
+
+def test_a_handler_that_was_a_little_too_slow_has_failed_as_well(bench: Bench) -> None:
+    """Nobody had noticed before it returned."""
+    bench.enqueue(1, max_attempts=1)
+
+    async def work(hands: Any, job: Any) -> None:
+        # Long enough, in one go: the keeper looks four times a timeout, an event loop cannot look at all.
+        for _ in range(200_000):
+            pass
+
+    bench.consumer(work, timeout=1e-6).drain()
+    assert bench.states() == {"failed": 1}
+
+
+def test_a_cancelled_handler_sees_it(supply: Any, strategy: str) -> None:
+    """A task may clean up when its time is over."""
+    bench = supply.take(strategy, "async")
+    bench.enqueue(1, max_attempts=1)
+    seen: list[str] = []
+
+    async def work(hands: Any, job: Any) -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            raise
+
+    bench.consumer(work, timeout=0.05).drain()
+    assert seen == ["cancelled"]
+    assert bench.states() == {"failed": 1}
+    bench.assert_tidy()
+
+
+def test_a_task_cancelled_while_the_database_works_for_it(supply: Any, strategy: str) -> None:
+    """Its connection goes with it, and so does the transaction of its batch; the mates run again."""
+    bench = supply.take(strategy, "async")
+    good = bench.enqueue(2)
+    bad = bench.enqueue(1)
+    good += bench.enqueue(2)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        if job.id == bad[0]:
+            await hands.execute(sa.text("SELECT pg_sleep(60)"))
+
+    bench.consumer(work, timeout=0.2).drain()
+    assert bench.states() == {"completed": 4, "failed": 1}
+    assert bench.attempts() == dict.fromkeys(good, 1) | {bad[0]: 3}
+    assert bench.effects() == dict.fromkeys(good, 1)
+    bench.assert_tidy()
+
+
+def test_a_task_that_will_not_be_cancelled_is_refused(supply: Any, strategy: str) -> None:
+    bench = supply.take(strategy, "async")
+    bench.enqueue(1, max_attempts=1)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            return
+
+    bench.consumer(work, timeout=0.05).drain()
+    assert bench.states() == {"failed": 1}
+    assert not bench.effects()
+
+
+@pytest.fixture
+def threads(supply: Any) -> Bench:
+    return supply.take("update_status", "sync")
+
+
+def test_a_thread_that_hangs_loses_its_job_at_its_timeout(threads: Bench) -> None:
+    """Somebody else runs it, and what the thread comes to at last is refused, with all that it wrote."""
+    [key] = threads.enqueue(1, payload="slow")
+    handler = Slow(threads)
+    hanging = threads.consumer(handler, timeout=0.2, lease=3600, retry=lambda *_: 0)
+    with hanging.running():
+        wait_until(lambda: hanging.told("retried") == [key])
+        with threads.consumer().running() as other:
+            wait_until(lambda: threads.states() == {"completed": 1})
+            assert other.told("completed") == [key]
+        handler.go_on.set()
+        wait_until(lambda: hanging.told("lease_lost") == [key])
+    assert threads.row(key).attempts == 2
+    assert not threads.effects()
+
+
+def test_jobs_behind_threads_that_hang_go_back(threads: Bench) -> None:
+    """There is nobody left to run them here, and their leases would be extended for ever."""
+    handler = Slow(threads)
+    good = threads.enqueue(2, priority=-1)
+    threads.enqueue(1, payload="slow")
+    good += threads.enqueue(5, priority=1)
+    # What took no time promises that more can be done: the claim after it is a large one.
+    with threads.consumer(handler, timeout=0.2, lease=3600).running() as hanging:
+        handler.started.wait(30)
+        with threads.consumer().running():
+            wait_until(lambda: threads.states()["completed"] >= 7)
+        handler.go_on.set()
+        wait_until(lambda: threads.states() == {"completed": 8})
+    assert {threads.row(key).attempts for key in good} == {1}
+
+
+def test_a_thread_that_hangs_with_its_row_locked_holds_up_nobody(threads: Bench) -> None:
+    """Its run cannot be ended before it returns; everything else goes on."""
+    [slow] = threads.enqueue(1, payload="slow", priority=-1)
+    threads.enqueue(6)
+    waits = threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        if job.payload == "slow" and not waits.is_set():
+            job.payload = "slow and written"
+            await hands.flush()
+            await hands.wait(waits)
+
+    with threads.consumer(work, timeout=0.2, concurrency=2, lease=1, retry=lambda *_: 3600).running() as server:
+        wait_until(lambda: threads.states()["completed"] == 6)
+        assert threads.row(slow).status == "processing"
+        waits.set()
+        wait_until(lambda: server.told("retried") == [slow])
+    assert threads.row(slow).payload == "slow"
+    assert threads.row(slow).attempts == 1

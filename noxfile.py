@@ -20,7 +20,7 @@ nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.sessions = ["lint", "types", "tests"]
 
-SQLALCHEMY = ["2.1.*", "2.0.*", "2.0.31"]
+SQLALCHEMY = ["2.1.*", "2.0.*", "2.0.32"]
 LATEST_SQLALCHEMY = SQLALCHEMY[:2]
 
 # The newest versions run everything. Each other combination runs the tests that are marked `everywhere` and

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, relationship, sessionmaker
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, purge
@@ -209,7 +210,7 @@ class QueueUnderTest:
             def after_begin(_: Session, __: Any, connection: sa.Connection) -> None:
                 connection.exec_driver_sql(first)
 
-            sa.event.listen(session, "after_begin", after_begin)
+            event.listen(session, "after_begin", after_begin)
             yield session
 
     @contextmanager

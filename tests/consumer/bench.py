@@ -263,13 +263,17 @@ class AsyncServer(Server):
 class Worker:
     """A process with a Consumer; what it says on its standard output can be waited for."""
 
-    def __init__(self, bench: Bench, handler: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, bench: Bench, handler: str, options: dict[str, Any]) -> None:
+        options = {"poll_interval": 0.05, "grace": 20} | options
+        consumers = options.pop("consumers", 1)
         order = {
             "url": bench.database.url("psycopg" if bench.colour == "sync" else "asyncpg"),
             "strategy": bench.strategy,
             "colour": bench.colour,
             "handler": handler,
-            "options": {"poll_interval": 0.05, "grace": 20} | options,
+            "options": options,
+            "consumers": consumers,
+            "pool": consumers * (options.get("concurrency", 1) + 1),
         }
         self.lines: list[str] = []
         self.process = subprocess.Popen(

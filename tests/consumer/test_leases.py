@@ -72,23 +72,21 @@ def test_a_handler_that_has_written_its_row_holds_up_no_lease(leased: Bench) -> 
 def test_somebody_who_locks_a_row_holds_up_no_lease(leased: Bench) -> None:
     """Such as an administrator with a long transaction: the result of that job waits, and only that."""
     locked, *others = leased.enqueue(3)
-    go_on, working = threading.Event(), threading.Semaphore(0)
+    at_work, end_one, end_all = threading.Semaphore(0), threading.Event(), threading.Event()
 
     async def work(hands: Any, job: Any) -> None:
-        working.release()
-        if job.id != locked:
-            await hands.wait(go_on)
+        at_work.release()
+        await hands.wait(end_one if job.id == locked else end_all)
 
-    with leased.engine.connect() as admin:
-        admin.execute(sa.text("BEGIN; SELECT FROM effect"))
-        with leased.consumer(work, lease=1, concurrency=3).running() as server:
-            admin.execute(sa.text("SELECT FROM job WHERE id = :id FOR UPDATE SKIP LOCKED"), {"id": locked})
-            for _ in range(3):
-                assert working.acquire(timeout=30)
-            wait_until(beats(leased, others[0], 4))
-            admin.rollback()
-            go_on.set()
-            wait_until(lambda: leased.states() == {"completed": 3})
+    with leased.engine.connect() as admin, leased.consumer(work, lease=1, concurrency=3).running() as server:
+        assert all(at_work.acquire(timeout=30) for _ in range(3))
+        admin.execute(sa.text("SELECT FROM job WHERE id = :id FOR UPDATE"), {"id": locked})
+        end_one.set()
+        wait_until(beats(leased, others[0], 5))
+        assert leased.row(locked).status == "processing"
+        admin.rollback()
+        end_all.set()
+        wait_until(lambda: leased.states() == {"completed": 3})
     assert server.told("lease_lost") == []
 
 

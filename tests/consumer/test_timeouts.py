@@ -151,7 +151,7 @@ def test_jobs_behind_threads_that_hang_go_back(threads: Bench) -> None:
     assert {threads.row(key).attempts for key in good} == {1}
 
 
-def test_a_thread_that_hangs_with_its_row_locked_holds_up_nobody(threads: Bench) -> None:
+def test_a_thread_that_hangs_with_its_row_locked_holds_up_nobody(threads: Bench, log: Any) -> None:
     """Its run cannot be ended before it returns; everything else goes on."""
     [slow] = threads.enqueue(1, payload="slow", priority=-1)
     threads.enqueue(6)
@@ -165,6 +165,7 @@ def test_a_thread_that_hangs_with_its_row_locked_holds_up_nobody(threads: Bench)
 
     with threads.consumer(work, timeout=0.2, concurrency=2, lease=1, retry=lambda *_: 3600).running() as server:
         wait_until(lambda: threads.states()["completed"] == 6)
+        wait_until(lambda: "cannot be settled" in log.text)
         assert threads.row(slow).status == "processing"
         waits.set()
         wait_until(lambda: server.told("retried") == [slow])

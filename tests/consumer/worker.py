@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import threading
 from typing import Any
@@ -22,35 +23,55 @@ EVENTS = ("claimed", "completed", "retried", "failed", "cancelled", "released", 
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    model = models(order["strategy"]).job
-    handler = getattr(handlers, order["handler"])
-    options = order["options"]
-    pool = options.get("concurrency", 1) + 1
     threading.Thread(target=handlers.listen, daemon=True).start()
-
-    def prepare(consumer: Any) -> None:
-        for event in EVENTS:
-            consumer.on(event, lambda event: handlers.say(f"{event.name} {event.key[0]}"))
-        handlers.say("ready")
-
     if order["colour"] == "sync":
-        engine = sa.create_engine(order["url"], pool_size=pool)
-        consumer = Consumer(model, for_sync(handler), sessionmaker(engine), **options)
-        prepare(consumer)
+        serve(order)
+    else:
+        asyncio.run(serve_async(order))
+    if signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+        handlers.say("handlers are back")
+
+
+def prepare(kind: Any, order: Any, handler: Any, session_factory: Any) -> Any:
+    """Make a Consumer that says what happens."""
+    consumer = kind(models(order["strategy"]).job, handler, session_factory, **order["options"])
+    for event in EVENTS:
+        consumer.on(event, lambda event: handlers.say(f"{event.name} {event.key[0]}"))
+    handlers.say("ready")
+    return consumer
+
+
+def serve(order: Any) -> None:
+    """Run Consumers: the last one in this thread, others in threads of their own."""
+    engine = sa.create_engine(order["url"], pool_size=order["pool"])
+    handler = for_sync(getattr(handlers, order["handler"]))
+    *others, mine = [prepare(Consumer, order, handler, sessionmaker(engine)) for _ in range(order["consumers"])]
+
+    def run(consumer: Any) -> None:
         consumer.run()
         handlers.say("returned")
-        engine.dispose()
-        return
 
-    async def serve() -> None:
-        async_engine = create_async_engine(order["url"], pool_size=pool)
-        async_consumer = AsyncConsumer(model, for_async(handler), async_sessionmaker(async_engine), **options)
-        prepare(async_consumer)
-        await async_consumer.run()
+    threads = [threading.Thread(target=run, args=[other]) for other in others]
+    for thread in threads:
+        thread.start()
+    run(mine)
+    for thread in threads:
+        thread.join()
+    engine.dispose()
+
+
+async def serve_async(order: Any) -> None:
+    """Run Consumers in one event loop."""
+    engine = create_async_engine(order["url"], pool_size=order["pool"])
+    handler = for_async(getattr(handlers, order["handler"]))
+
+    async def run(consumer: Any) -> None:
+        await consumer.run()
         handlers.say("returned")
-        await async_engine.dispose()
 
-    asyncio.run(serve())
+    consumers = [prepare(AsyncConsumer, order, handler, async_sessionmaker(engine)) for _ in range(order["consumers"])]
+    await asyncio.gather(*map(run, consumers))
+    await engine.dispose()
 
 
 if __name__ == "__main__":

@@ -231,10 +231,6 @@ def test_a_job_of_a_child_is_cancelled_and_requeued(joined: JoinedHierarchy, eng
         assert session.scalars(requeue(letters[0])).all() == [letters[0].id]
 
 
-@pytest.mark.skipif(
-    sa.__version__ == "2.0.31",
-    reason="SQLAlchemy 2.0.31 updates the join of the tables, which is no SQL, in every UPDATE of such a class",
-)
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select"])
 def test_a_base_that_always_joins_its_children_is_claimed(strategy: str, engine: sa.Engine) -> None:
     h = JoinedHierarchy(QueueConfig(strategy=strategy), with_polymorphic="*")

@@ -124,6 +124,12 @@ def test_a_strategy_may_be_given_as_an_instance() -> None:
 
 
 @pytest.mark.once
+def test_only_the_suite_needs_pytest() -> None:
+    program = "import sys, sqlaqueue; sys.exit('pytest' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.once
 def test_the_suite_runs_in_a_project_of_its_own(installed: Path, database: Database) -> None:
     """With nothing of this project's test configuration, by the lines of the suite's docstring."""
     (installed / "test_acme.py").write_text(TESTS.format(url=database.url()))

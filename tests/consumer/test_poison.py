@@ -1,0 +1,134 @@
+"""Jobs that kill their worker: retired after their attempts, and nobody else comes to harm."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.consumer.bench import Bench, wait_until
+
+
+def serve_to_the_end(bench: Bench, handler: str, jobs: int, **options: Any) -> int:
+    """Start a worker again and again until no job is left, and return how many of them died."""
+    deaths = 0
+
+    def is_done() -> bool:
+        states = bench.states()
+        return not states["pending"] + states["processing"]
+
+    while not is_done():
+        assert deaths <= 3 * jobs, "the poison is not retired"
+        with bench.worker(handler, lease=1, poll_interval=0.05, **options) as worker:
+            wait_until(lambda worker=worker: worker.process.poll() is not None or is_done())
+            if worker.process.poll() is None:
+                worker.signal(15)
+                assert worker.await_end() == 0
+            else:
+                assert worker.await_end() == 13
+                deaths += 1
+    return deaths
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"concurrency": 3, "batch_size": 2}], ids=["one at a time", "three at a time"]
+)
+def test_a_poison_job_among_nine_others(bench: Bench, options: dict[str, Any]) -> None:
+    good = bench.enqueue(5)
+    [poison] = bench.enqueue(1, payload="poison", max_attempts=2)
+    good += bench.enqueue(4)
+    deaths = serve_to_the_end(bench, "deadly", 10, **options)
+    assert bench.states() == {"completed": 9, "failed": 1}
+    assert bench.row(poison).status == "failed"
+    assert bench.attempts() == dict.fromkeys(good, 1) | {poison: 2}
+    # What it did in the database went with its worker each time.
+    assert bench.effects() == dict.fromkeys(good, 1)
+    # Once among others, when nobody could be blamed, and twice by itself.
+    assert 2 <= deaths <= 3
+    bench.assert_tidy()
+
+
+def test_a_poison_job_in_a_batch(bench: Bench) -> None:
+    good = bench.enqueue(3)
+    [poison] = bench.enqueue(1, payload="poison", max_attempts=2)
+    good += bench.enqueue(3)
+    serve_to_the_end(bench, "deadly_batch", 7, batch=True)
+    assert bench.states() == {"completed": 6, "failed": 1}
+    assert bench.attempts() == dict.fromkeys(good, 1) | {poison: 2}
+    assert bench.effects() == dict.fromkeys(good, 1)
+    bench.assert_tidy()
+
+
+def test_two_poison_jobs_are_not_blamed_for_each_other(bench: Bench) -> None:
+    poison = bench.enqueue(2, payload="poison", max_attempts=2)
+    good = bench.enqueue(2)
+    serve_to_the_end(bench, "deadly", 4, concurrency=2)
+    assert bench.attempts() == dict.fromkeys(poison, 2) | dict.fromkeys(good, 1)
+    assert bench.states() == {"completed": 2, "failed": 2}
+    bench.assert_tidy()
+
+
+def test_a_suspect_that_is_innocent_is_cleared(bench: Bench) -> None:
+    """It runs to its end, and nothing is remembered against it."""
+    keys = bench.enqueue(3)
+    with bench.worker("wait", lease=1) as worker:
+        worker.await_word("started")
+        worker.signal(9)
+        worker.await_end()
+    if bench.held:
+        assert bench.execute("SELECT count(*) FROM sqlaqueue_ledger") == 1
+    with bench.consumer(concurrency=2).running():
+        wait_until(lambda: bench.states() == {"completed": 3})
+    # Under a lease the one that ran had been claimed alone, as the first job ever is.
+    assert sum(bench.attempts().values()) <= len(keys) + 1
+    bench.assert_tidy()
+
+
+def test_suspects_do_not_keep_the_others_from_running(bench: Bench) -> None:
+    """While one of them takes its time."""
+    suspects = bench.enqueue(3, payload="suspect")
+    with bench.worker("wait", lease=1, concurrency=3, batch_size=3) as worker:
+        worker.await_word("started", times=1)
+        if not bench.held:
+            worker.await_word("started", times=3)
+        worker.signal(9)
+        worker.await_end()
+    slow, at_work, most = threading.Event(), [0], [0]
+
+    async def work(hands: Any, job: Any) -> None:
+        if job.payload == "suspect":
+            at_work[0] += 1
+            most[0] = max(most[0], at_work[0])
+            await hands.wait(slow)
+            at_work[0] -= 1
+
+    with bench.consumer(work, concurrency=3, batch_size=2).running():
+        wait_until(lambda: at_work[0] == 1)
+        bench.enqueue(20)
+        wait_until(lambda: bench.states()["completed"] == 20)
+        slow.set()
+        wait_until(lambda: bench.states() == {"completed": 23})
+    assert most == [1]
+    assert {bench.row(key).attempts for key in suspects} == {1}
+    bench.assert_tidy()
+
+
+def test_a_worker_that_loses_the_database_is_not_taken_for_dead(bench: Bench) -> None:
+    """It strikes its batch out itself: nobody is a suspect for that, nor is an attempt counted twice."""
+    bench.enqueue(1)
+    go_on, started = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        started.set()
+        await hands.wait(go_on)
+
+    with bench.consumer(work, retry=lambda *_: 0).running():
+        assert started.wait(30)
+        bench.database.kill_backends()
+        go_on.set()
+        wait_until(lambda: bench.states() == {"completed": 1})
+    assert set(bench.attempts().values()) == {2}
+    assert set(bench.effects().values()) == {1}
+    bench.assert_tidy()

@@ -1,0 +1,109 @@
+"""Signals to real processes: what is at work ends within the grace period, everything else goes back."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.consumer.bench import Bench, wait_until
+
+SIGNALS = [signal.SIGTERM, signal.SIGINT]
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_lets_handlers_finish_and_gives_the_rest_back(bench: Bench, number: signal.Signals) -> None:
+    keys = bench.enqueue(8)
+    with bench.worker("wait", batch_size=8) as worker:
+        worker.await_word("started")
+        worker.signal(number)
+        worker.process.stdin.write("go on\n")  # type: ignore[union-attr] # it has one
+        worker.process.stdin.flush()  # type: ignore[union-attr] # it has one
+        assert worker.await_end() == 0
+        assert worker.said("returned")
+        [begun] = worker.said("started")
+    assert bench.states() == {"completed": 1, "pending": 7}
+    assert bench.attempts() == dict.fromkeys(keys, 0) | {int(begun): 1}
+    assert bench.effects() == {int(begun): 1}
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_ends_an_idle_worker(bench: Bench, number: signal.Signals) -> None:
+    with bench.worker("work", poll_interval=3600, concurrency=3) as worker:
+        worker.await_word("ready")
+        bench.enqueue(1)
+        worker.signal(number)
+        # It may come before run() has begun, when nothing answers it.
+        assert worker.await_end() in {0, -number, 1, 130}
+
+
+def test_a_signal_ends_a_worker_that_has_looked_at_an_empty_queue(bench: Bench) -> None:
+    bench.enqueue(1)
+    with bench.worker("work", poll_interval=3600, concurrency=2) as worker:
+        worker.await_word("completed")
+        worker.signal(signal.SIGTERM)
+        assert worker.await_end() == 0
+        assert worker.said("returned")
+
+
+@pytest.mark.parametrize("handler", ["hang", "hang_with_lock"])
+def test_after_the_grace_period_jobs_are_given_back(bench: Bench, handler: str) -> None:
+    """And the process ends, whatever its handlers do."""
+    keys = bench.enqueue(4)
+    with bench.worker(handler, grace=0.3, concurrency=2, batch_size=2, lease=3) as worker:
+        worker.await_word("started", times=2)
+        worker.signal(signal.SIGTERM)
+        assert worker.await_end() == 0
+        assert worker.said("returned")
+    locked = handler == "hang_with_lock" and bench.strategy == "update_status" and bench.colour == "sync"
+    if locked:
+        # Their rows were locked by their handlers until the process ended: only their leases can give them back.
+        with bench.consumer().running():
+            wait_until(lambda: bench.states() == {"completed": 4})
+        assert set(bench.attempts().values()) == {1}
+        return
+    wait_until(lambda: bench.states() == {"pending": 4})
+    assert bench.attempts() == dict.fromkeys(keys, 0)
+    # A transaction ends some moments after its process.
+    wait_until(lambda: bench.consumer().drain() == 0 and bench.states() == {"completed": 4})
+    assert set(bench.attempts().values()) == {1}
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("first", SIGNALS)
+@pytest.mark.parametrize("second", SIGNALS)
+def test_a_second_signal_ends_it_at_once_and_loses_nothing(
+    bench: Bench, first: signal.Signals, second: signal.Signals
+) -> None:
+    bench.enqueue(3)
+    with bench.worker("wait", lease=1) as worker:
+        worker.await_word("started")
+        worker.signal(first)
+        # The first one has been answered when nothing new is begun: the pid says so to nobody, so ask the system.
+        wait_until(lambda: answers_by_default(worker.process.pid, second))
+        worker.signal(second)
+        assert worker.await_end() == -second
+    with bench.consumer().running():
+        wait_until(lambda: bench.states() == {"completed": 3})
+    assert not bench.effects()
+    bench.assert_tidy()
+
+
+def answers_by_default(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has no handler of its own for a signal."""
+    with open(f"/proc/{pid}/status") as status:
+        caught = next(line.split()[1] for line in status if line.startswith("SigCgt"))
+    return not int(caught, 16) >> (number - 1) & 1
+
+
+def test_a_signal_stops_every_consumer_of_the_process(bench: Bench) -> None:
+    """Two models served in one process, by two threads or in one event loop."""
+    with bench.worker("work", consumers=2) as worker:
+        worker.await_word("ready", times=2)
+        bench.enqueue(10)
+        wait_until(lambda: bench.states() == {"completed": 10})
+        worker.signal(signal.SIGTERM)
+        assert worker.await_end() == 0
+        assert len(worker.said("returned")) == 2
+        assert worker.said("handlers are back")

@@ -19,9 +19,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
-import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer_base import ConsumerBase, function_of
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.lanes import keep, lane, wind_up
@@ -70,7 +70,7 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
     @overload
     def __init__(
         self: AsyncConsumer[Any],
-        model: sa.Select[Any],
+        model: AnySelect,
         handler: Callable[[AsyncSession, Any], Awaitable[object]],
         session_factory: AsyncSessionFactory,
         *,

@@ -21,9 +21,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer_base import ConsumerBase, function_of
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.lanes import keep, lane, wind_up
@@ -83,7 +83,7 @@ class Consumer(ConsumerBase, Generic[T]):
     @overload
     def __init__(
         self: Consumer[Any],
-        model: sa.Select[Any],
+        model: AnySelect,
         handler: Callable[[Session, Any], object],
         session_factory: SessionFactory,
         *,

@@ -93,8 +93,7 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str) -> None:
     """Write the row of a batch that is about to run, and note in the entry what is known of its jobs."""
     ledger = spec.side_tables[LEDGER]
     names = list(entry.names)
-    # Losing the row in a crash of the server costs nothing: the batch is gone with it.
-    session.execute(sa.text("SET LOCAL synchronous_commit = off"), bind_arguments={"mapper": spec.mapper})
+    _be_brief(session, spec)
     entered = (
         sa.insert(ledger)
         .values(id=entry.id, queue=spec.name, keys=names, starts=int(entry.blamed), worker=worker)
@@ -113,14 +112,34 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str) -> None:
 
 
 def strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
-    """Delete the row of a batch; what is known of its jobs from others stays."""
+    """Delete the row of a batch that is given up; what is known of its jobs from others stays."""
+    _be_brief(session, spec)
+    _strike(session, spec, entry)
+
+
+def keep(session: Session, spec: QueueSpec, entry: Entry) -> None:
+    """Delete the row of a batch that is settled, when its only job was given back: what is known of it stays."""
+    _strike(session, spec, entry)
+
+
+def _strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
     ledger = spec.side_tables[LEDGER]
     session.execute(sa.delete(ledger).where(ledger.c.id == entry.id))
 
 
+def _be_brief(session: Session, spec: QueueSpec) -> None:
+    """Prepare the second connection's transaction, which runs while the batch's own is open.
+
+    Somebody who waits to lock the tables of both would wait for this Consumer, and it for them, without the server
+    seeing it. Losing the row in a crash of the server costs nothing: the batch is gone with it.
+    """
+    settings = sa.func.set_config("lock_timeout", "2s", True), sa.func.set_config("synchronous_commit", "off", True)
+    session.execute(sa.select(*settings), bind_arguments={"mapper": spec.mapper})
+
+
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """Delete the row of a batch whose runs are settled, and its only job from rows that were left behind."""
-    strike(session, spec, entry)
+    _strike(session, spec, entry)
     if len(entry.names) == 1 and entry.suspects:
         ledger, name = spec.side_tables[LEDGER], entry.names[0]
         named = sa.and_(ledger.c.queue == spec.name, ledger.c["keys"].has_key(name))

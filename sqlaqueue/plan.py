@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.backoff import Delay, RetryPolicy, seconds
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.ledger import Entries
@@ -157,7 +158,7 @@ def make_plan(
     def worker() -> str:
         return worker_name() if name is None else f"{worker_name()}:{name}"
 
-    def claims(narrowed: sa.Select[Any], limit: Any, mark: str = "") -> Any:
+    def claims(narrowed: AnySelect, limit: Any, mark: str = "") -> Any:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
         who = sa.bindparam(None, callable_=lambda: worker() + mark, type_=sa.Text())
         return claim_statement(chosen._replace(select=narrowed), limit, lease=span, worker=who)

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Bundle, Mapper, make_transient_to_detached, object_session
 from sqlalchemy.orm.attributes import set_committed_value
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping import hand_out, spec_of
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
@@ -82,7 +83,7 @@ class _DetachedRow(Bundle[Any]):
         return make
 
 
-def returning_detached(spec: QueueSpec, entity: type[Any], rows: sa.Select[Any]) -> sa.Select[Any]:
+def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> AnySelect:
     """Return ``rows`` of the model's table, which the claim deleted, as detached instances in claim order."""
     deleted = rows.subquery("deleted")
     order = (column_of(deleted, column) for column in spec.claim_order)

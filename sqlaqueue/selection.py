@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import QueryableAttribute, RelationshipProperty, object_session
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
 from sqlaqueue.mapping import QueueMixin, run_of, spec_of
 from sqlaqueue.spec import Key, QueueSpec, Run
@@ -19,7 +20,7 @@ class Chosen(NamedTuple):
 
     spec: QueueSpec
     entity: type[Any]
-    select: sa.Select[Any]
+    select: AnySelect
     options: tuple[Any, ...]
     """Loader options, which belong to the statement that returns instances and nowhere else."""
 
@@ -57,7 +58,7 @@ def _spec_for_selecting(entity: Any, verb: str) -> QueueSpec:
     return spec
 
 
-def _check_lockable(target: sa.Select[Any], entity: type[Any], verb: str) -> None:
+def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
     """Refuse clauses under which rows cannot be locked, or are picked more than once."""
     name = entity.__name__
     clauses = {

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.orm import undefer
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.backoff import Delay, seconds
 from sqlaqueue.config import FINISHED, is_count
 from sqlaqueue.exc import StatementError
@@ -255,7 +256,7 @@ def _spec(jobs: list[Any]) -> QueueSpec:
     return spec_of(type(jobs[0]))
 
 
-def _jobs_or_filter(jobs: Any, verb: str) -> tuple[QueueSpec | None, sa.Select[Any]]:
+def _jobs_or_filter(jobs: Any, verb: str) -> tuple[QueueSpec | None, AnySelect]:
     if isinstance(jobs, type | sa.Select):
         spec, _, select, _ = chosen_by(jobs, verb)
         return spec, select
@@ -289,7 +290,7 @@ def _error(error: BaseException | str | None) -> sa.ColumnElement[Any] | None:
     return None if error is None else sa.literal(error_text(error), sa.Text())
 
 
-def _nothing() -> sa.Select[Any]:
+def _nothing() -> AnySelect:
     return sa.select(sa.null()).where(sa.false())
 
 

@@ -19,6 +19,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute, Mapper
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 
@@ -28,7 +29,7 @@ Token = UUID | str | sa.BindParameter[Any] | None
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The name of the column in which a claim that hands out no rows returns the token of its runs."""
 
-Verb = sa.Update | sa.Delete | sa.Insert | sa.Select[Any]
+Verb = sa.Update | sa.Delete | sa.Insert | AnySelect
 """A statement that changes jobs; whoever executes it adds the RETURNING of their keys."""
 
 SHARED = " (shared)"
@@ -90,12 +91,12 @@ class ClaimStrategy:
     def claim(
         self,
         spec: QueueSpec,
-        candidates: sa.Select[Any],
+        candidates: AnySelect,
         limit: Any,
         *,
         lease: Any,
         worker: Any,
-    ) -> sa.Select[Any]:
+    ) -> AnySelect:
         """Return a SELECT of the claimed rows, all columns of the model's table, in claim order.
 
         A strategy that hands out no rows may add a column called :data:`TOKEN`, which then comes back in :class:`Held`.
@@ -171,7 +172,7 @@ class ClaimStrategy:
         """Return the statement that mends what bypassed the triggers; nothing where there are none."""
         return sa.select(spec.model).where(sa.false())
 
-    def cancel(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
+    def cancel(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that cancels waiting jobs and asks running ones to stop.
 
         Rows that somebody has locked count as running: waiting for them could take as long as their
@@ -191,7 +192,7 @@ class ClaimStrategy:
         )
         return self.beside(spec, cancelled, side_tables.ask_to_stop(spec, running))
 
-    def requeue(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
+    def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that makes finished jobs wait again, their attempts counted from zero.
 
         :param chosen: a SELECT of the model with the conditions on the jobs.
@@ -204,7 +205,7 @@ class ClaimStrategy:
             .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
         )
 
-    def purge(self, spec: QueueSpec, chosen: sa.Select[Any], states: Sequence[str], age: Any, limit: Any) -> Verb:
+    def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Return the statement that deletes up to ``limit`` of the chosen jobs.
 
         :param chosen: a SELECT of the model with the conditions on the jobs.
@@ -220,7 +221,7 @@ class ClaimStrategy:
     # -- the parts that strategies share ------------------------------------------------------------------
 
     @staticmethod
-    def pick(spec: QueueSpec, candidates: sa.Select[Any], *columns: sa.Column[Any]) -> sa.Select[Any]:
+    def pick(spec: QueueSpec, candidates: AnySelect, *columns: sa.Column[Any]) -> AnySelect:
         """Return ``candidates`` reduced to ``columns`` of the model's table.
 
         Keys are selected as attributes of the candidates' entity: it is these that make the ORM add the
@@ -236,8 +237,8 @@ class ClaimStrategy:
 
     @staticmethod
     def lock(
-        spec: QueueSpec, rows: sa.Select[Any], *others: sa.FromClause, skip_locked: bool = True
-    ) -> sa.Select[Any]:
+        spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True
+    ) -> AnySelect:
         """Return ``rows`` with the model's table locked, then ``others``, and nothing else.
 
         ``FOR NO KEY UPDATE``: a plain ``FOR UPDATE`` conflicts with the key share lock that the foreign key
@@ -246,7 +247,7 @@ class ClaimStrategy:
         return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked, key_share=True)
 
     @classmethod
-    def among(cls, spec: QueueSpec, picked: sa.Select[Any]) -> sa.ColumnElement[bool]:
+    def among(cls, spec: QueueSpec, picked: AnySelect) -> sa.ColumnElement[bool]:
         """Return the condition that a row's key is among ``picked``, a SELECT of keys that runs exactly once.
 
         A locking subquery under IN can be run again by a nested loop, and each run takes other rows. An
@@ -267,7 +268,7 @@ class ClaimStrategy:
         return sa.and_(*(column == column_of(rows, key) for column, key in zip(columns, spec.keys, strict=True)))
 
     @staticmethod
-    def beside(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> sa.Select[Any]:
+    def beside(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> AnySelect:
         """Return one statement that does both and selects the keys that ``verb`` changed.
 
         Both are CTEs of a SELECT, since an INSERT among the CTEs of an UPDATE makes SQLAlchemy lose its RETURNING.
@@ -276,7 +277,7 @@ class ClaimStrategy:
         return sa.select(*changed.c).add_cte(other.cte("other"))
 
     @staticmethod
-    def in_claim_order(spec: QueueSpec, claimed: sa.CTE) -> sa.Select[Any]:
+    def in_claim_order(spec: QueueSpec, claimed: sa.CTE) -> AnySelect:
         """Return all rows of ``claimed`` sorted as the queue is: neither RETURNING nor a locking scan promises it."""
         return sa.select(*claimed.c).order_by(*(column_of(claimed, column) for column in spec.claim_order))
 

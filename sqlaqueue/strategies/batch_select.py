@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import ClaimStrategy, Held
@@ -35,12 +36,12 @@ class BatchSelect(ClaimStrategy):
     def claim(
         self,
         spec: QueueSpec,
-        candidates: sa.Select[Any],
+        candidates: AnySelect,
         limit: Any,
         *,
         lease: Any,
         worker: Any,
-    ) -> sa.Select[Any]:
+    ) -> AnySelect:
         """Lock the best waiting rows; the lock is the claim."""
         picked = (
             self.pick(spec, candidates, *spec.table.c)

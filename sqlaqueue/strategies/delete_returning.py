@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import conv
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.ddl import StorageParameters, attach
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
@@ -66,12 +67,12 @@ class DeleteReturning(ClaimStrategy):
     def claim(
         self,
         spec: QueueSpec,
-        candidates: sa.Select[Any],
+        candidates: AnySelect,
         limit: Any,
         *,
         lease: Any,
         worker: Any,
-    ) -> sa.Select[Any]:
+    ) -> AnySelect:
         """Lock the best messages with their jobs, delete the messages, return the jobs."""
         messages = spec.side_tables[MESSAGES]
         run_at = spec.columns.get("run_at")
@@ -110,7 +111,7 @@ class DeleteReturning(ClaimStrategy):
         to the trigger.
         """
         verb = super().settle(spec, held, settlement)
-        if settlement.state != "pending":
+        if settlement.state != "pending" or not isinstance(verb, sa.Update):
             return verb
         values = {} if settlement.run_at is None else {"run_at": settlement.run_at}
         return self.beside(spec, verb, self._put_back(spec, self.fence(spec, held), values))

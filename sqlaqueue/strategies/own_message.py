@@ -17,6 +17,7 @@ from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.sql.selectable import NamedFromClause
 from sqlalchemy.sql.visitors import replacement_traverse
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import side_tables
@@ -50,12 +51,12 @@ class OwnMessage(ClaimStrategy):
     def claim(
         self,
         spec: QueueSpec,
-        candidates: sa.Select[Any],
+        candidates: AnySelect,
         limit: Any,
         *,
         lease: Any,
         worker: Any,
-    ) -> sa.Select[Any]:
+    ) -> AnySelect:
         """Lock the best rows, delete them and return them."""
         picked = (
             self.pick(spec, candidates, *spec.keys)
@@ -73,7 +74,7 @@ class OwnMessage(ClaimStrategy):
         return self.in_claim_order(spec, claimed).add_columns(_transaction().label(TOKEN))
 
     @staticmethod
-    def lock(spec: QueueSpec, rows: sa.Select[Any], *others: sa.FromClause, skip_locked: bool = True) -> sa.Select[Any]:
+    def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:
         """Return ``rows`` with the full lock, since they are about to be deleted.
 
         A row that a child's foreign key shares is passed over; asking for less would make the DELETE wait for it.
@@ -95,7 +96,7 @@ class OwnMessage(ClaimStrategy):
 
     # -- the dead letters are this queue's finished jobs -------------------------------------------------------
 
-    def cancel(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
+    def cancel(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Move waiting rows to the dead letters as cancelled; ask those that somebody holds to stop."""
         wanted = self.pick(spec, chosen, *spec.keys).cte("wanted")
         free = self.lock(spec, self.pick(spec, chosen, *spec.keys)).cte("free")
@@ -110,7 +111,7 @@ class OwnMessage(ClaimStrategy):
         buried = _bury(spec, deleted, "cancelled", None).cte("buried")
         return _keys(spec, deleted).add_cte(asked, buried)
 
-    def requeue(self, spec: QueueSpec, chosen: sa.Select[Any]) -> Verb:
+    def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Insert dead letters again, their attempts counted from zero."""
         dead = spec.side_tables[side_tables.DEAD_LETTER]
         letters = _letters(spec, dead, chosen, "requeue").cte("letters")
@@ -126,7 +127,7 @@ class OwnMessage(ClaimStrategy):
         rows = sa.select(*fresh.values()).where(letters.c.letter_key == opened.c.key)
         return sa.insert(spec.table).from_select(list(fresh), rows)
 
-    def purge(self, spec: QueueSpec, chosen: sa.Select[Any], states: Sequence[str], age: Any, limit: Any) -> Verb:
+    def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Delete dead letters."""
         dead = spec.side_tables[side_tables.DEAD_LETTER]
         old = _letters(spec, dead, chosen, "purge").where(dead.c.state.in_(states))
@@ -142,7 +143,7 @@ class OwnMessage(ClaimStrategy):
         return _keys(spec, letters).add_cte(gone)
 
 
-def _keys(spec: QueueSpec, rows: sa.FromClause) -> sa.Select[Any]:
+def _keys(spec: QueueSpec, rows: sa.FromClause) -> AnySelect:
     return sa.select(*(rows.c[key.key].label(key.key) for key in spec.keys))
 
 
@@ -171,7 +172,7 @@ def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]
     return values
 
 
-def _rows(spec: QueueSpec, held: Held, settlement: Settlement) -> sa.Select[Any] | sa.CompoundSelect[Any]:
+def _rows(spec: QueueSpec, held: Held, settlement: Settlement) -> AnySelect | sa.CompoundSelect[Any]:
     """Return those of the deleted rows as a query that this transaction deleted, and has not inserted again."""
     tokens = {key: token for token, keys in held.claims if not isinstance(keys, sa.BindParameter) for key in keys}
     selects = []
@@ -213,7 +214,7 @@ def _bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> pos
     )
 
 
-def _letters(spec: QueueSpec, dead: sa.Table, chosen: sa.Select[Any], verb: str) -> sa.Select[Any]:
+def _letters(spec: QueueSpec, dead: sa.Table, chosen: AnySelect, verb: str) -> AnySelect:
     """Return the dead letters as rows of the model's table, with the user's conditions applied to them."""
     rows = (
         sa.func.jsonb_to_record(dead.c.row)
@@ -230,7 +231,7 @@ def _letters(spec: QueueSpec, dead: sa.Table, chosen: sa.Select[Any], verb: str)
 
 
 def _conditions(
-    spec: QueueSpec, rows: sa.FromClause, chosen: sa.Select[Any], verb: str
+    spec: QueueSpec, rows: sa.FromClause, chosen: AnySelect, verb: str
 ) -> list[sa.ColumnElement[bool]]:
     """Return what ``chosen`` asks of rows in the model's table as conditions on ``rows``."""
     if any(isinstance(source, sa.Join) for source in chosen.get_final_froms()):

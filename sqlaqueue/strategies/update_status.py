@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, named
@@ -48,8 +49,8 @@ class UpdateStatus(ClaimStrategy):
             add_index(spec, "lease", [spec.columns["lease_expires_at"]], where=spec.in_state("processing"))
 
     def claim(
-        self, spec: QueueSpec, candidates: sa.Select[Any], limit: Any, *, lease: Any, worker: Any
-    ) -> sa.Select[Any]:
+        self, spec: QueueSpec, candidates: AnySelect, limit: Any, *, lease: Any, worker: Any
+    ) -> AnySelect:
         """Lock the best waiting rows and mark them as processing in one statement."""
         picked = (
             self.pick(spec, candidates, *spec.keys)

@@ -18,6 +18,7 @@ from sqlalchemy import event
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, relationship, sessionmaker
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, purge
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.config import FINISHED
 from sqlaqueue.mapping import spec_of
 from sqlaqueue.strategies import ClaimStrategy
@@ -245,15 +246,15 @@ class QueueUnderTest:
         with self._sessions.begin() as session:
             session.add_all([self.Job(**self.values(number, **values)) for number in numbers])
 
-    def only(self, *numbers: int) -> sa.Select[Any]:
+    def only(self, *numbers: int) -> AnySelect:
         """Return the select of some jobs."""
         return sa.select(self.Job).where(self.Job.number.in_(numbers))
 
-    def of_vips(self) -> sa.Select[Any]:
+    def of_vips(self) -> AnySelect:
         """Return the select of the jobs whose owner is a VIP: a condition on a second table."""
         return sa.select(self.Job).join(self.Job.owner).where(self.Owner.vip)
 
-    def claim(self, session: Session, n: int = ALL, of: sa.Select[Any] | None = None) -> list[Any]:
+    def claim(self, session: Session, n: int = ALL, of: AnySelect | None = None) -> list[Any]:
         """Claim jobs, so that the claim is in effect for everybody: leases begin with the commit."""
         jobs = list(session.execute(claim(self.Job if of is None else of, n)).scalars())
         if self.leased:
@@ -374,7 +375,10 @@ class Gate:
 
     def await_arrival(self) -> None:
         """Wait until somebody stands before the gate."""
-        arrived = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = :gate AND NOT granted")
+        arrived = sa.text(
+            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE datname = current_database()"
+            " AND locktype = 'advisory' AND objid = :gate AND NOT granted"
+        )
         wait_for(lambda: bool(self._keeper.scalar(arrived, {"gate": _GATE})), self._keeper.commit)
 
 

@@ -31,6 +31,8 @@ class Supply:
         if strategy not in self._databases:
             self._databases[strategy] = self._stack.enter_context(self._server.database())
             Bench(self._databases[strategy], strategy).create()
+        # Threads that a failed test has left behind would hold their locks in the next one.
+        self._databases[strategy].kill_backends()
         bench = Bench(self._databases[strategy], strategy, colour)
         bench.clear()
         return bench

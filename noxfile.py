@@ -25,7 +25,8 @@ LATEST_SQLALCHEMY = SQLALCHEMY[:2]
 
 # The newest versions run everything. Each other combination runs the tests that are marked `everywhere` and
 # a part of the rest, so that every test meets one more combination.
-ELSEWHERE = ["-m", "not once"]
+# The consumers' tests, which take long, depend on neither version more than the strategies' do.
+ELSEWHERE = ["-m", "not once", "--ignore=tests/consumer"]
 
 PYTEST = ["pytest", "--numprocesses=logical", "--maxprocesses=4"]
 

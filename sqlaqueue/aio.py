@@ -27,7 +27,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.lanes import keep, lane, wind_up
 from sqlaqueue.shift import Shift
 from sqlaqueue.signals import doorbell
-from sqlaqueue.steps import Beside, Do, Handle, InSession, Pause, Rest, Script
+from sqlaqueue.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -213,8 +213,7 @@ class _Tasks(Shift):
                         async with self._factory() as other:
                             result = await other.run_sync(step)
                     case Do():
-                        assert session is not None, "a step of a script that has a session"
-                        result = await session.run_sync(step)
+                        result = await needed(session).run_sync(step)
                     case InSession():
                         async with self._factory() as own:
                             result = await self._carry_out(step.script, own)

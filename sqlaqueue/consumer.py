@@ -29,7 +29,7 @@ from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.lanes import keep, lane, wind_up
 from sqlaqueue.shift import Shift
 from sqlaqueue.signals import doorbell
-from sqlaqueue.steps import Beside, Do, Handle, InSession, Pause, Rest, Script
+from sqlaqueue.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -43,16 +43,17 @@ class Consumer(ConsumerBase, Generic[T]):
     :param model: a queue class, or ``select(Model).where(...)`` to serve some of its jobs only.
     :param handler: ``handler(session, job)``, or ``handler(session, jobs)`` with ``batch=True``. It may raise
         :class:`~sqlaqueue.Retry`, :class:`~sqlaqueue.Snooze`, :class:`~sqlaqueue.Fail` or
-        :class:`~sqlaqueue.Cancel`; any other exception is a failed attempt. What it writes through ``session`` is committed
-        together with the job's completion; it must not commit itself under a strategy that holds the transaction.
+        :class:`~sqlaqueue.Cancel`; any other exception is a failed attempt. What it writes through ``session`` is
+        committed together with the job's completion; it must not commit itself under a strategy that holds the
+        transaction.
     :param session_factory: makes sessions, such as a ``sessionmaker(engine)``.
     :param batch_size: the most jobs that one statement claims. Under leases fewer are claimed when handlers are
         slow, about as many as are done within a second.
     :param concurrency: how many handlers run at once.
     :param poll_interval: seconds or timedelta between looks at an empty queue.
     :param lease: overrides the config's lease.
-    :param timeout: seconds or timedelta after which a handler's result is refused. A thread cannot be stopped: its lease
-        is no longer extended, and the run counts as a failed attempt when it returns, or when it is rescued.
+    :param timeout: seconds or timedelta after which a handler's result is refused. A thread cannot be stopped: its
+        lease is no longer extended, and the run counts as a failed attempt when it returns, or when it is rescued.
     :param grace: seconds or timedelta that ``stop()`` leaves to handlers at work before their jobs are given back.
     :param retry: overrides the config's retry policy.
     :param name: added to the worker's name in ``claimed_by`` and in the log.
@@ -215,8 +216,7 @@ class _Threads(Shift):
                         with self._factory() as other:
                             result = step(other)
                     case Do():
-                        assert session is not None, "a step of a script that has a session"
-                        result = step(session)
+                        result = step(needed(session))
                     case InSession():
                         with self._factory() as own:
                             result = self._carry_out(step.script, own)
@@ -251,5 +251,6 @@ class _Threads(Shift):
 def _not_run(result: Any) -> HandlerMisuseError:
     if hasattr(result, "close"):
         result.close()
-    msg = f"the handler returned a {type(result).__name__}, and nothing of it has been run; use AsyncConsumer for coroutines"
+    what = type(result).__name__
+    msg = f"the handler returned a {what}, and nothing of it has been run; use AsyncConsumer for coroutines"
     return HandlerMisuseError(msg)

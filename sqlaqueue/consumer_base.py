@@ -126,7 +126,7 @@ class ConsumerBase:
 
 
 def function_of(handler: Any) -> Any:
-    """Return the function that runs when ``handler`` is called: of a partial, what it calls, of an object, its method."""
+    """Return the function that runs when ``handler`` is called: what a partial calls, the method of an object."""
     while isinstance(handler, partial):
         handler = handler.func
     if inspect.isfunction(handler) or inspect.ismethod(handler):

@@ -128,11 +128,9 @@ class Crew:
     def put_down(self, owner: object) -> bool:
         """Note that ``owner`` has done with its jobs; return whether it had any."""
         with self.lock:
-            runs = self._in_hand.pop(owner, None)
-            if runs is None:
+            if self._in_hand.pop(owner, None) is None:
                 return False
             self.works_ended += 1
-            self.plan.suspects.end([run.key for run in runs])
             return True
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import sqlalchemy as sa
+from sqlalchemy import exc
 
 from sqlaqueue import operations as ops
 from sqlaqueue import tending
@@ -27,7 +27,7 @@ _LONGEST_REST = 0.5
 
 
 def lane(shift: Shift) -> Script:
-    """Claim and work, until the shift stops: each thread or task does this, one for each handler that may run at once."""
+    """Claim and work until the shift stops: each thread or task does so, one for each handler that may be at work."""
     take_turn = _held_turn if shift.plan.holds_transaction else _leased_turn
     while not shift.plan.stopping:
         turn = Turn(shift.crew)
@@ -83,6 +83,7 @@ def _leased_turn(shift: Shift, turn: Turn) -> Script:
     unit = turn.to_work()
     if unit:
         crew.report((yield from _work(shift, unit)))
+        plan.suspects.end([run.key for run in runs_of(unit)])
     if crew.wants_settling(time.monotonic()):
         yield from settle_finished(shift)
         return True
@@ -117,10 +118,10 @@ def _check(shift: Shift) -> Script:
 
 def is_programs_fault(error: Exception) -> bool:
     """Return whether ``error`` tells of a mistake in the program, such as a missing table, and not of the database."""
-    if isinstance(error, sa.exc.DBAPIError):
-        return isinstance(error, sa.exc.ProgrammingError)
-    own = (SqlaqueueError, sa.exc.SQLAlchemyError, TypeError, AttributeError, LookupError, ValueError)
-    return isinstance(error, own) and not isinstance(error, sa.exc.TimeoutError)
+    if isinstance(error, exc.DBAPIError):
+        return isinstance(error, exc.ProgrammingError)
+    own = (SqlaqueueError, exc.SQLAlchemyError, TypeError, AttributeError, LookupError, ValueError)
+    return isinstance(error, own) and not isinstance(error, exc.TimeoutError)
 
 
 # -- settling ------------------------------------------------------------------------------------------------------
@@ -139,7 +140,7 @@ def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
     try:
         try:
             lost = yield Beside(partial(ops.settle_and_commit, wait=wait), (shift.plan, finished))
-        except sa.exc.DBAPIError as error:
+        except exc.DBAPIError as error:
             if ops.will_pass(error):
                 raise
             lost, stuck = yield Beside(partial(ops.settle_each, wait=wait), (shift.plan, finished))

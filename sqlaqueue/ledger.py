@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -133,8 +132,9 @@ def _be_brief(session: Session, spec: QueueSpec) -> None:
     Somebody who waits to lock the tables of both would wait for this Consumer, and it for them, without the server
     seeing it. Losing the row in a crash of the server costs nothing: the batch is gone with it.
     """
-    settings = sa.func.set_config("lock_timeout", "2s", True), sa.func.set_config("synchronous_commit", "off", True)
-    session.execute(sa.select(*settings), bind_arguments={"mapper": spec.mapper})
+    settings = {"lock_timeout": "2s", "synchronous_commit": "off"}
+    local = (sa.func.set_config(name, value, sa.true()) for name, value in settings.items())
+    session.execute(sa.select(*local), bind_arguments={"mapper": spec.mapper})
 
 
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
@@ -143,7 +143,7 @@ def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
     if len(entry.names) == 1 and entry.suspects:
         ledger, name = spec.side_tables[LEDGER], entry.names[0]
         named = sa.and_(ledger.c.queue == spec.name, ledger.c["keys"].has_key(name))
-        remaining: Any = ledger.c["keys"] - name
+        remaining = ledger.c["keys"].op("-")(sa.literal(name, sa.Text()))
         session.execute(sa.delete(ledger).where(named, sa.func.jsonb_array_length(ledger.c["keys"]) == 1))
         session.execute(sa.update(ledger).where(named).values(keys=remaining))
 

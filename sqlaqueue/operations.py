@@ -68,8 +68,8 @@ def check_transactions(session: Session, plan: Plan) -> None:
     first, second = (session.scalar(number, bind_arguments={"mapper": plan.spec.mapper}) for _ in range(2))
     if first != second:
         msg = (
-            f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer needs "
-            "transactions: give it a sessionmaker of an engine with another isolation_level"
+            f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
+            "needs transactions: give it a sessionmaker of an engine with another isolation_level"
         )
         raise ConfigurationError(msg)
 
@@ -90,7 +90,7 @@ def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
 def claim_and_commit(session: Session, plan: Plan, n: int) -> list[Any]:
     """Claim up to ``n`` jobs under a lease, or one suspect: in turn, as long as there are suspects.
 
-    They come back detached, and leave the session before the commit, or ``expire_on_commit`` would have each read again.
+    They come back detached, and leave the session before the commit: ``expire_on_commit`` would have each read again.
     """
     jobs: list[Any] = []
     if not plan.had_suspect:
@@ -290,8 +290,8 @@ def _refuse_settled(plan: Plan, job: Any) -> None:
     status, running = plan.spec.attributes["status"], plan.spec.word("processing")
     if job.__dict__.get(status, running) != running:
         msg = (
-            f"the handler set {type(job).__name__}.{status} itself, and nothing of what it wrote was kept; let it return, "
-            "or raise Retry, Snooze, Fail or Cancel, and the Consumer writes the state"
+            f"the handler set {type(job).__name__}.{status} itself, and nothing of what it wrote was kept; let it "
+            "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer writes the state"
         )
         raise HandlerMisuseError(msg)
 

@@ -99,7 +99,7 @@ def judge(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run
     return replace(outcome, delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
 
 
-def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:
+def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:  # noqa: PLR0911 - one for each answer
     match error:
         case Abandoned():
             return RELEASED

@@ -49,7 +49,7 @@ class Plan:
     """There may be marked suspects: at the start, and whenever jobs may have been rescued."""
     had_suspect: bool = False
     """The last claim took a suspect, so that the next one is for the others."""
-    suspects: Suspects = field(default_factory=lambda: Suspects())
+    suspects: Suspects = field(default_factory=lambda: Suspects())  # noqa: PLW0108 - the class is defined below
     entries: Entries = field(default_factory=Entries)
     """This Consumer's rows in the ledger."""
     asked: set[Key] = field(default_factory=set)
@@ -58,7 +58,7 @@ class Plan:
     """The Consumer takes on no more work; what a batch has not started yet goes back."""
 
     def for_a_shift(self) -> Plan:
-        """Return the plan of one run of the Consumer: a handler left over from an earlier one never sees this one's stop."""
+        """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
         return replace(self, suspects=Suspects(), asked=set(), stopping=False)
 
     def judge(self, error: BaseException | None, run: Run) -> Outcome:

@@ -78,7 +78,7 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
     except DBAPIError as error:
         if ops.will_pass(error):
             raise
-        # Such as a deferred constraint, which is checked by the commit: one job must not undo the others' work for ever.
+        # Such as a deferred constraint, which is checked by the commit: one job must not undo the others for ever.
         yield from _give_up(plan, entry)
         if len(ended) == 1:
             return (yield from _settle_alone(plan, [ended[0].run], error, entry))

@@ -52,7 +52,8 @@ def _spec_for_selecting(entity: Any, verb: str) -> QueueSpec:
     if sa.inspect(entity).local_table is not spec.table:
         msg = (
             f"{verb}({entity.__name__}): its columns are spread over two tables (joined inheritance), and one "
-            f"statement cannot lock and update both; use {verb}({spec.model.__name__}), which returns instances of its subclasses"
+            f"statement cannot lock and update both; use {verb}({spec.model.__name__}), "
+            "which returns instances of its subclasses"
         )
         raise StatementError(msg)
     return spec

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
 from sqlaqueue.operations import Ended
+
+S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,14 @@ class Rest:
     seen: int
     """The version of the crew's state on which the decision to wait was based."""
     seconds: float
+
+
+def needed(session: S | None) -> S:
+    """Return the session of a script whose steps need one."""
+    if session is None:
+        msg = "this script has no session of its own; carry it out by InSession"
+        raise RuntimeError(msg)
+    return session
 
 
 Step = Do | InSession | Handle | Pause | Rest

@@ -261,11 +261,16 @@ class AsyncServer(Server):
 
 
 class Worker:
-    """A process with a Consumer; what it says on its standard output can be waited for."""
+    """A process with a Consumer; what it says on its standard output can be waited for.
+
+    It looks for expired leases more often than usual, unless the option ``sweep`` says otherwise; with ``restart`` it
+    is a process that starts others, one after the other as they die.
+    """
 
     def __init__(self, bench: Bench, handler: str, options: dict[str, Any]) -> None:
         options = {"poll_interval": 0.05, "grace": 20} | options
-        consumers = options.pop("consumers", 1)
+        consumers, restart = options.pop("consumers", 1), options.pop("restart", False)
+        sweep = options.pop("sweep", 0.2)
         order = {
             "url": bench.database.url("psycopg" if bench.colour == "sync" else "asyncpg"),
             "strategy": bench.strategy,
@@ -273,6 +278,8 @@ class Worker:
             "handler": handler,
             "options": options,
             "consumers": consumers,
+            "restart": restart,
+            "sweep": sweep,
             "pool": consumers * (options.get("concurrency", 1) + 1),
         }
         self.lines: list[str] = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from sqlaqueue import pace
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
 
@@ -75,3 +76,9 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
     """The log of the library."""
     caplog.set_level(logging.DEBUG, "sqlaqueue")
     return caplog
+
+
+@pytest.fixture
+def frequent_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look for expired leases and requests more often than usual: a test waits for little else."""
+    monkeypatch.setattr(pace, "SWEEP", 0.2)

@@ -11,6 +11,9 @@ import sqlalchemy as sa
 
 go_on = threading.Event()
 
+DEADLY = 13
+"""The exit code of a worker that a job has killed."""
+
 
 def say(line: str) -> None:
     """Write a line, whole and at once: the next moment may be this process's last."""
@@ -37,7 +40,7 @@ async def deadly(hands: Any, job: Any) -> None:
     """Kill the worker if the job says so."""
     await _effect(hands, job)
     if job.payload == "poison":
-        os._exit(13)
+        os._exit(DEADLY)
 
 
 async def deadly_batch(hands: Any, jobs: Any) -> None:

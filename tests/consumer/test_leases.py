@@ -7,9 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 
 from tests.consumer.bench import Bench, wait_until
+
+pytestmark = pytest.mark.usefixtures("frequent_sweeps")
 
 
 def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
@@ -33,7 +36,8 @@ def test_a_lease_lives_as_long_as_its_handler(leased: Bench) -> None:
     async def work(hands: Any, job: Any) -> None:
         await hands.wait(go_on)
 
-    with leased.consumer(work, lease=1, concurrency=2, batch_size=4).running() as server, leased.consumer().running() as other:
+    slow = leased.consumer(work, lease=1, concurrency=2, batch_size=4)
+    with slow.running() as server, leased.consumer().running() as other:
         wait_until(lambda: leased.states()["processing"] >= 2)
         held = [key for key in keys if leased.row(key).status == "processing"]
         # Past the first lease's end, by the database's clock.

@@ -9,26 +9,23 @@ import pytest
 
 from tests.consumer.bench import Bench, wait_until
 
+pytestmark = pytest.mark.usefixtures("frequent_sweeps")
+
 
 def serve_to_the_end(bench: Bench, handler: str, jobs: int, **options: Any) -> int:
-    """Start a worker again and again until no job is left, and return how many of them died."""
-    deaths = 0
+    """Have the queue served, by a new worker whenever one dies, and return how many died."""
+    with bench.worker(handler, lease=1, restart=True, **options) as worker:
 
-    def is_done() -> bool:
-        states = bench.states()
-        return not states["pending"] + states["processing"]
+        def is_done() -> bool:
+            assert len(worker.said("died")) <= 3 * jobs, "the poison is not retired"
+            assert worker.process.poll() is None, "a worker ended in another way"
+            states = bench.states()
+            return not states["pending"] + states["processing"]
 
-    while not is_done():
-        assert deaths <= 3 * jobs, "the poison is not retired"
-        with bench.worker(handler, lease=1, poll_interval=0.05, **options) as worker:
-            wait_until(lambda worker=worker: worker.process.poll() is not None or is_done())
-            if worker.process.poll() is None:
-                worker.signal(15)
-                assert worker.await_end() == 0
-            else:
-                assert worker.await_end() == 13
-                deaths += 1
-    return deaths
+        wait_until(is_done)
+        worker.signal(15)
+        assert worker.await_end() == 0
+        return len(worker.said("died"))
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,8 @@ def raising_by_key(errors: dict[int, BaseException]) -> Any:
 
 def delay_of(bench: Bench, key: int) -> float:
     """Return in how many seconds a job is due."""
-    return float(bench.execute("SELECT extract(epoch FROM run_at - clock_timestamp()) FROM job WHERE id = :key", key=key))
+    delay = "SELECT extract(epoch FROM run_at - clock_timestamp()) FROM job WHERE id = :key"
+    return float(bench.execute(delay, key=key))
 
 
 POLICIES: list[tuple[Any, float]] = [
@@ -140,7 +141,9 @@ def test_snooze_gives_the_attempt_back(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-@pytest.mark.parametrize(("signal", "state"), [(Fail("no such address"), "failed"), (Cancel("not needed"), "cancelled")])
+@pytest.mark.parametrize(
+    ("signal", "state"), [(Fail("no such address"), "failed"), (Cancel("not needed"), "cancelled")]
+)
 def test_fail_and_cancel_end_it_for_good(bench: Bench, signal: Any, state: str) -> None:
     [key] = bench.enqueue(1)
     server = bench.consumer(raising(signal))

@@ -62,7 +62,7 @@ def test_drain_with_several_lanes_runs_every_job(bench: Bench, batch_size: int) 
 
 def test_drain_waits_for_retries_that_are_due_at_once(bench: Bench) -> None:
     keys = bench.enqueue(6)
-    failures = {key: 2 for key in keys}
+    failures = dict.fromkeys(keys, 2)
 
     async def fail_twice(hands: Any, job: Any) -> None:
         if failures[job.id]:

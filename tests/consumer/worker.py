@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue import AsyncConsumer, Consumer, pace
 from tests.consumer import handlers
 from tests.consumer.hands import for_async, for_sync
 from tests.consumer.models import models
@@ -23,6 +24,36 @@ EVENTS = ("claimed", "completed", "retried", "failed", "cancelled", "released", 
 
 def main() -> None:
     order = json.loads(sys.argv[1])
+    pace.SWEEP = order["sweep"]
+    if order["restart"]:
+        restart(order)
+    else:
+        work(order)
+
+
+def restart(order: Any) -> None:
+    """Let a process do the work, and start another one whenever it dies."""
+    child = 0
+
+    def hand_down(number: int, _: Any) -> None:
+        if child:
+            os.kill(child, number)
+
+    signal.signal(signal.SIGTERM, hand_down)
+    while True:
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            work(order)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code != handlers.DEADLY:
+            sys.exit(code)
+        handlers.say("died")
+
+
+def work(order: Any) -> None:
+    """Serve the queue until a signal comes."""
     threading.Thread(target=handlers.listen, daemon=True).start()
     if order["colour"] == "sync":
         serve(order)

@@ -192,7 +192,7 @@ class OneTokenForAll(UpdateStatus):
 
     @staticmethod
     def _claimed_values(spec: QueueSpec, lease: Any, worker: Any) -> dict[sa.Column[Any], Any]:
-        values = UpdateStatus._claimed_values(spec, lease, worker)  # noqa: SLF001 - the parent's own part
+        values = UpdateStatus._claimed_values(spec, lease, worker)
         return values | {spec.columns["lease_token"]: uuid.uuid4()}
 
 

@@ -1,0 +1,336 @@
+"""Handlers and programs that do what they must not: said aloud, and nobody else pays for it."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, complete, fail
+from sqlaqueue.exc import ConfigurationError, NotAQueueError
+from tests.consumer.bench import Bench
+
+
+@pytest.mark.parametrize("verb", ["commit", "rollback", "close"])
+@pytest.mark.parametrize("batch_size", [1, 10])
+def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, colour: str, verb: str, batch_size: int) -> None:
+    """It is counted as failed, and its mates run as if nothing had been."""
+    for strategy in ("delete_returning", "batch_select"):
+        bench = supply.take(strategy, colour)
+        good = bench.enqueue(2)
+        [bad] = bench.enqueue(1, max_attempts=2)
+        good += bench.enqueue(2)
+
+        async def work(hands: Any, job: Any, bench: Bench = bench, bad: int = bad) -> None:
+            await hands.execute(bench.effect(job.id))
+            if job.id == bad:
+                await getattr(hands, verb)()
+                # Nor may anything that it does afterwards reach the database.
+                await hands.execute(bench.effect(job.id, note="afterwards"))
+                if verb != "commit":
+                    await hands.commit()
+
+        server = bench.consumer(work, batch_size=batch_size)
+        server.drain()
+        assert bench.states() == {"completed": 4, "failed": 1}
+        assert bench.attempts() == dict.fromkeys(good, 1) | {bad: 2}
+        assert bench.effects() == dict.fromkeys(good, 1)
+        assert "HandlerMisuseError" in bench.row(bad).last_error
+        assert server.told("failed") == [bad]
+        bench.assert_tidy()
+
+
+def test_a_handler_that_hides_its_misuse(supply: Any, colour: str) -> None:
+    for strategy in ("delete_returning", "batch_select"):
+        bench = supply.take(strategy, colour)
+        keys = bench.enqueue(3, max_attempts=1)
+
+        async def work(hands: Any, job: Any, bench: Bench = bench, keys: list[int] = keys) -> None:
+            await hands.execute(bench.effect(job.id))
+            if job.id == keys[1]:
+                await hands.rollback()
+
+        bench.consumer(work).drain()
+        assert bench.states() == {"completed": 2, "failed": 1}
+        assert bench.effects() == {keys[0]: 1, keys[2]: 1}
+        bench.assert_tidy()
+
+
+def test_under_a_lease_a_handler_may_commit(leased: Bench) -> None:
+    """Its transaction is its own; what follows the commit is as safe as what went before."""
+    keys = leased.enqueue(3)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(leased.effect(job.id))
+        await hands.commit()
+        if job.id == keys[0]:
+            await hands.execute(leased.effect(job.id))
+        if job.id == keys[1]:
+            await hands.rollback()
+        if job.id == keys[2]:
+            await hands.close()
+
+    leased.consumer(work).drain()
+    assert leased.states() == {"completed": 3}
+    assert leased.effects() == {keys[0]: 2, keys[1]: 1, keys[2]: 1}
+
+
+def test_a_handler_may_undo_a_part_of_its_own(bench: Bench) -> None:
+    """By a savepoint in its savepoint; or leave one open."""
+    keys = bench.enqueue(3)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        if job.id == keys[0]:
+            with pytest.raises(sa.exc.DBAPIError):
+                async with hands.nested():
+                    await hands.execute(bench.effect(job.id))
+                    await hands.execute(sa.text("SELECT 1 / 0"))
+        elif job.id == keys[1]:
+            await hands.begin_nested()
+            await hands.execute(bench.effect(job.id))
+        else:
+            async with hands.nested():
+                await hands.execute(bench.effect(job.id))
+
+    bench.consumer(work).drain()
+    assert bench.states() == {"completed": 3}
+    assert bench.effects() == {keys[0]: 1, keys[1]: 2, keys[2]: 2}
+    bench.assert_tidy()
+
+
+def test_a_handler_that_leaves_a_savepoint_open_and_fails(bench: Bench) -> None:
+    good, bad = bench.enqueue(2, max_attempts=1)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.begin_nested()
+        await hands.execute(bench.effect(job.id))
+        if job.id == bad:
+            raise ValueError
+
+    bench.consumer(work).drain()
+    assert bench.states() == {"completed": 1, "failed": 1}
+    assert bench.effects() == {good: 1}
+    bench.assert_tidy()
+
+
+def test_a_handler_that_hides_a_failed_flush(bench: Bench) -> None:
+    """The savepoint is of no use any more, and that is the job's error."""
+    good, bad = bench.enqueue(2, max_attempts=1)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        if job.id == bad:
+            hands.add(bench.Effect(job=None))
+            with pytest.raises(sa.exc.IntegrityError):
+                await hands.flush()
+
+    bench.consumer(work).drain()
+    assert bench.states() == {"completed": 1, "failed": 1}
+    assert bench.effects() == {good: 1}
+    bench.assert_tidy()
+
+
+def test_a_handler_may_delete_its_job(bench: Bench) -> None:
+    keys = bench.enqueue(4)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        if job.id == keys[1]:
+            await hands.delete(job)
+        if job.id == keys[2]:
+            await hands.delete(job)
+            await hands.flush()
+
+    server = bench.consumer(work)
+    assert server.drain() == 4
+    assert sorted(bench.rows()) == [keys[0], keys[3]]
+    assert bench.effects() == dict.fromkeys(keys, 1)
+    assert sorted(server.told("completed")) == keys
+    bench.assert_tidy()
+
+
+def test_a_stale_handler_cannot_delete_its_job(leased: Bench) -> None:
+    [key] = leased.enqueue(1)
+
+    async def work(hands: Any, job: Any) -> None:
+        leased.execute("UPDATE job SET lease_token = gen_random_uuid()")
+        await hands.delete(job)
+
+    server = leased.consumer(work)
+    server.drain()
+    assert server.told("lease_lost") == [key]
+    assert leased.row(key).status == "processing"
+
+
+def test_a_handler_may_change_its_own_row(bench: Bench) -> None:
+    """What it writes there is kept, and the run ends as it ends."""
+    keys = bench.enqueue(3)
+
+    async def work(hands: Any, job: Any) -> None:
+        assert (job.status, job.attempts) == ("processing", 1)
+        job.payload = f"result of {job.id}"
+        job.priority = 7
+        if job.id == keys[1]:
+            await hands.flush()
+        if job.id == keys[2]:
+            raise ValueError
+
+    bench.consumer(work, retry=lambda *_: 3600).drain()
+    rows = bench.rows()
+    assert [rows[key].payload for key in keys] == [f"result of {keys[0]}", f"result of {keys[1]}", None]
+    assert [rows[key].priority for key in keys] == [7, 7, 0]
+    assert set(bench.attempts().values()) == {1}
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_handler_must_not_end_a_leased_run_itself(leased: Bench, flush: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """It would be taken for a stale one. It is told what to do instead."""
+    [key] = leased.enqueue(1, max_attempts=1)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(leased.effect(job.id))
+        job.status = "failed"
+        if flush:
+            await hands.flush()
+
+    server = leased.consumer(work)
+    server.drain()
+    assert leased.row(key).status == "failed"
+    if flush:
+        assert "set Job.status itself" in leased.row(key).last_error
+    assert server.told("lease_lost") == []
+
+
+@pytest.mark.parametrize("verb", [complete, fail])
+def test_a_handler_that_uses_a_verb_on_its_own_job(bench: Bench, verb: Any) -> None:
+    """Held transactions honour it; under a lease it is said that the Consumer does this."""
+    [key] = bench.enqueue(1, max_attempts=1)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(verb([job]))
+
+    server = bench.consumer(work)
+    server.drain()
+    expected = "completed" if verb is complete and bench.held else "failed"
+    assert bench.row(key).status == expected
+    assert server.told("lease_lost") == []
+    bench.assert_tidy()
+
+
+# -- what cannot be meant ------------------------------------------------------------------------------------------
+
+
+def handler(session: Any, job: Any) -> None:
+    """Handle a job."""
+
+
+async def async_handler(session: Any, job: Any) -> None:
+    """Handle a job in an event loop."""
+
+
+class Callable:
+    def __call__(self, session: Any, job: Any) -> None:
+        """Handle a job."""
+
+
+class AsyncCallable:
+    async def __call__(self, session: Any, job: Any) -> None:
+        """Handle a job in an event loop."""
+
+
+@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable(), AsyncCallable().__call__])
+def test_a_consumer_refuses_coroutine_functions(leased: Bench, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="AsyncConsumer"):
+        Consumer(leased.Job, given, leased.sessions)
+
+
+@pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__])
+def test_an_async_consumer_refuses_other_functions(leased: Bench, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="async def"):
+        AsyncConsumer(leased.Job, given, leased.sessions)  # type: ignore[arg-type] # the point of this test
+
+
+@pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__, print])
+def test_a_consumer_takes_what_can_be_called(leased: Bench, given: Any) -> None:
+    Consumer(leased.Job, given, leased.sessions)
+
+
+@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable()])
+def test_an_async_consumer_takes_what_can_be_awaited(leased: Bench, given: Any) -> None:
+    AsyncConsumer(leased.Job, given, leased.sessions)  # type: ignore[arg-type] # these sessions are not used
+
+
+def test_a_handler_that_returns_a_coroutine_is_said_not_to_have_run(leased: Bench) -> None:
+    """It could not be seen before."""
+
+    def generator(session: Any, job: Any) -> Any:
+        yield
+
+    engine = sa.create_engine(leased.database.url())
+    for hidden in (lambda session, job: async_handler(session, job), generator):
+        [key] = leased.enqueue(1, max_attempts=1)
+        Consumer(leased.Job, hidden, sessionmaker(engine)).drain()
+        assert leased.row(key).status == "failed"
+        assert "nothing of it has been run" in leased.row(key).last_error
+    engine.dispose()
+
+
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"concurrency": 1.5}, "concurrency=1.5"),
+        ({"concurrency": True}, "concurrency=True"),
+        ({"batch_size": -1}, "batch_size=-1"),
+        ({"batch_size": "10"}, "batch_size='10'"),
+        ({"poll_interval": 0}, "poll_interval=0"),
+        ({"poll_interval": -1}, "poll_interval"),
+        ({"poll_interval": float("nan")}, "poll_interval"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"timeout": -1}, "timeout"),
+        ({"grace": -1}, "grace"),
+        ({"grace": float("inf")}, "grace"),
+        ({"lease": 0.5}, "lease=0.5"),
+        ({"retry": 5}, "retry=5"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(leased: Bench, kind: Any, options: dict[str, Any], message: str) -> None:
+    given = handler if kind is Consumer else async_handler
+    with pytest.raises(ConfigurationError, match=message):
+        kind(leased.Job, given, leased.sessions, **options)
+
+
+@pytest.mark.parametrize(
+    "given", [None, "handler", lambda: None, lambda session: None, lambda session, job, more: None, lambda *, session: None]
+)
+def test_what_cannot_be_called_as_a_handler_is_refused(leased: Bench, given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"\(session, job\)"):
+        Consumer(leased.Job, given, leased.sessions)
+    with pytest.raises(ConfigurationError, match=r"\(session, jobs\)"):
+        Consumer(leased.Job, given, leased.sessions, batch=True)
+
+
+def test_what_is_no_queue_is_refused(leased: Bench) -> None:
+    with pytest.raises(NotAQueueError, match="Owner"):
+        Consumer(leased.Owner, handler, leased.sessions)
+
+
+def test_sessions_of_the_other_colour_are_refused(leased: Bench) -> None:
+    async_sessions = async_sessionmaker(create_async_engine(leased.database.url("asyncpg")))
+    with pytest.raises(ConfigurationError, match="makes AsyncSession.*use AsyncConsumer"):
+        Consumer(leased.Job, handler, async_sessions).run()  # type: ignore[arg-type] # the point of this test
+    with pytest.raises(ConfigurationError, match="makes Session.*use Consumer"):
+        asyncio.run(AsyncConsumer(leased.Job, async_handler, leased.sessions).run())  # type: ignore[arg-type] # the point of this test
+
+
+def test_a_factory_that_makes_no_session_is_refused(leased: Bench) -> None:
+    with pytest.raises(ConfigurationError, match="makes int"):
+        Consumer(leased.Job, handler, lambda: 5).run()  # type: ignore[arg-type, return-value] # the point of this test

@@ -1,0 +1,167 @@
+"""The database goes away and comes back: nothing is lost, and the Consumer is there again."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.consumer.bench import Bench, wait_until
+from tests.servers import Server
+
+
+@pytest.fixture
+def fragile(postgres_server: Server, strategy: str, colour: str) -> Iterator[Bench]:
+    """A queue on a server that may be stopped."""
+    with postgres_server.database() as database:
+        bench = Bench(database, strategy, colour)
+        bench.create()
+        yield bench
+
+
+def test_the_server_is_gone_for_a_while(fragile: Bench) -> None:
+    """It crashes in the middle of the work, is missed for some tries, and all is done after its return."""
+    fragile.enqueue(40)
+    done = threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(fragile.effect(job.id))
+        if job.id == 20:
+            done.set()
+
+    server = fragile.consumer(work, concurrency=2, batch_size=5, lease=2, retry=lambda *_: 0)
+    tries: list[float] = []
+    with server.running():
+        failed = server.consumer._shift.crew.pace.failed
+        server.consumer._shift.crew.pace.failed = lambda: tries.append(failed()) or tries[-1]
+        assert done.wait(30)
+        fragile.database.server.stop("immediate")
+        wait_until(lambda: len(tries) >= 4, "that the Consumer misses the database")
+        fragile.database.server.start()
+        fragile.enqueue(5)
+        wait_until(lambda: fragile.states() == {"completed": 45})
+        assert not server.finished.is_set()
+    # In a crash the last commits are not lost: the server writes its log before it answers.
+    assert set(fragile.effects().values()) == {1}
+    assert len(fragile.effects()) == 45
+    assert max(tries) <= 3
+
+
+def test_the_server_is_not_there_at_the_start(fragile: Bench) -> None:
+    fragile.enqueue(3)
+    fragile.database.server.stop("fast")
+    server = fragile.consumer(concurrency=2)
+    with server.running():
+        wait_until(lambda: server.consumer._pace._failures >= 2)
+        fragile.database.server.start()
+        wait_until(lambda: fragile.states() == {"completed": 3})
+
+
+def test_the_server_is_not_there_at_the_end(fragile: Bench) -> None:
+    """What could not be settled runs again; run() returns all the same."""
+    fragile.enqueue(3)
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(fragile.effect(job.id))
+        started.set()
+        await hands.wait(go_on)
+
+    with fragile.consumer(work, lease=1, retry=lambda *_: 0).running() as server:
+        assert started.wait(30)
+        fragile.database.server.stop("immediate")
+        server.stop()
+        go_on.set()
+        assert server.finished.wait(30)
+    fragile.database.server.start()
+    with fragile.consumer(lambda hands, job: hands.execute(fragile.effect(job.id))).running():
+        wait_until(lambda: fragile.states() == {"completed": 3})
+    assert fragile.effects() == {1: 1, 2: 1, 3: 1}
+
+
+def test_connections_are_ended_at_random(bench: Bench) -> None:
+    """By an administrator: handlers fail, batches are lost, and in the end each job is done once."""
+    bench.enqueue(60, max_attempts=100)
+    dice = random.Random(1)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+
+    server = bench.consumer(work, concurrency=2, batch_size=4, lease=1, retry=lambda *_: 0)
+    kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
+    with server.running():
+        while bench.states()["completed"] < 60:
+            bench.execute(f"{kill} AND pid <> pg_backend_pid() AND random() < {dice.random()}")
+            time.sleep(0.02)
+    assert set(bench.effects().values()) == {1}
+    assert len(bench.effects()) == 60
+    bench.assert_tidy()
+
+
+def test_a_handler_that_loses_its_connection_is_to_blame(bench: Bench) -> None:
+    """Each time: it ends as failed, and its mates are done."""
+    good = bench.enqueue(2)
+    [bad] = bench.enqueue(1)
+    good += bench.enqueue(2)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        if job.id == bad:
+            await hands.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    bench.consumer(work).drain()
+    assert bench.states() == {"completed": 4, "failed": 1}
+    assert bench.attempts() == dict.fromkeys(good, 1) | {bad: 3}
+    assert bench.effects() == dict.fromkeys(good, 1)
+    bench.assert_tidy()
+
+
+def test_a_handler_that_hides_a_lost_connection_is_to_blame_as_well(bench: Bench) -> None:
+    """Such as one that takes longer than a transaction may be idle, and does not ask the database again."""
+    good = bench.enqueue(2)
+    [bad] = bench.enqueue(1)
+    good += bench.enqueue(2)
+
+    async def work(hands: Any, job: Any) -> None:
+        pid = await hands.scalar(sa.text("SELECT pg_backend_pid()"))
+        await hands.execute(bench.effect(job.id))
+        if job.id == bad:
+            bench.execute("SELECT pg_terminate_backend(:pid, 10000)", pid=pid)
+
+    bench.consumer(work).drain()
+    assert bench.states() == {"completed": 4, "failed": 1}
+    assert bench.attempts() == dict.fromkeys(good, 1) | {bad: 3}
+    assert bench.effects() == dict.fromkeys(good, 1)
+    bench.assert_tidy()
+
+
+def test_the_answer_to_a_commit_is_lost(leased: Bench) -> None:
+    """The job is done: it must neither run again nor be reported as refused."""
+    [key] = leased.enqueue(1)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(leased.effect(job.id))
+
+    server = leased.consumer(work)
+    lost: list[int] = []
+
+    @sa.event.listens_for(server.sync_engine, "commit")
+    def commit(connection: sa.Connection) -> None:
+        # The commit happens here; by the time the driver asks for it, the connection is gone.
+        if not lost and connection.scalar(sa.text("SELECT count(*) FROM effect")):
+            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+            connection.exec_driver_sql("COMMIT")
+            leased.execute("SELECT pg_terminate_backend(:pid, 10000)", pid=lost[0])
+
+    server.drain()
+    assert lost
+    assert leased.row(key).status == "completed"
+    assert leased.attempts() == {key: 1}
+    assert leased.effects() == {key: 1}
+    assert server.told("completed") == [key]
+    assert server.told("lease_lost", "retried") == []

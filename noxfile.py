@@ -123,10 +123,18 @@ def tests(session: nox.Session) -> None:
     # Last, because the end of the output is what is read.
     if newest["python"] == session.python:
         session.run("coverage", "erase")
-        session.run("coverage", "run", "-m", *PYTEST, *prepare(session, newest))
+        # The tests of the consumers have a session of their own, `consumers`, until they are quick enough for this one.
+        session.run("coverage", "run", "-m", *PYTEST, *prepare(session, newest), "--ignore=tests/consumer")
         session.run("coverage", "combine", "--quiet")
         # A part of the tests, asked for by hand, need not cover everything.
         session.run("coverage", "report", *(["--fail-under=0"] if session.posargs else []))
+
+
+@nox.session(python=[*PYTHONS][-1:])
+def consumers(session: nox.Session) -> None:
+    """Test the consumers in real processes, with kills, signals and outages."""
+    session.install("-e.[test]")
+    session.run(*PYTEST, "tests/consumer", *session.posargs)
 
 
 @nox.session(python=[*PYTHONS])

@@ -109,4 +109,5 @@ class Exponential(_Backoff):
 
     def __call__(self, attempt: int, error: BaseException, /) -> float:
         """Return the delay before the attempt after ``attempt``, in seconds."""
-        return self._spread(lambda: seconds(self.base) * self.factor ** (attempt - 1))
+        base = seconds(self.base)
+        return self._spread(lambda: base and base * self.factor ** (attempt - 1))

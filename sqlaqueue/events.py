@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.outcomes import text_of
 from sqlaqueue.spec import Key
 
 logger = logging.getLogger("sqlaqueue")
@@ -69,11 +70,11 @@ class Announcer:
                 event.key[0] if len(event.key) == 1 else event.key,
                 event.queue,
                 event.attempt,
-                f": {type(event.error).__name__}: {event.error}" if event.error else "",
+                f": {text_of(event.error)}" if event.error else "",
                 exc_info=event.error if level == logging.ERROR else None,
             )
         for listener in self._listeners[event.name]:
             try:
                 listener(event)
-            except Exception:
+            except BaseException:
                 logger.exception("a listener for %r failed", event.name)

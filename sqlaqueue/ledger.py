@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
@@ -104,7 +105,7 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str) -> None:
         .where(ledger.c.queue == spec.name, ledger.c["keys"].has_any(mine))
         .add_cte(entered)
     )
-    rows = session.execute(left_behind).all()
+    rows = _execute(session, spec, left_behind).all()
     known = {name for found, _ in rows for name in found}
     entry.suspects = frozenset(known & set(names))
     entry.deaths = sum(starts for _, starts in rows) if len(names) == 1 else 0
@@ -123,7 +124,7 @@ def keep(session: Session, spec: QueueSpec, entry: Entry) -> None:
 
 def _strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
     ledger = spec.side_tables[LEDGER]
-    session.execute(sa.delete(ledger).where(ledger.c.id == entry.id))
+    _execute(session, spec, sa.delete(ledger).where(ledger.c.id == entry.id))
 
 
 def _be_brief(session: Session, spec: QueueSpec) -> None:
@@ -134,7 +135,7 @@ def _be_brief(session: Session, spec: QueueSpec) -> None:
     """
     settings = {"lock_timeout": "2s", "synchronous_commit": "off"}
     local = (sa.func.set_config(name, value, sa.true()) for name, value in settings.items())
-    session.execute(sa.select(*local), bind_arguments={"mapper": spec.mapper})
+    _execute(session, spec, sa.select(*local))
 
 
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
@@ -144,11 +145,18 @@ def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
         ledger, name = spec.side_tables[LEDGER], entry.names[0]
         named = sa.and_(ledger.c.queue == spec.name, ledger.c["keys"].has_key(name))
         remaining = ledger.c["keys"].op("-")(sa.literal(name, sa.Text()))
-        session.execute(sa.delete(ledger).where(named, sa.func.jsonb_array_length(ledger.c["keys"]) == 1))
-        session.execute(sa.update(ledger).where(named).values(keys=remaining))
+        _execute(session, spec, sa.delete(ledger).where(named, sa.func.jsonb_array_length(ledger.c["keys"]) == 1))
+        _execute(session, spec, sa.update(ledger).where(named).values(keys=remaining))
 
 
 def forget(session: Session, spec: QueueSpec) -> None:
     """Delete rows so old that their jobs have long been settled by other means."""
     ledger = spec.side_tables[LEDGER]
-    session.execute(sa.delete(ledger).where(ledger.c.queue == spec.name, ledger.c.created_at < clock() - _FORGET))
+    _execute(
+        session, spec, sa.delete(ledger).where(ledger.c.queue == spec.name, ledger.c.created_at < clock() - _FORGET)
+    )
+
+
+def _execute(session: Session, spec: QueueSpec, statement: sa.Executable) -> Any:
+    # A session with several engines knows which one is meant by the model.
+    return session.execute(statement, bind_arguments={"mapper": spec.mapper})

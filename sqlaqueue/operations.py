@@ -65,7 +65,7 @@ def check_transactions(session: Session, plan: Plan) -> None:
     :raises ConfigurationError: saying which engine to change.
     """
     number = sa.select(sa.func.txid_current())
-    first, second = (session.scalar(number, bind_arguments={"mapper": plan.spec.mapper}) for _ in range(2))
+    first, second = (session.scalar(number, bind_arguments=plan.bind) for _ in range(2))
     if first != second:
         msg = (
             f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
@@ -79,12 +79,12 @@ def claim(session: Session, plan: Plan, n: int) -> list[Any]:
     parameters: dict[str, Any] = {LIMIT: n}
     if plan.claim_suspect is None:
         parameters[EXCEPT] = plan.spec.bind_keys(plan.suspects.remembered())
-    return list(session.execute(plan.claim, parameters).scalars())
+    return list(session.execute(plan.claim, parameters, bind_arguments=plan.bind).scalars())
 
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
     """Claim the one job with this key, if it is free and due."""
-    return list(session.execute(plan.claim_key, {KEYS: plan.spec.bind_keys([key])}).scalars())
+    return list(session.execute(plan.claim_key, {KEYS: plan.spec.bind_keys([key])}, bind_arguments=plan.bind).scalars())
 
 
 def claim_and_commit(session: Session, plan: Plan, n: int) -> list[Any]:
@@ -110,7 +110,7 @@ def claim_and_commit(session: Session, plan: Plan, n: int) -> list[Any]:
 def _claim_suspect(session: Session, plan: Plan) -> list[Any]:
     if plan.claim_suspect is None or not plan.look_for_suspects or plan.suspects.one_runs:
         return []
-    jobs = list(session.execute(plan.claim_suspect).scalars())
+    jobs = list(session.execute(plan.claim_suspect, bind_arguments=plan.bind).scalars())
     plan.had_suspect = plan.look_for_suspects = bool(jobs)
     return jobs
 
@@ -178,7 +178,7 @@ def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
         jobs = () if spec.strategy.hands_out_rows else [one.job for one in group]
         held = Held(list(claims.items()), jobs)
         statement = settle_statement(spec, held, group[0].outcome.settlement(group[0].starts))
-        changed = session.execute(statement, execution_options=QUIET).scalars().all()
+        changed = session.execute(statement, execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
         settled = set(changed) if len(spec.keys) > 1 else {(key,) for key in changed}
         if not plan.holds_transaction:
             lost += [one for one in group if one.run.key not in settled]
@@ -191,7 +191,7 @@ def settle_and_commit(session: Session, plan: Plan, ended: Sequence[Ended], *, w
     :param wait: whether to wait for rows that somebody has locked for more than a moment.
     """
     if not wait:
-        session.execute(sa.text("SET LOCAL lock_timeout = '500ms'"), bind_arguments={"mapper": plan.spec.mapper})
+        session.execute(sa.text("SET LOCAL lock_timeout = '500ms'"), bind_arguments=plan.bind)
     lost = settle(session, plan, ended)
     if any(one.uncertain for one in lost):
         lost = _look_again(session, plan, lost)
@@ -203,7 +203,8 @@ def _look_again(session: Session, plan: Plan, lost: Sequence[Ended]) -> list[End
     """Return those of ``lost`` that are, when they may have been settled by a commit whose answer got lost."""
     spec = plan.spec
     keys = [one.run.key for one in lost]
-    found = session.execute(sa.select(*spec.keys, spec.columns["status"]).where(spec.matches(spec.keys, keys)))
+    statement = sa.select(*spec.keys, spec.columns["status"]).where(spec.matches(spec.keys, keys))
+    found = session.execute(statement, bind_arguments=plan.bind)
     states = {tuple(row[:-1]): row[-1] for row in found}
     completed = spec.word("completed")
     if_gone = completed if spec.config.on_complete == "delete" else None

@@ -66,6 +66,11 @@ class Plan:
         return judge(error, run, self.policy, has_run_at=self.spec.has("run_at"))
 
     @property
+    def bind(self) -> dict[str, Any]:
+        """Which engine statements go to, in a session that has several: some of them name no mapped class."""
+        return {"mapper": self.spec.mapper}
+
+    @property
     def holds_transaction(self) -> bool:
         """Whether claimed jobs belong to an open transaction."""
         return self.spec.strategy.holds_transaction

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
@@ -26,7 +24,7 @@ class Savepoint:
 
     def __init__(self, session: Session, plan: Plan) -> None:
         self._session = session
-        self._arguments: dict[str, Any] = {"mapper": plan.spec.mapper}
+        self._bind = plan.bind
         self._root = session.get_transaction()
         self._own: SessionTransaction = session.begin_nested()
         self._open = True
@@ -58,7 +56,7 @@ class Savepoint:
                 self._own.rollback()
         self._open = False
         # A cancelled task takes the connection along without any later step noticing before the last one.
-        if self._session.connection(bind_arguments=self._arguments).invalidated:
+        if self._session.connection(bind_arguments=self._bind).invalidated:
             raise BatchLost
 
 

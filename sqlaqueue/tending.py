@@ -27,26 +27,28 @@ def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
         claims.setdefault(run.token, []).append(run.key)
     held = Held(list(claims.items()))
     verb = plan.spec.strategy.extend(plan.spec, held, sa.literal(plan.lease, sa.Interval()))
-    session.execute(verb, execution_options=QUIET)
+    session.execute(verb, execution_options=QUIET, bind_arguments=plan.bind)
     session.commit()
 
 
 def rescue_expired(session: Session, plan: Plan) -> list[Key]:
     """Take back jobs whose lease has expired, of whatever worker."""
-    keys = session.execute(rescue(plan.spec.model), execution_options=QUIET).scalars().all()
+    keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
     session.commit()
     return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
 
 
 def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
     """Mend what bypassed the triggers, and forget what the side tables no longer need."""
-    keys = session.execute(reconcile(plan.spec.model), execution_options=QUIET).scalars().all()
+    keys = (
+        session.execute(reconcile(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
+    )
     if LEDGER in plan.spec.side_tables:
         ledger.forget(session, plan.spec)
     control = plan.spec.side_tables.get(CONTROL)
     if control is not None:
         old = control.c.created_at < clock() - _FORGET
-        session.execute(sa.delete(control).where(control.c.queue == plan.spec.name, old))
+        session.execute(sa.delete(control).where(control.c.queue == plan.spec.name, old), bind_arguments=plan.bind)
     session.commit()
     return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
 
@@ -71,6 +73,6 @@ def requests_to_stop(session: Session, plan: Plan, runs: Sequence[Run]) -> list[
         .where(control.c.queue == asked.c.asked_queue, control.c.key == asked.c.asked_key)
         .returning(*(asked.c[column.key] for column in spec.keys), age)
     )
-    found = [(tuple(row[:-1]), float(row[-1])) for row in session.execute(taken)]
+    found = [(tuple(row[:-1]), float(row[-1])) for row in session.execute(taken, bind_arguments=plan.bind)]
     session.commit()
     return found

@@ -236,9 +236,7 @@ class ClaimStrategy:
         return candidates.with_only_columns(*attributes, maintain_column_froms=True)
 
     @staticmethod
-    def lock(
-        spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True
-    ) -> AnySelect:
+    def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:
         """Return ``rows`` with the model's table locked, then ``others``, and nothing else.
 
         ``FOR NO KEY UPDATE``: a plain ``FOR UPDATE`` conflicts with the key share lock that the foreign key

@@ -172,4 +172,3 @@ class DeleteReturning(ClaimStrategy):
         orphans = sa.union_all(sa.select(*gone.c), sa.select(*settled.c)).cte("orphans")
         same = sa.and_(*(messages.c[key.key] == orphans.c[key.key] for key in spec.keys))
         return sa.delete(messages).where(same)
-

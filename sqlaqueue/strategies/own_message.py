@@ -230,9 +230,7 @@ def _letters(spec: QueueSpec, dead: sa.Table, chosen: AnySelect, verb: str) -> A
     return letters.with_for_update(of=dead, skip_locked=True)
 
 
-def _conditions(
-    spec: QueueSpec, rows: sa.FromClause, chosen: AnySelect, verb: str
-) -> list[sa.ColumnElement[bool]]:
+def _conditions(spec: QueueSpec, rows: sa.FromClause, chosen: AnySelect, verb: str) -> list[sa.ColumnElement[bool]]:
     """Return what ``chosen`` asks of rows in the model's table as conditions on ``rows``."""
     if any(isinstance(source, sa.Join) for source in chosen.get_final_froms()):
         name = spec.model.__name__

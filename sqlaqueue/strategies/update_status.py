@@ -48,9 +48,7 @@ class UpdateStatus(ClaimStrategy):
         if spec.has("lease_expires_at"):
             add_index(spec, "lease", [spec.columns["lease_expires_at"]], where=spec.in_state("processing"))
 
-    def claim(
-        self, spec: QueueSpec, candidates: AnySelect, limit: Any, *, lease: Any, worker: Any
-    ) -> AnySelect:
+    def claim(self, spec: QueueSpec, candidates: AnySelect, limit: Any, *, lease: Any, worker: Any) -> AnySelect:
         """Lock the best waiting rows and mark them as processing in one statement."""
         picked = (
             self.pick(spec, candidates, *spec.keys)
@@ -178,4 +176,3 @@ class UpdateStatus(ClaimStrategy):
             limit = sa.func.coalesce(spec.columns["max_attempts"], limit)
         spent: sa.ColumnElement[bool] = spec.columns["attempts"] >= limit
         return spent
-

@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -121,7 +121,9 @@ class Bench:
 
     # -- the Consumers ---------------------------------------------------------------------------------------
 
-    def consumer(self, handler: Handler = nothing, *, engine: Mapping[str, Any] | None = None, **options: Any) -> Server:
+    def consumer(
+        self, handler: Handler = nothing, *, engine: Mapping[str, Any] | None = None, **options: Any
+    ) -> Server:
         """Return a Consumer of this colour; ``engine`` are options for its engine."""
         options = {"poll_interval": 0.05, "grace": 20} | options
         model = options.pop("model", self.Job)
@@ -165,7 +167,7 @@ class Server:
         raise NotImplementedError
 
     def drain_again(self) -> int:
-        """Drain while it runs in another thread, or after: without closing the pool, which is not this one's to close."""
+        """Drain while it runs in another thread, or after; the pool is not this one's to close."""
         found = self.consumer.drain()
         return asyncio.run(found) if asyncio.iscoroutine(found) else found
 
@@ -298,7 +300,7 @@ class Worker:
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -322,6 +324,12 @@ class Worker:
             return len(self.said(beginning)) >= times
 
         wait_until(heard, f"{beginning!r} from the worker")
+
+    def write(self, line: str) -> None:
+        """Say something to it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

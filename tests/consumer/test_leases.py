@@ -135,8 +135,7 @@ def test_a_zombie_changes_nothing(leased: Bench) -> None:
             wait_until(lambda: leased.states() == {"completed": 1})
         assert server.told("completed") == [key]
         before = leased.row(key)
-        zombie.process.stdin.write("go on\n")  # type: ignore[union-attr] # it has one
-        zombie.process.stdin.flush()  # type: ignore[union-attr] # it has one
+        zombie.write("go on")
         zombie.signal(signal.SIGCONT)
         zombie.await_word(f"lease_lost {key}")
         assert zombie.said("completed") == []

@@ -28,9 +28,7 @@ def serve_to_the_end(bench: Bench, handler: str, jobs: int, **options: Any) -> i
         return len(worker.said("died"))
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"concurrency": 3, "batch_size": 2}], ids=["one at a time", "three at a time"]
-)
+@pytest.mark.parametrize("options", [{}, {"concurrency": 3, "batch_size": 2}], ids=["one at a time", "three at a time"])
 def test_a_poison_job_among_nine_others(bench: Bench, options: dict[str, Any]) -> None:
     good = bench.enqueue(5)
     [poison] = bench.enqueue(1, payload="poison", max_attempts=2)

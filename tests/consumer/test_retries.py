@@ -307,8 +307,7 @@ def test_a_batch_whose_commit_is_refused_is_tried_job_by_job(bench: Bench) -> No
 def test_a_job_that_the_database_refuses_to_end_ends_as_failed(leased: Bench) -> None:
     """Here a trigger of the user's own; the others' results must not wait for it."""
     leased.execute(
-        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
-        "$$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"
     )
     leased.execute(
         "CREATE TRIGGER refuse BEFORE UPDATE ON job FOR EACH ROW "

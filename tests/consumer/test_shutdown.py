@@ -14,14 +14,21 @@ pytestmark = pytest.mark.usefixtures("frequent_sweeps")
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 
 
+def answers_by_default(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has no handler of its own for a signal: any more, once it has answered the first."""
+    with Path(f"/proc/{pid}/status").open() as status:
+        caught = next(line.split()[1] for line in status if line.startswith("SigCgt"))
+    return not int(caught, 16) >> (number - 1) & 1
+
+
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_lets_handlers_finish_and_gives_the_rest_back(bench: Bench, number: signal.Signals) -> None:
     keys = bench.enqueue(8)
     with bench.worker("wait", batch_size=8) as worker:
         worker.await_word("started")
         worker.signal(number)
-        worker.process.stdin.write("go on\n")  # type: ignore[union-attr] # it has one
-        worker.process.stdin.flush()  # type: ignore[union-attr] # it has one
+        wait_until(lambda: answers_by_default(worker.process.pid, number))
+        worker.write("go on")
         assert worker.await_end() == 0
         assert worker.said("returned")
         [begun] = worker.said("started")
@@ -74,7 +81,6 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(
     with bench.worker("wait", lease=1) as worker:
         worker.await_word("started")
         worker.signal(first)
-        # The first one has been answered when nothing new is begun: the pid says so to nobody, so ask the system.
         wait_until(lambda: answers_by_default(worker.process.pid, second))
         worker.signal(second)
         assert worker.await_end() == -second
@@ -82,13 +88,6 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(
         wait_until(lambda: bench.states() == {"completed": 3})
     assert not bench.effects()
     bench.assert_tidy()
-
-
-def answers_by_default(pid: int, number: signal.Signals) -> bool:
-    """Return whether a process has no handler of its own for a signal."""
-    with Path(f"/proc/{pid}/status").open() as status:
-        caught = next(line.split()[1] for line in status if line.startswith("SigCgt"))
-    return not int(caught, 16) >> (number - 1) & 1
 
 
 def test_a_signal_stops_every_consumer_of_the_process(bench: Bench) -> None:

@@ -1,0 +1,129 @@
+"""What a Consumer tells: its events, and the log."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from sqlaqueue import Cancel, Fail, JobEvent, Retry, Snooze
+from sqlaqueue.exc import ConfigurationError
+from tests.consumer.bench import Bench, wait_until
+
+ENDS: dict[str, tuple[str, Any]] = {
+    "good": ("completed", None),
+    "retry": ("retried", Retry(3600, error="later")),
+    "error": ("retried", ValueError("an error")),
+    "fail": ("failed", Fail("for good")),
+    "cancel": ("cancelled", Cancel("not needed")),
+    "snooze": ("released", Snooze(1800)),
+}
+
+
+async def end(hands: Any, job: Any) -> None:
+    """End as the job's payload says."""
+    _, error = ENDS[job.payload]
+    if error is not None:
+        raise error
+
+
+def test_each_end_has_its_event(bench: Bench) -> None:
+    keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
+    server = bench.consumer(end, retry=lambda *_: 7200)
+    server.drain()
+    for payload, (name, error) in ENDS.items():
+        claimed, ended = [event for event in server.events if event.key == (keys[payload],)]
+        assert (claimed.name, ended.name) == ("claimed", name)
+        assert ended.queue == claimed.queue == "job"
+        assert ended.attempt == claimed.attempt == 1
+        assert ended.error is error
+    delays = {event.key[0]: event.delay for event in server.events if event.delay is not None}
+    assert delays == {keys["retry"]: 3600, keys["error"]: 7200, keys["snooze"]: 1800}
+
+
+def test_an_event_follows_the_commit(bench: Bench) -> None:
+    """What it tells can be seen by everybody."""
+    keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
+    seen: dict[int, tuple[str, str]] = {}
+    server = bench.consumer(end, retry=lambda *_: 7200)
+
+    def look(event: JobEvent) -> None:
+        seen[event.key[0]] = (event.name, bench.row(event.key[0]).status)
+
+    for name in ("completed", "retried", "failed", "cancelled", "released"):
+        server.consumer.on(name, look)
+    server.drain()
+    states = {"completed": "completed", "failed": "failed", "cancelled": "cancelled"}
+    assert seen == {keys[payload]: (name, states.get(name, "pending")) for payload, (name, _) in ENDS.items()}
+
+
+def test_the_attempt_is_counted_on(bench: Bench) -> None:
+    [key] = bench.enqueue(1)
+
+    async def work(hands: Any, job: Any) -> None:
+        raise ValueError
+
+    server = bench.consumer(work)
+    server.drain()
+    told = [(event.name, event.attempt) for event in server.events]
+    assert told == [
+        ("claimed", 1),
+        ("retried", 1),
+        ("claimed", 2),
+        ("retried", 2),
+        ("claimed", 3),
+        ("failed", 3),
+    ]
+    assert bench.row(key).attempts == 3
+
+
+@pytest.mark.parametrize("error", [ValueError("in a listener"), SystemExit(1), KeyboardInterrupt()])
+def test_a_listener_that_raises_disturbs_nobody(bench: Bench, error: BaseException, log: Any) -> None:
+    bench.enqueue(5)
+    server = bench.consumer(concurrency=2)
+
+    def fail(event: JobEvent) -> None:
+        raise error
+
+    for name in ("claimed", "completed"):
+        server.consumer.on(name, fail)
+    assert server.drain() == 5
+    assert bench.states() == {"completed": 5}
+    assert log.text.count("a listener for 'completed' failed") == 5
+    bench.assert_tidy()
+
+
+def test_an_event_that_does_not_exist_is_refused(leased: Bench) -> None:
+    with pytest.raises(ConfigurationError, match=r"'finished'.*claimed, completed"):
+        leased.consumer().consumer.on("finished", print)
+
+
+def test_the_log_names_the_jobs(bench: Bench, log: Any) -> None:
+    keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
+    bench.consumer(end, retry=lambda *_: 7200).drain()
+    lines = {record.getMessage(): record for record in log.records}
+    assert lines[f"completed {keys['good']} of queue job (attempt 1)"].levelno == logging.DEBUG
+    retried = lines[f"retried {keys['error']} of queue job (attempt 1): ValueError: an error"]
+    assert retried.levelno == logging.WARNING
+    failed = lines[f"failed {keys['fail']} of queue job (attempt 1): Fail: for good"]
+    assert failed.levelno == logging.ERROR
+    assert failed.exc_info
+    assert {record.name for record in log.records} <= {"sqlaqueue", "asyncio"}
+
+
+def test_a_rescue_and_a_refusal_are_told(leased: Bench, frequent_sweeps: None, log: Any) -> None:
+    [key] = leased.enqueue(1)
+
+    async def work(hands: Any, job: Any) -> None:
+        if job.attempts == 1:
+            leased.execute("UPDATE job SET lease_expires_at = clock_timestamp() - interval '1 s'")
+            with leased.consumer().running() as thief:
+                wait_until(lambda: leased.states() == {"completed": 1})
+            assert thief.told("rescued", "completed") == [key, key]
+
+    server = leased.consumer(work)
+    server.drain()
+    assert server.told("lease_lost") == [key]
+    assert f"rescued {key} of queue job" in log.text
+    assert f"lease_lost {key} of queue job" in log.text

@@ -47,7 +47,7 @@ def schemas(database: Database) -> list[str]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while not condition():
         assert time.monotonic() < deadline, "waited for in vain"
         time.sleep(0.1)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from tests.servers import Database, Server
 
 COLOURS = ("sync", "async")
+MIXED = [("update_status", "async"), ("delete_returning", "sync"), ("batch_select", "async")]
 
 
 class Supply:
@@ -63,6 +64,12 @@ def colour(request: pytest.FixtureRequest) -> str:
 def bench(supply: Supply, strategy: str, colour: str) -> Bench:
     """The empty queue of a strategy, with Consumers of a colour."""
     return supply.take(strategy, colour)
+
+
+@pytest.fixture(params=MIXED, ids="-".join)
+def mixed(request: pytest.FixtureRequest, supply: Supply) -> Bench:
+    """Each strategy and each colour, but not each pair of them: where a test takes seconds."""
+    return supply.take(*request.param)
 
 
 @pytest.fixture

@@ -18,15 +18,16 @@ import nox
 nox.needs_version = ">=2024.4"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "tests"]
+nox.options.sessions = ["lint", "types", "docs", "tests"]
 
 SQLALCHEMY = ["2.1.*", "2.0.*", "2.0.32"]
 LATEST_SQLALCHEMY = SQLALCHEMY[:2]
 
-# The newest versions run everything. Each other combination runs the tests that are marked `everywhere` and
-# a part of the rest, so that every test meets one more combination.
-# The consumers' tests, which take long, depend on neither version more than the strategies' do.
-ELSEWHERE = ["-m", "not once", "--ignore=tests/consumer"]
+# The newest versions run all but what is left to `full`. Each other combination runs the tests that are marked
+# `everywhere` and a part of the rest, so that every third test meets one more combination.
+NEWEST = ["-m", "not thorough"]
+ELSEWHERE = ["-m", "not thorough and not once"]
+SHARES = 3
 
 PYTEST = ["pytest", "--numprocesses=logical", "--maxprocesses=4"]
 
@@ -111,6 +112,13 @@ def types(session: nox.Session) -> None:
         session.run("pyright")
 
 
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation as a site, in build/docs; its snippets are run by the tests."""
+    session.install("-e.[docs]")
+    session.run("sphinx-build", "--quiet", "--fail-on-warning", "--keep-going", "docs", "build/docs")
+
+
 @nox.session(python=[*PYTHONS])
 def tests(session: nox.Session) -> None:
     """Test pairwise: any two versions of different things meet in one of the runs."""
@@ -118,23 +126,15 @@ def tests(session: nox.Session) -> None:
     newest, *others = pairwise(matrix(session))
     for number, combination in enumerate(others, start=1):
         if combination["python"] == session.python:
-            part = f"--part={number}/{len(others)}"
+            part = f"--part={number}/{SHARES * len(others)}"
             session.run(*PYTEST, *prepare(session, combination), *ELSEWHERE, part)
     # Last, because the end of the output is what is read.
     if newest["python"] == session.python:
         session.run("coverage", "erase")
-        # The tests of the consumers have a session of their own, `consumers`, until they are quick enough for this one.
-        session.run("coverage", "run", "-m", *PYTEST, *prepare(session, newest), "--ignore=tests/consumer")
+        session.run("coverage", "run", "-m", *PYTEST, *prepare(session, newest), *NEWEST)
         session.run("coverage", "combine", "--quiet")
         # A part of the tests, asked for by hand, need not cover everything.
         session.run("coverage", "report", *(["--fail-under=0"] if session.posargs else []))
-
-
-@nox.session(python=[*PYTHONS][-1:])
-def consumers(session: nox.Session) -> None:
-    """Test the consumers in real processes, with kills, signals and outages."""
-    session.install("-e.[test]")
-    session.run(*PYTEST, "tests/consumer", *session.posargs)
 
 
 @nox.session(python=[*PYTHONS])

@@ -10,9 +10,9 @@ from sqlaqueue import exc
 from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.config import QueueConfig, States
 from sqlaqueue.consumer import Consumer
-from sqlaqueue.events import JobEvent
 from sqlaqueue.exc import Cancel, Fail, LeaseLost, Retry, Snooze, SqlaqueueError
 from sqlaqueue.mapping import QueueMixin
+from sqlaqueue.serving.events import JobEvent
 from sqlaqueue.statements import (
     cancel,
     claim,

@@ -14,6 +14,7 @@ task, so it can be cancelled: at its timeout, when somebody asks its job to stop
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,12 +23,13 @@ from typing import Any, Generic, Literal, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer_base import ConsumerBase, function_of
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.lanes import keep, lane, wind_up
-from sqlaqueue.shift import Shift
-from sqlaqueue.signals import doorbell
-from sqlaqueue.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
+from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.lanes import keep, lane, wind_up
+from sqlaqueue.serving.outcomes import caught
+from sqlaqueue.serving.shift import Shift
+from sqlaqueue.serving.signals import doorbell
+from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -121,7 +123,7 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
             msg = f"AsyncConsumer: {self._factory!r} makes {made}; give an async_sessionmaker, or use Consumer"
             raise ConfigurationError(msg)
         async with session:
-            self._check_pool(session.get_bind(self._plan.spec.mapper).engine.pool)
+            self._check_engine(session.get_bind(self._plan.spec.mapper).engine)
 
 
 class _Tasks(Shift):
@@ -137,9 +139,14 @@ class _Tasks(Shift):
 
     def stop(self) -> None:
         self.plan.stopping = True
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._stopped.set)
-            self._loop.call_soon_threadsafe(self._changed.set)
+        # To another thread the loop may have ended a moment ago: then there is nobody left to wake. It is told once,
+        # since the run may end between two calls.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        self._stopped.set()
+        self._changed.set()
 
     def wake(self) -> None:
         self._changed.set()
@@ -259,7 +266,7 @@ class _Tasks(Shift):
         try:
             await self._handler(session, argument)
         except BaseException as error:  # noqa: BLE001 - as above
-            return error
+            return caught(error)
         return None
 
 

@@ -84,6 +84,20 @@ def demo(path: Path | None, strategy: str, workers: int, batch: int, url: str | 
     sys.exit(0 if held else 1)
 
 
+def _templates() -> Path:
+    # A wheel has them in the package, a clone beside it.
+    package = Path(__file__).parent
+    shipped = package / "alembic_templates"
+    return shipped if shipped.is_dir() else package.parent / "alembic_templates"
+
+
+@main.command("alembic-template", short_help="Print where a template for Alembic is.")
+@click.argument("name", type=click.Choice(sorted(each.name for each in _templates().glob("[!_.]*"))))
+def alembic_template(name: str) -> None:
+    """Print the path of a template, for `alembic init -t "$(sqlaqueue alembic-template sync)" migrations`."""
+    click.echo(_templates() / name)
+
+
 @contextmanager
 def _tidy_end() -> Iterator[None]:
     """Let a signal that ends programs interrupt the block; a second one must not interrupt the cleaning up."""

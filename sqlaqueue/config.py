@@ -8,7 +8,7 @@ A model carries its config in ``__queue__``; abstract bases and parent classes h
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from types import MappingProxyType
@@ -42,9 +42,24 @@ STATES = ("pending", "processing", "completed", "failed", "cancelled")
 FINISHED = ("completed", "failed", "cancelled")
 
 
+_SHORTEST_LEASE = 1.0
+_LONGEST_LEASE = 366 * 86400.0
+_MOST_ATTEMPTS = 2**15 - 1
+
+
 def is_count(number: object) -> bool:
     """Whether ``number`` is a whole number from 1 on; True and False are not meant as numbers."""
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def check_lease(lease: Delay, what: str) -> None:
+    """Refuse leases that nobody can keep alive, and those after which nobody would wait for a dead worker's jobs."""
+    if not _SHORTEST_LEASE <= seconds(lease, what) <= _LONGEST_LEASE:
+        msg = (
+            f"{what.replace('...', repr(lease))}: a lease lasts from one second, or it could not be kept alive, "
+            "to a year, for a dead worker keeps its jobs as long"
+        )
+        raise ConfigurationError(msg)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +87,9 @@ class States:
         for state, word in self.items():
             if word is None:
                 continue
+            if not isinstance(word, Hashable):
+                msg = f"States({state}={word!r}): give a text, an integer or a member of an enum"
+                raise ConfigurationError(msg)
             if word in seen:
                 msg = (
                     f"States: {seen[word]} and {state} are both {word!r}; "
@@ -117,12 +135,10 @@ class QueueConfig:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, and make the mapping read-only."""
-        if not is_count(self.max_attempts):
-            msg = f"QueueConfig(max_attempts={self.max_attempts!r}): give a whole number from 1 on"
+        if not is_count(self.max_attempts) or self.max_attempts > _MOST_ATTEMPTS:
+            msg = f"QueueConfig(max_attempts={self.max_attempts!r}): give a whole number from 1 to {_MOST_ATTEMPTS}"
             raise ConfigurationError(msg)
-        if seconds(self.lease, "QueueConfig(lease=...)") < 1:
-            msg = f"QueueConfig(lease={self.lease!r}): a lease of less than a second cannot be kept alive"
-            raise ConfigurationError(msg)
+        check_lease(self.lease, "QueueConfig(lease=...)")
         if not callable(self.retry):
             msg = f"QueueConfig(retry={self.retry!r}): give a policy such as sqlaqueue.Exponential(), or a callable"
             raise ConfigurationError(msg)
@@ -132,7 +148,22 @@ class QueueConfig:
         if not isinstance(self.states, States):
             msg = f"QueueConfig(states={self.states!r}): give sqlaqueue.States(...)"
             raise ConfigurationError(msg)
-        unknown = sorted(set(self.columns) - set(ROLES))
+        name: object = self.name  # what a caller without a type checker passes may be anything
+        if name is not None and (not isinstance(name, str) or not name):
+            msg = f"QueueConfig(name={self.name!r}): give a text, or None for the table's name"
+            raise ConfigurationError(msg)
+        if not isinstance(self.notify, bool):
+            msg = f"QueueConfig(notify={self.notify!r}): give True or False"
+            raise ConfigurationError(msg)
+        self._check_columns()
+        object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
+
+    def _check_columns(self) -> None:
+        given: object = self.columns  # what a caller without a type checker passes may be anything
+        if not isinstance(given, Mapping) or not all(isinstance(name, str | None) for name in given.values()):
+            msg = f"QueueConfig(columns={given!r}): give the name of an attribute, or None, to each queue attribute"
+            raise ConfigurationError(msg)
+        unknown = sorted(set(self.columns) - set(ROLES), key=str)
         if unknown:
             names, known = ", ".join(map(repr, unknown)), ", ".join(ROLES)
             msg = f"QueueConfig(columns=...): {names} is no queue attribute; they are {known}"
@@ -142,7 +173,6 @@ class QueueConfig:
         if twice:
             msg = f"QueueConfig(columns=...): the attribute {twice[0]!r} is given to two queue attributes"
             raise ConfigurationError(msg)
-        object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
 
     @property
     def lease_duration(self) -> timedelta:

@@ -24,12 +24,13 @@ from typing import Any, Generic, Literal, TypeVar, overload
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer_base import ConsumerBase, function_of
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
-from sqlaqueue.lanes import keep, lane, wind_up
-from sqlaqueue.shift import Shift
-from sqlaqueue.signals import doorbell
-from sqlaqueue.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
+from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.lanes import keep, lane, wind_up
+from sqlaqueue.serving.outcomes import caught
+from sqlaqueue.serving.shift import Shift
+from sqlaqueue.serving.signals import doorbell
+from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -133,7 +134,7 @@ class Consumer(ConsumerBase, Generic[T]):
             msg = f"Consumer: {self._factory!r} makes {made}; give a sessionmaker, or use AsyncConsumer"
             raise ConfigurationError(msg)
         with session:
-            self._check_pool(session.get_bind(self._plan.spec.mapper).engine.pool)
+            self._check_engine(session.get_bind(self._plan.spec.mapper).engine)
 
 
 class _Threads(Shift):
@@ -242,7 +243,7 @@ class _Threads(Shift):
             if inspect.isawaitable(result) or inspect.isgenerator(result):
                 raised = _not_run(result)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
-            raised = error
+            raised = caught(error)
         finally:
             self.crew.stop(running)
         return running.verdict(raised, self.plan.timeout)

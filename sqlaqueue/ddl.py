@@ -2,23 +2,45 @@
 
 Each is a :class:`~sqlalchemy.schema.DDLElement` rendered by the dialect's own preparer, so that quoting and
 ``schema_translate_map`` work as for tables. :func:`attach` ties one to a table: it is created after the table and
-dropped with it, and ``table.info["sqlaqueue"]`` lists what belongs to a table, for migrations to compare.
+dropped with it, and :func:`objects_of` lists what belongs to a table, for migrations to compare.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
-Body = Callable[[DDLCompiler], str]
-"""Writes the body of a function with names and literals as the dialect at hand has them."""
+from sqlaqueue.spec import QueueSpec
+
+_make_dialect: Any = postgresql.dialect
+NEUTRAL: sa.Dialect = _make_dialect(paramstyle="named")
+"""Writes SQL that is kept as text, and belongs to no driver: no percent sign is doubled."""
+
+# Not in table.info, which Alembic writes into migrations as if it were source code.
+_OBJECTS = "_sqlaqueue_objects"
+_SPEC = "_sqlaqueue_spec"
+
+_VERSION = re.compile(r"sqlaqueue, version (\d+)")
+
+
+def version_comment(version: int) -> str:
+    """Return the comment that says in the database which version of a trigger function it is."""
+    return f"sqlaqueue, version {version}"
+
+
+def version_in(comment: str | None) -> int:
+    """Return the version that a function's comment names; 0 for a function from before there were any."""
+    found = _VERSION.fullmatch(comment or "")
+    return int(found[1]) if found else 0
 
 
 class QueueObject(DDLElement):
@@ -26,6 +48,10 @@ class QueueObject(DDLElement):
 
     inherit_cache = False
     table: sa.Table
+
+    def created(self) -> Sequence[DDLElement]:
+        """Return what creates the object, in order."""
+        return [self]
 
     def dropped(self) -> DDLElement | None:
         """Return what removes the object, None when it goes with its table."""
@@ -42,7 +68,14 @@ class TriggerFunction(QueueObject):
 
     table: sa.Table
     name: str
-    body: Body
+    body: str
+    """Its text; ``{key}`` stands for the table of that key in ``tables``, whose schema may be translated."""
+    tables: dict[str, sa.Table] = field(default_factory=dict)
+    comment: str | None = None
+
+    def created(self) -> Sequence[DDLElement]:
+        """Return the CREATE FUNCTION, and the COMMENT by which others know its version."""
+        return [self] if self.comment is None else [self, CommentOnFunction(self)]
 
     def dropped(self) -> DDLElement:
         """Return the DROP FUNCTION, which a dropped table does not bring with it."""
@@ -57,6 +90,13 @@ class DropFunction(DDLElement):
 
 
 @dataclass(eq=False)
+class CommentOnFunction(DDLElement):
+    """Writes the comment of a :class:`TriggerFunction`."""
+
+    function: TriggerFunction
+
+
+@dataclass(eq=False)
 class Trigger(QueueObject):
     """A statement trigger: ``event`` is INSERT, UPDATE, DELETE or TRUNCATE; tables of rows are named by ``rows``."""
 
@@ -66,6 +106,8 @@ class Trigger(QueueObject):
     function: TriggerFunction
     rows: dict[str, str] = field(default_factory=dict)
     """``{"NEW": name, "OLD": name}`` of the transition tables."""
+    replace: bool = False
+    """Whether a trigger of the name may be there already."""
 
 
 @dataclass(eq=False)
@@ -92,12 +134,28 @@ def _qualified(compiler: DDLCompiler, function: TriggerFunction) -> str:
     return compiler.preparer.format_table(stand_in)
 
 
+def escaped(compiler: DDLCompiler, text: str) -> str:
+    """Return SQL with its percent signs doubled where the driver at hand wants that."""
+    return compiler.sql_compiler.process(sa.literal_column(text))
+
+
 @compiles(TriggerFunction, "postgresql")
 def _create_function(element: TriggerFunction, compiler: DDLCompiler, **_: Any) -> str:
+    body = escaped(compiler, element.body)
+    for key, table in element.tables.items():
+        body = body.replace(f"{{{key}}}", compiler.preparer.format_table(table))
     return (
         f"CREATE OR REPLACE FUNCTION {_qualified(compiler, element)}() RETURNS trigger\n"
-        f"LANGUAGE plpgsql SET search_path FROM CURRENT AS $sqlaqueue$\n{element.body(compiler)}$sqlaqueue$"
+        f"LANGUAGE plpgsql SET search_path FROM CURRENT AS $sqlaqueue$\n{body}$sqlaqueue$"
     )
+
+
+@compiles(CommentOnFunction, "postgresql")
+def _comment_on_function(element: CommentOnFunction, compiler: DDLCompiler, **_: Any) -> str:
+    function, comment = element.function, "NULL"
+    if function.comment is not None:
+        comment = compiler.sql_compiler.process(sa.literal(function.comment, sa.Text()), literal_binds=True)
+    return f"COMMENT ON FUNCTION {_qualified(compiler, function)}() IS {comment}"
 
 
 @compiles(DropFunction, "postgresql")
@@ -108,8 +166,9 @@ def _drop_function(element: DropFunction, compiler: DDLCompiler, **_: Any) -> st
 @compiles(Trigger, "postgresql")
 def _create_trigger(element: Trigger, compiler: DDLCompiler, **_: Any) -> str:
     rows = "".join(f"{which} TABLE AS {name} " for which, name in element.rows.items())
+    create = "CREATE OR REPLACE TRIGGER" if element.replace else "CREATE TRIGGER"
     return (
-        f"CREATE TRIGGER {compiler.preparer.quote(element.name)} AFTER {element.event} "
+        f"{create} {compiler.preparer.quote(element.name)} AFTER {element.event} "
         f"ON {compiler.preparer.format_table(element.table)} {f'REFERENCING {rows}' if rows else ''}"
         f"FOR EACH STATEMENT EXECUTE FUNCTION {_qualified(compiler, element.function)}()"
     )
@@ -121,10 +180,28 @@ def _set_parameters(element: StorageParameters, compiler: DDLCompiler, **_: Any)
     return f"ALTER TABLE {compiler.preparer.format_table(element.table)} SET ({settings})"
 
 
+def objects_of(table: sa.Table) -> Sequence[QueueObject]:
+    """Return what has been attached to a table."""
+    objects: Sequence[QueueObject] = table.__dict__.get(_OBJECTS, ())
+    return objects
+
+
+def set_queue(table: sa.Table, spec: QueueSpec) -> None:
+    """Note that a table is the one of a queue."""
+    table.__dict__[_SPEC] = spec
+
+
+def queue_of(table: sa.Table) -> QueueSpec | None:
+    """Return the queue whose jobs are the rows of a table, None when there is none."""
+    spec: QueueSpec | None = table.__dict__.get(_SPEC)
+    return spec
+
+
 def attach(table: sa.Table, element: QueueObject) -> None:
     """Create ``element`` after ``table`` and drop it with it, on PostgreSQL."""
-    table.info.setdefault("sqlaqueue", []).append(element)
-    event.listen(table, "after_create", element.execute_if(dialect="postgresql"))
+    table.__dict__.setdefault(_OBJECTS, []).append(element)
+    for created in element.created():
+        event.listen(table, "after_create", created.execute_if(dialect="postgresql"))
     dropped = element.dropped()
     if dropped is not None:
         event.listen(table, "after_drop", dropped.execute_if(dialect="postgresql"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
@@ -17,14 +18,14 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.columns import add_fields, check_subclass, complete_table, new_columns, placed_roles
 from sqlaqueue.config import QueueConfig
-from sqlaqueue.exc import ConfigurationError, NotAQueueError
+from sqlaqueue.ddl import set_queue
+from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.roles import states_of
 from sqlaqueue.spec import QueueSpec, Run, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 
 if TYPE_CHECKING:
     import uuid
-    from datetime import datetime
 
     from sqlalchemy.orm import Mapped
 
@@ -139,6 +140,17 @@ def _read_config(cls: type[Any]) -> tuple[QueueConfig, ClaimStrategy, Mapping[st
     return config, strategy, placed_roles(config, strategy)
 
 
+@event.listens_for(QueueMixin, "instrument_class", propagate=True)
+def _check_key(mapper: Mapper[Any], cls: type[Any]) -> None:
+    table, given = mapper.local_table, mapper._primary_key_argument  # noqa: SLF001 - what the class says of its key is read later than this
+    if mapper.inherits is None and isinstance(table, sa.Table) and not table.primary_key.columns and not given:
+        msg = (
+            f"{cls.__name__} has no primary key, by which a queue tells its jobs apart; add one to the table "
+            f"{table.name}, or name columns that are unique in __mapper_args__ = {{'primary_key': [...]}}"
+        )
+        raise ConfigurationError(msg)
+
+
 @event.listens_for(QueueMixin, "after_mapper_constructed", propagate=True)
 def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     if mapper.inherits is not None:
@@ -163,7 +175,18 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
         strategy=strategy,
     )
     setattr(cls, _SPEC, spec)
+    set_queue(table, spec)
     strategy.attach(spec)
+    if "run_at" in columns and getattr(columns["run_at"].type, "timezone", False):
+        event.listen(getattr(cls, roles["run_at"]), "set", _check_zone, propagate=True)
+
+
+def _check_zone(job: Any, value: Any, old: Any, initiator: Any) -> None:  # noqa: ARG001 - the event's signature
+    """Refuse a moment without a zone: the server would read it in that of its session, whichever that is."""
+    if isinstance(value, datetime) and value.tzinfo is None:
+        attribute = f"{type(job).__name__}.{initiator.key}"
+        msg = f"{attribute} = {value!r}: the column has a time zone; give a datetime with tzinfo, as datetime.now(UTC)"
+        raise StatementError(msg)
 
 
 def _check_inheritance(mapper: Mapper[Any], cls: type[Any], parent: type[Any]) -> None:
@@ -238,14 +261,31 @@ def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any, toke
     """Note that a claim has just handed out ``job``, whose columns are loaded."""
     values, attributes = job.__dict__, spec.attributes
     limit = values.get(attributes.get("max_attempts", ""))
+    holder = session if spec.strategy.holds_transaction else None
+    before = run_of(job)
     run = Run(
         key=key,
         token=values.get(attributes.get("lease_token", ""), token),
         attempt=show_claimed(job, spec),
         max_attempts=spec.config.max_attempts if limit is None else limit,
-        transaction=session.get_transaction() if spec.strategy.holds_transaction and session is not None else None,
+        transaction=None if holder is None else holder.get_transaction(),
+        savepoint=None if holder is None else holder.get_nested_transaction(),
     )
+    if before is not None and _is_same_run(before, run):
+        msg = (
+            f"{type(job).__name__} {key} was claimed twice in one transaction, which already holds it: settle what a "
+            "claim handed out and commit before the next claim"
+        )
+        raise StatementError(msg)
     set_run(job, run)
+
+
+def _is_same_run(one: Run, other: Run) -> bool:
+    """Whether a transaction was handed a job that it holds: SKIP LOCKED passes over the locks of others only."""
+    if one.transaction is None or one.transaction is not other.transaction:
+        return False
+    undone = one.savepoint is not None and not one.savepoint.is_active
+    return not undone and one.attempt == other.attempt
 
 
 @event.listens_for(QueueMixin, "load", propagate=True)

@@ -14,6 +14,7 @@ from sqlaqueue.mapping import hand_out, spec_of
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.base import TOKEN, attribute_names, column_of, named
+from sqlaqueue.supported import for_postgresql
 
 RowProcessor = Callable[[Any], Any]
 
@@ -98,14 +99,15 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
     """
     attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
     if isinstance(verb, sa.Update | sa.Delete):
-        return verb.returning(_Key("key", *attributes)).execution_options(synchronize_session="fetch")
+        changing = for_postgresql(verb).returning(_Key("key", *attributes))
+        return changing.execution_options(synchronize_session="fetch")
     if isinstance(verb, sa.Insert):
         inserted = verb.returning(*named(spec.keys)).cte("inserted")
         verb = sa.select(*inserted.c)
     elif any(described["expr"] is spec.model for described in verb.column_descriptions):
         verb = verb.with_only_columns(*attributes)
     # A new SELECT, as it is select() that hands the ORM's part of a Bundle on; with_only_columns() does not.
-    keys = sa.select(_Key("key", *verb.subquery("changed_keys").c))
+    keys = for_postgresql(sa.select(_Key("key", *verb.subquery("changed_keys").c)))
     if jobs:
         keys = keys.execution_options(**{JOBS_OPTION: tuple(jobs)})
     return keys

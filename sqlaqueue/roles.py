@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import StatementError
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from sqlaqueue.config import States
 from sqlaqueue.exc import ConfigurationError
@@ -46,7 +46,7 @@ def status_type(states: States) -> TypeEngine[Any]:
         return sa.Enum(type(states.pending))
     if isinstance(states.pending, int):
         return sa.SmallInteger()
-    return sa.String(20)
+    return sa.String(max(20, *(len(str(word)) for _, word in states.items() if word is not None)))
 
 
 def states_of(model: str, type_: TypeEngine[Any], states: States) -> States:
@@ -94,7 +94,9 @@ def _fits(type_: TypeEngine[Any], word: Any) -> bool:
         literal_text(word, type_)
     except (TypeError, ValueError, AttributeError, StatementError):
         return False
-    return True
+    length = getattr(type_, "length", None)
+    # An application's own type may write something shorter than the word.
+    return length is None or isinstance(type_, TypeDecorator) or len(str(word)) <= length
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,17 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import QueryableAttribute, RelationshipProperty, object_session
+from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
 from sqlaqueue.mapping import QueueMixin, run_of, spec_of
 from sqlaqueue.spec import Key, QueueSpec, Run
 from sqlaqueue.strategies import Held
+
+_make_dialect: Any = postgresql.dialect
 
 
 class Chosen(NamedTuple):
@@ -41,6 +45,7 @@ def chosen_by(target: Any, verb: str) -> Chosen:
         raise StatementError(msg)
     spec = _spec_for_selecting(entity, verb)
     _check_lockable(target, entity, verb)
+    _check_connected(target, entity, verb)
     bare = target.with_only_columns(*described[:0], entity, maintain_column_froms=True)
     options = target._with_options  # noqa: SLF001 - there is no public way to move a select's options to another
     bare._with_options = ()  # noqa: SLF001 - as above; `bare` is our own copy
@@ -85,6 +90,20 @@ def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
             what = f"the to-many join {prop}" if many else "a full outer join"
             msg = f"{verb}(select({name})...): {what} yields a job several times; use exists() in where() instead"
             raise StatementError(msg)
+
+
+def _check_connected(target: AnySelect, entity: type[Any], verb: str) -> None:
+    """Refuse tables that no condition connects: each job would come as often as they have rows."""
+    if len(target.get_final_froms()) == 1:
+        return
+    compiled: Any = target.compile(dialect=_make_dialect(), linting=COLLECT_CARTESIAN_PRODUCTS)
+    apart, _ = compiled.from_linter.lint()
+    if apart:
+        msg = (
+            f"{verb}(select({entity.__name__})...): no condition connects the tables "
+            f"{' and '.join(sorted(compiled.from_linter.froms.values()))}; add it to where(), or use exists()"
+        )
+        raise StatementError(msg)
 
 
 def instances(jobs: Any, verb: str) -> list[Any]:

@@ -53,6 +53,8 @@ class Run:
     max_attempts: int
     transaction: SessionTransaction | None
     """The transaction that holds the job, for strategies that hold one."""
+    savepoint: SessionTransaction | None = None
+    """The innermost savepoint that the claim was made in; when it is rolled back, so is the claim."""
     handed_out: float = field(default_factory=time.monotonic)
     """When, on the monotonic clock of this process."""
 

@@ -32,6 +32,8 @@ from sqlaqueue.returning import returning_detached, returning_keys
 from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import Held, Settlement
+from sqlaqueue.strategies.base import Within
+from sqlaqueue.supported import for_postgresql
 
 _ERROR_LIMIT = 100_000
 _RETAINED_STATEMENTS = 64
@@ -76,18 +78,28 @@ else:
 
 
 def claim_statement(
-    chosen: Chosen, limit: Any, *, lease: timedelta | None = None, worker: Any = None
+    chosen: Chosen,
+    limit: Any,
+    *,
+    lease: timedelta | None = None,
+    worker: Any = None,
+    within: Within | None = None,
 ) -> sa.sql.expression.Executable:
-    """Return the claim of ``chosen`` jobs with its limit and worker as the caller binds them."""
+    """Return the claim of ``chosen`` jobs with its limit and worker as the caller binds them.
+
+    :param within: the part of the claim order to scan, see :meth:`~sqlaqueue.strategies.base.ClaimStrategy.claim`.
+    """
     spec, entity, candidates, options = chosen
-    rows = spec.strategy.claim(
+    claimed = spec.strategy.claim(
         spec,
         candidates,
         # Of a bound LIMIT a generic plan only knows that it may be a tenth of the table, and reads the table for it.
         limit.render_literal_execute(),
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
+        within=within,
     )
+    rows = for_postgresql(claimed)
     if not spec.strategy.hands_out_rows:
         if options:
             msg = (

@@ -42,6 +42,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run the K-th of N parts of the tests, counted from 1; tests marked `everywhere` are in every part",
     )
 
+    parser.addoption(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="play the scenarios of tests/faults as in a session that failed and named this seed",
+    )
+    parser.addoption(
+        "--every-remedy",
+        action="store_true",
+        help="show what fails without a remedy under each strategy that it serves, not under one: many mutants hang, "
+        "and each costs the seconds after which that is believed",
+    )
+
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part = config.getoption("--part")

@@ -33,7 +33,7 @@ from psycopg import sql
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-Driver = Literal["psycopg", "asyncpg"]
+Driver = Literal["psycopg", "psycopg2", "asyncpg"]
 StopMode = Literal["smart", "fast", "immediate"]
 
 OLDEST_SUPPORTED = 15

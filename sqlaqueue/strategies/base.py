@@ -11,13 +11,14 @@ whether it keeps the contract.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute, Mapper
+from sqlalchemy.sql.elements import KeyedColumnElement
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.spec import Key, QueueSpec, clock
@@ -28,6 +29,9 @@ Token = UUID | str | sa.BindParameter[Any] | None
 
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The name of the column in which a claim that hands out no rows returns the token of its runs."""
+
+Within = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
+"""Makes a condition on the columns of the claim order, as they are called in the table that a claim scans."""
 
 Verb = sa.Update | sa.Delete | sa.Insert | AnySelect
 """A statement that changes jobs; whoever executes it adds the RETURNING of their keys."""
@@ -96,6 +100,7 @@ class ClaimStrategy:
         *,
         lease: Any,
         worker: Any,
+        within: Within | None = None,
     ) -> AnySelect:
         """Return a SELECT of the claimed rows, all columns of the model's table, in claim order.
 
@@ -109,6 +114,8 @@ class ClaimStrategy:
         :param lease: a bound interval.
         :param worker: a bound text that names the claiming worker; it ends in :data:`SHARED` when the worker may be
             running jobs of other claims at the same time.
+        :param within: narrows the scan to a part of the claim order, such as one priority, or what comes after a
+            position; None for all of it. It belongs beside the ORDER BY, where it can bound the scan of the index.
         """
         raise NotImplementedError
 
@@ -236,6 +243,17 @@ class ClaimStrategy:
         return candidates.with_only_columns(*attributes, maintain_column_froms=True)
 
     @staticmethod
+    def best(
+        spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, within: Within | None
+    ) -> AnySelect:
+        """Return the best due rows of ``waiting``, judged by the order and the time that ``scanned`` knows of them."""
+        run_at = spec.columns.get("run_at")
+        order = [scanned.c[column.key] for column in spec.claim_order]
+        due = spec.due(None if run_at is None else scanned.c[run_at.key])
+        part = () if within is None else (within(order),)
+        return waiting.where(*due, *part).order_by(*order).limit(limit)
+
+    @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:
         """Return ``rows`` with the model's table locked, then ``others``, and nothing else.
 
@@ -275,9 +293,20 @@ class ClaimStrategy:
         return sa.select(*changed.c).add_cte(other.cte("other"))
 
     @staticmethod
-    def in_claim_order(spec: QueueSpec, claimed: sa.CTE) -> AnySelect:
+    def in_claim_order(spec: QueueSpec, claimed: sa.FromClause) -> AnySelect:
         """Return all rows of ``claimed`` sorted as the queue is: neither RETURNING nor a locking scan promises it."""
         return sa.select(*claimed.c).order_by(*(column_of(claimed, column) for column in spec.claim_order))
+
+    @staticmethod
+    def once_each(spec: QueueSpec, candidates: AnySelect, claimed: sa.CTE) -> sa.FromClause:
+        """Return ``claimed`` without repetitions: a second table in the filter may match a job several times."""
+        tables = candidates.get_final_froms()
+        if len(tables) == 1 and not isinstance(tables[0], sa.Join):
+            return claimed
+        time = sa.func.row_number().over(partition_by=[column_of(claimed, key) for key in spec.keys])
+        counted = sa.select(*claimed.c, time.label("sqlaqueue_time")).subquery("counted")
+        once = sa.select(*(column_of(counted, column) for column in claimed.c)).where(counted.c.sqlaqueue_time == 1)
+        return once.subquery("once_each")
 
 
 def attribute_names(mapper: Mapper[Any]) -> dict[sa.ColumnElement[Any], str]:
@@ -294,7 +323,7 @@ def named(columns: Iterable[sa.Column[Any]]) -> list[sa.Label[Any]]:
     return [column.label(column.key) for column in columns]
 
 
-def column_of(rows: sa.FromClause, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+def column_of(rows: sa.FromClause, column: KeyedColumnElement[Any]) -> sa.ColumnElement[Any]:
     """Return the column of ``rows`` that stems from ``column`` of the model's table."""
     found = rows.corresponding_column(column)
     if found is None:

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
-from sqlaqueue.strategies.base import ClaimStrategy, Held
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Within
 from sqlaqueue.strategies.indexes import add_index
 
 
@@ -41,15 +41,12 @@ class BatchSelect(ClaimStrategy):
         *,
         lease: Any,
         worker: Any,
+        within: Within | None = None,
     ) -> AnySelect:
         """Lock the best waiting rows; the lock is the claim."""
-        picked = (
-            self.pick(spec, candidates, *spec.table.c)
-            .where(spec.in_state("pending"), *spec.due(spec.columns.get("run_at")))
-            .order_by(*spec.claim_order)
-            .limit(limit)
-        )
-        return self.in_claim_order(spec, self.lock(spec, picked).cte("claimed"))
+        waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
+        picked = self.best(spec, waiting, spec.table, limit, within)
+        return self.in_claim_order(spec, self.once_each(spec, candidates, self.lock(spec, picked).cte("claimed")))
 
     def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
         """The rows are locked by this transaction; one that it has settled already is left as it is."""

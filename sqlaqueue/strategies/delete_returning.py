@@ -23,7 +23,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.ddl import StorageParameters, attach
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, named
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import object_name
 from sqlaqueue.strategies.message_triggers import message_triggers
 from sqlaqueue.strategies.own_message import OwnMessage
@@ -72,33 +72,28 @@ class DeleteReturning(ClaimStrategy):
         *,
         lease: Any,
         worker: Any,
+        within: Within | None = None,
     ) -> AnySelect:
         """Lock the best messages with their jobs, delete the messages, return the jobs."""
         messages = spec.side_tables[MESSAGES]
-        run_at = spec.columns.get("run_at")
         # The job comes first in OF: rows are locked in that order, and a job that somebody holds must be
         # passed over before its message is locked for the length of this transaction.
-        waiting = (
-            self.pick(spec, candidates, *spec.table.c)
-            .where(
-                self.same_key(spec, [messages.c[key.key] for key in spec.keys], spec.table),
-                # As a CASE the planner cannot guess how many jobs wait: without statistics it would guess a few of
-                # them, and look for those first, in a table that may hold millions of finished jobs.
-                sa.case((spec.in_state("pending"), sa.true())),
-                *spec.due(None if run_at is None else messages.c[run_at.key]),
-            )
-            .order_by(*(messages.c[column.key] for column in spec.claim_order))
-            .limit(limit)
+        waiting = self.pick(spec, candidates, *spec.table.c).where(
+            self.same_key(spec, [messages.c[key.key] for key in spec.keys], spec.table),
+            # As a CASE the planner cannot guess how many jobs wait: without statistics it would guess a few of
+            # them, and look for those first, in a table that may hold millions of finished jobs.
+            sa.case((spec.in_state("pending"), sa.true())),
         )
-        picked = self.lock(spec, waiting, messages).cte("picked")
+        picked = self.lock(spec, self.best(spec, waiting, messages, limit, within), messages).cte("picked")
         consumed = (
             sa.delete(messages)
             .where(self.same_key(spec, [messages.c[key.key] for key in spec.keys], picked))
             .returning(*named(messages.c[key.key] for key in spec.keys))
             .cte("consumed")
         )
-        mine = self.same_key(spec, [consumed.c[key.key] for key in spec.keys], picked)
-        return self.in_claim_order(spec, picked).where(mine)
+        jobs = self.once_each(spec, candidates, picked)
+        mine = self.same_key(spec, [consumed.c[key.key] for key in spec.keys], jobs)
+        return self.in_claim_order(spec, jobs).where(mine)
 
     def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
         """The rows are locked by this transaction; one that it has settled already is left as it is."""

@@ -8,11 +8,14 @@ it made for the first call, and a join chosen for one row would be quadratic for
 from __future__ import annotations
 
 import sqlalchemy as sa
-from sqlalchemy.sql.compiler import DDLCompiler
 
-from sqlaqueue.ddl import QueueObject, Trigger, TriggerFunction
+from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, version_comment
+from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
+
+VERSION = 1
+"""To be raised whenever the text below changes: running consumers tell an older function by it."""
 
 
 def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
@@ -20,7 +23,9 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
     function = TriggerFunction(
         spec.table,
         object_name("sqlaqueue_message", spec.table.name, "sync"),
-        lambda compiler: _body(spec, messages, compiler),
+        _body(spec),
+        {"messages": messages},
+        version_comment(VERSION),
     )
     rows = {
         "INSERT": {"NEW": "new_rows"},
@@ -36,14 +41,12 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
     return objects
 
 
-def _body(spec: QueueSpec, messages: sa.Table, compiler: DDLCompiler) -> str:
-    preparer = compiler.preparer
-    table = preparer.format_table(messages)
+def _body(spec: QueueSpec) -> str:
+    preparer, status = NEUTRAL.identifier_preparer, spec.columns["status"]
     keys = [preparer.quote(key.name) for key in spec.keys]
     order = [preparer.quote(spec.columns[role].name) for role in spec.order_roles]
     columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
-    pending = compiler.sql_compiler.process(spec.literal("pending"))
-    waiting = f"{preparer.quote(spec.columns['status'].name)} = {pending}"
+    waiting = f"{preparer.quote(status.name)} = {literal_text(spec.word('pending'), status.type)}"
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
     same_key = " AND ".join(f"m.{key} = gone.{key}" for key in keys)
     # Else a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
@@ -51,24 +54,24 @@ def _body(spec: QueueSpec, messages: sa.Table, compiler: DDLCompiler) -> str:
 #variable_conflict use_column
 BEGIN
   IF TG_OP = 'TRUNCATE' THEN
-    DELETE FROM {table};
+    DELETE FROM {{messages}};
     RETURN NULL;
   END IF;
   IF TG_OP = 'INSERT' THEN
-    INSERT INTO {table} ({columns})
+    INSERT INTO {{messages}} ({columns})
       SELECT {columns} FROM new_rows WHERE {waiting}
       ON CONFLICT ({key_list}) {update};
     RETURN NULL;
   END IF;
   IF TG_OP = 'DELETE' THEN
-    DELETE FROM {table} AS m USING old_rows AS gone WHERE {same_key};
+    DELETE FROM {{messages}} AS m USING old_rows AS gone WHERE {same_key};
     RETURN NULL;
   END IF;
-  DELETE FROM {table} AS m
+  DELETE FROM {{messages}} AS m
     USING (SELECT {key_list} FROM old_rows WHERE {waiting}
            EXCEPT SELECT {key_list} FROM new_rows WHERE {waiting}) AS gone
     WHERE {same_key};
-  INSERT INTO {table} ({columns})
+  INSERT INTO {{messages}} ({columns})
     SELECT {columns} FROM new_rows WHERE {waiting}
     EXCEPT SELECT {columns} FROM old_rows WHERE {waiting}
     ON CONFLICT ({key_list}) {update};

@@ -21,7 +21,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import side_tables
-from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, named
+from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
 
 
@@ -56,14 +56,10 @@ class OwnMessage(ClaimStrategy):
         *,
         lease: Any,
         worker: Any,
+        within: Within | None = None,
     ) -> AnySelect:
         """Lock the best rows, delete them and return them."""
-        picked = (
-            self.pick(spec, candidates, *spec.keys)
-            .where(*spec.due(spec.columns.get("run_at")))
-            .order_by(*spec.claim_order)
-            .limit(limit)
-        )
+        picked = self.best(spec, self.pick(spec, candidates, *spec.keys), spec.table, limit, within)
         claimed = (
             sa.delete(spec.table)
             .where(self.among(spec, self.lock(spec, picked)))

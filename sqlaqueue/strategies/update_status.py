@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec, clock
-from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, named
+from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
 
 
@@ -48,14 +48,19 @@ class UpdateStatus(ClaimStrategy):
         if spec.has("lease_expires_at"):
             add_index(spec, "lease", [spec.columns["lease_expires_at"]], where=spec.in_state("processing"))
 
-    def claim(self, spec: QueueSpec, candidates: AnySelect, limit: Any, *, lease: Any, worker: Any) -> AnySelect:
+    def claim(
+        self,
+        spec: QueueSpec,
+        candidates: AnySelect,
+        limit: Any,
+        *,
+        lease: Any,
+        worker: Any,
+        within: Within | None = None,
+    ) -> AnySelect:
         """Lock the best waiting rows and mark them as processing in one statement."""
-        picked = (
-            self.pick(spec, candidates, *spec.keys)
-            .where(spec.in_state("pending"), *spec.due(spec.columns.get("run_at")))
-            .order_by(*spec.claim_order)
-            .limit(limit)
-        )
+        waiting = self.pick(spec, candidates, *spec.keys).where(spec.in_state("pending"))
+        picked = self.best(spec, waiting, spec.table, limit, within)
         claimed = (
             sa.update(spec.table)
             .where(self.among(spec, self.lock(spec, picked)))

@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import Session, selectinload
 
 from sqlaqueue import claim, complete, release, retry
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.selection import chosen_by
+from sqlaqueue.statements import claim_statement
+from sqlaqueue.strategies.base import Within
 from sqlaqueue.testing.queue import ALL, HOUR, QueueUnderTest, needs, numbers_of
 
 JOBS = 12
@@ -47,6 +51,39 @@ class ClaimingConformance:
             claims = [queue.claim(workers.enter_context(queue.session()), n) for n in (2, 2, 10, ALL)]
             claimed = [job.number for jobs in claims for job in jobs]
         assert claimed == [number for number, _ in sorted(jobs, key=lambda job: (job[1], queue.key(job[0])))]
+
+    @needs(rows=True)
+    @pytest.mark.parametrize("joined", [True, False], ids=["join", "where"])
+    def test_a_job_that_a_filter_matches_twice_comes_once(self, queue: QueueUnderTest, *, joined: bool) -> None:
+        """A join may yield it several times; it is one job."""
+        queue.enqueue(3)
+        for number in (1, 1, 2):
+            queue.execute(sa.insert(queue.Note.__table__).values(queue.key_values(number)))
+        same = sa.and_(*(queue.Note.__table__.c[key.key] == key for key in spec_of(queue.Job).keys))
+        jobs = sa.select(queue.Job)
+        noted = jobs.join(queue.Note, same) if joined else jobs.where(same)
+        with queue.session() as session:
+            assert numbers_of(queue.claim(session, of=noted)) == [1, 2]
+
+    def test_a_claim_may_be_kept_to_one_priority(self, queue: QueueUnderTest) -> None:
+        """The jobs of other priorities are left alone, more urgent ones too."""
+        for priority in (0, 1, 2):
+            queue.enqueue(range(3 * priority, 3 * priority + 3), priority=priority)
+        with queue.session() as session:
+            jobs = _claim_within(queue, session, lambda order: order[0] == 1)
+            assert sorted(numbers_of(jobs)) == [3, 4, 5]
+        assert sorted(queue.claimable()) == list(range(9))
+
+    def test_a_claim_may_begin_at_a_position(self, queue: QueueUnderTest) -> None:
+        """Everything before it in the claim order is left alone."""
+        queue.enqueue(JOBS)
+        with queue.session() as session:
+            jobs = session.scalars(claim(queue.Job, ALL)).all()
+            position = [getattr(jobs[4], column.key) for column in spec_of(queue.Job).claim_order]
+            numbers = [job.number for job in jobs]
+        with queue.session() as session:
+            jobs = _claim_within(queue, session, lambda order: sa.tuple_(*order) >= position)
+            assert [job.number for job in jobs] == numbers[4:]
 
     def test_a_job_waits_until_it_is_due(self, queue: QueueUnderTest) -> None:
         """A job whose time has not come is not handed out, and does not stand before the others."""
@@ -162,3 +199,9 @@ def _flat(values: Any) -> list[Any]:
     if isinstance(values, list | tuple):
         return [inner for value in values for inner in _flat(value)]
     return [values]
+
+
+def _claim_within(queue: QueueUnderTest, session: Session, within: Within) -> list[Any]:
+    """Claim from a part of the claim order only, as Consumers do; rolled back by the end of the session."""
+    statement = claim_statement(chosen_by(queue.Job, "claim"), sa.bindparam(None, ALL, sa.Integer()), within=within)
+    return list(session.execute(statement).scalars())

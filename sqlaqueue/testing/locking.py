@@ -41,9 +41,7 @@ LOCKS: dict[str, Lock] = {
 
 SHARED_KEYS: dict[str, Lock] = {
     "a child row's foreign key": lambda queue, session: session.execute(
-        sa.insert(queue.Note.__table__).values(
-            {name: value for name, value in queue.values(0).items() if name != "number"}
-        )
+        sa.insert(queue.Note.__table__).values(queue.key_values(0))
     ),
     "FOR KEY SHARE": _row_lock("KEY SHARE"),
 }

@@ -224,20 +224,21 @@ class QueueUnderTest:
 
     def key(self, number: int) -> Any:
         """Return the key of a job, as the verbs return it."""
-        return tuple(self._key(number).values()) if self.composite else number
+        return tuple(self.key_values(number).values()) if self.composite else number
 
     def keys(self, *numbers: int) -> set[Any]:
         """Return the keys of some jobs."""
         return {self.key(number) for number in numbers}
 
-    def _key(self, number: int) -> dict[str, Any]:
+    def key_values(self, number: int) -> dict[str, Any]:
+        """Return the columns of a job's key."""
         if self.composite:
             return {"tenant": "ab"[number % 2], "id": number // 2}
         return {"id": number}
 
     def values(self, number: int, **values: Any) -> dict[str, Any]:
         """Return the column values of a new job."""
-        return {**self._key(number), "number": number, **values}
+        return {**self.key_values(number), "number": number, **values}
 
     def enqueue(self, numbers: int | Iterable[int], **values: Any) -> None:
         """Add jobs and commit: numbers from 0 on, or those that are given."""

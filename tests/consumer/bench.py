@@ -19,8 +19,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent
-from sqlaqueue.events import EventName
 from sqlaqueue.mapping import spec_of
+from sqlaqueue.serving.events import EventName
 from tests.consumer.hands import DEADLINE, Handler, for_async, for_sync
 from tests.consumer.models import models
 from tests.servers import Database

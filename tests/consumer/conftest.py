@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from sqlaqueue import pace
+from sqlaqueue.serving import pace
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
@@ -47,6 +49,20 @@ async def deadly_batch(hands: Any, jobs: Any) -> None:
     """The same for a batch."""
     for job in jobs:
         await deadly(hands, job)
+
+
+def _memory() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+async def greedy(hands: Any, job: Any) -> None:
+    """Take all memory that this process may have, if the job says so."""
+    await _effect(hands, job)
+    if job.payload == "greedy":
+        resource.setrlimit(resource.RLIMIT_AS, (_memory() + 2**28, resource.RLIM_INFINITY))
+        hoard = []
+        while True:
+            hoard.append(bytearray(2**24))
 
 
 async def wait(hands: Any, job: Any) -> None:

@@ -169,10 +169,13 @@ def test_cancelling_the_run_gives_the_jobs_back(supply: Any, strategy: str, conc
     done = bench.enqueue(2, priority=-1, payload="quick")
     keys = bench.enqueue(6)
     started = threading.Event()
+    quick: list[int] = []
 
     async def work(hands: Any, job: Any) -> None:
         await hands.execute(bench.effect(job.id))
-        if job.payload != "quick":
+        if job.payload == "quick":
+            quick.append(job.id)
+        else:
             started.set()
             await asyncio.sleep(60)
 
@@ -180,7 +183,7 @@ def test_cancelling_the_run_gives_the_jobs_back(supply: Any, strategy: str, conc
 
     async def cancelled() -> None:
         task = asyncio.create_task(server.consumer.run())
-        while not started.is_set():
+        while not started.is_set() or len(quick) < 2:
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from functools import partial
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, complete, fail
-from sqlaqueue.exc import ConfigurationError, NotAQueueError
+from sqlaqueue import Consumer, complete, fail
 from tests.consumer.bench import Bench
 
 
@@ -137,6 +133,23 @@ def test_a_handler_that_hides_a_failed_flush(bench: Bench) -> None:
     bench.assert_tidy()
 
 
+def test_a_handler_that_hides_a_failed_statement(bench: Bench) -> None:
+    """Nothing more can be done in its transaction, least of all the job be completed."""
+    good, bad = bench.enqueue(2, max_attempts=1)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+        if job.id == bad:
+            with pytest.raises(sa.exc.DBAPIError):
+                await hands.execute(sa.text("SELECT 1 / 0"))
+
+    bench.consumer(work).drain()
+    assert bench.states() == {"completed": 1, "failed": 1}
+    assert bench.effects() == {good: 1}
+    assert "transaction is aborted" in bench.row(bad).last_error
+    bench.assert_tidy()
+
+
 def test_a_handler_may_delete_its_job(bench: Bench) -> None:
     keys = bench.enqueue(4)
 
@@ -225,116 +238,20 @@ def test_a_handler_that_uses_a_verb_on_its_own_job(bench: Bench, verb: Any) -> N
     bench.assert_tidy()
 
 
-# -- what cannot be meant ------------------------------------------------------------------------------------------
-
-
-def handler(session: Any, job: Any) -> None:
-    """Handle a job."""
-
-
-async def async_handler(session: Any, job: Any) -> None:
-    """Handle a job in an event loop."""
-
-
-class Callable:
-    def __call__(self, session: Any, job: Any) -> None:
-        """Handle a job."""
-
-
-class AsyncCallable:
-    async def __call__(self, session: Any, job: Any) -> None:
-        """Handle a job in an event loop."""
-
-
-@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable(), AsyncCallable().__call__])
-def test_a_consumer_refuses_coroutine_functions(leased: Bench, given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="AsyncConsumer"):
-        Consumer(leased.Job, given, leased.sessions)
-
-
-@pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__])
-def test_an_async_consumer_refuses_other_functions(leased: Bench, given: Any) -> None:
-    with pytest.raises(ConfigurationError, match="async def"):
-        AsyncConsumer(leased.Job, given, leased.sessions)  # type: ignore[arg-type] # the point of this test
-
-
-@pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__, print])
-def test_a_consumer_takes_what_can_be_called(leased: Bench, given: Any) -> None:
-    Consumer(leased.Job, given, leased.sessions)
-
-
-@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable()])
-def test_an_async_consumer_takes_what_can_be_awaited(leased: Bench, given: Any) -> None:
-    AsyncConsumer(leased.Job, given, leased.sessions)  # type: ignore[arg-type] # these sessions are not used
-
-
-def test_a_handler_that_returns_a_coroutine_is_said_not_to_have_run(leased: Bench) -> None:
+def test_a_handler_that_returns_a_coroutine_is_said_not_to_have_run(supply: Any) -> None:
     """It could not be seen before."""
+    leased = supply.take("update_status", "sync")
+
+    async def coroutine(session: Any, job: Any) -> None:
+        pass
 
     def generator(session: Any, job: Any) -> Any:
         yield
 
     engine = sa.create_engine(leased.database.url())
-    for hidden in (lambda session, job: async_handler(session, job), generator):
+    for hidden in (lambda session, job: coroutine(session, job), generator):
         [key] = leased.enqueue(1, max_attempts=1)
         Consumer(leased.Job, hidden, sessionmaker(engine)).drain()
         assert leased.row(key).status == "failed"
         assert "nothing of it has been run" in leased.row(key).last_error
     engine.dispose()
-
-
-@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"concurrency": 0}, "concurrency=0"),
-        ({"concurrency": 1.5}, "concurrency=1.5"),
-        ({"concurrency": True}, "concurrency=True"),
-        ({"batch_size": -1}, "batch_size=-1"),
-        ({"batch_size": "10"}, "batch_size='10'"),
-        ({"poll_interval": 0}, "poll_interval=0"),
-        ({"poll_interval": -1}, "poll_interval"),
-        ({"poll_interval": float("nan")}, "poll_interval"),
-        ({"timeout": 0}, "timeout=0"),
-        ({"timeout": -1}, "timeout"),
-        ({"grace": -1}, "grace"),
-        ({"grace": float("inf")}, "grace"),
-        ({"lease": 0.5}, "lease=0.5"),
-        ({"retry": 5}, "retry=5"),
-    ],
-)
-def test_numbers_that_cannot_be_meant_are_refused(
-    leased: Bench, kind: Any, options: dict[str, Any], message: str
-) -> None:
-    given = handler if kind is Consumer else async_handler
-    with pytest.raises(ConfigurationError, match=message):
-        kind(leased.Job, given, leased.sessions, **options)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [None, "handler", lambda: None, lambda session: None, lambda session, job, more: None, lambda *, session: None],
-)
-def test_what_cannot_be_called_as_a_handler_is_refused(leased: Bench, given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"\(session, job\)"):
-        Consumer(leased.Job, given, leased.sessions)
-    with pytest.raises(ConfigurationError, match=r"\(session, jobs\)"):
-        Consumer(leased.Job, given, leased.sessions, batch=True)
-
-
-def test_what_is_no_queue_is_refused(leased: Bench) -> None:
-    with pytest.raises(NotAQueueError, match="Owner"):
-        Consumer(leased.Owner, handler, leased.sessions)
-
-
-def test_sessions_of_the_other_colour_are_refused(leased: Bench) -> None:
-    async_sessions = async_sessionmaker(create_async_engine(leased.database.url("asyncpg")))
-    with pytest.raises(ConfigurationError, match="makes AsyncSession.*use AsyncConsumer"):
-        Consumer(leased.Job, handler, async_sessions).run()  # type: ignore[arg-type] # the point of this test
-    with pytest.raises(ConfigurationError, match="makes Session.*use Consumer"):
-        asyncio.run(AsyncConsumer(leased.Job, async_handler, leased.sessions).run())  # type: ignore[arg-type] # the point of this test
-
-
-def test_a_factory_that_makes_no_session_is_refused(leased: Bench) -> None:
-    with pytest.raises(ConfigurationError, match="makes int"):
-        Consumer(leased.Job, handler, lambda: 5).run()  # type: ignore[arg-type, return-value] # the point of this test

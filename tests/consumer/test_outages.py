@@ -11,15 +11,24 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.conftest import SERVERS
 from tests.consumer.bench import Bench, wait_until
+from tests.consumer.conftest import MIXED
 from tests.servers import Server
 
 
-@pytest.fixture
-def fragile(postgres_server: Server, strategy: str, colour: str) -> Iterator[Bench]:
+@pytest.fixture(scope="module")
+def fragile_server(pytestconfig: pytest.Config, postgres_version: int) -> Iterator[Server]:
+    """A server for the tests of this file, each of which finds it running and leaves it running."""
+    with pytestconfig.stash[SERVERS].own(postgres_version) as server:
+        yield server
+
+
+@pytest.fixture(params=MIXED, ids="-".join)
+def fragile(fragile_server: Server, request: pytest.FixtureRequest) -> Iterator[Bench]:
     """A queue on a server that may be stopped."""
-    with postgres_server.database() as database:
-        bench = Bench(database, strategy, colour)
+    with fragile_server.database() as database:
+        bench = Bench(database, *request.param)
         bench.create()
         yield bench
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.consumer.bench import Bench, wait_until
 
-pytestmark = pytest.mark.usefixtures("frequent_sweeps")
+pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
 
 
 def serve_to_the_end(bench: Bench, handler: str, jobs: int, **options: Any) -> int:
@@ -28,8 +28,15 @@ def serve_to_the_end(bench: Bench, handler: str, jobs: int, **options: Any) -> i
         return len(worker.said("died"))
 
 
-@pytest.mark.parametrize("options", [{}, {"concurrency": 3, "batch_size": 2}], ids=["one at a time", "three at a time"])
-def test_a_poison_job_among_nine_others(bench: Bench, options: dict[str, Any]) -> None:
+def test_a_poison_job_among_nine_others(bench: Bench) -> None:
+    check_poison_among_nine_others(bench)
+
+
+def test_a_poison_job_among_nine_others_three_at_a_time(mixed: Bench) -> None:
+    check_poison_among_nine_others(mixed, concurrency=3, batch_size=2)
+
+
+def check_poison_among_nine_others(bench: Bench, **options: Any) -> None:
     good = bench.enqueue(5)
     [poison] = bench.enqueue(1, payload="poison", max_attempts=2)
     good += bench.enqueue(4)
@@ -44,7 +51,20 @@ def test_a_poison_job_among_nine_others(bench: Bench, options: dict[str, Any]) -
     bench.assert_tidy()
 
 
-def test_a_poison_job_in_a_batch(bench: Bench) -> None:
+def test_a_job_that_takes_all_memory(mixed: Bench) -> None:
+    bench = mixed
+    good = bench.enqueue(2)
+    [greedy] = bench.enqueue(1, payload="greedy", max_attempts=2)
+    good += bench.enqueue(2)
+    serve_to_the_end(bench, "greedy", 5, retry=None)
+    assert bench.states() == {"completed": 4, "failed": 1}
+    assert bench.effects() == dict.fromkeys(good, 1)
+    assert bench.row(greedy).last_error.startswith("MemoryError")
+    bench.assert_tidy()
+
+
+def test_a_poison_job_in_a_batch(mixed: Bench) -> None:
+    bench = mixed
     good = bench.enqueue(3)
     [poison] = bench.enqueue(1, payload="poison", max_attempts=2)
     good += bench.enqueue(3)
@@ -55,7 +75,8 @@ def test_a_poison_job_in_a_batch(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_two_poison_jobs_are_not_blamed_for_each_other(bench: Bench) -> None:
+def test_two_poison_jobs_are_not_blamed_for_each_other(mixed: Bench) -> None:
+    bench = mixed
     poison = bench.enqueue(2, payload="poison", max_attempts=2)
     good = bench.enqueue(2)
     serve_to_the_end(bench, "deadly", 4, concurrency=2)

@@ -81,13 +81,3 @@ def test_stricter_isolation_still_drains(bench: Bench, level: str) -> None:
     with servers[0].running(), servers[1].running():
         wait_until(lambda: bench.states() == {"completed": 20})
     assert set(bench.attempts().values()) == {1}
-
-
-def test_a_missing_table_ends_the_run(bench: Bench) -> None:
-    """It is the program that is wrong: waiting would not help."""
-    bench.execute("ALTER TABLE job RENAME TO hidden")
-    try:
-        with pytest.raises(sa.exc.ProgrammingError, match="job"):
-            bench.consumer(concurrency=3).run()
-    finally:
-        bench.execute("ALTER TABLE hidden RENAME TO job")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sqlaqueue import Cancel, Constant, Exponential, Fail, Linear, Retry, Snooze
 from sqlaqueue.backoff import seconds
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.outcomes import LONGEST_DELAY, RELEASED, Abandoned, StopRequested, concerns_all, judge
-from sqlaqueue.pace import HEARTBEATS_A_LEASE, RECONCILE, SWEEP, Agenda, Pace
+from sqlaqueue.serving.outcomes import LONGEST_DELAY, RELEASED, Abandoned, StopRequested, concerns_all, judge
+from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, RECONCILE, SWEEP, Agenda, Pace
 from sqlaqueue.spec import Run
 
 pytestmark = pytest.mark.once

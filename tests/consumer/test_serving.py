@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue import Retry
+from sqlaqueue import Consumer, Retry
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, wait_until
 
@@ -49,6 +50,25 @@ def test_drain_runs_every_job_and_returns_their_number(bench: Bench) -> None:
     assert bench.states() == {"completed": 25}
     assert set(bench.attempts().values()) == {1}
     assert server.drain() == 0
+    bench.assert_tidy()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select"])
+def test_an_older_driver_serves_as_well(supply: Any, strategy: str) -> None:
+    bench = supply.take(strategy, "sync")
+    first, *_ = bench.enqueue(20)
+    engine = sa.create_engine(bench.database.url("psycopg2"))
+
+    def work(session: Any, job: Any) -> None:
+        session.execute(bench.effect(job.id))
+        if job.id == first and job.attempts == 1:
+            raise Retry(0)
+
+    assert Consumer(bench.Job, work, sessionmaker(engine), batch_size=5, concurrency=2).drain() == 21
+    engine.dispose()
+    assert bench.states() == {"completed": 20}
+    assert set(bench.effects().values()) == {1}
     bench.assert_tidy()
 
 
@@ -282,3 +302,18 @@ def test_a_head_that_fails_at_once_again_ends_after_its_attempts(bench: Bench) -
     assert bench.states() == {"completed": 5, "failed": 1}
     assert bench.row(head).attempts == 3
     bench.assert_tidy()
+
+
+def test_a_stop_after_the_end_of_the_event_loop(supply: Any) -> None:
+    """Another thread may call it when the run has just ended."""
+    bench = supply.take("batch_select", "async")
+    bench.enqueue()
+    shifts: list[Any] = []
+
+    async def work(hands: Any, job: Any) -> None:
+        shifts.append(server.consumer._shift)
+
+    server = bench.consumer(work)
+    server.drain()
+    assert shifts[0]._loop.is_closed()
+    shifts[0].stop()

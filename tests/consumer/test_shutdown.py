@@ -21,8 +21,15 @@ def answers_by_default(pid: int, number: signal.Signals) -> bool:
     return not int(caught, 16) >> (number - 1) & 1
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_lets_handlers_finish_and_gives_the_rest_back(bench: Bench, number: signal.Signals) -> None:
+def test_a_signal_lets_handlers_finish_and_gives_the_rest_back(bench: Bench) -> None:
+    check_that_handlers_finish(bench, signal.SIGTERM)
+
+
+def test_ctrl_c_does_so_as_well(mixed: Bench) -> None:
+    check_that_handlers_finish(mixed, signal.SIGINT)
+
+
+def check_that_handlers_finish(bench: Bench, number: signal.Signals) -> None:
     keys = bench.enqueue(8)
     with bench.worker("wait", batch_size=8) as worker:
         worker.await_word("started")
@@ -39,8 +46,9 @@ def test_a_signal_lets_handlers_finish_and_gives_the_rest_back(bench: Bench, num
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_ends_an_idle_worker(bench: Bench, number: signal.Signals) -> None:
+def test_a_signal_ends_an_idle_worker(leased: Bench, number: signal.Signals) -> None:
     """It would look at the queue again in an hour."""
+    bench = leased
     bench.enqueue(1)
     with bench.worker("work", poll_interval=3600, concurrency=2) as worker:
         worker.await_word("completed")
@@ -49,9 +57,16 @@ def test_a_signal_ends_an_idle_worker(bench: Bench, number: signal.Signals) -> N
         assert worker.said("returned")
 
 
-@pytest.mark.parametrize("handler", ["hang", "hang_with_lock"])
-def test_after_the_grace_period_jobs_are_given_back(bench: Bench, handler: str) -> None:
+def test_after_the_grace_period_jobs_are_given_back(bench: Bench) -> None:
     """And the process ends, whatever its handlers do."""
+    check_that_jobs_come_back(bench, "hang")
+
+
+def test_after_the_grace_period_locked_jobs_are_given_back(leased: Bench) -> None:
+    check_that_jobs_come_back(leased, "hang_with_lock")
+
+
+def check_that_jobs_come_back(bench: Bench, handler: str) -> None:
     keys = bench.enqueue(4)
     with bench.worker(handler, grace=0.3, concurrency=2, batch_size=2, lease=3) as worker:
         worker.await_word("started", times=2)
@@ -75,8 +90,9 @@ def test_after_the_grace_period_jobs_are_given_back(bench: Bench, handler: str) 
 
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGTERM, signal.SIGTERM), (signal.SIGINT, signal.SIGTERM)])
 def test_a_second_signal_ends_it_at_once_and_loses_nothing(
-    bench: Bench, first: signal.Signals, second: signal.Signals
+    mixed: Bench, first: signal.Signals, second: signal.Signals
 ) -> None:
+    bench = mixed
     bench.enqueue(3)
     with bench.worker("wait", lease=1) as worker:
         worker.await_word("started")
@@ -90,8 +106,9 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(
     bench.assert_tidy()
 
 
-def test_a_signal_stops_every_consumer_of_the_process(bench: Bench) -> None:
+def test_a_signal_stops_every_consumer_of_the_process(leased: Bench) -> None:
     """Two models served in one process, by two threads or in one event loop."""
+    bench = leased
     with bench.worker("work", consumers=2) as worker:
         worker.await_word("ready", times=2)
         bench.enqueue(10)

@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, pace
+from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.serving import pace
 from tests.consumer import handlers
 from tests.consumer.hands import for_async, for_sync
 from tests.consumer.models import models

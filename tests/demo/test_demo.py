@@ -200,23 +200,25 @@ TAMPERED = {
     "NEW.lines = NEW.lines + 1": "the table says",
     "NEW.runs = 2": "stored 2 times instead of once",
     "NEW.runs = 0": "stored 0 times instead of once",
-    "NEW.path = 'elsewhere'": "below/file7: 0 jobs in the table instead of one",
-    "NEW.status = 'failed'": "below/file7: its job is failed",
-    "NEW.status = 'cancelled'": "below/file7: its job is cancelled",
+    "NEW.path = 'elsewhere'": "below/file3: 0 jobs in the table instead of one",
+    "NEW.status = 'failed'": "below/file4: its job is failed",
+    "NEW.status = 'cancelled'": "below/file5: its job is cancelled",
 }
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("change", TAMPERED)
-def test_a_tampered_result_fails_the_check(change: str, database: Database, files: Path) -> None:
-    # The database itself changes a row, as soon as the demo has made its table.
+def test_tampered_results_fail_the_check(database: Database, files: Path) -> None:
+    changes = "; ".join(
+        f"IF NEW.path LIKE '%/below/file{number}' THEN {change}; END IF" for number, change in enumerate(TAMPERED)
+    )
+    # The database itself changes a few rows, as soon as the demo has made its table.
     with database.connect() as connection:
         connection.execute(f"""
-            CREATE FUNCTION tamper() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {change}; RETURN NEW; END $$;
+            CREATE FUNCTION tamper() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {changes}; RETURN NEW; END $$;
             CREATE FUNCTION attach() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
               IF to_regclass('sqlaqueue_demo.locked_file') IS NOT NULL THEN
                 CREATE OR REPLACE TRIGGER tamper BEFORE UPDATE ON sqlaqueue_demo.locked_file FOR EACH ROW
-                  WHEN (NEW.status = 'completed' AND NEW.path LIKE '%/below/file7') EXECUTE FUNCTION public.tamper();
+                  WHEN (NEW.status = 'completed') EXECUTE FUNCTION public.tamper();
               END IF;
             END $$;
             CREATE EVENT TRIGGER attach ON ddl_command_end WHEN TAG IN ('CREATE TABLE') EXECUTE FUNCTION attach()
@@ -224,7 +226,8 @@ def test_a_tampered_result_fails_the_check(change: str, database: Database, file
     result = sqlaqueue("demo", "--path", files, "--strategy", "batch_select", "--workers", "2", "--url", database.url())
     assert result.returncode == 1, result.stdout + result.stderr
     assert "things are wrong" in result.stdout
-    assert TAMPERED[change] in result.stdout
+    for said in TAMPERED.values():
+        assert said in result.stdout
     assert schemas(database) == []
 
 

@@ -1,13 +1,16 @@
-"""Every Python snippet of the documentation runs, in the order of its page, on a real database.
+"""Every snippet of the documentation runs, in the order of its page, on a real database: Python and SQL.
 
-The snippets of one page share their names, like one program. Those in HTML comments are run as well: they
+The Python snippets of one page share their names, like one program. Those in HTML comments are run as well: they
 hold what a reader need not see.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,13 +21,19 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import close_all_sessions
 
 from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.serving.base import ConsumerBase
 from sqlaqueue.testing import StrategyConformance
 from tests.servers import Database
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
-FENCED = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^( *)```(python|sql)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
+NAMED = re.compile(r"`(test_\w+)`(?:\]\(([^)]+)\))?")
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 @pytest.fixture
@@ -43,7 +52,7 @@ def engines() -> Iterator[None]:
         engine.dispose()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 @pytest.mark.usefixtures("engines")
 def test_the_snippets_run(page: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     # The same without waiting for SIGTERM.
@@ -54,15 +63,20 @@ def test_the_snippets_run(page: Path, database: Database, monkeypatch: pytest.Mo
     # SQLAlchemy looks the names of annotations up in the module of a class.
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for snippet in FENCED.finditer(text):
+        code = textwrap.dedent(snippet[3])
+        if snippet[2] == "sql":
+            with database.connect() as connection:
+                connection.execute(code.encode())
+            continue
         # As many lines as stand before it, so that an error names the right one of the page.
-        code = "\n" * text.count("\n", 0, snippet.start(1)) + snippet[1]
+        code = "\n" * text.count("\n", 0, snippet.start(3)) + code
         for driver in ("psycopg", "asyncpg"):
             code = code.replace(f'"postgresql+{driver}://localhost/app"', repr(database.url(driver)))
         exec(compile(code, page, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own snippets
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_to_files(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
@@ -70,12 +84,51 @@ def test_links_lead_to_files(page: Path) -> None:
 
 @pytest.mark.once
 def test_the_index_lists_every_page() -> None:
-    listed = LINK.findall((ROOT / "docs" / "index.md").read_text())
-    assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"} <= set(listed)
+    docs = ROOT / "docs"
+    listed = LINK.findall((docs / "index.md").read_text())
+    pages = {str(page.relative_to(docs)) for page in docs.rglob("*.md")} - {"index.md"}
+    assert pages <= set(listed)
+    # The site's own list: the same pages, in the same order.
+    (toctree,) = re.findall(r"^```\{toctree\}\n(.*?)^```$", (docs / "index.md").read_text(), re.MULTILINE | re.DOTALL)
+    entries = [f"{line}.md" for line in toctree.split() if not line.startswith(":")]
+    assert entries == [page for page in listed if page in pages]
 
 
 @pytest.mark.once
-def test_the_tests_that_the_pages_name_are_in_the_conformance_suite() -> None:
-    named = {name for page in PAGES for name in re.findall(r"`(test_\w+)`", page.read_text())}
-    assert named
-    assert {name for name in named if not hasattr(StrategyConformance, name)} == set()
+def test_the_tests_that_the_pages_name_are_there() -> None:
+    """A test's name alone is one of the conformance suite; others are links to their files."""
+    found = [(page, *named) for page in PAGES for named in NAMED.findall(page.read_text())]
+    assert found
+    assert [(page.name, test, file) for page, test, file in found if not is_there(page, test, file)] == []
+
+
+def is_there(page: Path, test: str, file: str) -> bool:
+    if not file:
+        return hasattr(StrategyConformance, test)
+    module = ast.parse((page.parent / file).read_text())
+    return any(isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef) and one.name == test for one in ast.walk(module))
+
+
+@pytest.mark.once
+def test_every_promise_is_shown_by_a_test() -> None:
+    rows = re.findall(r"^\| (.*) \| (.*) \|$", (ROOT / "docs" / "guarantees.md").read_text(), re.MULTILINE)
+    promises = [row for row in rows if row not in {("promise", "shown by"), ("---", "---")}]
+    assert promises
+    assert [promise for promise, tests in promises if not NAMED.search(tests)] == []
+
+
+@pytest.mark.once
+def test_what_is_named_wrongly_is_found() -> None:
+    here = Path(__file__)
+    assert is_there(here, "test_the_snippets_run", here.name)
+    assert not is_there(here, "test_the_snippets_walk", here.name)
+    assert not is_there(here, "test_the_snippets_run", "")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("consumer", [Consumer, AsyncConsumer])
+def test_the_reference_knows_the_options_of_consumers(consumer: type[object]) -> None:
+    signature = inspect.signature(ConsumerBase.__init__)
+    options = [one.replace(annotation=one.empty) for name, one in signature.parameters.items() if name != "self"]
+    written = str(inspect.Signature(options))
+    assert f".. autoclass:: {consumer.__name__}{written}\n" in (ROOT / "docs" / "reference.md").read_text()

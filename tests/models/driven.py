@@ -80,8 +80,8 @@ class _Async:
 @contextlib.asynccontextmanager
 async def driven(database: Any, driver: str, options: dict[str, Any]) -> AsyncIterator[Driven]:
     """Open an engine of a database by the driver of that name, with execution options."""
-    if driver == "psycopg":
-        engine = sa.create_engine(database.url("psycopg"), execution_options=options)
+    if driver in {"psycopg", "psycopg2"}:
+        engine = sa.create_engine(database.url(driver), execution_options=options)
         try:
             yield _Sync(engine)
         finally:

@@ -31,10 +31,9 @@ class ByLock(ClaimStrategy):
     name = "acme"
     holds_transaction = True
 
-    def claim(self, spec, candidates, limit, *, lease, worker):
-        due = spec.due(spec.columns.get("run_at"))
-        rows = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"), *due)
-        rows = rows.order_by(*spec.claim_order).limit(limit)
+    def claim(self, spec, candidates, limit, *, lease, worker, within=None):
+        waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
+        rows = self.best(spec, waiting, spec.table, limit, within)
         return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
 
     def fence(self, spec, held):

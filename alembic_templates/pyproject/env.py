@@ -1,0 +1,32 @@
+"""The environment of the migrations: Alembic runs this file for each of its commands."""
+
+from logging.config import fileConfig
+
+from alembic import context
+from app import Base  # your models; all of them have to be imported by then
+from sqlalchemy import engine_from_config, pool
+
+import sqlaqueue.alembic  # noqa: F401 - with it autogenerate sees everything that belongs to a queue
+
+config = context.config
+if config.config_file_name is not None:
+    fileConfig(config.config_file_name, disable_existing_loggers=False)
+
+options = {
+    "target_metadata": Base.metadata,
+    # A step on a table that is in use commits by itself: the migrations before it have to be done by then.
+    "transaction_per_migration": True,
+}
+
+if context.is_offline_mode():
+    url = config.get_main_option("sqlalchemy.url")
+    context.configure(url=url, literal_binds=True, dialect_opts={"paramstyle": "named"}, **options)
+    with context.begin_transaction():
+        context.run_migrations()
+else:
+    section = config.get_section(config.config_ini_section, {})
+    engine = engine_from_config(section, prefix="sqlalchemy.", poolclass=pool.NullPool)
+    with engine.connect() as connection:
+        context.configure(connection=connection, **options)
+        with context.begin_transaction():
+            context.run_migrations()

@@ -1,0 +1,3 @@
+[tool.alembic]
+script_location = "${script_location}"
+prepend_sys_path = ["."]

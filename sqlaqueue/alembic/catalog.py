@@ -1,0 +1,239 @@
+"""What a database has of queues, read from PostgreSQL's catalog, and the operations that would restore it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.operations import MigrateOperation
+from sqlalchemy.exc import DBAPIError
+
+from sqlaqueue.alembic import operations as ops
+
+NO_PRIVILEGE = "42501"
+PREFIX = "sqlaqueue_"
+"""How the names of this library's own triggers, functions and tables begin."""
+
+_EVENTS = {4: "INSERT", 8: "DELETE", 16: "UPDATE", 32: "TRUNCATE"}
+"""By ``pg_trigger.tgtype``: any other value is no plain statement trigger that fires afterwards."""
+
+_TRIGGERS = sa.text(r"""
+    SELECT n.nspname AS schema, c.relname AS table, t.tgname AS name, t.tgtype::int AS type,
+           t.tgenabled::text AS enabled, t.tgoldtable AS old, t.tgnewtable AS new,
+           f.pronamespace = c.relnamespace AND t.tgqual IS NULL AND t.tgnargs = 0 AND t.tgconstraint = 0
+             AND t.tgattr::text = '' AS plain,
+           f.proname AS function, pg_get_triggerdef(t.oid) AS definition
+    FROM pg_trigger AS t
+    JOIN pg_class AS c ON c.oid = t.tgrelid
+    JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_proc AS f ON f.oid = t.tgfoid
+    WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND n.nspname = ANY (:schemas)
+    ORDER BY n.nspname, c.relname, t.tgname
+""")
+_FUNCTIONS = sa.text("""
+    SELECT n.nspname AS schema, f.proname AS name, f.prosrc AS source,
+           obj_description(f.oid, 'pg_proc') AS comment, pg_get_functiondef(f.oid) AS definition,
+           coalesce(array_to_string(f.proconfig, ','), '') LIKE 'search_path=%' AS fixed,
+           f.proconfig = ARRAY['search_path=' || current_setting('search_path')] AS here,
+           l.lanname = 'plpgsql' AND NOT f.prosecdef AND f.provolatile = 'v' AND NOT f.proisstrict
+             AND f.proparallel = 'u' AND f.procost = 100 AND NOT f.proleakproof
+             AND cardinality(f.proconfig) = 1 AS plain,
+           EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = f.oid AND NOT t.tgisinternal) AS used
+    FROM pg_proc AS f
+    JOIN pg_namespace AS n ON n.oid = f.pronamespace
+    JOIN pg_language AS l ON l.oid = f.prolang
+    WHERE f.prorettype = 'trigger'::regtype AND n.nspname = ANY (:schemas)
+    ORDER BY n.nspname, f.proname
+""")
+_OPTIONS = sa.text("""
+    SELECT n.nspname, c.relname, c.reloptions
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND c.reloptions IS NOT NULL AND n.nspname = ANY (:schemas)
+""")
+_INDEXES = sa.text("""
+    SELECT n.nspname, i.relname, x.indisvalid, pg_get_expr(x.indpred, x.indrelid)
+    FROM pg_index AS x
+    JOIN pg_class AS i ON i.oid = x.indexrelid
+    JOIN pg_namespace AS n ON n.oid = i.relnamespace
+    WHERE n.nspname = ANY (:schemas)
+""")
+_CHECKS = sa.text("""
+    SELECT n.nspname, c.relname, k.conname, pg_get_expr(k.conbin, k.conrelid),
+           (SELECT array_agg(a.attname::text) FROM pg_attribute AS a
+            WHERE a.attrelid = c.oid AND a.attnum = ANY (k.conkey))
+    FROM pg_constraint AS k
+    JOIN pg_class AS c ON c.oid = k.conrelid
+    JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE k.contype = 'c' AND n.nspname = ANY (:schemas)
+    ORDER BY k.conname
+""")
+_ENUMS = sa.text("""
+    SELECT n.nspname, t.typname,
+           (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum AS e WHERE e.enumtypid = t.oid),
+           (SELECT array_agg(DISTINCT c.relname::text)
+            FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
+            WHERE a.atttypid = t.oid AND NOT a.attisdropped AND c.relkind IN ('r', 'p'))
+    FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace
+    WHERE t.typtype = 'e' AND n.nspname = ANY (:schemas)
+""")
+
+FoundCheck = tuple[str, list[str]]
+"""The condition of a check constraint, and the columns in it."""
+
+Place = tuple[str | None, str]
+"""A schema, None for the default one, and a name in it."""
+
+
+def sqlstate(error: DBAPIError) -> str | None:
+    """Return PostgreSQL's code of an error."""
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+
+
+@dataclass(frozen=True)
+class FoundFunction:
+    """A trigger function of the database."""
+
+    schema: str | None
+    name: str
+    source: str
+    comment: str | None
+    definition: str
+    plain: bool
+    """It has no property that :class:`~sqlaqueue.alembic.operations.CreateFunction` would not give it."""
+    fixed: bool
+    """It runs with a search path of its own."""
+    here: bool
+    """That path is the one of this session."""
+    used: bool
+    """Some trigger calls it."""
+
+    def restored(self) -> MigrateOperation:
+        """Return what brings the function back as it is."""
+        if self.plain and self.here and self.source.startswith("\n"):
+            return ops.CreateFunction(self.name, self.source[1:], comment=self.comment, schema=self.schema)
+        return ops.ExecuteAsWritten(self.definition)
+
+
+@dataclass(frozen=True)
+class FoundTrigger:
+    """A trigger of the database."""
+
+    schema: str | None
+    table: str
+    name: str
+    event: str
+    """Empty for a trigger that is not as this library makes them."""
+    rows: Mapping[str, str]
+    function: str
+    enabled: str
+    definition: str
+
+    def same(self, event: str, rows: Mapping[str, str], function: str) -> bool:
+        """Tell whether it is as it was made."""
+        return (self.event, self.rows, self.function, self.enabled) == (event, rows, function, "O")
+
+    def restored(self, quote: Any) -> MigrateOperation:
+        """Return what brings the trigger back as it is."""
+        if self.event:
+            create: MigrateOperation = ops.CreateTriggers(
+                self.table, self.function, {self.name: (self.event, dict(self.rows))}, schema=self.schema
+            )
+        else:
+            create = ops.ExecuteAsWritten(self.definition)
+        words = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
+        if self.enabled not in words:
+            return create
+        # As pg_get_triggerdef() names it, which is how it will be named then.
+        table = ".".join(map(quote, filter(None, (self.schema, self.table))))
+        state = f"ALTER TABLE {table} {words[self.enabled]} TRIGGER {quote(self.name)}"
+        return ops.Steps([create, ops.ExecuteAsWritten(state)])
+
+
+class Catalog:
+    """What some schemas of a database have.
+
+    :param schemas: as Alembic names them: None is the default one.
+    """
+
+    def __init__(self, connection: sa.Connection, schemas: Iterable[str | None]) -> None:
+        self._connection = connection
+        self._default = connection.dialect.default_schema_name
+        self._schemas = [schema or self._default for schema in schemas]
+        self.functions = {(each.schema, each.name): each for each in self._read_functions()}
+        self.triggers: dict[Place, dict[str, FoundTrigger]] = {}
+        for trigger in self._read_triggers():
+            self.triggers.setdefault((trigger.schema, trigger.table), {})[trigger.name] = trigger
+        self.options = {
+            (self._named(schema), table): dict(option.split("=", 1) for option in options)
+            for schema, table, options in self._rows(_OPTIONS)
+        }
+        self.indexes = {
+            (self._named(schema), name): (valid, predicate) for schema, name, valid, predicate in self._rows(_INDEXES)
+        }
+        self.checks: dict[Place, dict[str, FoundCheck]] = {}
+        for schema, table, name, text, columns in self._rows(_CHECKS):
+            self.checks.setdefault((self._named(schema), table), {})[name] = (text, columns or [])
+        self.enums: dict[Place, tuple[list[str], Collection[str]]] = {
+            (self._named(schema), name): (labels or [], tables or [])
+            for schema, name, labels, tables in self._rows(_ENUMS)
+        }
+
+    def _rows(self, query: sa.TextClause) -> list[Any]:
+        bound = query.bindparams(sa.bindparam("schemas", type_=sa.ARRAY(sa.Text())))
+        return [*self._connection.execute(bound, {"schemas": self._schemas})]
+
+    def _named(self, schema: str) -> str | None:
+        return None if schema == self._default else schema
+
+    def _read_functions(self) -> Iterable[FoundFunction]:
+        for row in self._rows(_FUNCTIONS):
+            yield FoundFunction(
+                schema=self._named(row.schema),
+                name=row.name,
+                source=row.source,
+                comment=row.comment,
+                definition=row.definition,
+                plain=bool(row.plain),
+                fixed=bool(row.fixed),
+                here=bool(row.here),
+                used=row.used,
+            )
+
+    def _read_triggers(self) -> Iterable[FoundTrigger]:
+        for row in self._rows(_TRIGGERS):
+            rows = {"OLD": row.old, "NEW": row.new}
+            yield FoundTrigger(
+                schema=self._named(row.schema),
+                table=row.table,
+                name=row.name,
+                event=_EVENTS.get(row.type, "") if row.plain else "",
+                rows={which: name for which, name in rows.items() if name is not None},
+                function=row.function,
+                enabled=row.enabled,
+                definition=row.definition,
+            )
+
+    def is_queue(self, place: Place) -> bool:
+        """Tell whether a table looks like a queue here: it has the triggers or the indexes of one."""
+        schema, table = place
+        ours = re.compile(rf"ix_{re.escape(table)}_queue_(claim|lease|suspect)$")
+        return any(name.startswith(PREFIX) for name in self.triggers.get(place, {})) or any(
+            where == schema and ours.match(name) for where, name in self.indexes
+        )
+
+
+def index_is_valid(connection: sa.Connection, schema: str | None, name: str) -> bool | None:
+    """Return whether an index can be used, None when there is none of the name."""
+    translated = connection.get_execution_options().get("schema_translate_map") or {}
+    wanted = translated.get(schema, schema) or connection.dialect.default_schema_name
+    query = sa.text("""
+        SELECT x.indisvalid FROM pg_index AS x
+        JOIN pg_class AS i ON i.oid = x.indexrelid
+        JOIN pg_namespace AS n ON n.oid = i.relnamespace
+        WHERE n.nspname = :schema AND i.relname = :name
+    """)
+    valid: bool | None = connection.scalar(query, {"schema": wanted, "name": name})
+    return valid

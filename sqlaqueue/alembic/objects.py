@@ -1,0 +1,220 @@
+"""Differences in trigger functions, triggers and the types of states."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.operations import MigrateOperation
+from alembic.operations import ops as alembic_ops
+
+from sqlaqueue.alembic import operations as ops
+from sqlaqueue.alembic.catalog import PREFIX, FoundTrigger
+from sqlaqueue.alembic.seen import Review, Seen
+from sqlaqueue.ddl import NEUTRAL, TriggerFunction, objects_of
+
+log = logging.getLogger(__name__)
+
+
+def compare_functions(review: Review) -> None:
+    """Create the functions that are missing, and replace those that are not as they are wanted."""
+    for seen in review.tables:
+        for function in seen.functions.values():
+            there = review.catalog.functions.get((seen.place[0], function.name))
+            same = (
+                there is not None
+                and (there.source, there.comment) == (_source(function), function.comment)
+                and there.plain
+                and there.fixed
+            )
+            if same:
+                continue
+            if there is not None:
+                log.info("Detected changed trigger function %r", function.name)
+            elif seen.found is not None:
+                log.info("Detected added trigger function %r", function.name)
+            create = ops.CreateFunction(
+                function.name,
+                function.body,
+                tables={key: table.name for key, table in function.tables.items()},
+                comment=function.comment,
+                schema=seen.schema,
+                previous=None if there is None else there.restored(),
+            )
+            review.behind.append(create)
+
+
+def _source(function: TriggerFunction) -> str:
+    statement = str(function.compile(dialect=NEUTRAL))
+    return statement.split("$sqlaqueue$")[1]
+
+
+def compare_triggers(review: Review) -> set[str]:
+    """Create, replace and drop triggers, and drop the functions that nobody calls any more.
+
+    :return: the names of the kept tables on which a trigger is created or replaced.
+    """
+    touched = set()
+    dropped: list[MigrateOperation] = []
+    for seen in review.tables:
+        there = {
+            name: trigger
+            for name, trigger in review.catalog.triggers.get(seen.place, {}).items()
+            if name.startswith(PREFIX) or name in seen.triggers
+        }
+        gone = [trigger for name, trigger in there.items() if name not in seen.triggers]
+        if gone:
+            log.info("Detected removed triggers of %r: %s", seen.name, ", ".join(each.name for each in gone))
+            dropped.append(_drop(review, seen, gone))
+        changed = _changed(seen, there)
+        if changed:
+            log.info("Detected changed triggers of %r: %s", seen.name, ", ".join(each.name for each in changed))
+            dropped.append(_drop(review, seen, changed))
+        remaining = there.keys() - {each.name for each in changed}
+        if _create_triggers(review, seen, remaining) and seen.found is not None:
+            touched.add(seen.name)
+    review.front += [*dropped, *_unused_functions(review)]
+    return touched
+
+
+def _drop(review: Review, seen: Seen, triggers: list[FoundTrigger]) -> ops.DropTriggers:
+    quote = review.context.dialect.identifier_preparer.quote
+    plain = {each.name: (each.event, dict(each.rows)) for each in triggers}
+    functions = {each.function for each in triggers}
+    if len(functions) == 1 and all(each.event and each.enabled == "O" for each in triggers):
+        back: MigrateOperation = ops.CreateTriggers(seen.name, functions.pop(), plain, schema=seen.schema)
+    else:
+        back = ops.Steps([each.restored(quote) for each in triggers])
+    return ops.DropTriggers(seen.name, [*plain], schema=seen.schema, previous=back)
+
+
+def _changed(seen: Seen, there: dict[str, FoundTrigger]) -> list[FoundTrigger]:
+    return [
+        there[name]
+        for name, trigger in seen.triggers.items()
+        if name in there and not there[name].same(trigger.event, trigger.rows, trigger.function.name)
+    ]
+
+
+def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> bool:
+    by_function: dict[str, dict[str, tuple[str, ops.Rows]]] = {}
+    for name, trigger in seen.triggers.items():
+        if name not in there:
+            by_function.setdefault(trigger.function.name, {})[name] = (trigger.event, trigger.rows)
+    for function, triggers in by_function.items():
+        if seen.found is not None:
+            log.info("Detected missing triggers of %r: %s", seen.name, ", ".join(triggers))
+        review.behind.append(ops.CreateTriggers(seen.name, function, triggers, schema=seen.schema))
+    return bool(by_function)
+
+
+def _unused_functions(review: Review) -> Iterator[ops.DropFunction]:
+    wanted = {(seen.place[0], function) for seen in review.tables for function in seen.functions} | _wanted_elsewhere(
+        review
+    )
+    ours = {seen.place for seen in review.tables}
+    callers = {
+        (schema, trigger.function)
+        for (schema, table), triggers in review.catalog.triggers.items()
+        if (schema, table) not in ours
+        for trigger in triggers.values()
+    }
+    for place, function in review.catalog.functions.items():
+        if not function.name.startswith(PREFIX) or place in wanted | callers:
+            continue
+        log.info("Detected removed trigger function %r", function.name)
+        yield ops.DropFunction(function.name, schema=function.schema, previous=function.restored())
+
+
+def _wanted_elsewhere(review: Review) -> set[tuple[str | None, str]]:
+    """Return the functions of tables that a filter of ``env.py`` keeps from being compared."""
+    default = review.context.dialect.default_schema_name
+    return {
+        (None if table.schema == default else table.schema, each.name)
+        for table in review.context.sorted_tables
+        for each in objects_of(table)
+        if isinstance(each, TriggerFunction)
+    }
+
+
+# -- the types of states -----------------------------------------------------------------------------------------
+
+
+def compare_enums(review: Review) -> None:
+    """Create types before columns that are added to queues, and drop those that go with the last column of theirs.
+
+    Alembic creates the types of new tables, and none of the rest.
+    """
+    created, dropped = set(), set()
+    for seen in review.tables:
+        if seen.found is None and seen.spec is not None and seen.wanted is not None:
+            for enum in (enum_of(column.type) for column in seen.wanted.columns):
+                if enum is not None and enum not in created and not _is_there(review, enum):
+                    created.add(enum)
+                    drop = ops.DropEnum(enum.name, schema=enum.schema, values=[*enum.values])
+                    review.front.insert(0, ops.OneWay(down=[drop]))
+        for op in seen.modify.ops:
+            needed = enum_of(op.column.type) if isinstance(op, alembic_ops.AddColumnOp) and seen.of_queue else None
+            if needed is not None and needed not in created and not _is_there(review, needed):
+                created.add(needed)
+                review.front.append(ops.CreateEnum(needed.name, [*needed.values], schema=needed.schema))
+        for unused in _let_go(review, seen):
+            if unused not in dropped:
+                dropped.add(unused)
+                drop = ops.DropEnum(unused.name, schema=unused.schema, values=[*unused.values])
+                # The type of a dropped table comes back with its table.
+                review.last.append(drop if seen.wanted is not None else ops.OneWay([drop]))
+
+
+class Enum(tuple[str | None, str, tuple[str, ...]]):
+    """A named type: its schema, its name and its values."""
+
+    __slots__ = ()
+
+    @property
+    def schema(self) -> str | None:
+        """The schema it is in."""
+        return self[0]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self[1]
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """Its labels in order."""
+        return self[2]
+
+
+def enum_of(type_: Any) -> Enum | None:
+    """Return the named type that a column of ``type_`` needs, if it needs one."""
+    plain = getattr(type_, "impl_instance", type_)
+    plain = getattr(plain, "item_type", plain)
+    if isinstance(plain, sa.Enum) and plain.native_enum and plain.name:
+        return Enum((plain.schema, str(plain.name), tuple(plain.enums)))
+    return None
+
+
+def _is_there(review: Review, enum: Enum) -> bool:
+    default = review.context.dialect.default_schema_name
+    return (None if enum.schema == default else enum.schema, enum.name) in review.catalog.enums
+
+
+def _let_go(review: Review, seen: Seen) -> Iterator[Enum]:
+    """Yield the types that no column has any more when this migration is through."""
+    if seen.found is None or not (review.was_queue(seen) or seen.name.startswith(PREFIX)):
+        return
+    dropped = {op.column_name for op in seen.modify.ops if isinstance(op, alembic_ops.DropColumnOp)}
+    goes = [each for each in seen.found.columns if seen.wanted is None or each.name in dropped]
+    stay = {enum_of(each.type) for each in seen.found.columns if each not in goes}
+    for column in goes:
+        enum = enum_of(column.type)
+        if enum is None or enum in stay:
+            continue
+        _, users = review.catalog.enums.get((enum.schema, enum.name), ([], ["?"]))
+        gone = {other.name for other in review.tables if other.wanted is None and other.place[0] == seen.place[0]}
+        if not set(users) - gone - {seen.name}:
+            yield enum

@@ -1,0 +1,167 @@
+"""A queue that changes hands: what its jobs need when it gets, changes or loses its strategy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import sqlalchemy as sa
+from alembic.operations import ops as alembic_ops
+
+from sqlaqueue.alembic import operations as ops
+from sqlaqueue.alembic.catalog import PREFIX
+from sqlaqueue.alembic.seen import Review, Seen
+from sqlaqueue.alembic.tables import text_of
+from sqlaqueue.spec import QueueSpec
+from sqlaqueue.strategies.indexes import object_name
+
+log = logging.getLogger(__name__)
+
+
+def move_jobs(review: Review, touched: set[str]) -> None:
+    """Let the jobs of kept tables go on waiting under another strategy, in either direction.
+
+    :param touched: the tables with new triggers, which have not told their messages so far.
+    """
+    for seen, *_ in review.kept:
+        up: list[ops.QueueOp] = []
+        down: list[ops.QueueOp] = []
+        spec = seen.spec
+        if spec is not None and spec.strategy.holds_transaction and _had_leases(review, seen):
+            up += _release(seen, spec)
+        if spec is not None and seen.name in touched:
+            up += _fill(seen, spec)
+        if any(isinstance(op, ops.DropTriggers) and op.table == seen.name for op in review.front):
+            if spec is not None and not spec.strategy.holds_transaction:
+                down += _release(seen, spec)
+            down += _fill_again(review, seen)
+        if review.was_queue(seen) and (up or down):
+            _lock(review, seen)
+        if down:
+            review.front.insert(0, ops.OneWay(down=down))
+        review.behind += up
+
+
+def _had_leases(review: Review, seen: Seen) -> bool:
+    schema, table = seen.place
+    return any(
+        (schema, object_name("ix", table, "queue", purpose)) in review.catalog.indexes
+        for purpose in ("lease", "suspect")
+    )
+
+
+def _release(seen: Seen, spec: QueueSpec) -> Iterator[ops.QueueOp]:
+    if not spec.has("status") or spec.config.states.processing is None:
+        return
+    values = {spec.columns["status"].name: text_of(spec.literal("pending"))}
+    if spec.has("attempts"):
+        attempts = spec.columns["attempts"]
+        values[attempts.name] = text_of(sa.func.greatest(sa.func.coalesce(attempts, 0) - 1, 0))
+    yield ops.ReleaseRuns(seen.name, values, where=text_of(spec.in_state("processing")), schema=seen.schema)
+
+
+def _fill(seen: Seen, spec: QueueSpec) -> Iterator[ops.QueueOp]:
+    messages = spec.side_tables.get("messages")
+    if messages is None or not messages.name.startswith(PREFIX):
+        return
+    yield ops.FillMessages(
+        seen.name,
+        messages.name,
+        keys=[key.name for key in spec.keys],
+        order=[spec.columns[role].name for role in spec.order_roles],
+        where=text_of(spec.in_state("pending")),
+        schema=seen.schema,
+    )
+
+
+def _fill_again(review: Review, seen: Seen) -> Iterator[ops.QueueOp]:
+    """Yield what writes the messages of the strategy from before, from what the database knows of it."""
+    place = review.messages_of(seen)
+    messages, where = review.found_table(place), review.waiting_of_triggers(seen)
+    if messages is None or where is None:
+        return
+    keys = [column.name for column in messages.columns if column.primary_key]
+    order = [column.name for column in messages.columns if not column.primary_key]
+    yield ops.FillMessages(seen.name, place[1], keys=keys, order=order, where=where, schema=seen.schema)
+
+
+def _lock(review: Review, seen: Seen) -> None:
+    messages = review.messages_of(seen)
+    before = [seen.name, *([messages[1]] if review.found_table(messages) is not None else [])]
+    remains = any(other.place == messages and other.wanted is not None for other in review.tables)
+    after = [seen.name, *([messages[1]] if remains else [])]
+    up, down = (ops.LockTables(names, schema=seen.schema) for names in (before, after))
+    review.front.insert(0, ops.OneWay([up]))
+    review.last.append(ops.OneWay(down=[down]))
+
+
+def keep_order_of_columns(review: Review) -> None:
+    """Drop the columns of a queue last first, so that the way down adds them in the order that they have now.
+
+    Alembic drops them in no order.
+    """
+    for seen, found, _ in review.kept:
+        places = {column.name: place for place, column in enumerate(found.columns)}
+        drops = [op for op in seen.modify.ops if isinstance(op, alembic_ops.DropColumnOp)]
+        if review.was_queue(seen) and len(drops) > 1:
+            rest = [op for op in seen.modify.ops if op not in drops]
+            drops.sort(key=lambda op: places[op.column_name], reverse=True)
+            seen.modify.ops = [*rest, *drops]
+
+
+def ask_about_rows(review: Review) -> None:
+    """Let the migration ask for the state of rows that were no jobs, wherever they would become some."""
+    for seen, *_ in review.kept:
+        spec = seen.spec
+        if spec is None or not spec.has("status"):
+            _ask_on_the_way_back(review, seen)
+        if spec is None:
+            continue
+        additions = [op for op in seen.modify.ops if isinstance(op, alembic_ops.AddColumnOp) and _is_made(op.column)]
+        if spec.has("status"):
+            name = spec.columns["status"].name
+            status = name if any(op.column.name == name for op in additions) else None
+            if status is not None:
+                _replace(seen, additions, status, ask=True)
+        elif _becomes_own_message(review, seen):
+            _replace(seen, additions, None, ask=True)
+            if not additions:
+                review.front.append(ops.AddColumns(seen.name, [], existing_rows=..., schema=seen.schema))
+
+
+def _is_made(column: sa.Column[object]) -> bool:
+    return "sqlaqueue" in column.info
+
+
+def _replace(seen: Seen, additions: list[alembic_ops.AddColumnOp], status: str | None, *, ask: bool) -> None:
+    if not additions:
+        return
+    columns = [op.column for op in additions]
+    add = ops.AddColumns(seen.name, columns, status=status, existing_rows=... if ask else None, schema=seen.schema)
+    first = seen.modify.ops.index(additions[0])
+    seen.modify.ops = [op for op in seen.modify.ops if op not in additions]
+    seen.modify.ops.insert(first, add)
+
+
+def _becomes_own_message(review: Review, seen: Seen) -> bool:
+    if review.condition(seen):
+        return True
+    adds = (alembic_ops.AddColumnOp, alembic_ops.CreateIndexOp)
+    return not review.was_queue(seen) and any(isinstance(op, adds) for op in seen.modify.ops)
+
+
+def _ask_on_the_way_back(review: Review, seen: Seen) -> None:
+    """Let the downgrade ask as well, where a queue without its state is to be one with a state again."""
+    condition = review.condition(seen)
+    for number, op in enumerate(seen.modify.ops):
+        if isinstance(op, alembic_ops.DropColumnOp) and _names(condition, op.column_name):
+            back = ops.AddColumns(
+                seen.name, [op.to_column()], status=op.column_name, existing_rows=..., schema=seen.schema
+            )
+            seen.modify.ops[number] = ops.DropColumns(seen.name, [op.column_name], schema=seen.schema, previous=back)
+
+
+def _names(condition: str, column: str) -> bool:
+    quoted = '"' + column.replace('"', '""') + '"'
+    words = condition.replace("(", " ").replace(")", " ").split()
+    return column in words or quoted in condition

@@ -1,0 +1,141 @@
+"""What Consumer and AsyncConsumer have in common: arguments, checks, listeners."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.pool import Pool
+
+from sqlaqueue.backoff import Delay, RetryPolicy, seconds
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.serving.events import Announcer, EventName, Listener
+from sqlaqueue.serving.pace import Pace
+from sqlaqueue.serving.plan import make_plan
+from sqlaqueue.serving.shift import Shift
+from sqlaqueue.supported import check_dialect
+
+
+class ConsumerBase:
+    """The part of a Consumer that neither waits nor talks to a database."""
+
+    def __init__(
+        self,
+        model: Any,
+        handler: Any,
+        session_factory: Any,
+        *,
+        batch_size: int = 100,
+        concurrency: int = 1,
+        poll_interval: Delay = 1.0,
+        lease: Delay | None = None,
+        timeout: Delay | None = None,
+        grace: Delay = 30.0,
+        retry: RetryPolicy | None = None,
+        name: str | None = None,
+        batch: bool = False,
+    ) -> None:
+        self._check_callable(handler, batch=batch)
+        self._plan = make_plan(
+            model,
+            batch_size=batch_size,
+            concurrency=concurrency,
+            lease=lease,
+            timeout=timeout,
+            retry=retry,
+            name=name,
+            batch=batch,
+        )
+        interval = seconds(poll_interval, "Consumer(poll_interval=...)")
+        if interval <= 0:
+            msg = (
+                f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or the database gets no rest"
+            )
+            raise ConfigurationError(msg)
+        self._handler = handler
+        self._factory = session_factory
+        self._grace = seconds(grace, "Consumer(grace=...)")
+        self._announcer = Announcer()
+        self._pace = Pace(batch_size, concurrency, interval, together=batch)
+        self._shift: Shift | None = None
+
+    def on(self, event: EventName, listener: Listener) -> None:
+        """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` whenever ``event`` happens.
+
+        Listeners run in the thread or task that makes the event happen; keep them short. One that raises is logged.
+
+        :raises ConfigurationError: for a name that is no event.
+        """
+        self._announcer.add(event, listener)
+
+    def stop(self) -> None:
+        """Take on no more work and let ``run()`` return, at the latest when the grace period is over.
+
+        May be called from any thread, from a handler, and from a signal handler. It ends the ``run()`` or ``drain()``
+        that is under way; without one it does nothing.
+        """
+        shift = self._shift
+        if shift is not None:
+            shift.stop()
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._plan.spec.name
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.queue!r}, {self._plan.spec.config.strategy!r}>"
+
+    def _begin(self, shift: Shift) -> None:
+        if self._shift is not None:
+            msg = f"{self!r} is running already; make another Consumer, or raise its concurrency"
+            raise ConfigurationError(msg)
+        self._shift = shift
+
+    def _check_callable(self, handler: Any, *, batch: bool) -> None:
+        name, call = type(self).__name__, f"(session, {'jobs' if batch else 'job'})"
+        if not callable(handler):
+            msg = f"{name}(handler={handler!r}): a handler is a callable, handler{call}"
+            raise ConfigurationError(msg)
+        try:
+            signature = inspect.signature(handler)
+        except (TypeError, ValueError):
+            return  # a callable without a signature, such as some built-ins; the call will tell
+        try:
+            signature.bind(None, None)
+        except TypeError as error:
+            its_name = str(getattr(handler, "__name__", type(handler).__name__))
+            msg = f"{name}: the handler {its_name}{signature} is called as {its_name}{call}: {error}"
+            raise ConfigurationError(msg) from None
+
+    def _check_engine(self, engine: sa.Engine) -> None:
+        """Refuse an engine for another database, and one whose pool is too small."""
+        check_dialect(engine.dialect, f"{type(self).__name__}({self._plan.spec.model.__name__}, ...)")
+        self._check_pool(engine.pool)
+
+    def _check_pool(self, pool: Pool) -> None:
+        """Refuse a pool that has fewer connections than the handlers and the Consumer itself may need at once."""
+        size: Callable[[], int] | None = getattr(pool, "size", None)
+        overflow = getattr(pool, "_max_overflow", None)
+        if size is None or overflow is None or overflow < 0:
+            return
+        needed, there = self._plan.concurrency + 1, size() + overflow
+        if there < needed:
+            msg = (
+                f"{type(self).__name__}(concurrency={self._plan.concurrency}) needs {needed} connections, one for each "
+                f"handler and one to tend the queue, and the engine's pool allows {there}; use "
+                f"create_engine(..., pool_size={needed}) or lower concurrency"
+            )
+            raise ConfigurationError(msg)
+
+
+def function_of(handler: Any) -> Any:
+    """Return the function that runs when ``handler`` is called: what a partial calls, the method of an object."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if inspect.isfunction(handler) or inspect.ismethod(handler):
+        return handler
+    return getattr(handler, "__call__", handler)  # noqa: B004 - asks what calling it gives

@@ -1,0 +1,307 @@
+"""What the threads or tasks of one shift share: claimed jobs, finished runs, who is running what. No I/O.
+
+The same object serves both Consumers; the lock costs an event loop nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlaqueue.exc import JobTimeout, LeaseLost
+from sqlaqueue.mapping import run_of
+from sqlaqueue.serving.events import Announcer, JobEvent
+from sqlaqueue.serving.operations import Ended
+from sqlaqueue.serving.outcomes import Abandoned, StopRequested
+from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
+from sqlaqueue.serving.plan import Plan
+from sqlaqueue.serving.steps import Report
+from sqlaqueue.spec import Key, Run
+
+logger = logging.getLogger("sqlaqueue")
+
+
+@dataclass(eq=False)
+class Running:
+    """A handler at work."""
+
+    runs: Sequence[Run]
+    started: float = field(default_factory=time.monotonic)
+    timed_out: bool = False
+    abandoned: bool = False
+    asked: set[Key] = field(default_factory=set)
+    """Which of its jobs somebody asked to stop."""
+    interrupt: Callable[[], object] = lambda: None
+    """Ends the handler early, where that can be done: it cancels the task of an AsyncConsumer."""
+
+    def verdict(self, raised: BaseException | None, timeout: float | None) -> BaseException | None:
+        """Return what the handler's run came to, given what it raised and what happened to it meanwhile."""
+        if self.abandoned:
+            return Abandoned()
+        if timeout is not None and (self.timed_out or time.monotonic() - self.started > timeout):
+            return JobTimeout(f"the handler ran for longer than {timeout:g} seconds")
+        if self.asked and raised is not None:
+            return StopRequested(self.asked)
+        return raised
+
+
+def runs_of(jobs: Iterable[Any]) -> list[Run]:
+    """Return the runs for which claims handed out ``jobs``."""
+    return [run for job in jobs if (run := run_of(job)) is not None]
+
+
+class Crew:
+    """The shared state of one Consumer at work.
+
+    :param wake: called whenever something has changed for those who rest.
+    """
+
+    def __init__(self, plan: Plan, pace: Pace, announcer: Announcer, wake: Callable[[], None]) -> None:
+        self.plan, self.pace, self.announcer, self._wake = plan, pace, announcer, wake
+        self.lock = threading.RLock()
+        self.version = 0
+        """Counts what has changed for those who rest: whoever compares it cannot miss a change."""
+        self.jobs_ended = 0
+        self.claiming = False
+        """Whether some thread or task is claiming, or rests after it found nothing."""
+        self.works_ended = 0
+        """How many times claimed jobs have been put out of hand: they may be due again."""
+        self._inbox: deque[list[Any]] = deque()
+        self._in_hand: dict[object, list[Run]] = {}
+        self._finished: list[Ended] = []
+        self._settling: set[Ended] = set()
+        self._finished_since: float | None = None
+        self._running: set[Running] = set()
+
+    def changed(self) -> None:
+        """Wake those who rest."""
+        with self.lock:
+            self.version += 1
+        self._wake()
+
+    # -- claimed jobs: waiting for a handler, or in hand ---------------------------------------------------------
+
+    def fill(self, jobs: Sequence[Any], *, apart: bool = False) -> None:
+        """Take claimed jobs in, to be handled together when the handler takes batches, else one by one."""
+        together = self.plan.batch and not apart
+        with self.lock:
+            self._inbox.extend([list(jobs)] if together and jobs else [[job] for job in jobs])
+        if jobs:
+            self.changed()
+
+    def next_unit(self) -> list[Any]:
+        """Return the jobs for the next call of the handler; empty when there are none."""
+        with self.lock:
+            return self._inbox.popleft() if self._inbox else []
+
+    def empty_inbox(self) -> list[Run]:
+        """Return the runs of jobs that nobody has started, and forget them."""
+        with self.lock:
+            runs = runs_of(job for unit in self._inbox for job in unit)
+            self._inbox.clear()
+            return runs
+
+    def forget_held(self) -> list[Run]:
+        """Return all runs that have not ended, and forget them."""
+        with self.lock:
+            runs = self.held()
+            self._inbox.clear()
+            self._in_hand.clear()
+            ended = {id(one.run) for one in (*self._finished, *self._settling)}
+            return [run for run in runs if id(run) not in ended]
+
+    @property
+    def has_work(self) -> bool:
+        """Whether claimed jobs wait for a handler."""
+        return bool(self._inbox)
+
+    def take_in_hand(self, owner: object, runs: list[Run]) -> None:
+        """Note that ``owner`` has begun to work on claimed jobs."""
+        with self.lock:
+            self._in_hand[owner] = runs
+
+    def put_down(self, owner: object) -> bool:
+        """Note that ``owner`` has done with its jobs; return whether it had any."""
+        with self.lock:
+            if self._in_hand.pop(owner, None) is None:
+                return False
+            self.works_ended += 1
+            return True
+
+    @property
+    def at_rest(self) -> bool:
+        """Whether no claimed job is left here: none waits, is in hand, or has ended without being settled."""
+        with self.lock:
+            return not (self._inbox or self._in_hand or self._finished or self._settling)
+
+    def runs_in_hand(self) -> list[Run]:
+        """Return the runs that somebody works on."""
+        with self.lock:
+            return [run for runs in self._in_hand.values() for run in runs]
+
+    def held(self) -> list[Run]:
+        """Return the runs that have not ended."""
+        with self.lock:
+            return runs_of(job for unit in self._inbox for job in unit) + self.runs_in_hand()
+
+    def alive(self) -> list[Run]:
+        """Return the runs whose leases are to be extended: all that are here and not given up."""
+        with self.lock:
+            given_up = {id(run) for one in self._running if one.timed_out or one.abandoned for run in one.runs}
+            ended = [one.run for one in (*self._finished, *self._settling)]
+            return [run for run in self.held() + ended if id(run) not in given_up]
+
+    # -- handlers at work ----------------------------------------------------------------------------------
+
+    def start(self, jobs: Sequence[Any]) -> Running:
+        """Note that a handler begins with ``jobs``."""
+        running = Running(runs_of(jobs))
+        with self.lock:
+            running.asked.update(run.key for run in running.runs if run.key in self.plan.asked)
+            self._running.add(running)
+        return running
+
+    def stop(self, running: Running) -> None:
+        """Note that a handler has returned."""
+        with self.lock:
+            self._running.discard(running)
+            self.pace.ended((time.monotonic() - running.started) / max(1, len(running.runs)))
+
+    def running(self) -> list[Running]:
+        """Return the handlers at work."""
+        with self.lock:
+            return list(self._running)
+
+    def asked_to_stop(self, asked: Sequence[tuple[Key, float]], now: float) -> None:
+        """Take in that somebody asked jobs to stop; a request that is older than the run was meant for an earlier one.
+
+        :param asked: keys with the ages of the requests in seconds.
+        """
+        ages = dict(asked)
+        with self.lock:
+            meant = [run for run in self.held() if run.key in ages and ages[run.key] <= now - run.handed_out + 1]
+            for run in meant:
+                at_work = [one for one in self._running if any(run.key == other.key for other in one.runs)]
+                if not at_work:
+                    self.plan.asked.add(run.key)
+                for one in at_work:
+                    one.asked.add(run.key)
+                    one.interrupt()
+
+    def time_out(self, running: Running) -> None:
+        """Note that a handler has run into the Consumer's timeout."""
+        if not running.timed_out:
+            running.timed_out = True
+            keys = [run.key for run in running.runs]
+            self.plan.suspects.end(keys)
+            logger.error(
+                "the handler of queue %s ran into its timeout of %g s; its result is refused for %s",
+                self.plan.spec.name,
+                self.plan.timeout,
+                ", ".join(str(key[0]) if len(key) == 1 else str(key) for key in keys),
+            )
+
+    def overdue(self, now: float) -> list[Running]:
+        """Return the handlers that have just run into the Consumer's timeout, and mark them."""
+        timeout = self.plan.timeout
+        if timeout is None:
+            return []
+        late = [one for one in self.running() if not one.timed_out and now - one.started > timeout]
+        for one in late:
+            self.time_out(one)
+        return late
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether every handler that may run at once has run into its timeout, and goes on."""
+        return sum(one.timed_out for one in self.running()) >= self.plan.concurrency
+
+    # -- runs that ended ---------------------------------------------------------------------------------------
+
+    def report(self, report: Report) -> None:
+        """Take in what a script has done."""
+        for ended in report.settled:
+            self.announce(ended)
+        self.tell_lost(report.lost)
+        with self.lock:
+            if report.unsettled and not self._finished:
+                self._finished_since = time.monotonic()
+            self._finished.extend(report.unsettled)
+        self.fill(report.apart, apart=True)
+
+    def take_finished(self) -> list[Ended]:
+        """Return the runs that are to be settled together; they stay here until it is known how that went."""
+        with self.lock:
+            finished, self._finished, self._finished_since = self._finished, [], None
+            self._settling.update(finished)
+            return finished
+
+    def give_back(self, finished: Sequence[Ended]) -> None:
+        """Take runs back that could not be settled, to try again."""
+        with self.lock:
+            self._settling.difference_update(finished)
+            self._finished = [*finished, *self._finished]
+            self._finished_since = self._finished_since or time.monotonic()
+
+    def wants_settling(self, now: float) -> bool:
+        """Return whether runs have ended that should not wait for others to be settled with them."""
+        since = self._finished_since
+        if since is None:
+            return False
+        return not self._inbox or self.pace.is_slow or now - since >= FLUSH_AFTER
+
+    def overlooks(self, now: float) -> bool:
+        """Return whether runs have waited so long to be settled that no lane seems to come by."""
+        since = self._finished_since
+        return since is not None and now - since >= 4 * FLUSH_AFTER
+
+    def settled(self, finished: Sequence[Ended], lost: Sequence[Ended], stuck: Sequence[Ended] = ()) -> None:
+        """Announce runs that were settled together, except those that were refused or could not be settled."""
+        with self.lock:
+            self._settling.difference_update(finished)
+            self.works_ended += 1
+        without = {*lost, *stuck}
+        for ended in finished:
+            if ended not in without:
+                self.announce(ended)
+        self.tell_lost(lost)
+        self.changed()
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def announce(self, ended: Ended) -> None:
+        """Tell how one run ended."""
+        outcome = ended.outcome
+        with self.lock:
+            self.plan.asked.discard(ended.run.key)
+            if outcome.ending != "released":
+                self.jobs_ended += 1
+        self._tell(
+            JobEvent(
+                outcome.ending, self.plan.spec.name, ended.run.key, ended.run.attempt, outcome.delay, outcome.cause
+            )
+        )
+
+    def tell_claimed(self, runs: Sequence[Run]) -> None:
+        """Tell which jobs were claimed."""
+        for run in runs:
+            self._tell(JobEvent("claimed", self.plan.spec.name, run.key, run.attempt))
+
+    def tell_lost(self, lost: Sequence[Ended]) -> None:
+        """Tell whose result was refused."""
+        for ended in lost:
+            error = LeaseLost(f"the result of job {ended.run.key} came after its lease had passed to another run")
+            self._tell(JobEvent("lease_lost", self.plan.spec.name, ended.run.key, ended.run.attempt, error=error))
+
+    def tell_rescued(self, keys: Sequence[Key]) -> None:
+        """Tell which jobs were taken back from workers that died."""
+        for key in keys:
+            self._tell(JobEvent("rescued", self.plan.spec.name, key))
+
+    def _tell(self, event: JobEvent) -> None:
+        self.announcer.tell(event)

@@ -1,0 +1,149 @@
+"""How a run ends: a handler's result turned into what is written about the job. Pure, no I/O."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import sqlalchemy as sa
+
+from sqlaqueue.backoff import Delay, Exponential, RetryPolicy, seconds
+from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
+from sqlaqueue.spec import Key, Run
+from sqlaqueue.statements import delayed, error_text
+from sqlaqueue.strategies import Settlement
+
+logger = logging.getLogger("sqlaqueue")
+
+Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
+State = Literal["completed", "pending", "failed", "cancelled"]
+
+_STATES: dict[Ending, State] = {
+    "completed": "completed",
+    "retried": "pending",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "released": "pending",
+}
+
+LONGEST_DELAY = 100 * 365 * 86400.0
+"""Seconds; a later moment may not fit into the database's calendar, and nobody could tell the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run ends."""
+
+    ending: Ending
+    delay: float | None = None
+    """Seconds until the job is due again; None leaves its ``run_at``."""
+    error: str | None = None
+    """The text for ``last_error``."""
+    cause: BaseException | None = None
+    """What the handler raised, for events and the log."""
+
+    @property
+    def state(self) -> State:
+        """The state that follows."""
+        return _STATES[self.ending]
+
+    def settlement(self, starts: int = 1) -> Settlement:
+        """Return what is written: ``starts`` counts as attempts unless the job is given back."""
+        return Settlement(
+            self.state,
+            starts=0 if self.ending == "released" else starts,
+            run_at=None if self.delay is None else delayed(self.delay),
+            error=None if self.error is None else sa.literal(self.error, sa.Text()),
+        )
+
+
+class Abandoned(BaseException):
+    """A Consumer that stops gave a running handler up; its job goes back with the attempt."""
+
+
+class StopRequested(Cancel):
+    """Somebody asked some of the jobs that a handler was working on to stop."""
+
+    def __init__(self, keys: Collection[Key] = ()) -> None:
+        super().__init__("cancelled on request")
+        self.keys = keys
+
+
+COMPLETED = Outcome("completed")
+RELEASED = Outcome("released")
+
+
+def concerns_all(error: BaseException) -> bool:
+    """Return whether what a batch handler raised is about all of its jobs, so that none is tried by itself."""
+    if isinstance(error, StopRequested):
+        return False
+    return isinstance(error, HandlerSignal | JobTimeout | Abandoned)
+
+
+def caught(error: BaseException) -> BaseException:
+    """Return what a handler raised, to be called at once: without memory not even a socket can be read."""
+    if isinstance(error, MemoryError):
+        # What the handler hoarded hangs on its frames.
+        traceback.clear_frames(error.__traceback__)
+    return error
+
+
+def judge(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run_at: bool = True) -> Outcome:
+    """Return how a run ends whose handler returned (``error`` is None) or raised; never raise.
+
+    :param policy: gives the delay before the next attempt, or None for none.
+    :param has_run_at: whether the model can hold a job back; without, a job runs again at once.
+    """
+    if error is None:
+        return COMPLETED
+    try:
+        outcome = _judge_raised(error, run, policy)
+    except Exception as mistaken:  # noqa: BLE001 - such as Snooze(-1): the run has to end somehow, as a failed attempt
+        outcome = _judge_raised(mistaken, run, policy)
+    if outcome.delay is None:
+        return outcome
+    return replace(outcome, delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
+
+
+def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:  # noqa: PLR0911 - one for each answer
+    match error:
+        case Abandoned():
+            return RELEASED
+        case Snooze():
+            return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
+        case Fail():
+            return Outcome("failed", error=text_of(error.reason), cause=error)
+        case Cancel():
+            return Outcome("cancelled", error=text_of(error.reason), cause=error)
+    text = text_of(error.error) if isinstance(error, Retry) else text_of(error)
+    if run.attempt >= run.max_attempts:
+        return Outcome("failed", error=text or text_of(error), cause=error)
+    if isinstance(error, Retry) and error.delay is not None:
+        return Outcome("retried", seconds(error.delay, "Retry(delay)"), text, error)
+    delay = _ask(policy, run, error)
+    if delay is None:
+        return Outcome("failed", error=text or text_of(error), cause=error)
+    return Outcome("retried", delay, text, error)
+
+
+def _ask(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
+    """Ask the policy; a policy that fails itself must not cost the job its retry."""
+    try:
+        delay: Delay | None = policy(run.attempt, error)
+        return None if delay is None else seconds(delay, "the retry policy's delay")
+    except Exception:
+        logger.exception("the retry policy %r failed for job %s; using the default backoff", policy, run.key)
+        return Exponential()(run.attempt, error)
+
+
+def text_of(error: object) -> str | None:
+    """Return an error as text that can be stored, whatever its ``__str__`` does; None for None."""
+    if error is None:
+        return None
+    try:
+        return error_text(error if isinstance(error, BaseException) else str(error))
+    except Exception:  # noqa: BLE001 - the job must be settled all the same
+        return f"{type(error).__name__} (its text could not be made)"

@@ -1,0 +1,209 @@
+"""What one Consumer does, resolved once: its queue, its statements and its rules. No I/O of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.backoff import Delay, RetryPolicy, seconds
+from sqlaqueue.config import check_lease
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.selection import chosen_by
+from sqlaqueue.serving.ledger import Entries
+from sqlaqueue.serving.outcomes import Outcome, judge
+from sqlaqueue.spec import Key, QueueSpec, Run
+from sqlaqueue.statements import claim_statement, worker_name
+from sqlaqueue.strategies.base import SHARED
+
+LIMIT = "sqlaqueue_limit"
+KEYS = "sqlaqueue_keys"
+EXCEPT = "sqlaqueue_except"
+
+
+@dataclass(eq=False)
+class Plan:
+    """The statements and rules of one Consumer."""
+
+    spec: QueueSpec
+    claim: Any
+    """Claims up to ``LIMIT`` jobs that are not marked as suspects, nor among the keys bound as ``EXCEPT``."""
+    claim_suspect: Any
+    """Claims one job that is marked as a suspect; None where rows cannot be marked."""
+    claim_key: Any
+    """Claims the job with the key bound as ``KEYS``."""
+    options: tuple[Any, ...]
+    """The loader options of the select that the Consumer was given."""
+    worker: Callable[[], str]
+    policy: RetryPolicy
+    lease: timedelta
+    timeout: float | None
+    batch: bool
+    batch_size: int
+    concurrency: int
+    look_for_suspects: bool = True
+    """There may be marked suspects: at the start, and whenever jobs may have been rescued."""
+    had_suspect: bool = False
+    """The last claim took a suspect, so that the next one is for the others."""
+    suspects: Suspects = field(default_factory=lambda: Suspects())  # noqa: PLW0108 - the class is defined below
+    entries: Entries = field(default_factory=Entries)
+    """This Consumer's rows in the ledger."""
+    asked: set[Key] = field(default_factory=set)
+    """Jobs that somebody asked to stop before their handler was called."""
+    stopping: bool = False
+    """The Consumer takes on no more work; what a batch has not started yet goes back."""
+
+    def for_a_shift(self) -> Plan:
+        """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
+        return replace(self, suspects=Suspects(), asked=set(), stopping=False)
+
+    def judge(self, error: BaseException | None, run: Run) -> Outcome:
+        """Return how a run ends whose handler returned (``error`` is None) or raised."""
+        outcome = judge(error, run, self.policy, has_run_at=self.spec.has("run_at"))
+        if outcome.ending == "cancelled" and self.spec.config.states.cancelled is None:
+            # The table cannot say it, and the run has to end somehow: else it would be claimed again for ever.
+            return replace(outcome, ending="failed")
+        return outcome
+
+    @property
+    def bind(self) -> dict[str, Any]:
+        """Which engine statements go to, in a session that has several: some of them name no mapped class."""
+        return {"mapper": self.spec.mapper}
+
+    @property
+    def holds_transaction(self) -> bool:
+        """Whether claimed jobs belong to an open transaction."""
+        return self.spec.strategy.holds_transaction
+
+    @property
+    def has_leases(self) -> bool:
+        """Whether there are leases to extend and to rescue."""
+        return not self.holds_transaction and self.spec.has("lease_expires_at")
+
+
+class Suspects:
+    """Jobs that may have killed a worker. One of them is run at a time: two would be blamed for each other's doing."""
+
+    def __init__(self) -> None:
+        self._keys: dict[Key, None] = {}
+        self._running: Key | None = None
+        self._lock = threading.Lock()
+
+    def add(self, keys: Iterable[Key]) -> None:
+        """Remember jobs that the ledger calls suspects."""
+        with self._lock:
+            self._keys.update(dict.fromkeys(keys))
+
+    def remembered(self) -> list[Key]:
+        """Return the jobs that wait here to be claimed, each by itself."""
+        with self._lock:
+            return list(self._keys)
+
+    @property
+    def one_runs(self) -> bool:
+        """Whether one is running, so that no other may be claimed."""
+        return self._running is not None
+
+    def begin(self, key: Key) -> None:
+        """Note that a suspect has been claimed."""
+        with self._lock:
+            self._running = key
+
+    def take(self) -> Key | None:
+        """Return a remembered key to claim by itself; None when there is none, or when one is running."""
+        with self._lock:
+            if self._running is not None or not self._keys:
+                return None
+            self._running = next(iter(self._keys))
+            del self._keys[self._running]
+            return self._running
+
+    def end(self, keys: Sequence[Key]) -> None:
+        """Note that jobs are no longer running."""
+        with self._lock:
+            if self._running in keys:
+                self._running = None
+
+
+def _check_words(spec: QueueSpec) -> None:
+    """Refuse a queue whose runs could end in a way that its table has no word for."""
+    needed = {"failed": "a job ends that has spent its attempts"}
+    if spec.config.on_complete == "keep":
+        needed["completed"] = 'a job ends that succeeded; or delete such jobs with on_complete="delete"'
+    for state, why in needed.items():
+        if spec.has("status") and getattr(spec.config.states, state) is None:
+            msg = (
+                f"Consumer: {spec.model.__name__} has no word for the state {state!r}; give one in "
+                f"QueueConfig(states=States({state}=...)), for how {why}"
+            )
+            raise ConfigurationError(msg)
+
+
+def make_plan(
+    model: Any,
+    *,
+    batch_size: int,
+    concurrency: int,
+    lease: Delay | None,
+    timeout: Delay | None,
+    retry: RetryPolicy | None,
+    name: str | None,
+    batch: bool,
+) -> Plan:
+    """Resolve what a Consumer was given.
+
+    :raises ConfigurationError: for numbers that cannot be meant.
+    :raises NotAQueueError: when ``model`` is no queue.
+    :raises StatementError: when ``model`` is a select that cannot be claimed from.
+    """
+    for what, number in (("batch_size", batch_size), ("concurrency", concurrency)):
+        given: object = number  # what a caller without a type checker passes may be anything
+        if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+            msg = f"Consumer({what}={number!r}): give an integer from 1 on"
+            raise ConfigurationError(msg)
+    if retry is not None and not callable(retry):
+        msg = f"Consumer(retry={retry!r}): give a policy such as sqlaqueue.Exponential(), or a callable"
+        raise ConfigurationError(msg)
+    chosen = chosen_by(model, "Consumer")
+    spec = chosen.spec
+    _check_words(spec)
+    if lease is not None:
+        check_lease(lease, "Consumer(lease=...)")
+    span = spec.lease if lease is None else timedelta(seconds=seconds(lease))
+    if timeout is not None and seconds(timeout, "Consumer(timeout=...)") == 0:
+        msg = f"Consumer(timeout={timeout!r}): no handler is done in zero seconds; give None for no limit"
+        raise ConfigurationError(msg)
+
+    def worker() -> str:
+        return worker_name() if name is None else f"{worker_name()}:{name}"
+
+    def claims(narrowed: AnySelect, limit: Any, mark: str = "") -> Any:
+        # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
+        who = sa.bindparam(None, callable_=lambda: worker() + mark, type_=sa.Text())
+        return claim_statement(chosen._replace(select=narrowed), limit, lease=span, worker=who)
+
+    def is_among(name: str) -> sa.ColumnElement[bool]:
+        return spec.matches(spec.keys, sa.bindparam(name, expanding=len(spec.keys) > 1))
+
+    limit, one = sa.bindparam(LIMIT, type_=sa.Integer()), sa.literal(1)
+    suspect = spec.strategy.suspect(spec)
+    usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
+    return Plan(
+        spec=spec,
+        claim=claims(usual, limit, "" if concurrency == 1 else SHARED),
+        claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
+        claim_key=claims(chosen.select.where(is_among(KEYS)), one),
+        options=chosen.options,
+        worker=worker,
+        policy=retry or spec.config.retry,
+        lease=span,
+        timeout=None if timeout is None else seconds(timeout),
+        batch=batch,
+        batch_size=batch_size,
+        concurrency=concurrency,
+    )

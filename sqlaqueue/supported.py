@@ -1,0 +1,56 @@
+"""Which databases a queue runs on: PostgreSQL. On another one its statements say so instead of misbehaving.
+
+SQLAlchemy leaves SKIP LOCKED out where a database does not know it: two workers would claim the same jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.selectable import HasPrefixes
+
+from sqlaqueue.exc import ConfigurationError
+
+Statement = TypeVar("Statement", bound=HasPrefixes)
+
+
+class _Marker(sa.ColumnElement[None]):
+    """Renders as nothing, or not at all."""
+
+    inherit_cache = True
+
+
+@compiles(_Marker)
+def _refuse(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 - the hook's signature
+    msg = (
+        f"this session's engine is for {compiler.dialect.name}, and sqlaqueue needs PostgreSQL; "
+        'use create_engine("postgresql+psycopg://...")'
+    )
+    raise ConfigurationError(msg)
+
+
+@compiles(_Marker, "postgresql")
+def _accept(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 - the hook's signature
+    return ""
+
+
+def for_postgresql(statement: Statement) -> Statement:
+    """Return ``statement`` such that another database's compiler refuses it."""
+    # A prefix is compiled before anything that the other compiler may stumble over with an error of its own.
+    return statement.prefix_with(_Marker())
+
+
+def check_dialect(dialect: sa.Dialect, what: str) -> None:
+    """Refuse an engine for another database.
+
+    :param what: who is going to use it, for the error's text.
+    :raises ConfigurationError: naming the engine's dialect.
+    """
+    if dialect.name != "postgresql":
+        msg = (
+            f"{what}: its sessions' engine is for {dialect.name}, and sqlaqueue needs PostgreSQL; "
+            'use create_engine("postgresql+psycopg://...")'
+        )
+        raise ConfigurationError(msg)

@@ -1,0 +1,139 @@
+"""Whether the database has what this process takes for granted: trigger functions of its version, and its tables.
+
+A trigger function carries its version in its comment. Upgrading sqlaqueue may bring a newer one, which a migration
+puts in place; until then jobs may go without a message, or be claimed by rules that no longer hold.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.elements import ColumnElement
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.ddl import Trigger, TriggerFunction, objects_of, version_in
+from sqlaqueue.spec import QueueSpec
+
+UPDATE = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
+"""The command that brings a database up to date, for a project whose ``env.py`` has the plug-in."""
+
+_UNDEFINED = {"42P01", "42703"}
+"""PostgreSQL's codes for a table and for a column that do not exist."""
+
+
+_TRIGGER = sa.table("pg_trigger", *map(sa.column, ("tgname", "tgrelid", "tgenabled")))
+
+
+class _TableId(ColumnElement[Any]):
+    """The identity of a table, null when there is none of the name; its schema is translated like any other."""
+
+    inherit_cache = False
+
+    def __init__(self, table: sa.Table) -> None:
+        self.table = table
+
+
+@compiles(_TableId)
+def _table_id(element: _TableId, compiler: SQLCompiler, **_: Any) -> str:
+    # In dollars: a schema that is put in later may have a quote in its name.
+    return f"to_regclass($sqlaqueue${compiler.preparer.format_table(element.table)}$sqlaqueue$)"
+
+
+def what_is_missing(session: Session | sa.Connection, spec: QueueSpec) -> list[str]:
+    """Return what a queue needs and the database does not have: tables, or else columns and triggers."""
+    tables = [spec.table, *spec.side_tables.values()]
+    found = session.execute(sa.select(*map(_TableId, tables))).one()
+    missing = [f"the table {table.fullname}" for table, number in zip(tables, found, strict=True) if number is None]
+    if missing:
+        return missing
+    columns = set(session.execute(_columns(spec)).scalars())
+    triggers = set(session.execute(_triggers(spec)).scalars())
+    wanted = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
+    return [
+        *(f"the column {spec.table.fullname}.{each.name}" for each in spec.table.c if each.name not in columns),
+        *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
+    ]
+
+
+def what_is_outdated(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
+    """Return what is wrong with a queue's triggers in the database, and what to do about it; None if nothing is.
+
+    It asks two small questions of the catalog, and none for a queue without triggers. On a database other than
+    PostgreSQL there are none.
+    """
+    objects = objects_of(spec.table)
+    functions = {each.name: each for each in objects if isinstance(each, TriggerFunction)}
+    triggers = [each.name for each in objects if isinstance(each, Trigger)]
+    if not functions and not triggers:
+        return None
+    rows: Any = session.execute(_comments(spec, [*functions])).all()
+    comments: dict[str, str | None] = dict(rows)
+    for name, function in functions.items():
+        wanted = version_in(function.comment)
+        found = version_in(comments.get(name))
+        if name not in comments or found < wanted:
+            there = f"is of version {found}" if name in comments else "is missing"
+            return _outdated(spec, f"the trigger function {name} {there}, and version {wanted} is needed")
+        if found > wanted:
+            return (
+                f"{spec.model.__name__}: the trigger function {name} is of version {found}, and this process knows "
+                f"version {wanted}: its sqlaqueue is older than the one that the database was migrated for; upgrade it"
+            )
+    firing = set(session.execute(_firing(spec)).scalars())
+    silent = [name for name in triggers if name not in firing]
+    if silent:
+        return _outdated(spec, f"these triggers are missing or disabled: {', '.join(silent)}")
+    return None
+
+
+def why_undefined(error: BaseException, spec: QueueSpec) -> str | None:
+    """Return what to do about an error that says that a table or a column does not exist; None for any other error.
+
+    A migration that switches the strategy of a queue takes away what the consumers of the old one work with.
+    """
+    if not isinstance(error, DBAPIError):
+        return None
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    if state not in _UNDEFINED:
+        return None
+    return (
+        f"{spec.model.__name__}: the database does not have what this process works with. If a migration has changed "
+        f"the queue, restart this consumer with the models of today; if it has not been run, run `alembic upgrade head`"
+    )
+
+
+def _outdated(spec: QueueSpec, what: str) -> str:
+    return (
+        f"{spec.model.__name__}: the table {spec.table.fullname} is not up to date: {what}. Run {UPDATE}; "
+        "env.py needs the line `import sqlaqueue.alembic` for that"
+    )
+
+
+def _comments(spec: QueueSpec, names: list[str]) -> AnySelect:
+    function = sa.table("pg_proc", *map(sa.column, ("oid", "proname", "pronamespace")))
+    relation = sa.table("pg_class", *map(sa.column, ("oid", "relnamespace")))
+    comment = sa.func.obj_description(function.c.oid, "pg_proc")
+    return (
+        sa.select(sa.cast(function.c.proname, sa.Text), comment)
+        .join_from(function, relation, relation.c.relnamespace == function.c.pronamespace)
+        .where(relation.c.oid == _TableId(spec.table), function.c.proname.in_(names))
+    )
+
+
+def _columns(spec: QueueSpec) -> AnySelect:
+    attribute = sa.table("pg_attribute", *map(sa.column, ("attname", "attrelid", "attisdropped")))
+    mine = sa.and_(attribute.c.attrelid == _TableId(spec.table), ~attribute.c.attisdropped)
+    return sa.select(sa.cast(attribute.c.attname, sa.Text)).where(mine)
+
+
+def _triggers(spec: QueueSpec) -> AnySelect:
+    return sa.select(sa.cast(_TRIGGER.c.tgname, sa.Text)).where(_TRIGGER.c.tgrelid == _TableId(spec.table))
+
+
+def _firing(spec: QueueSpec) -> AnySelect:
+    return _triggers(spec).where(sa.cast(_TRIGGER.c.tgenabled, sa.Text).in_(["O", "A"]))

@@ -1,0 +1,114 @@
+"""Arguments that cannot be meant: refused when the Consumer is made, or when it begins."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+import pytest
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.exc import ConfigurationError, NotAQueueError
+from tests.consumer.models import models
+from tests.servers import Server
+
+Job = models("update_status").job
+sessions: Any = sessionmaker()
+
+
+def handler(session: Any, job: Any) -> None:
+    """Handle a job."""
+
+
+async def async_handler(session: Any, job: Any) -> None:
+    """Handle a job in an event loop."""
+
+
+class Callable:
+    def __call__(self, session: Any, job: Any) -> None:
+        """Handle a job."""
+
+
+class AsyncCallable:
+    async def __call__(self, session: Any, job: Any) -> None:
+        """Handle a job in an event loop."""
+
+
+@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable(), AsyncCallable().__call__])
+def test_a_consumer_refuses_coroutine_functions(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="AsyncConsumer"):
+        Consumer(Job, given, sessions)
+
+
+@pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__])
+def test_an_async_consumer_refuses_other_functions(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="async def"):
+        AsyncConsumer(Job, given, sessions)
+
+
+@pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__, print])
+def test_a_consumer_takes_what_can_be_called(given: Any) -> None:
+    Consumer(Job, given, sessions)
+
+
+@pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable()])
+def test_an_async_consumer_takes_what_can_be_awaited(given: Any) -> None:
+    AsyncConsumer(Job, given, sessions)
+
+
+@pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"concurrency": 0}, "concurrency=0"),
+        ({"concurrency": 1.5}, "concurrency=1.5"),
+        ({"concurrency": True}, "concurrency=True"),
+        ({"batch_size": -1}, "batch_size=-1"),
+        ({"batch_size": "10"}, "batch_size='10'"),
+        ({"poll_interval": 0}, "poll_interval=0"),
+        ({"poll_interval": -1}, "poll_interval"),
+        ({"poll_interval": float("nan")}, "poll_interval"),
+        ({"timeout": 0}, "timeout=0"),
+        ({"timeout": -1}, "timeout"),
+        ({"grace": -1}, "grace"),
+        ({"grace": float("inf")}, "grace"),
+        ({"lease": 0.5}, "lease=0.5"),
+        ({"retry": 5}, "retry=5"),
+    ],
+)
+def test_numbers_that_cannot_be_meant_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:
+    given = handler if kind is Consumer else async_handler
+    with pytest.raises(ConfigurationError, match=message):
+        kind(Job, given, sessions, **options)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [None, "handler", lambda: None, lambda session: None, lambda session, job, more: None, lambda *, session: None],
+)
+def test_what_cannot_be_called_as_a_handler_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"\(session, job\)"):
+        Consumer(Job, given, sessions)
+    with pytest.raises(ConfigurationError, match=r"\(session, jobs\)"):
+        Consumer(Job, given, sessions, batch=True)
+
+
+def test_what_is_no_queue_is_refused() -> None:
+    with pytest.raises(NotAQueueError, match="Owner"):
+        Consumer(models("update_status").owner, handler, sessions)
+
+
+def test_sessions_of_the_other_colour_are_refused(server: Server) -> None:
+    async_sessions = async_sessionmaker(create_async_engine(server.url("asyncpg")))
+    with pytest.raises(ConfigurationError, match="makes AsyncSession.*use AsyncConsumer"):
+        Consumer(Job, handler, async_sessions).run()
+    with pytest.raises(ConfigurationError, match="makes Session.*use Consumer"):
+        asyncio.run(AsyncConsumer(Job, async_handler, sessions).run())
+
+
+def test_a_factory_that_makes_no_session_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="makes int"):
+        Consumer(Job, handler, lambda: 5).run()

@@ -1,0 +1,340 @@
+"""The library with one remedy taken out each, to be applied in a process that ends after it.
+
+Each function says what the library then does without. A name may be taken from the module that uses it, or from the
+one that defines it: what matters is that the workers find the mutant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue import aio, consumer
+from sqlaqueue.serving import crew, lanes, ledger, operations, plan, runs, savepoint, tending
+from sqlaqueue.serving.crew import Crew, Running
+from sqlaqueue.serving.ledger import Entries, Entry
+from sqlaqueue.serving.operations import Ended
+from sqlaqueue.serving.steps import Pause, Report, Script
+from sqlaqueue.strategies.update_status import UpdateStatus
+from tests.strategies import mutants as strategies
+
+MUTANTS: dict[str, Callable[[], None]] = {}
+
+
+def mutant(apply: Callable[[], None]) -> Callable[[], None]:
+    """Enter a mutant into the list."""
+    MUTANTS[apply.__name__] = apply
+    return apply
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    """Take the place of something that is not done."""
+
+
+def none_at_all(*_: Any, **__: Any) -> list[Any]:
+    """Take the place of something that is not found."""
+    return []
+
+
+# -- leases ----------------------------------------------------------------------------------------------------------
+
+
+@mutant
+def compares_no_token() -> None:
+    UpdateStatus.fence = strategies.ComparesNoToken.fence
+
+
+@mutant
+def compares_the_token_only() -> None:
+    UpdateStatus.fence = strategies.ComparesTheTokenOnly.fence
+
+
+@mutant
+def does_not_rescue() -> None:
+    tending.rescue_expired = none_at_all
+
+
+@mutant
+def does_not_extend() -> None:
+    tending.extend_leases = nothing
+
+
+@mutant
+def extends_only_what_is_at_work() -> None:
+    Crew.alive = lambda self: [run for one in self.running() for run in one.runs]
+
+
+@mutant
+def extension_waits_for_locks() -> None:
+    original, waiting = UpdateStatus.extend, strategies.UpdateStatusWaits()
+    UpdateStatus.extend = lambda self, spec, held, lease: original(waiting, spec, held, lease)
+
+
+@mutant
+def blames_everybody() -> None:
+    UpdateStatus._ran_alone = staticmethod(lambda spec: sa.true())
+
+
+@mutant
+def blames_nobody() -> None:
+    UpdateStatus._ran_alone = staticmethod(lambda spec: sa.false())
+
+
+@mutant
+def says_nothing_of_other_claims() -> None:
+    plan.SHARED = ""
+
+
+@mutant
+def claims_suspects_with_others() -> None:
+    UpdateStatus.suspect = lambda self, spec: None
+
+
+@mutant
+def runs_suspects_side_by_side() -> None:
+    plan.Suspects.one_runs = property(lambda self: False)
+
+
+@mutant
+def freezes_with_its_locks() -> None:
+    tending._be_brief = nothing
+
+
+@mutant
+def release_burns_the_attempt() -> None:
+    UpdateStatus.counted = lambda self, attempts, settlement: None
+
+
+@mutant
+def commits_effects_before_the_end() -> None:
+    """What a handler wrote is committed, and then its run is ended."""
+
+    def complete_and_commit(session: Any, plan: Any, ended: Sequence[Ended]) -> list[Ended]:
+        session.commit()
+        lost = operations.settle(session, plan, ended)
+        session.commit()
+        return lost
+
+    operations.complete_and_commit = complete_and_commit
+
+
+# -- doubts about a commit -------------------------------------------------------------------------------------------
+
+
+@mutant
+def does_not_look_again() -> None:
+    operations._look_again = lambda session, plan, lost: list(lost)
+
+
+@mutant
+def doubts_nothing() -> None:
+    operations._commit = lambda session, ended: session.commit()
+
+
+@mutant
+def doubts_what_was_not_committed() -> None:
+    original = operations.complete_and_commit
+
+    def complete_and_commit(session: Any, plan: Any, ended: Sequence[Ended]) -> list[Ended]:
+        for one in ended:
+            one.uncertain = True
+        return original(session, plan, ended)
+
+    operations.complete_and_commit = complete_and_commit
+
+
+@mutant
+def forgets_what_it_could_not_settle() -> None:
+    Crew.give_back = nothing
+
+
+# -- the end of a shift ----------------------------------------------------------------------------------------------
+
+
+@mutant
+def does_not_answer_signals() -> None:
+    nobody = lambda stop: contextlib.nullcontext()  # noqa: E731 - its name says it
+    consumer.doorbell.answered_by = nobody
+    aio.doorbell.answered_by = nobody
+
+
+@mutant
+def sleeps_on_when_it_is_stopped() -> None:
+    def stop(self: Any) -> None:
+        self.plan.stopping = True
+
+    consumer._Threads.stop = stop
+    aio._Tasks.stop = stop
+
+
+@mutant
+def keeps_what_it_has_not_begun() -> None:
+    Crew.forget_held = none_at_all
+
+
+@mutant
+def runs_its_batch_to_the_end() -> None:
+    original = runs._run_held
+
+    def run_held(plan: Any, *arguments: Any) -> Any:
+        return (yield from original(replace(plan), *arguments))
+
+    runs._run_held = run_held
+
+
+@mutant
+def counts_what_it_gave_up() -> None:
+    original = Running.verdict
+
+    def verdict(self: Running, raised: Any, timeout: Any) -> Any:
+        self.abandoned = False
+        return original(self, raised, timeout)
+
+    Running.verdict = verdict
+
+
+@mutant
+def leaves_given_up_batches_in_the_ledger() -> None:
+    Entries.give_up_all = nothing
+
+
+# -- a transaction holds the batch -----------------------------------------------------------------------------------
+
+
+@mutant
+def keeps_no_ledger() -> None:
+    operations.enter_ledger = nothing
+
+
+@mutant
+def counts_no_deaths() -> None:
+    Entry.deaths = property(lambda self: 0, nothing)
+
+
+@mutant
+def suspects_nobody() -> None:
+    Entry.suspected = none_at_all
+
+
+@mutant
+def blames_all_of_a_batch() -> None:
+    original = Entries.open
+    Entries.open = lambda self, keys, *, blamed: original(self, keys, blamed=True)
+
+
+@mutant
+def never_clears_a_suspect() -> None:
+    ledger.leave = ledger.keep
+
+
+@mutant
+def strikes_nothing_out() -> None:
+    """A batch that is given up by a worker that lives is taken for the doing of a dead one."""
+
+    def strike(plan: Any) -> Script:
+        yield from ()
+
+    runs.strike = lanes.strike = strike
+
+
+@mutant
+def keeps_what_a_failing_handler_wrote() -> None:
+    original = savepoint.Savepoint.close
+    savepoint.Savepoint.close = lambda self, *, keep: original(self, keep=True)
+
+
+@mutant
+def blames_nobody_for_a_lost_connection() -> None:
+    def settle_alone(plan: Any, runs: Any, cause: Any, entry: Entry) -> Script:
+        return Report(claimed=len(entry.names))
+        yield
+
+    runs._settle_alone = settle_alone
+
+
+@mutant
+def settles_a_lost_job_by_its_old_token() -> None:
+    def settle_alone(session: Any, plan: Any, ended: Ended, entry: Entry) -> Ended | None:
+        for job in operations.claim_key(session, plan, ended.run.key):
+            again = replace(ended, job=job)
+            operations.settle(session, plan, [again])
+            operations._leave(session, plan, [again], entry)
+            session.commit()
+            return again
+        return None
+
+    operations.settle_alone = settle_alone
+
+
+@mutant
+def lets_handlers_commit() -> None:
+    savepoint.Savepoint.refuses = lambda self: False
+
+
+@mutant
+def does_not_reconcile() -> None:
+    tending.reconcile_messages = none_at_all
+
+
+# -- whatever goes wrong ---------------------------------------------------------------------------------------------
+
+
+@mutant
+def ends_at_the_first_trouble() -> None:
+    def trouble(shift: Any, error: Exception) -> Script:
+        shift.fail(error)
+        yield Pause(0)
+
+    lanes._trouble = trouble
+
+
+@mutant
+def has_a_keeper_that_dies_of_trouble() -> None:
+    def keep(shift: Any) -> Script:
+        while not shift.over:
+            for duty in (lanes._extend_leases, lanes._sweep):
+                yield from duty(shift, time.monotonic())
+            yield Pause(shift.until_next_duty(), past_stop=True)
+
+    consumer.keep = aio.keep = keep
+
+
+@mutant
+def knows_no_limit() -> None:
+    original = plan.judge
+    plan.judge = lambda error, run, *arguments, **options: original(
+        error, replace(run, max_attempts=10**6), *arguments, **options
+    )
+
+
+# -- handlers that take too long, or are asked to stop ---------------------------------------------------------------
+
+
+@mutant
+def has_all_the_time() -> None:
+    Crew.overdue = none_at_all
+
+
+@mutant
+def hears_no_request() -> None:
+    tending.requests_to_stop = none_at_all
+
+
+@mutant
+def settles_in_lanes_only() -> None:
+    crew.Crew.overlooks = lambda self, now: False
+
+
+@mutant
+def settles_all_or_nothing() -> None:
+    operations.settle_each = lambda *arguments, **options: (operations.settle_and_commit(*arguments, **options), [])
+
+
+@mutant
+def tries_a_batch_as_a_whole_again() -> None:
+    runs.concerns_all = lambda error: True

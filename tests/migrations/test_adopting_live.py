@@ -1,0 +1,189 @@
+"""A large table becomes a queue while others read it, write it, and run its jobs.
+
+Every session of theirs has a ``lock_timeout`` of a second, so that the server itself tells who waits for longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, mapped_column
+
+from sqlaqueue import QueueConfig, claim, complete, reconcile
+from tests.migrations.models import order
+from tests.migrations.project import Project
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import Database
+
+ROWS = int(os.environ.get("SQLAQUEUE_TEST_ROWS", "1000000"))
+UNSENT = 500
+SENT = "SELECT 'old ' || n, n > :unsent FROM generate_series(1, :rows) AS n"
+BY_ROW = """sa.text("CASE WHEN sent THEN 'completed' ELSE 'pending' END")"""
+
+HAS_STATUS = "SELECT 1 FROM pg_attribute WHERE attrelid = 'orders'::regclass AND attname = 'status'"
+MIGRATION_WAITS = """
+    SELECT 1 FROM pg_locks
+    WHERE relation = 'orders'::regclass AND NOT granted AND mode IN ('AccessExclusiveLock', 'ShareRowExclusiveLock')
+"""
+UNDEFINED = {"42P01", "42703"}
+"""There is no such table or column: the migration is not that far."""
+
+
+def model(config: QueueConfig | None) -> type[Any]:
+    return order(config, sent=mapped_column(sa.Boolean, server_default=sa.false(), nullable=False))
+
+
+class Traffic:
+    """Writers, readers and consumers of the table, until they are stopped."""
+
+    def __init__(self, database: Database, queue: type[Any]) -> None:
+        self.database = database
+        self.queue = queue
+        self.stopped = threading.Event()
+        self.written: list[str] = []
+        self.held_up = 0
+        """How often a report was in the way of the migration."""
+        self.done: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def flowing(self) -> Iterator[None]:
+        """Keep everybody busy while the block runs; raise what went wrong for one of them."""
+        with ThreadPoolExecutor() as pool:
+            busy: list[Callable[[], None]] = [self.insert, self.change, self.report, self.consume]
+            futures = [pool.submit(self._guarded, each) for each in busy]
+            try:
+                yield
+            finally:
+                self.stopped.set()
+        for future in futures:
+            future.result()
+
+    def _guarded(self, task: Callable[[], None]) -> None:
+        try:
+            task()
+        except BaseException:
+            self.stopped.set()
+            raise
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        with self.database.connect() as connection:
+            connection.execute("SET lock_timeout = '1s'")
+            yield connection
+
+    def insert(self) -> None:
+        with self.connection() as connection:
+            while not self.stopped.wait(0.005):
+                article = f"new {len(self.written)}"
+                connection.execute("INSERT INTO orders (article) VALUES (%s)", [article])
+                self.written.append(article)
+
+    def change(self) -> None:
+        with self.connection() as connection:
+            while not self.stopped.wait(0.005):
+                statement = "UPDATE orders SET article = article WHERE id = 1 + floor(random() * %s)"
+                connection.execute(statement, [ROWS])
+
+    def report(self) -> None:
+        """Read in transactions that stay in the migration's way until the writers have got past both.
+
+        The second one begins when the migration has got past the first.
+        """
+        with self.connection() as reader, self.connection() as watch:
+            self.be_in_the_way(reader, watch)
+            while not self.stopped.wait(0.01) and not watch.execute(HAS_STATUS).fetchone():
+                pass
+            self.be_in_the_way(reader, watch)
+
+    def be_in_the_way(self, reader: psycopg.Connection[Any], watch: psycopg.Connection[Any]) -> None:
+        with reader.transaction():
+            # And no more than that: an old snapshot would be in the way of CREATE INDEX CONCURRENTLY until the end.
+            reader.execute("SELECT FROM orders LIMIT 1")
+            while not watch.execute(MIGRATION_WAITS).fetchone():
+                if self.stopped.wait(0.01):
+                    return
+            enough = len(self.written) + 200
+            while not self.stopped.wait(0.01) and len(self.written) < enough:
+                pass
+        self.held_up += 1
+
+    def consume(self) -> None:
+        engine = sa.create_engine(self.database.url(), connect_args={"options": "-c lock_timeout=1s"})
+        try:
+            while not self.stopped.wait(0.01):
+                try:
+                    self.run_some(engine)
+                except DBAPIError as error:
+                    if getattr(error.orig, "sqlstate", None) not in UNDEFINED:
+                        raise
+        finally:
+            engine.dispose()
+
+    def run_some(self, engine: sa.Engine) -> bool:
+        with Session(engine) as session:
+            jobs = session.scalars(claim(self.queue, 50)).all()
+            articles = [job.article for job in jobs]
+            if jobs:
+                session.execute(complete(jobs))
+            session.commit()
+        self.done.update(articles)
+        return bool(articles)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("strategy", "answer"),
+    [("update_status", "'completed'"), ("delete_returning", BY_ROW)],
+    ids=["no old row runs", "the unsent ones run"],
+)
+def test_a_table_in_use_becomes_a_queue(database: Database, tmp_path: Path, strategy: str, answer: str) -> None:
+    queue = model(QueueConfig(strategy=strategy))
+    project = Project(directory=tmp_path, database=database, metadata=model(None).metadata)
+    project.revise("create")
+    project.upgrade()
+    engine = sa.create_engine(database.url())
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text(f"INSERT INTO orders (article, sent) {SENT}"),
+            {"unsent": UNSENT, "rows": ROWS},
+        )
+    project.metadata = queue.metadata
+    project.revise("adopt", live="orders")
+    project.edit("existing_rows=...", f"existing_rows={answer}")
+    traffic = Traffic(database, queue)
+    with traffic.flowing():
+        project.upgrade()
+    assert traffic.held_up == (1 if strategy == "update_status" else 2)
+    project.check()
+    with Session(engine) as session:
+        assert session.scalars(reconcile(queue)).all() == []
+    while traffic.run_some(engine):
+        pass
+    engine.dispose()
+    ran = [*traffic.done.items()]
+    old = {article: count for article, count in ran if article.startswith("old")}
+    assert old == ({} if strategy == "update_status" else {f"old {n}": 1 for n in range(1, UNSENT + 1)})
+    new = {article: count for article, count in ran if article.startswith("new")}
+    with database.connect() as connection:
+        query = "SELECT article, attempts FROM orders WHERE article LIKE 'new %' ORDER BY id"
+        rows = [*connection.execute(query)]
+        assert connection.execute("SELECT DISTINCT status FROM orders").fetchall() == [("completed",)]
+    assert [article for article, _ in rows] == traffic.written
+    # What was inserted before the columns were there is old as well, and the answer goes for it.
+    first = (
+        0 if strategy == "delete_returning" else next(number for number, (_, attempts) in enumerate(rows) if attempts)
+    )
+    assert new == dict.fromkeys(traffic.written[first:], 1)

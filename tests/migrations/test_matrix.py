@@ -1,0 +1,96 @@
+"""create_all() and autogenerate + upgrade make the same of every kind of model; downgrade leaves what was before."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue import QueueConfig
+from tests.migrations.project import Project, dump
+from tests.models import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - they fill KINDS
+from tests.models.kind import KINDS, Built
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.models.tidy import TidyDatabase
+    from tests.servers import Database
+
+
+def cells() -> Iterator[Any]:
+    """Yield kind and strategy; each kind with one strategy of it, and the rest where everything is run."""
+    for row, (name, kind) in enumerate(KINDS.items()):
+        for number, strategy in enumerate(kind.strategies):
+            marks = () if row % len(kind.strategies) == number else (pytest.mark.thorough,)
+            yield pytest.param(name, strategy, id=f"{name}-{strategy}", marks=marks)
+
+
+@pytest.mark.parametrize(("name", "strategy"), [*cells()])
+def test_both_ways_make_the_same(tidy: TidyDatabase, tmp_path: Path, name: str, strategy: str) -> None:
+    built = KINDS[name].build(functools.partial(QueueConfig, strategy=strategy))
+    models = models_of(built, tmp_path, tidy.database)
+    if built.options:
+        write_migration_without_translation(built, models, tidy)
+    with tidy.schemas(*built.schemas):
+        before = without_models(tidy.database, built.schemas)
+        wanted = made_by_create_all(built, tidy)
+        assert wanted != before
+        models.execution_options = built.options
+        if not built.options:
+            models.revise()
+        models.upgrade()
+        assert dump(tidy.database) == wanted
+        if not built.options:
+            models.check()
+        models.downgrade()
+        assert dump(tidy.database) == before
+        tidy.connection.execute("DROP TABLE IF EXISTS alembic_version")
+
+
+@functools.cache
+def without_models(database: Database, schemas: tuple[str, ...]) -> str:
+    """Return what a database is with nothing in its schemas."""
+    return dump(database)
+
+
+def models_of(built: Built, directory: Path, database: Database) -> Project:
+    def include_name(name: str | None, kind: str, _: Any) -> bool:
+        # Partitions are not in the MetaData, as in anybody's project.
+        return kind != "table" or not (name or "").startswith("part")
+
+    project = Project(directory=directory, database=database, metadata=built.metadata)
+    project.options = {"include_schemas": bool(built.schemas), "include_name": include_name}
+    if "part" in built.metadata.tables:
+        del project.options["include_name"]
+    return project
+
+
+def made_by_create_all(built: Built, tidy: TidyDatabase) -> str:
+    engine = sa.create_engine(tidy.database.url(), execution_options=built.options)
+    built.metadata.create_all(engine)
+    # They are the business of the user's own migrations.
+    for number in range(2):
+        if built.table.dialect_options["postgresql"]["partition_by"]:
+            tidy.connection.execute(f"DROP TABLE part{number}")
+    schema = dump(tidy.database)
+    built.metadata.drop_all(engine)
+    engine.dispose()
+    return schema
+
+
+def write_migration_without_translation(built: Built, models: Project, tidy: TidyDatabase) -> None:
+    """Write the migration where schemas are called as in the models: autogenerate does not translate them."""
+    names = [name for name in built.options["schema_translate_map"] if name]
+    with tidy.schemas(*names):
+        models.options["include_schemas"] = bool(names)
+        models.revise()
+        models.upgrade()
+        models.check()
+        models.downgrade()
+        tidy.connection.execute("DROP TABLE alembic_version")
+        # Else Alembic would write its version into the translated schema and look for it in the default one.
+        models.options["version_table_schema"] = "public"

@@ -1,0 +1,185 @@
+"""Another strategy is one word in the model and a migration; the jobs that wait, and those that run, stay jobs."""
+
+from __future__ import annotations
+
+import threading
+from itertools import permutations
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.orm import Session
+
+from sqlaqueue import QueueConfig, claim, complete, reconcile
+from tests.migrations.models import order
+from tests.migrations.project import Project, dump
+from tests.models.kind import STRATEGIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.servers import Database
+
+
+def table_of(model: type[Any]) -> sa.Table:
+    return model.__table__
+
+
+@pytest.fixture
+def engine(database: Database) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(database.url())
+    yield engine
+    engine.dispose()
+
+
+def project_of(model: type[Any], database: Database, directory: Path) -> Project:
+    return Project(directory=directory, database=database, metadata=model.metadata)
+
+
+def enqueue(engine: sa.Engine, model: type[Any], *articles: str, **values: Any) -> None:
+    with Session(engine) as session:
+        session.add_all(model(article=article, **values) for article in articles)
+        session.commit()
+
+
+def run_all(engine: sa.Engine, model: type[Any]) -> list[str]:
+    """Claim and complete everything, and return what it was."""
+    with Session(engine) as session:
+        jobs = session.scalars(claim(model, 100)).all()
+        done = sorted(job.article for job in jobs)
+        if jobs:
+            session.execute(complete(jobs))
+        session.commit()
+        return done
+
+
+def states(engine: sa.Engine) -> dict[str, str]:
+    with engine.connect() as connection:
+        return {row.article: row.status for row in connection.execute(sa.text("SELECT article, status FROM orders"))}
+
+
+@pytest.mark.parametrize(("old", "new"), [*permutations(STRATEGIES, 2)])
+def test_waiting_jobs_wait_on_and_back(
+    database: Database, engine: sa.Engine, tmp_path: Path, old: str, new: str
+) -> None:
+    before, after = order(QueueConfig(strategy=old)), order(QueueConfig(strategy=new))
+    project = project_of(before, database, tmp_path)
+    project.revise("create")
+    project.upgrade()
+    enqueue(engine, before, "done", priority=-1)
+    enqueue(engine, before, "1", "2")
+    with Session(engine) as session:
+        session.execute(complete(session.scalars(claim(before, 1)).all()))
+        session.commit()
+    schema = dump(database)
+    project.metadata = after.metadata
+    project.revise("switch")
+    project.upgrade()
+    project.check()
+    enqueue(engine, after, "3")
+    with Session(engine) as session:
+        assert session.scalars(reconcile(after)).all() == []
+    with Session(engine) as session:
+        assert [job.article for job in session.scalars(claim(after, 2))] == ["1", "2"]
+        session.rollback()
+    project.downgrade()
+    assert dump(database) == schema
+    with Session(engine) as session:
+        assert session.scalars(reconcile(before)).all() == []
+    assert run_all(engine, before) == ["1", "2", "3"]
+    assert states(engine) == dict.fromkeys(["1", "2", "3", "done"], "completed")
+
+
+@pytest.mark.parametrize("new", ["delete_returning", "batch_select"])
+def test_a_job_under_a_lease_waits_again(database: Database, engine: sa.Engine, tmp_path: Path, new: str) -> None:
+    before, after = order(QueueConfig()), order(QueueConfig(strategy=new))
+    project = project_of(before, database, tmp_path)
+    project.revise("create")
+    project.upgrade()
+    enqueue(engine, before, "1")
+    with Session(engine, expire_on_commit=False) as session:
+        jobs = session.scalars(claim(before, 1)).all()
+        session.commit()
+        project.metadata = after.metadata
+        text = project.revise("switch")
+        assert "op.release_queue_runs(" in text
+        project.upgrade()
+        assert states(engine) == {"1": "pending"}
+        # What the old consumer does with it is refused, so nothing happens twice in the database.
+        with pytest.raises(ProgrammingError, match="lease_token"):
+            session.execute(complete(jobs))
+    with Session(engine) as session:
+        (job,) = session.scalars(claim(after, 1)).all()
+        assert (job.article, job.attempts) == ("1", 1)
+        session.execute(complete([job]))
+        session.commit()
+    assert states(engine) == {"1": "completed"}
+
+
+@pytest.mark.parametrize("old", ["delete_returning", "batch_select"])
+def test_a_batch_in_an_open_transaction_ends_first(
+    database: Database, engine: sa.Engine, tmp_path: Path, old: str
+) -> None:
+    before, after = order(QueueConfig(strategy=old)), order(QueueConfig())
+    project = project_of(before, database, tmp_path)
+    project.revise("create")
+    project.upgrade()
+    enqueue(engine, before, "1", "2")
+    project.metadata = after.metadata
+    project.revise("switch")
+    with Session(engine) as session:
+        jobs = session.scalars(claim(before, 1)).all()
+        migration = threading.Thread(target=project.upgrade)
+        migration.start()
+        # It asks for its locks again and again, so others come between.
+        enqueue(engine, before, "3")
+        session.execute(complete(jobs))
+        session.commit()
+    migration.join(60)
+    assert not migration.is_alive()
+    assert states(engine) == {"1": "completed", "2": "pending", "3": "pending"}
+    assert run_all(engine, after) == ["2", "3"]
+
+
+def test_a_queue_that_is_none_any_more_leaves_its_rows(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+    before, after = order(QueueConfig(strategy="delete_returning")), order(None)
+    project = project_of(before, database, tmp_path)
+    project.revise("create")
+    project.upgrade()
+    enqueue(engine, before, "1", "2")
+    project.metadata = after.metadata
+    project.revise("no queue")
+    project.upgrade()
+    project.check()
+    assert "sqlaqueue" not in dump(database)
+    with pytest.raises(Exception, match="existing_rows"):
+        project.downgrade()
+    project.edit("existing_rows=...", "existing_rows='completed'")
+    project.downgrade()
+    assert states(engine) == {"1": "completed", "2": "completed"}
+    assert run_all(engine, before) == []
+    enqueue(engine, before, "3")
+    assert run_all(engine, before) == ["3"]
+
+
+def test_a_status_that_goes_asks_what_its_rows_are(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+    before = order(QueueConfig())
+    after = order(QueueConfig(strategy="delete_returning", columns={"status": None}))
+    project = project_of(before, database, tmp_path)
+    project.revise("create")
+    project.upgrade()
+    enqueue(engine, before, "1")
+    assert run_all(engine, before) == ["1"]
+    project.metadata = after.metadata
+    project.revise("own messages")
+    with pytest.raises(Exception, match="each row of the table is a job"):
+        project.upgrade()
+    with engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM orders WHERE status = 'completed'"))
+    enqueue(engine, before, "2")
+    project.edit("existing_rows=...", "existing_rows='pending'")
+    project.upgrade()
+    project.check()
+    assert run_all(engine, after) == ["2"]

@@ -1,0 +1,123 @@
+"""The templates work unchanged with the README's example, and the page on migrations does what it says."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from tests.migrations.commands import ROOT, Shell
+from tests.migrations.project import dump
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import Database
+
+TEMPLATES = sorted(each.name for each in (ROOT / "alembic_templates").iterdir())
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def readme_example() -> str:
+    """Return the first example of the README up to its class, with the imports that it leaves out."""
+    blocks = [text for kind, text in BLOCK.findall((ROOT / "README.md").read_text()) if kind == "python"]
+    number = next(number for number, text in enumerate(blocks) if "class Email(QueueMixin" in text)
+    return "\n".join(blocks[: number + 1])
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_readmes_example_in_a_new_project(database: Database, tmp_path: Path, template: str) -> None:
+    shell = Shell(tmp_path / "project", database)
+    shell.write("app.py", readme_example())
+    before = dump(database)
+    shell.run(f'alembic init -t "$(sqlaqueue alembic-template {template})" migrations')
+    shell.write("use.py", USE)
+    printed = shell.run_all(
+        "alembic revision --autogenerate -m 'first tables'",
+        "alembic upgrade head --sql",
+        "alembic upgrade head",
+        "alembic check",
+        "use.py",
+        "alembic downgrade base",
+    )
+    assert "CREATE TABLE email" in printed
+    assert "\nto ada@example.com\n" in printed
+    assert dump(database) == before
+
+
+USE = """
+from app import Consumer, Email, Session, engine, sessionmaker
+
+with Session(engine) as session:
+    session.add(Email(to="ada@example.com"))
+    session.commit()
+Consumer(Email, lambda session, email: print("to", email.to), sessionmaker(engine)).drain()
+session.close()
+engine.dispose()
+"""
+
+
+def test_the_template_for_several_schemas_creates_them(database: Database, tmp_path: Path) -> None:
+    shell = Shell(tmp_path / "project", database)
+    shell.write("app.py", readme_example().replace('__tablename__ = "email"', f"{TABLE}"))
+    shell.run('alembic init -t "$(sqlaqueue alembic-template schemas)" migrations')
+    with database.connect() as connection:
+        connection.execute("CREATE SCHEMA theirs; CREATE TABLE theirs.something (id int)")
+    shell.run_all(
+        "alembic revision --autogenerate -m 'first tables'",
+        "alembic upgrade head",
+        "alembic check",
+    )
+    assert "theirs" not in shell.newest_migration().read_text()
+    assert 'CREATE TABLE "Post".email' in dump(database)
+
+
+TABLE = """__tablename__ = "email"
+    __table_args__ = {"schema": "Post"}"""
+
+
+def test_the_page_on_migrations(database: Database, tmp_path: Path) -> None:
+    """Its blocks in their order: files that are named, commands, and changes of what is there."""
+    shell = Shell(tmp_path / "project", database)
+    page = (ROOT / "docs" / "migrations.md").read_text()
+    commands = 0
+    for kind, text in BLOCK.findall(page):
+        if kind == "python" and text.startswith("# app.py"):
+            shell.write("app.py", text)
+        elif kind == "diff":
+            shell.patch(text)
+        elif kind == "sql":
+            with database.connect() as connection:
+                connection.execute(text)
+        elif kind == "sh":
+            lines = [line for line in text.splitlines() if not line.startswith("pip ")]
+            for line in lines:
+                if "$(" in line:
+                    shell.run(line)
+            shell.run_all(*(line for line in lines if "$(" not in line))
+            commands += len(lines)
+    assert commands
+    engine = sa.create_engine(database.url())
+    inspector = sa.inspect(engine)
+    assert {"sqlaqueue_message_email", "sqlaqueue_message_invoice"} <= {*inspector.get_table_names()}
+    assert "status" in {column["name"] for column in inspector.get_columns("orders")}
+    engine.dispose()
+
+
+@pytest.mark.once
+def test_templates_differ_only_where_they_have_to() -> None:
+    scripts = {(ROOT / "alembic_templates" / name / "script.py.mako").read_text() for name in TEMPLATES}
+    assert len(scripts) == 1
+
+
+@pytest.mark.once
+def test_the_page_has_every_operation_that_it_names() -> None:
+    from alembic.operations import Operations  # noqa: PLC0415 - the plug-in adds to it
+
+    import sqlaqueue.alembic  # noqa: F401, PLC0415 - as above
+
+    named = set(re.findall(r"`op\.(\w+)\(", (ROOT / "docs" / "migrations.md").read_text()))
+    assert named
+    assert {name for name in named if not hasattr(Operations, name)} == set()

@@ -1,0 +1,135 @@
+"""The version of a trigger function can be read in the database, and who meets another one says what to do."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from sqlaqueue import QueueConfig, claim
+from sqlaqueue.ddl import TriggerFunction, objects_of
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.strategies.message_triggers import VERSION
+from sqlaqueue.versions import what_is_outdated, why_undefined
+from tests.migrations.models import order
+from tests.migrations.project import Project
+from tests.models.kind import STRATEGIES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from tests.servers import Database
+
+WITH_MESSAGES = QueueConfig(strategy="delete_returning")
+FUNCTION = "sqlaqueue_message_orders_sync"
+
+
+@pytest.fixture
+def engine(database: Database) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(database.url())
+    yield engine
+    engine.dispose()
+
+
+def outdated(engine: sa.Engine, model: type[Any]) -> str | None:
+    with Session(engine) as session:
+        return what_is_outdated(session, spec_of(model))
+
+
+def execute(engine: sa.Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.exec_driver_sql(statement)
+
+
+@pytest.mark.once
+def test_another_text_has_another_version() -> None:
+    """When this fails, the text of the function has changed: raise VERSION, and put the new digest here."""
+    (function,) = (each for each in objects_of(order(WITH_MESSAGES).__table__) if isinstance(each, TriggerFunction))
+    assert (VERSION, hashlib.sha256(function.body.encode()).hexdigest()[:16]) == (1, "ea40539ab1ee734b")
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nothing_is_said_of_a_database_that_is_up_to_date(engine: sa.Engine, strategy: str) -> None:
+    model = order(QueueConfig(strategy=strategy))
+    model.metadata.create_all(engine)
+    assert outdated(engine, model) is None
+
+
+def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
+    order(WITH_MESSAGES).metadata.create_all(engine)
+    with engine.connect() as connection:
+        query = sa.text(f"SELECT obj_description('{FUNCTION}'::regproc, 'pg_proc')")
+        assert connection.scalar(query) == f"sqlaqueue, version {VERSION}"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (f"COMMENT ON FUNCTION {FUNCTION} IS NULL", "is of version 0, and version 1 is needed"),
+        (f"COMMENT ON FUNCTION {FUNCTION} IS 'mine'", "is of version 0, and version 1 is needed"),
+        (f"DROP FUNCTION {FUNCTION} CASCADE", "is missing, and version 1 is needed"),
+        ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_message_delete", "disabled: sqlaqueue_message_delete"),
+        ("DROP TRIGGER sqlaqueue_message_insert ON orders", "missing or disabled: sqlaqueue_message_insert"),
+    ],
+)
+def test_an_older_one_is_told_and_autogenerate_mends_it(
+    database: Database, engine: sa.Engine, tmp_path: Path, change: str, said: str
+) -> None:
+    model = order(WITH_MESSAGES)
+    project = Project(directory=tmp_path, database=database, metadata=model.metadata)
+    project.revise()
+    project.upgrade()
+    execute(engine, change)
+    message = outdated(engine, model)
+    assert message is not None
+    assert message.startswith("Order: the table orders is not up to date")
+    assert said in message
+    assert "alembic revision --autogenerate" in message
+    project.revise()
+    project.upgrade()
+    project.check()
+    assert outdated(engine, model) is None
+    project.downgrade()
+    assert outdated(engine, model) == message
+
+
+def test_a_newer_one_is_told_as_well(engine: sa.Engine) -> None:
+    model = order(WITH_MESSAGES)
+    model.metadata.create_all(engine)
+    execute(engine, f"COMMENT ON FUNCTION {FUNCTION} IS 'sqlaqueue, version 99'")
+    message = outdated(engine, model)
+    assert message is not None
+    assert "its sqlaqueue is older than the one that the database was migrated for" in message
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
+async def test_it_looks_into_the_translated_schema(database: Database, driver: Any) -> None:
+    model = order(WITH_MESSAGES)
+    engine = create_async_engine(database.url(driver), execution_options={"schema_translate_map": {None: "Tenant's"}})
+    async with engine.begin() as connection:
+        await connection.exec_driver_sql('CREATE SCHEMA "Tenant\'s"')
+        await connection.run_sync(model.metadata.create_all)
+    async with AsyncSession(engine) as session:
+        assert await session.run_sync(what_is_outdated, spec_of(model)) is None
+        await session.execute(sa.text(f'COMMENT ON FUNCTION "Tenant\'s".{FUNCTION} IS NULL'))
+        assert "version 0" in (await session.run_sync(what_is_outdated, spec_of(model)) or "")
+    await engine.dispose()
+
+
+def test_who_works_with_what_is_gone_is_told_to_restart(engine: sa.Engine) -> None:
+    old, new = order(WITH_MESSAGES), order(QueueConfig())
+    new.metadata.create_all(engine)
+    with Session(engine) as session, pytest.raises(ProgrammingError) as undefined:
+        session.execute(claim(old, 1))
+    assert "restart this consumer" in (why_undefined(undefined.value, spec_of(old)) or "")
+    with Session(engine) as session, pytest.raises(ProgrammingError) as other:
+        session.execute(sa.text("SELECT 1 +"))
+    assert why_undefined(other.value, spec_of(old)) is None
+    assert why_undefined(ValueError(), spec_of(old)) is None

@@ -1,0 +1,113 @@
+"""A database that lacks something a queue needs, or has it from an older version: said when a Consumer begins."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin
+from sqlaqueue.exc import ConfigurationError
+from tests.servers import Server
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Order(QueueMixin, Base):
+    __tablename__ = "the order's"  # a name that has to be quoted, and has a quote
+    __table_args__ = {"schema": "shop"}  # noqa: RUF012 - as SQLAlchemy reads it
+    __queue__ = QueueConfig(strategy="delete_returning")
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def handle(session: Any, job: Any) -> None:
+    """Do nothing."""
+
+
+async def handle_async(session: Any, job: Any) -> None:
+    """Do nothing."""
+
+
+@pytest.fixture
+def engine(server: Server) -> Iterator[sa.Engine]:
+    with server.database() as database:
+        engine = sa.create_engine(database.url())
+        with engine.begin() as connection:
+            connection.exec_driver_sql("CREATE SCHEMA shop")
+        Base.metadata.create_all(engine)
+        yield engine
+        engine.dispose()
+
+
+MISSING = {
+    'DROP TABLE shop."the order\'s"': r"the table shop\.the order's",
+    "DROP TABLE shop.sqlaqueue_ledger": r"needs: the table shop\.sqlaqueue_ledger;",
+    'DROP TABLE shop."sqlaqueue_message_the order\'s" CASCADE': r"the table shop\.sqlaqueue_message_the order's",
+    'ALTER TABLE shop."the order\'s" DROP COLUMN max_attempts': r"needs: the column shop\.the order's\.max_attempts;",
+    'DROP TRIGGER sqlaqueue_message_update ON shop."the order\'s"': (
+        r"needs: the trigger sqlaqueue_message_update of shop\.the order's;"
+    ),
+}
+
+
+@pytest.mark.parametrize("statement", MISSING)
+def test_what_is_missing_is_named_with_what_makes_it(engine: sa.Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    with pytest.raises(ConfigurationError, match=MISSING[statement]) as refused:
+        Consumer(Order, handle, sessionmaker(engine), concurrency=2).run()
+    assert "the database lacks what Order needs" in str(refused.value)
+    assert "alembic upgrade head`" in str(refused.value)
+
+
+def test_an_async_consumer_says_so_as_well(engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP TABLE shop.sqlaqueue_ledger")
+
+    async def serve() -> None:
+        async_engine = create_async_engine(engine.url.set(drivername="postgresql+asyncpg"))
+        try:
+            await AsyncConsumer(Order, handle_async, async_sessionmaker(async_engine)).run()
+        finally:
+            await async_engine.dispose()
+
+    with pytest.raises(ConfigurationError, match="sqlaqueue_ledger"):
+        asyncio.run(serve())
+
+
+@pytest.mark.parametrize("comment", ["'sqlaqueue, version 0'", "NULL", "'something else'"])
+def test_a_function_of_an_older_version_is_told(
+    engine: sa.Engine, comment: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It goes on working: a later version writes what an earlier one reads."""
+    with engine.begin() as connection:
+        name = connection.scalar(sa.text("SELECT oid::regprocedure::text FROM pg_proc WHERE proname ~ '^sqlaqueue'"))
+        connection.exec_driver_sql(f"COMMENT ON FUNCTION {name} IS {comment}")
+        connection.exec_driver_sql('INSERT INTO shop."the order\'s" DEFAULT VALUES')
+    with caplog.at_level(logging.WARNING, "sqlaqueue"):
+        assert Consumer(Order, handle, sessionmaker(engine)).drain() == 1
+    assert "is of version 0, and version 1 is needed" in caplog.text
+    assert "alembic upgrade head`" in caplog.text
+
+
+def test_nothing_is_said_of_a_database_that_is_up_to_date(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """In a schema that is called otherwise in the models, too."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql('ALTER SCHEMA shop RENAME TO "o\'shop"')
+    for options in ({}, {"schema_translate_map": {"shop": "o'shop"}}):
+        sessions = sessionmaker(engine.execution_options(**options))
+        consumer = Consumer(Order, handle, sessions)
+        if options:
+            assert consumer.drain() == 0
+        else:
+            with pytest.raises(ConfigurationError, match="the table shop"):
+                consumer.drain()
+    assert "version" not in caplog.text

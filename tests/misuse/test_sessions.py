@@ -1,0 +1,127 @@
+"""Sessions in which a claim cannot mean what it says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, cancel, claim, complete, purge, rescue
+from sqlaqueue.exc import ConfigurationError, StatementError
+from tests.servers import Server
+
+
+def make_model(strategy: str) -> Any:
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(QueueMixin, Base):
+        __tablename__ = "orders"
+        __queue__ = QueueConfig(strategy=strategy)
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    return Order
+
+
+MODELS = {strategy: make_model(strategy) for strategy in ("update_status", "batch_select", "delete_returning")}
+
+
+@pytest.fixture(params=MODELS)
+def model(request: pytest.FixtureRequest) -> Any:
+    return MODELS[request.param]
+
+
+@pytest.fixture
+def engine(server: Server, model: Any) -> Iterator[sa.Engine]:
+    with server.database() as database:
+        engine = sa.create_engine(database.url())
+        model.metadata.create_all(engine)
+        with Session(engine) as session:
+            session.add_all([model() for _ in range(3)])
+            session.commit()
+        yield engine
+        engine.dispose()
+
+
+@pytest.fixture
+def sqlite() -> Iterator[sa.Engine]:
+    engine = sa.create_engine("sqlite://")
+    yield engine
+    engine.dispose()
+
+
+def test_a_second_claim_in_the_transaction_of_the_first(engine: sa.Engine, model: Any) -> None:
+    """It would be handed the rows that its own transaction has locked, for these it does not pass over."""
+    with Session(engine) as session:
+        first = session.scalars(claim(model, 2)).all()
+        if model is MODELS["batch_select"]:
+            with pytest.raises(StatementError, match=r"Order \(\d,\) was claimed twice in one transaction"):
+                session.scalars(claim(model, 2)).all()
+            session.execute(complete(first))
+        assert len(session.scalars(claim(model, 2)).all()) == 1
+
+
+def test_a_claim_again_after_the_first_was_undone(engine: sa.Engine, model: Any) -> None:
+    with Session(engine) as session:
+        savepoint = session.begin_nested()
+        first = session.scalars(claim(model, 5)).all()
+        savepoint.rollback()
+        assert len(session.scalars(claim(model, 5)).all()) == len(first)
+        session.rollback()
+        assert len(session.scalars(claim(model, 5)).all()) == len(first)
+
+
+def test_a_session_whose_transaction_has_failed(engine: sa.Engine, model: Any) -> None:
+    """The error is SQLAlchemy's or the server's, as for every other statement, and nothing is claimed."""
+    with Session(engine) as session:
+        with pytest.raises(sa.exc.DataError):
+            session.execute(sa.text("SELECT 1 / 0"))
+        with pytest.raises(sa.exc.InternalError, match="current transaction is aborted"):
+            session.scalars(claim(model, 1)).all()
+        session.rollback()
+        session.add(model(id=1))
+        with pytest.raises(sa.exc.IntegrityError):
+            session.scalars(claim(model, 1)).all()
+        with pytest.raises(sa.exc.PendingRollbackError, match=r"first issue Session\.rollback"):
+            session.scalars(claim(model, 1)).all()
+    with Session(engine) as session:
+        assert len(session.scalars(claim(model, 5)).all()) == 3
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("verb", [lambda model: claim(model, 1), rescue, cancel, purge])
+def test_another_database_is_refused(sqlite: sa.Engine, model: Any, verb: Any) -> None:
+    """Before anything is sent: without SKIP LOCKED two workers would get the same jobs."""
+    said = "engine is for sqlite, and sqlaqueue needs PostgreSQL"
+    with Session(sqlite) as session, pytest.raises(ConfigurationError, match=said):
+        session.execute(verb(model))
+
+
+@pytest.mark.once
+def test_a_consumer_on_another_database_is_refused(sqlite: sa.Engine, model: Any) -> None:
+    sessions = sessionmaker(sqlite)
+    with pytest.raises(ConfigurationError, match=r"Consumer\(Order, \.\.\.\): its sessions' engine is for sqlite"):
+        Consumer(model, lambda session, job: None, sessions).run()
+
+
+@pytest.mark.parametrize("pool_size", [1, 2])
+def test_a_pool_that_is_too_small(engine: sa.Engine, model: Any, pool_size: int) -> None:
+    small = create_async_engine(engine.url, pool_size=pool_size, max_overflow=0)
+
+    async def handle(session: Any, job: Any) -> None:
+        pass
+
+    consumer = AsyncConsumer(model, handle, async_sessionmaker(small), concurrency=2)
+    with pytest.raises(ConfigurationError, match=rf"needs 3 connections, .* allows {pool_size}; .*pool_size=3"):
+        asyncio.run(consumer.run())
+
+
+def test_an_engine_that_commits_each_statement(engine: sa.Engine, model: Any) -> None:
+    sessions = sessionmaker(engine.execution_options(isolation_level="AUTOCOMMIT"))
+    with pytest.raises(ConfigurationError, match=r"Order commit each statement by itself \(AUTOCOMMIT\)"):
+        Consumer(model, lambda session, job: None, sessions).run()

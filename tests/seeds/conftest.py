@@ -1,0 +1,143 @@
+"""A database with the tables of a recipe, and worker processes on it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.consumer.bench import wait_until
+from tests.consumer.hands import DEADLINE
+from tests.seeds.recipes import ROOT, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import ModuleType
+
+    import psycopg
+
+    from tests.servers import Database
+
+Rows = list[tuple[Any, ...]]
+
+
+class Worker:
+    """A process with the consumer of a recipe."""
+
+    def __init__(self, recipe: Recipe, database: Database, hold: int, poison: int) -> None:
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.seeds.worker", recipe.name, database.url(), str(hold), str(poison)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.lines.extend(line.rstrip() for line in self.process.stdout)
+
+    @property
+    def held(self) -> list[int]:
+        """The job that it holds, as soon as it does."""
+        return [int(line.split()[1]) for line in list(self.lines) if line.startswith("holds ")]
+
+    def end(self, number: int) -> None:
+        """Send a signal, and wait for the end."""
+        self.process.send_signal(number)
+        self.process.wait(DEADLINE)
+        self._reader.join()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+class Seed:
+    """The tables of a recipe in a database of their own."""
+
+    def __init__(self, recipe: Recipe, database: Database, connection: psycopg.Connection[Any]) -> None:
+        self.recipe, self.database, self._connection = recipe, database, connection
+        self._stack = contextlib.ExitStack()
+
+    def execute(self, statement: str) -> Rows:
+        """Execute plain SQL and commit; return the rows of a query."""
+        cursor = self._connection.execute(statement.encode())
+        return [] if cursor.description is None else cursor.fetchall()
+
+    def program(self) -> ModuleType:
+        """Return the names of the recipe's program, in this process."""
+        program = self.recipe.program(self.database.url())
+        self._stack.callback(program.engine.dispose)
+        return program
+
+    def worker(self, hold: int = 0, poison: int = 0) -> Worker:
+        """Start a worker; at its ``hold``-th job it stops for ever, and the job ``poison`` kills it, time and again."""
+        worker = Worker(self.recipe, self.database, hold, poison)
+        self._stack.callback(worker.close)
+        return worker
+
+    def effects(self) -> Counter[int]:
+        """Return how often each job has had its effect."""
+        return Counter(job for (job,) in self.execute("SELECT job FROM effect"))
+
+    def kill_one_of_two(
+        self, done: Callable[[], Any], *, hold: int, then: Callable[[int], Any] = lambda dead: None
+    ) -> int:
+        """Let two processes work and kill one in the middle of a job; return the job when ``done`` tells of the end.
+
+        :param then: what happens after the kill, given the process that is dead.
+        """
+        victim = self.worker(hold)
+        wait_until(lambda: victim.held, "a job in the hands of the worker")
+        before = sum(self.effects().values())
+        survivor = self.worker()
+        wait_until(lambda: sum(self.effects().values()) > before, "a job of the other worker")
+        victim.end(signal.SIGKILL)
+        then(victim.process.pid)
+        wait_until(done, "the end of the work")
+        survivor.end(signal.SIGTERM)
+        assert survivor.process.returncode == 0
+        return victim.held[0]
+
+    def kill_by_job(self, poison: int, done: Callable[[], Any]) -> int:
+        """Let a worker and those that take its place work until ``done``; return how many of them a job has killed."""
+        worker = self.worker(poison=poison)
+        wait_until(done, "the end of the work")
+        worker.end(signal.SIGTERM)
+        return worker.lines.count("died")
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def plant(database: Database) -> Iterator[Callable[..., Seed]]:
+    """Make the tables of a recipe as they were before the library came, and then what it adds."""
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(database.connect())
+
+        def make(name: str, *, time_zone: str = "UTC") -> Seed:
+            # For all sessions that begin from now on, as if it were the server's own.
+            connection.execute(f"ALTER DATABASE {database.name} SET timezone = '{time_zone}'".encode())
+            seed = Seed(Recipe(name), database, connection)
+            stack.callback(seed.close)
+            seed.execute("CREATE TABLE effect (job bigint NOT NULL, worker integer NOT NULL)")
+            seed.execute(f"SET timezone = '{time_zone}'")
+            seed.execute(seed.recipe.tables)
+            seed.execute(seed.recipe.added)
+            return seed
+
+        yield make

@@ -21,9 +21,7 @@ try:
     from alembic.runtime.plugins import Plugin
     from alembic.util import DispatchPriority
 except ImportError as missing:
-    msg = (
-        "sqlaqueue.alembic needs Alembic 1.19.2 or newer, which takes plug-ins: pip install 'sqlaqueue[alembic]'"
-    )
+    msg = "sqlaqueue.alembic needs Alembic 1.19.2 or newer, which takes plug-ins: pip install 'sqlaqueue[alembic]'"
     raise ImportError(msg) from missing
 
 from sqlaqueue.alembic import implement, render  # noqa: F401 - each registers what it has

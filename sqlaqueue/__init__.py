@@ -10,6 +10,7 @@ from sqlaqueue import exc
 from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.config import QueueConfig, States
 from sqlaqueue.consumer import Consumer
+from sqlaqueue.control import consumers, pause, paused, resume
 from sqlaqueue.exc import Cancel, Fail, LeaseLost, Retry, Snooze, SqlaqueueError
 from sqlaqueue.mapping import QueueMixin
 from sqlaqueue.serving.events import JobEvent
@@ -50,14 +51,18 @@ __all__ = [
     "cancel",
     "claim",
     "complete",
+    "consumers",
     "exc",
     "extend",
     "fail",
+    "pause",
+    "paused",
     "purge",
     "reconcile",
     "release",
     "requeue",
     "rescue",
+    "resume",
     "retry",
 ]
 

@@ -20,16 +20,20 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.serving.async_ears import async_ear_of
 from sqlaqueue.serving.base import ConsumerBase, function_of
-from sqlaqueue.serving.lanes import keep, lane, wind_up
+from sqlaqueue.serving.keeping import keep
+from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
+from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -110,32 +114,43 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
         shift = _Tasks(self, draining=draining)
         self._begin(shift)
         try:
-            await self._check_factory()
+            shift.engine = await self._check_factory()
             await shift.serve()
         finally:
             self._shift = None
         return shift.crew.jobs_ended
 
-    async def _check_factory(self) -> None:
+    async def _check_factory(self) -> sa.Engine:
         session = self._factory()
         if not isinstance(session, AsyncSession):
             made = type(session).__name__
             msg = f"AsyncConsumer: {self._factory!r} makes {made}; give an async_sessionmaker, or use Consumer"
             raise ConfigurationError(msg)
         async with session:
-            self._check_engine(session.get_bind(self._plan.spec.mapper).engine)
+            engine = session.get_bind(self._plan.spec.mapper).engine
+        self._check_engine(engine)
+        return engine
 
 
 class _Tasks(Shift):
     """A run with a task for each lane and one for the keeper."""
 
     interrupts = True
+    engine: sa.Engine
 
     def __init__(self, consumer: AsyncConsumer[Any], *, draining: bool) -> None:
         self._loop = asyncio.get_running_loop()
+        self._listening = False
         self._changed, self._stopped, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
+
+    def listen(self) -> None:
+        self._listening = True
+        async_ear_of(self.engine).add(channel_of(self.plan.spec), self.calls)
+
+    def reconnect(self) -> None:
+        async_ear_of(self.engine).reconnect()
 
     def stop(self) -> None:
         self.plan.stopping = True
@@ -169,6 +184,8 @@ class _Tasks(Shift):
                 self._ended.set()
                 await _end([*lanes, keeper], max(self._grace, 5.0))
                 await self._carry_out(wind_up(self))
+                if self._listening:
+                    await async_ear_of(self.engine).remove(self.calls)
         if self.error is not None:
             raise self.error
 

@@ -21,16 +21,20 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.serving.base import ConsumerBase, function_of
-from sqlaqueue.serving.lanes import keep, lane, wind_up
+from sqlaqueue.serving.ears import ear_of
+from sqlaqueue.serving.keeping import keep
+from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
+from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -121,30 +125,42 @@ class Consumer(ConsumerBase, Generic[T]):
         shift = _Threads(self, draining=draining)
         self._begin(shift)
         try:
-            self._check_factory()
+            shift.engine = self._check_factory()
             shift.serve()
         finally:
             self._shift = None
         return shift.crew.jobs_ended
 
-    def _check_factory(self) -> None:
+    def _check_factory(self) -> sa.Engine:
         session = self._factory()
         if not isinstance(session, Session):
             made = type(session).__name__
             msg = f"Consumer: {self._factory!r} makes {made}; give a sessionmaker, or use AsyncConsumer"
             raise ConfigurationError(msg)
         with session:
-            self._check_engine(session.get_bind(self._plan.spec.mapper).engine)
+            engine = session.get_bind(self._plan.spec.mapper).engine
+        self._check_engine(engine)
+        return engine
 
 
 class _Threads(Shift):
     """A run with a thread for each lane and one for the keeper."""
 
+    engine: sa.Engine
+
     def __init__(self, consumer: Consumer[Any], *, draining: bool) -> None:
         self._changed = threading.Condition()
+        self._listening = False
         self._stopped, self._ended = threading.Event(), threading.Event()
         self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
+
+    def listen(self) -> None:
+        self._listening = True
+        ear_of(self.engine).add(channel_of(self.plan.spec), self.calls)
+
+    def reconnect(self) -> None:
+        ear_of(self.engine).reconnect()
 
     def stop(self) -> None:
         self.plan.stopping = True
@@ -170,6 +186,8 @@ class _Threads(Shift):
             # It is done with its last statement in a moment, or the database does not answer.
             keeper.join(timeout=max(self._grace, 5.0))
             self._carry_out(wind_up(self))
+            if self._listening:
+                ear_of(self.engine).remove(self.calls)
         if self.error is not None:
             raise self.error
 

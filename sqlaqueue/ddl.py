@@ -98,7 +98,10 @@ class CommentOnFunction(DDLElement):
 
 @dataclass(eq=False)
 class Trigger(QueueObject):
-    """A statement trigger: ``event`` is INSERT, UPDATE, DELETE or TRUNCATE; tables of rows are named by ``rows``."""
+    """A trigger that fires after ``event``, which is INSERT, UPDATE, DELETE or TRUNCATE.
+
+    Once a statement, with transition tables; or, with a condition, once for each row that meets it.
+    """
 
     table: sa.Table
     name: str
@@ -106,6 +109,8 @@ class Trigger(QueueObject):
     function: TriggerFunction
     rows: dict[str, str] = field(default_factory=dict)
     """``{"NEW": name, "OLD": name}`` of the transition tables."""
+    when: str | None = None
+    """The condition on the rows ``NEW`` and ``OLD``, as SQL."""
     replace: bool = False
     """Whether a trigger of the name may be there already."""
 
@@ -167,10 +172,11 @@ def _drop_function(element: DropFunction, compiler: DDLCompiler, **_: Any) -> st
 def _create_trigger(element: Trigger, compiler: DDLCompiler, **_: Any) -> str:
     rows = "".join(f"{which} TABLE AS {name} " for which, name in element.rows.items())
     create = "CREATE OR REPLACE TRIGGER" if element.replace else "CREATE TRIGGER"
+    each = "STATEMENT" if element.when is None else f"ROW WHEN ({escaped(compiler, element.when)})"
     return (
         f"{create} {compiler.preparer.quote(element.name)} AFTER {element.event} "
         f"ON {compiler.preparer.format_table(element.table)} {f'REFERENCING {rows}' if rows else ''}"
-        f"FOR EACH STATEMENT EXECUTE FUNCTION {_qualified(compiler, element.function)}()"
+        f"FOR EACH {each} EXECUTE FUNCTION {_qualified(compiler, element.function)}()"
     )
 
 

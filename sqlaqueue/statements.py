@@ -33,6 +33,7 @@ from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import Within
+from sqlaqueue.strategies.side_tables import CONTROL, is_paused, notification
 from sqlaqueue.supported import for_postgresql
 
 _ERROR_LIMIT = 100_000
@@ -84,12 +85,16 @@ def claim_statement(
     lease: timedelta | None = None,
     worker: Any = None,
     within: Within | None = None,
+    tickets: sa.BindParameter[str] | None = None,
 ) -> sa.sql.expression.Executable:
     """Return the claim of ``chosen`` jobs with its limit and worker as the caller binds them.
 
+    :param tickets: the calls that the claim answers: when it commits, the others hear that its jobs are taken.
     :param within: the part of the claim order to scan, see :meth:`~sqlaqueue.strategies.base.ClaimStrategy.claim`.
     """
     spec, entity, candidates, options = chosen
+    if CONTROL in spec.side_tables:
+        candidates = candidates.where(~is_paused(spec))
     claimed = spec.strategy.claim(
         spec,
         candidates,
@@ -99,6 +104,9 @@ def claim_statement(
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
         within=within,
     )
+    if tickets is not None:
+        words = sa.func.concat("taken ", sa.func.count().over(), " ", tickets, type_=sa.Text())
+        claimed = claimed.add_columns(notification(spec, words).label("sqlaqueue_told"))
     rows = for_postgresql(claimed)
     if not spec.strategy.hands_out_rows:
         if options:

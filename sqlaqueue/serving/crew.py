@@ -15,6 +15,7 @@ from typing import Any
 
 from sqlaqueue.exc import JobTimeout, LeaseLost
 from sqlaqueue.mapping import run_of
+from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.events import Announcer, JobEvent
 from sqlaqueue.serving.operations import Ended
 from sqlaqueue.serving.outcomes import Abandoned, StopRequested
@@ -59,10 +60,11 @@ class Crew:
     """The shared state of one Consumer at work.
 
     :param wake: called whenever something has changed for those who rest.
+    :param calls: when to look for jobs.
     """
 
-    def __init__(self, plan: Plan, pace: Pace, announcer: Announcer, wake: Callable[[], None]) -> None:
-        self.plan, self.pace, self.announcer, self._wake = plan, pace, announcer, wake
+    def __init__(self, plan: Plan, pace: Pace, announcer: Announcer, wake: Callable[[], None], calls: Calls) -> None:
+        self.plan, self.pace, self.announcer, self._wake, self._calls = plan, pace, announcer, wake, calls
         self.lock = threading.RLock()
         self.version = 0
         """Counts what has changed for those who rest: whoever compares it cannot miss a change."""
@@ -281,6 +283,9 @@ class Crew:
             self.plan.asked.discard(ended.run.key)
             if outcome.ending != "released":
                 self.jobs_ended += 1
+        if outcome.state == "pending" and not outcome.delay:
+            # No trigger calls out a row that has read as pending all the time.
+            self._calls.look_at_once()
         self._tell(
             JobEvent(
                 outcome.ending, self.plan.spec.name, ended.run.key, ended.run.attempt, outcome.delay, outcome.cause

@@ -21,8 +21,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
+from sqlaqueue.serving.calls import taken
 from sqlaqueue.spec import Key, QueueSpec, clock
-from sqlaqueue.strategies.side_tables import LEDGER
+from sqlaqueue.strategies.side_tables import LEDGER, notification
 
 _FORGET = timedelta(days=1)
 
@@ -89,11 +90,14 @@ def name_of(key: Key) -> str:
     return str(key[0]) if len(key) == 1 else json.dumps([str(part) for part in key])
 
 
-def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str) -> None:
-    """Write the row of a batch that is about to run, and note in the entry what is known of its jobs."""
+def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets: Sequence[str] = ()) -> None:
+    """Write the row of a batch that is about to run, and note in the entry what is known of its jobs.
+
+    :param tickets: the calls that the batch answers, as the others are told with it.
+    """
     ledger = spec.side_tables[LEDGER]
     names = list(entry.names)
-    _be_brief(session, spec)
+    _be_brief(session, spec, *([notification(spec, taken(len(names), tickets))] if tickets else []))
     entered = (
         sa.insert(ledger)
         .values(id=entry.id, queue=spec.name, keys=names, starts=int(entry.blamed), worker=worker)
@@ -127,7 +131,7 @@ def _strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
     _execute(session, spec, sa.delete(ledger).where(ledger.c.id == entry.id))
 
 
-def _be_brief(session: Session, spec: QueueSpec) -> None:
+def _be_brief(session: Session, spec: QueueSpec, *others: sa.ColumnElement[Any]) -> None:
     """Prepare the second connection's transaction, which runs while the batch's own is open.
 
     Somebody who waits to lock the tables of both would wait for this Consumer, and it for them, without the server
@@ -135,7 +139,7 @@ def _be_brief(session: Session, spec: QueueSpec) -> None:
     """
     settings = {"lock_timeout": "2s", "synchronous_commit": "off"}
     local = (sa.func.set_config(name, value, sa.true()) for name, value in settings.items())
-    _execute(session, spec, sa.select(*local))
+    _execute(session, spec, sa.select(*local, *others))
 
 
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:

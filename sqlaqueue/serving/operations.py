@@ -19,11 +19,13 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.serving import ledger
+from sqlaqueue.serving.calls import EVERY, NO_CALL, Look, taken
 from sqlaqueue.serving.outcomes import COMPLETED, Outcome
-from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, Plan
+from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, TICKETS, Plan
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
+from sqlaqueue.strategies.side_tables import notification
 from sqlaqueue.versions import UPDATE, what_is_missing, what_is_outdated
 
 logger = logging.getLogger("sqlaqueue")
@@ -75,9 +77,10 @@ def check_transactions(session: Session, plan: Plan) -> None:
         raise ConfigurationError(msg)
 
 
-def check_database(session: Session, plan: Plan) -> None:
+def check_database(session: Session, plan: Plan) -> bool:
     """Refuse a database that lacks what the queue needs, and say what it has from another version.
 
+    :return: whether the queue's table tells idle consumers of new jobs.
     :raises ConfigurationError: naming what is missing, and what makes it.
     """
     # Asked by its connection: some of it names no mapped class, and a session may have several engines.
@@ -93,14 +96,34 @@ def check_database(session: Session, plan: Plan) -> None:
         raise ConfigurationError(msg)
     if outdated is not None:
         logger.warning("%s", outdated)
+    return plan.is_told and outdated is None
 
 
-def claim(session: Session, plan: Plan, n: int) -> list[Any]:
-    """Claim up to ``n`` jobs."""
+def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> list[Any]:
+    """Claim up to ``n`` jobs.
+
+    :param tickets: the calls that this answers, of which the others hear when it commits.
+    """
     parameters: dict[str, Any] = {LIMIT: n}
+    if tickets:
+        parameters[TICKETS] = " ".join(tickets)
     if plan.claim_suspect is None:
         parameters[EXCEPT] = plan.spec.bind_keys(plan.suspects.remembered())
-    return list(session.execute(plan.claim, parameters, bind_arguments=plan.bind).scalars())
+    statement = plan.claim_aloud if tickets else plan.claim
+    return list(session.execute(statement, parameters, bind_arguments=plan.bind).scalars())
+
+
+def spare_others(session: Session, plan: Plan, look: Look) -> None:
+    """Tell the others, when the transaction commits, that a look has found nothing, where that spares them theirs."""
+    if look.spares_others and plan.takes_all:
+        told = notification(plan.spec, taken(EVERY, look.tickets))
+        session.execute(sa.select(told), bind_arguments=plan.bind)
+
+
+def spare_others_and_commit(session: Session, plan: Plan, look: Look) -> None:
+    """The same, in a transaction of its own."""
+    spare_others(session, plan, look)
+    session.commit()
 
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
@@ -108,19 +131,23 @@ def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
     return list(session.execute(plan.claim_key, {KEYS: plan.spec.bind_keys([key])}, bind_arguments=plan.bind).scalars())
 
 
-def claim_and_commit(session: Session, plan: Plan, n: int) -> list[Any]:
+def claim_and_commit(session: Session, plan: Plan, n: int, look: Look = NO_CALL) -> list[Any]:
     """Claim up to ``n`` jobs under a lease, or one suspect: in turn, as long as there are suspects.
 
     They come back detached, and leave the session before the commit: ``expire_on_commit`` would have each read again.
+
+    :param look: the calls that this answers.
     """
     jobs: list[Any] = []
     if not plan.had_suspect:
         jobs = _claim_suspect(session, plan)
     if not jobs:
         plan.had_suspect = False
-        jobs = claim(session, plan, n)
+        jobs = claim(session, plan, n, look.tickets)
     if not jobs:
         jobs = _claim_suspect(session, plan)
+    if not jobs:
+        spare_others(session, plan, look)
     session.expunge_all()
     session.commit()
     if plan.had_suspect:
@@ -328,9 +355,12 @@ def _refuse_settled(plan: Plan, job: Any) -> None:
 # -- held batches --------------------------------------------------------------------------------------------
 
 
-def enter_ledger(session: Session, plan: Plan, entry: ledger.Entry) -> None:
-    """Write down which jobs a batch is about to run, and commit."""
-    ledger.enter(session, plan.spec, entry, plan.worker())
+def enter_ledger(session: Session, plan: Plan, entry: ledger.Entry, tickets: Sequence[str] = ()) -> None:
+    """Write down which jobs a batch is about to run, and commit.
+
+    :param tickets: the calls that the claim answered. The others hear of it here: the claim commits with its last job.
+    """
+    ledger.enter(session, plan.spec, entry, plan.worker(), tickets)
     session.commit()
 
 

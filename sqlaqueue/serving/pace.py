@@ -17,6 +17,9 @@ SWEEP = 3.0
 RECONCILE = 30.0
 """Seconds between comparisons of a message table with its job table, at least."""
 
+CHECK_IN = 10.0
+"""Seconds between signs of life of a Consumer, at least."""
+
 FLUSH_AFTER = 0.05
 """Seconds that a finished run may wait to be settled together with others."""
 
@@ -88,6 +91,10 @@ class Pace:
     def succeeded(self) -> None:
         """Note that the database answered."""
         self._failures = 0
+
+    def check_in(self, crowd: int) -> float:
+        """Return the seconds until the next check-in: the more consumers there are, the less often each."""
+        return max(CHECK_IN, float(crowd)) * (0.8 + 0.4 * self._draw())
 
     def sweep(self) -> float:
         """Return the seconds until the next look for expired leases."""

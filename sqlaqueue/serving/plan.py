@@ -20,10 +20,12 @@ from sqlaqueue.serving.outcomes import Outcome, judge
 from sqlaqueue.spec import Key, QueueSpec, Run
 from sqlaqueue.statements import claim_statement, worker_name
 from sqlaqueue.strategies.base import SHARED
+from sqlaqueue.strategies.wake_up_triggers import wakes
 
 LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
 EXCEPT = "sqlaqueue_except"
+TICKETS = "sqlaqueue_tickets"
 
 
 @dataclass(eq=False)
@@ -33,10 +35,14 @@ class Plan:
     spec: QueueSpec
     claim: Any
     """Claims up to ``LIMIT`` jobs that are not marked as suspects, nor among the keys bound as ``EXCEPT``."""
+    claim_aloud: Any
+    """The same; when it commits, the others hear that jobs of the calls bound as ``TICKETS`` are taken."""
     claim_suspect: Any
     """Claims one job that is marked as a suspect; None where rows cannot be marked."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    takes_all: bool
+    """The Consumer serves every job of its queue: what it does not find is not there."""
     options: tuple[Any, ...]
     """The loader options of the select that the Consumer was given."""
     worker: Callable[[], str]
@@ -79,6 +85,11 @@ class Plan:
     def holds_transaction(self) -> bool:
         """Whether claimed jobs belong to an open transaction."""
         return self.spec.strategy.holds_transaction
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the queue's table tells idle consumers of new jobs."""
+        return wakes(self.spec)
 
     @property
     def has_leases(self) -> bool:
@@ -182,22 +193,25 @@ def make_plan(
     def worker() -> str:
         return worker_name() if name is None else f"{worker_name()}:{name}"
 
-    def claims(narrowed: AnySelect, limit: Any, mark: str = "") -> Any:
+    def claims(narrowed: AnySelect, limit: Any, mark: str = "", *, tickets: Any = None) -> Any:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
         who = sa.bindparam(None, callable_=lambda: worker() + mark, type_=sa.Text())
-        return claim_statement(chosen._replace(select=narrowed), limit, lease=span, worker=who)
+        return claim_statement(chosen._replace(select=narrowed), limit, lease=span, worker=who, tickets=tickets)
 
     def is_among(name: str) -> sa.ColumnElement[bool]:
         return spec.matches(spec.keys, sa.bindparam(name, expanding=len(spec.keys) > 1))
 
     limit, one = sa.bindparam(LIMIT, type_=sa.Integer()), sa.literal(1)
     suspect = spec.strategy.suspect(spec)
+    mark = "" if concurrency == 1 else SHARED
     usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
     return Plan(
         spec=spec,
-        claim=claims(usual, limit, "" if concurrency == 1 else SHARED),
+        claim=claims(usual, limit, mark),
+        claim_aloud=claims(usual, limit, mark, tickets=sa.bindparam(TICKETS, type_=sa.Text())),
         claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
         claim_key=claims(chosen.select.where(is_among(KEYS)), one),
+        takes_all=chosen.entity is spec.model and chosen.select.whereclause is None,
         options=chosen.options,
         worker=worker,
         policy=retry or spec.config.retry,

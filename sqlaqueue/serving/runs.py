@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
 from sqlaqueue.mapping import run_of
 from sqlaqueue.serving import operations as ops
+from sqlaqueue.serving.calls import NO_CALL, Calls
 from sqlaqueue.serving.ledger import Entry
 from sqlaqueue.serving.operations import Ended
 from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Abandoned, Outcome, StopRequested, concerns_all
@@ -45,17 +46,25 @@ def _withdraw_asked(plan: Plan, jobs: Sequence[Any]) -> tuple[list[Any], list[En
 # -- a transaction holds the batch ---------------------------------------------------------------------------
 
 
-def held_batch(plan: Plan, turn: Turn, suspect: Key | None) -> Script:
+def held_batch(plan: Plan, turn: Turn, suspect: Key | None, calls: Calls) -> Script:
     """Claim a batch, or one suspect, run it and settle it in the one transaction that holds it."""
-    jobs = yield (Do(ops.claim, (plan, plan.batch_size)) if suspect is None else Do(ops.claim_key, (plan, suspect)))
+    if suspect is None:
+        look = calls.begin_look()
+        jobs = yield Do(ops.claim, (plan, plan.batch_size))
+        calls.looked(len(jobs), plan.batch_size)
+    else:
+        look = NO_CALL
+        jobs = yield Do(ops.claim_key, (plan, suspect))
     runs = [_run(job) for job in jobs]
     turn.claimed(runs)
     if not jobs:
+        if look.spares_others:
+            yield Beside(ops.spare_others_and_commit, (plan, look))
         return Report(claimed=0 if suspect is None else 1)
     blamed = len(jobs) == 1 and (suspect is not None or plan.concurrency == 1)
     entry = plan.entries.open([run.key for run in runs], blamed=blamed)
     try:
-        yield Beside(ops.enter_ledger, (plan, entry))
+        yield Beside(ops.enter_ledger, (plan, entry, look.tickets))
         suspects = entry.suspected([run.key for run in runs])
         if suspects and not blamed:
             plan.suspects.add(suspects)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import time
+import uuid
 
+from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.events import Announcer
 from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, Agenda, Pace
 from sqlaqueue.serving.plan import Plan
+
+logger = logging.getLogger("sqlaqueue")
+
+_MISSED = 2
+"""How many check-ins in a row have to be missed before it is said: the first may be a connection that just broke."""
 
 _KEEPERS_REST, _KEEPERS_REST_AT_WORK = 1.0, 0.25
 
@@ -26,15 +34,21 @@ class Shift:
 
     def __init__(self, name: str, plan: Plan, pace: Pace, announcer: Announcer, *, draining: bool) -> None:
         self.name, self.draining = name, draining
+        self.id = uuid.uuid4().hex
+        """Its name among the Consumers that are alive."""
         self.plan = plan.for_a_shift()
-        self.crew = Crew(self.plan, pace, announcer, self.wake)
+        self.calls = Calls(self.id, pace.poll, self._called)
+        self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls)
         self.agenda = Agenda()
+        self._proofs_missed = 0
         self.proven = False
         """Some claim has worked: what fails from now on is the database's health, not a mistake in the program."""
+        self.said_to_hear: bool | None = None
+        """What its last check-in said of it; None before the first."""
         self.over = False
         """The lanes have ended; the keeper may."""
         self.error: BaseException | None = None
-        for duty in ("heartbeat", "sweep", "reconcile"):
+        for duty in ("heartbeat", "check-in", "requests", "sweep", "reconcile"):
             self.agenda.set(duty, time.monotonic())
 
     def wake(self) -> None:
@@ -44,6 +58,43 @@ class Shift:
     def stop(self) -> None:
         """Take on no more work."""
         raise NotImplementedError
+
+    def listen(self) -> None:
+        """Begin to listen for calls, if it has not been done."""
+        raise NotImplementedError
+
+    def reconnect(self) -> None:
+        """Listen by another connection."""
+        raise NotImplementedError
+
+    def hears_nothing(self) -> None:
+        """Note that a check-in has not been heard: look by polling, and try another connection."""
+        self.calls.went_deaf()
+        self.reconnect()
+        self._proofs_missed += 1
+        if self._proofs_missed == _MISSED:
+            logger.warning(
+                "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
+                "polling; give the Consumer an engine that is connected to the server itself, or say "
+                "QueueConfig(notify=False)",
+                self.name,
+            )
+
+    @property
+    def checked_in(self) -> bool:
+        """Whether it is among the Consumers that are alive, as others see it."""
+        return self.said_to_hear is not None
+
+    def wants_look(self) -> bool:
+        """Return whether it is time to look for jobs."""
+        return self.draining or self.calls.wants_look() or bool(self.plan.suspects.remembered())
+
+    def until_look(self) -> float:
+        """Return the seconds until it is time to look for jobs."""
+        return max(0.0, self.calls.next_look() - time.monotonic())
+
+    def _called(self) -> None:
+        self.crew.changed()
 
     def works(self) -> None:
         """Note that the database has answered a claim."""
@@ -63,7 +114,8 @@ class Shift:
     def until_next_duty(self) -> float:
         """Return the seconds until the keeper has something to look at."""
         at_work = not self.crew.at_rest
-        wait = min(self.agenda.wait(time.monotonic()), _KEEPERS_REST_AT_WORK if at_work else _KEEPERS_REST)
+        rest = _KEEPERS_REST_AT_WORK if at_work else _KEEPERS_REST
+        wait = min(self.agenda.wait(time.monotonic()), rest, self.calls.until_outlook())
         if self.plan.timeout is not None:
             wait = min(wait, self.plan.timeout / 4)
         return max(wait, 0.02)

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
+from importlib.metadata import version
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Session
 
 from sqlaqueue.serving import ledger
 from sqlaqueue.serving.operations import QUIET
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.spec import Key, Run, clock
-from sqlaqueue.statements import reconcile, rescue
+from sqlaqueue.statements import reconcile, rescue, worker_name
 from sqlaqueue.strategies import Held
-from sqlaqueue.strategies.side_tables import CONTROL, LEDGER, key_json
+from sqlaqueue.strategies.side_tables import CONSUMERS, CONTROL, LEDGER, PAUSE, key_json, notification
 
 _FORGET = timedelta(days=1)
+_MOST_SHOWN = 100
 _LONGEST_TIMEOUT = 2**31 - 1
 
 
@@ -61,9 +66,79 @@ def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
     control = plan.spec.side_tables.get(CONTROL)
     if control is not None:
         old = control.c.created_at < clock() - _FORGET
-        session.execute(sa.delete(control).where(control.c.queue == plan.spec.name, old), bind_arguments=plan.bind)
+        mine = sa.and_(control.c.queue == plan.spec.name, control.c.key != sa.literal(PAUSE, JSONB()))
+        session.execute(sa.delete(control).where(mine, old), bind_arguments=plan.bind)
+    consumers = plan.spec.side_tables.get(CONSUMERS)
+    if consumers is not None:
+        dead = consumers.c.expires_at < clock() - _FORGET
+        session.execute(sa.delete(consumers).where(consumers.c.queue == plan.spec.name, dead), bind_arguments=plan.bind)
     session.commit()
     return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
+
+
+@dataclass(frozen=True)
+class SignOfLife:
+    """What a Consumer says of itself when it checks in."""
+
+    me: str
+    """Its name in the table of Consumers."""
+    hears: bool
+    running: Sequence[Run]
+    patience: float
+    """The seconds after which it counts as dead, should it not check in again."""
+
+
+def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str], float]:
+    """Say that a Consumer is alive, to the others and to itself, and find out who else is.
+
+    :return: the Consumers that hear calls, and the time of the database in seconds since the epoch.
+    """
+    spec, table = plan.spec, plan.spec.side_tables[CONSUMERS]
+    host, _, pid = worker_name().rpartition(":")
+    seen = {
+        "hears": sign.hears,
+        "running": [[str(part) for part in run.key] for run in sign.running[:_MOST_SHOWN]],
+        "seen_at": clock(),
+        "expires_at": clock() + sa.literal(timedelta(seconds=sign.patience), sa.Interval()),
+    }
+    insert = postgresql.insert(table).values(
+        id=sign.me,
+        queue=spec.name,
+        name=plan.worker(),
+        host=host,
+        pid=int(pid),
+        version=version("sqlaqueue"),
+        **seen,
+    )
+    again = {name: insert.excluded[name] for name in seen}
+    upsert: sa.Insert = insert.on_conflict_do_update(index_elements=[table.c.id], set_=again)
+    if plan.is_told:
+        upsert = upsert.returning(notification(spec, f"here {sign.me}"))
+    alive = sa.and_(table.c.queue == spec.name, table.c.hears, table.c.expires_at > clock())
+    others = sa.func.coalesce(sa.func.array_agg(table.c.id), sa.cast([], ARRAY(sa.Text())), type_=ARRAY(sa.Text()))
+    now = sa.extract("epoch", sa.func.clock_timestamp())
+    asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("checked_in"))
+    names, time = session.execute(asked, bind_arguments=plan.bind).one()
+    session.commit()
+    return list(names), float(time)
+
+
+def check_out(session: Session, plan: Plan, me: str) -> None:
+    """Say that a Consumer ends."""
+    table = plan.spec.side_tables[CONSUMERS]
+    gone = sa.delete(table).where(table.c.id == me)
+    told = gone.returning(notification(plan.spec, f"gone {me}")) if plan.is_told else gone
+    session.execute(told, bind_arguments=plan.bind)
+    session.commit()
+
+
+def times_ahead(session: Session, plan: Plan, limit: int) -> list[float]:
+    """Return when the next jobs will be due that are not yet, in seconds since the epoch, up to ``limit``."""
+    if not plan.spec.has("run_at"):
+        return []
+    times = session.execute(plan.spec.strategy.outlook(plan.spec, limit), bind_arguments=plan.bind).scalars().all()
+    session.rollback()
+    return [float(time) for time in times]
 
 
 def requests_to_stop(session: Session, plan: Plan, runs: Sequence[Run]) -> list[tuple[Key, float]]:

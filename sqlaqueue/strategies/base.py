@@ -21,8 +21,10 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapper
 from sqlalchemy.sql.elements import KeyedColumnElement
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.wake_up_triggers import wake_up_triggers
 
 Keys = Sequence[Key] | sa.BindParameter[Any]
 Token = UUID | str | sa.BindParameter[Any] | None
@@ -89,6 +91,10 @@ class ClaimStrategy:
         leave nothing behind.
         """
         side_tables.control(spec)
+        side_tables.consumers(spec)
+        if spec.config.notify:
+            for element in wake_up_triggers(spec):
+                attach(spec.table, element)
 
     # -- claiming ----------------------------------------------------------------------------------------
 
@@ -126,6 +132,14 @@ class ClaimStrategy:
         ledger instead.
         """
         return None
+
+    def outlook(self, spec: QueueSpec, limit: int) -> AnySelect:
+        """Return a SELECT of when the next ``limit`` waiting jobs will be due, that are not yet; the first one first.
+
+        It reads as much of the claim's index for each priority that occurs, not the whole of it.
+        """
+        waiting = [spec.in_state("pending")] if spec.has("status") else []
+        return coming(spec, spec.table, waiting, limit)
 
     # -- ending and extending a run ------------------------------------------------------------------------
 
@@ -307,6 +321,24 @@ class ClaimStrategy:
         counted = sa.select(*claimed.c, time.label("sqlaqueue_time")).subquery("counted")
         once = sa.select(*(column_of(counted, column) for column in claimed.c)).where(counted.c.sqlaqueue_time == 1)
         return once.subquery("once_each")
+
+
+def coming(
+    spec: QueueSpec, scanned: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]], limit: int
+) -> AnySelect:
+    """Return when the next rows of ``scanned`` that meet ``conditions`` will be due, one priority after the other."""
+    run_at = scanned.c[spec.columns["run_at"].key]
+    moment = sa.extract("epoch", sa.cast(run_at, sa.DateTime(timezone=True))).label("moment")
+    later = sa.select(moment).where(*conditions, run_at > clock()).order_by(run_at).limit(limit)
+    if not spec.has("priority"):
+        return later
+    priority = scanned.c[spec.columns["priority"].key]
+    least = sa.select(sa.func.min(priority).label("level")).where(*conditions)
+    levels = least.cte("levels", recursive=True)
+    above = least.where(priority > levels.c.level).correlate(levels).scalar_subquery()
+    levels = levels.union_all(sa.select(above).where(levels.c.level.is_not(None)))
+    each = later.where(priority == levels.c.level).correlate(levels).lateral("each")
+    return sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
 
 
 def attribute_names(mapper: Mapper[Any]) -> dict[sa.ColumnElement[Any], str]:

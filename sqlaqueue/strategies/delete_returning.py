@@ -23,7 +23,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.ddl import StorageParameters, attach
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, named
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, coming, named
 from sqlaqueue.strategies.indexes import object_name
 from sqlaqueue.strategies.message_triggers import message_triggers
 from sqlaqueue.strategies.own_message import OwnMessage
@@ -94,6 +94,10 @@ class DeleteReturning(ClaimStrategy):
         jobs = self.once_each(spec, candidates, picked)
         mine = self.same_key(spec, [consumed.c[key.key] for key in spec.keys], jobs)
         return self.in_claim_order(spec, jobs).where(mine)
+
+    def outlook(self, spec: QueueSpec, limit: int) -> AnySelect:
+        """The messages know when their jobs will be due."""
+        return coming(spec, spec.side_tables[MESSAGES], [], limit)
 
     def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
         """The rows are locked by this transaction; one that it has settled already is left as it is."""

@@ -1,0 +1,159 @@
+"""What the keeper does beside the lanes: each duty when it is due."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator, Sequence
+from functools import partial
+from typing import Any
+
+from sqlaqueue.exc import JobTimeout
+from sqlaqueue.serving import operations as ops
+from sqlaqueue.serving import tending
+from sqlaqueue.serving.operations import Ended
+from sqlaqueue.serving.outcomes import RELEASED
+from sqlaqueue.serving.settling import settle_finished
+from sqlaqueue.serving.shift import Shift
+from sqlaqueue.serving.steps import Beside, Pause, Report, Script, Step
+from sqlaqueue.spec import Key
+from sqlaqueue.strategies.side_tables import CONSUMERS
+
+logger = logging.getLogger("sqlaqueue")
+
+TENDERS = 3
+"""How many of the consumers that hear each other do what one has to do for all; more than one, for one may be dead."""
+
+_MOST_TOLD = 20
+_AHEAD = 50
+_PATIENCE = 5.0
+
+
+def keep(shift: Shift) -> Script:
+    """Tend the queue beside the lanes until the shift is over."""
+    while not shift.over:
+        now = time.monotonic()
+        for duty in _DUTIES:
+            try:
+                yield from duty(shift, now)
+            except Exception as error:  # noqa: BLE001 - the database may be gone; the other duties are due all the same
+                logger.warning("%s: tending the queue: %s: %s", shift.name, type(error).__name__, error)
+        yield Pause(shift.until_next_duty(), past_stop=True)
+
+
+def _look_at_timeouts(shift: Shift, now: float) -> Script:
+    """End the runs of handlers that cannot be interrupted: what they still come to is refused."""
+    if shift.interrupts:
+        return
+    crew = shift.crew
+    late = [run for one in crew.overdue(now) for run in one.runs]
+    if late and not shift.plan.holds_transaction:
+        timeout = JobTimeout(f"the handler ran for longer than {shift.plan.timeout:g} seconds")
+        ended = [Ended(run, shift.plan.judge(timeout, run)) for run in late]
+        # A row that its handler has locked is settled when it returns.
+        lost, stuck = yield Beside(partial(ops.settle_each, wait=False), (shift.plan, ended))
+        crew.report(Report(settled=[one for one in ended if one not in [*lost, *stuck]], lost=lost))
+    if crew.is_stuck:
+        # Nobody is left to run these, and their leases would be extended for as long as the handlers hang.
+        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in crew.empty_inbox()]))
+
+
+def _extend_leases(shift: Shift, now: float) -> Script:
+    if shift.plan.has_leases and shift.agenda.due("heartbeat", now):
+        # Set first, as in every duty: after a failure the next try must not be now.
+        shift.agenda.set("heartbeat", now + min(shift.heartbeat, 1.0))
+        alive = shift.crew.alive()
+        if alive:
+            yield Beside(tending.extend_leases, (shift.plan, alive))
+        shift.agenda.set("heartbeat", now + shift.heartbeat)
+
+
+def _settle_overlooked(shift: Shift, now: float) -> Script:
+    """Settle what the lanes leave behind when each of them has begun with something long."""
+    if shift.crew.overlooks(now):
+        # Without waiting: whoever holds a row must not keep the leases of all others from being extended.
+        yield from settle_finished(shift, wait=False)
+
+
+def _check_in(shift: Shift, now: float) -> Script:
+    """Tell the others, and oneself, that this Consumer is there: hearing it proves that calls arrive."""
+    calls, plan = shift.calls, shift.plan
+    if not shift.proven or CONSUMERS not in plan.spec.side_tables:
+        return
+    waited = calls.waits_for_proof()
+    if waited is not None and waited > _PATIENCE:
+        shift.hears_nothing()
+    if not shift.agenda.due("check-in", now) and calls.hears == shift.said_to_hear:
+        return
+    pause = shift.crew.pace.check_in(calls.crowd)
+    shift.agenda.set("check-in", now + pause)
+    shift.said_to_hear = calls.hears
+    sign = tending.SignOfLife(shift.id, calls.hears, shift.crew.held(), patience=3 * pause)
+    others, moment = yield Beside(tending.check_in, (plan, sign))
+    calls.check_in(others, moment - time.monotonic())
+
+
+def _look_ahead(shift: Shift, now: float) -> Script:  # noqa: ARG001 - as all duties
+    """Ask when jobs will be due of which nobody has called out the time, such as those from before the start."""
+    if shift.calls.wants_outlook():
+        times = yield Beside(tending.times_ahead, (shift.plan, _AHEAD))
+        shift.calls.see_ahead(times, all_of_them=len(times) < _AHEAD)
+
+
+def _stop(shift: Shift, now: float) -> Script:
+    """Look which running jobs somebody has asked to stop."""
+    if not (shift.calls.asked_to_stop or shift.agenda.due("requests", now)):
+        return
+    shift.agenda.set("requests", now + shift.crew.pace.sweep())
+    shift.calls.asked_to_stop = False
+    held = shift.crew.held()
+    if held:
+        asked = yield Beside(tending.requests_to_stop, (shift.plan, held))
+        shift.crew.asked_to_stop(asked, time.monotonic())
+
+
+def _sweep(shift: Shift, now: float) -> Script:
+    """Rescue the jobs of workers that died."""
+    if not shift.agenda.due("sweep", now):
+        return
+    shift.agenda.set("sweep", now + shift.crew.pace.sweep())
+    if shift.plan.has_leases:
+        if shift.calls.rank < TENDERS:
+            shift.crew.tell_rescued((yield Beside(tending.rescue_expired, (shift.plan,))))
+        shift.plan.look_for_suspects = True
+
+
+def _mend(shift: Shift, now: float) -> Script:
+    if shift.agenda.due("reconcile", now):
+        shift.agenda.set("reconcile", now + shift.crew.pace.reconcile(0))
+        if shift.calls.rank < TENDERS:
+            yield from mend_messages(shift)
+        done = time.monotonic()
+        shift.agenda.set("reconcile", done + shift.crew.pace.reconcile(done - now))
+
+
+def mend_messages(shift: Shift) -> Generator[Step, Any, int]:
+    """Compare messages with jobs, tell what was wrong, and return how much."""
+    keys: Sequence[Key] = yield Beside(tending.reconcile_messages, (shift.plan,))
+    if keys:
+        some = ", ".join(str(key[0]) if len(key) == 1 else str(key) for key in keys[:_MOST_TOLD])
+        more = f" and {len(keys) - _MOST_TOLD} more" if len(keys) > _MOST_TOLD else ""
+        logger.warning(
+            "%s: jobs that waited without a message, or messages whose job is missing or not waiting: %s%s",
+            shift.name,
+            some,
+            more,
+        )
+    return len(keys)
+
+
+_DUTIES = (
+    _look_at_timeouts,
+    _extend_leases,
+    _settle_overlooked,
+    _check_in,
+    _look_ahead,
+    _stop,
+    _sweep,
+    _mend,
+)

@@ -1,0 +1,40 @@
+"""Settling runs in bulk: what has ended without a commit of its own, as it is taken from the crew."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+from sqlalchemy import exc
+
+from sqlaqueue.serving import operations as ops
+from sqlaqueue.serving.operations import Ended
+from sqlaqueue.serving.shift import Shift
+from sqlaqueue.serving.steps import Beside, Script
+
+logger = logging.getLogger("sqlaqueue")
+
+
+def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
+    """Settle what has ended, together; if that cannot be done, one by one, and give up what cannot be settled at all.
+
+    :param wait: whether to wait for rows that somebody has locked.
+    """
+    crew = shift.crew
+    finished = crew.take_finished()
+    if not finished:
+        return
+    stuck: list[Ended] = []
+    try:
+        try:
+            lost = yield Beside(partial(ops.settle_and_commit, wait=wait), (shift.plan, finished))
+        except exc.DBAPIError as error:
+            if ops.will_pass(error):
+                raise
+            lost, stuck = yield Beside(partial(ops.settle_each, wait=wait), (shift.plan, finished))
+    except Exception:
+        crew.give_back(finished)
+        raise
+    for one in stuck:
+        logger.error("%s: job %s stays as it is until its lease expires", shift.name, one.run.key)
+    crew.settled(finished, lost, stuck)

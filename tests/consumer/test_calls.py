@@ -1,0 +1,249 @@
+"""Who looks for a job when: the ear of a Consumer, without a database and with a clock of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from sqlaqueue.serving.calls import EVERY, MOST, MOST_OPEN, MOST_TICKETS, STAGGER, Calls, taken
+
+pytestmark = pytest.mark.once
+
+POLL = 7.0
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def hearing(clock: Clock, me: str, *others: str) -> Calls:
+    """Return an ear that has heard itself, and looked."""
+    calls = Calls(me, lambda: POLL, lambda: None, now=clock)
+    calls.check_in([me, *others], 0.0)
+    calls.hear(f"here {me}")
+    calls.see_ahead([], all_of_them=True)
+    calls.begin_look()
+    calls.looked(0, 1)
+    return calls
+
+
+@pytest.fixture
+def crowd(clock: Clock) -> list[Calls]:
+    names = [f"c{number}" for number in range(5)]
+    return [hearing(clock, name, *names) for name in names]
+
+
+def waits(crowd: list[Calls], clock: Clock) -> list[float]:
+    """Return after how many seconds each will look, the first one first."""
+    return sorted(round(calls.next_look() - clock.now, 6) for calls in crowd)
+
+
+def tell(crowd: list[Calls], words: str) -> None:
+    for calls in crowd:
+        calls.hear(words)
+
+
+def turns(first: int, last: int) -> Iterator[float]:
+    return (round(turn * STAGGER, 6) for turn in range(first, last))
+
+
+def test_one_after_the_other_looks_for_a_job(crowd: list[Calls], clock: Clock) -> None:
+    tell(crowd, "call 4711 1 0")
+    assert waits(crowd, clock) == [*turns(0, 5)]
+
+
+def test_as_many_look_at_once_as_there_are_jobs(crowd: list[Calls], clock: Clock) -> None:
+    tell(crowd, "call 4711 2 0")
+    assert waits(crowd, clock) == [0, 0, STAGGER, STAGGER, 2 * STAGGER]
+
+
+def test_it_is_another_one_s_turn_with_another_ticket(crowd: list[Calls], clock: Clock) -> None:
+    first = set()
+    for ticket in range(50):
+        tell(crowd, f"call {ticket} 1 0")
+        first.add(min(range(5), key=lambda number: crowd[number].next_look()))
+        for calls in crowd:
+            calls.begin_look()
+    assert first == {0, 1, 2, 3, 4}
+
+
+def test_nobody_looks_for_what_is_taken(crowd: list[Calls], clock: Clock) -> None:
+    tell(crowd, "call 4711 1 0")
+    tell(crowd, taken(1, ["4711"]))
+    assert waits(crowd, clock) == [5 * POLL] * 5
+
+
+def test_others_look_for_the_rest(crowd: list[Calls], clock: Clock) -> None:
+    tell(crowd, "call 4711 10 0")
+    tell(crowd, taken(4, ["4711"]))
+    assert waits(crowd, clock) == [0] * 5
+    tell(crowd, taken(6, ["4711"]))
+    assert waits(crowd, clock) == [5 * POLL] * 5
+
+
+def test_what_is_taken_is_counted_over_the_calls(crowd: list[Calls], clock: Clock) -> None:
+    calls = crowd[0]
+    for ticket in ("1", "2", "3"):
+        calls.hear(f"call {ticket} 2 0")
+    calls.hear(taken(5, ["1", "2", "3"]))
+    assert calls.begin_look().tickets == ["3"]
+
+
+def test_several_statements_of_a_transaction_are_added_up(crowd: list[Calls]) -> None:
+    calls = crowd[0]
+    calls.hear("call 4711 2 0")
+    calls.hear("call 4711 3 0")
+    calls.hear(taken(4, ["4711"]))
+    assert calls.wants_look() or calls.begin_look().tickets == ["4711"]
+
+
+def test_one_who_finds_nothing_spares_the_others(crowd: list[Calls], clock: Clock) -> None:
+    tell(crowd, "call 4711 3 0")
+    look = crowd[0].begin_look()
+    assert look.spares_others
+    tell(crowd, taken(EVERY, look.tickets))
+    assert waits(crowd[1:], clock) == [5 * POLL] * 4
+
+
+def test_two_look_themselves(clock: Clock) -> None:
+    calls = hearing(clock, "a", "b")
+    calls.hear("call 4711 1 0")
+    assert not calls.begin_look().spares_others
+
+
+def test_a_look_answers_all_calls(crowd: list[Calls], clock: Clock) -> None:
+    tell(crowd, "call 1 1 0")
+    tell(crowd, "call 2 1 0")
+    assert sorted(crowd[3].begin_look().tickets) == ["1", "2"]
+    crowd[3].looked(0, 1)
+    assert crowd[3].next_look() == clock.now + 5 * POLL
+
+
+def test_a_full_hand_looks_again(crowd: list[Calls], clock: Clock) -> None:
+    crowd[0].looked(10, 10)
+    assert crowd[0].wants_look()
+    crowd[0].looked(9, 10)
+    assert crowd[0].next_look() == clock.now + 5 * POLL
+
+
+def test_the_deaf_poll_alone(clock: Clock) -> None:
+    calls = Calls("me", lambda: POLL, lambda: None, now=clock)
+    assert calls.wants_look(), "it looks at once"
+    calls.check_in(["a", "b"], 0.0)
+    calls.looked(0, 1)
+    assert calls.next_look() == clock.now + POLL
+    assert not calls.wants_outlook()
+    assert calls.rank == 0, "it tends the queue by itself"
+
+
+def test_a_job_for_later_is_looked_for_when_it_is_due(crowd: list[Calls], clock: Clock) -> None:
+    tell(crowd, f"call 4711 1 {clock.now + 3}")
+    assert waits(crowd, clock) == [3] * 5, "until then nobody knows that it is not taken"
+    clock.now += 3
+    assert waits(crowd, clock) == [*turns(0, 5)]
+    tell(crowd, taken(1, [f"4711@{clock.now}"]))
+    assert waits(crowd, clock) == [5 * POLL - 3] * 5
+
+
+def test_the_clock_of_the_database_counts(clock: Clock) -> None:
+    calls = hearing(clock, "me")
+    calls.check_in(["me"], 500.0)
+    calls.hear(f"call 4711 1 {clock.now + 500 + 3}")
+    assert calls.next_look() == clock.now + 3
+
+
+def test_one_whose_clock_is_late_hears_that_it_is_taken(crowd: list[Calls], clock: Clock) -> None:
+    due = clock.now + 3
+    tell(crowd, f"call 4711 1 {due}")
+    clock.now += 2.9
+    tell(crowd, taken(1, [f"4711@{due}"]))
+    assert waits(crowd, clock) == [round(5 * POLL - 2.9, 6)] * 5
+
+
+def test_more_of_a_statement_are_asked_for(clock: Clock) -> None:
+    calls = hearing(clock, "me")
+    calls.hear(f"call 4711 2 {clock.now + 3} more")
+    assert not calls.wants_outlook()
+    clock.now += 3
+    assert calls.wants_look()
+    assert calls.wants_outlook()
+    calls.see_ahead([clock.now + 1, clock.now + 2], all_of_them=False)
+    calls.begin_look()
+    calls.looked(1, 10)
+    assert calls.next_look() == clock.now + 1
+    assert not calls.wants_outlook()
+    clock.now += 2
+    assert calls.wants_outlook()
+    calls.see_ahead([], all_of_them=True)
+    assert calls.until_outlook() == float("inf")
+
+
+def test_too_many_for_later_are_asked_for(clock: Clock) -> None:
+    calls = hearing(clock, "me")
+    for number in range(MOST + 1):
+        calls.hear(f"call {number} 1 {clock.now + 1 + number}")
+    assert calls.next_look() == clock.now + 1
+    assert 0 < calls.until_outlook() <= MOST
+
+
+def test_too_many_at_once_are_one(clock: Clock) -> None:
+    calls = hearing(clock, "a", "b", "c")
+    for number in range(MOST_OPEN + 1):
+        calls.hear(f"call {number} 1 0")
+    assert calls.wants_look()
+    calls.hear("call x 1 0")
+    assert len(calls.begin_look().tickets) <= MOST_TICKETS
+
+
+def test_consumers_come_and_go(crowd: list[Calls], clock: Clock) -> None:
+    assert sorted(calls.rank for calls in crowd) == [0, 1, 2, 3, 4]
+    tell(crowd, "gone c0")
+    assert [calls.crowd for calls in crowd[1:]] == [4] * 4
+    assert sorted(calls.rank for calls in crowd[1:]) == [0, 1, 2, 3]
+    tell(crowd, "here c9")
+    assert [calls.crowd for calls in crowd[1:]] == [5] * 4
+
+
+def test_whoever_does_not_hear_itself_is_deaf(clock: Clock) -> None:
+    calls = Calls("me", lambda: POLL, lambda: None, now=clock)
+    assert calls.waits_for_proof() is None
+    calls.check_in([], 0.0)
+    clock.now += 4
+    calls.check_in([], 0.0)
+    assert calls.waits_for_proof() == 4, "since the first of them"
+    calls.hear("here me")
+    assert calls.hears
+    assert calls.waits_for_proof() is None
+    clock.now += 1
+    calls.check_in([], 0.0)
+    clock.now += 6
+    assert calls.waits_for_proof() == 6
+    calls.went_deaf()
+    assert not calls.hears
+    assert calls.wants_look(), "something may have been missed"
+
+
+def test_after_a_pause_all_look(crowd: list[Calls], clock: Clock) -> None:
+    tell(crowd, "look")
+    assert waits(crowd, clock) == [0] * 5
+
+
+def test_requests_to_stop_are_noted(crowd: list[Calls]) -> None:
+    assert not crowd[0].asked_to_stop
+    crowd[0].hear("stop")
+    assert crowd[0].asked_to_stop
+
+
+@pytest.mark.parametrize("words", ["", "call", "call 1 x 0", "call 1 1 y", "taken", "taken x 1", "what is this", "\0"])
+def test_what_it_does_not_understand_is_let_pass(crowd: list[Calls], clock: Clock, words: str) -> None:
+    tell(crowd, words)
+    assert waits(crowd, clock) == [5 * POLL] * 5

@@ -128,6 +128,7 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
             raise ConfigurationError(msg)
         async with session:
             engine = session.get_bind(self._plan.spec.mapper).engine
+            self._check_session(session.sync_session)
         self._check_engine(engine)
         return engine
 

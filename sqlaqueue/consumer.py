@@ -26,8 +26,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
+from sqlaqueue.serving import ears
 from sqlaqueue.serving.base import ConsumerBase, function_of
-from sqlaqueue.serving.ears import ear_of
 from sqlaqueue.serving.keeping import keep
 from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
@@ -139,6 +139,7 @@ class Consumer(ConsumerBase, Generic[T]):
             raise ConfigurationError(msg)
         with session:
             engine = session.get_bind(self._plan.spec.mapper).engine
+            self._check_session(session)
         self._check_engine(engine)
         return engine
 
@@ -157,10 +158,10 @@ class _Threads(Shift):
 
     def listen(self) -> None:
         self._listening = True
-        ear_of(self.engine).add(channel_of(self.plan.spec), self.calls)
+        ears.listen(self.engine, channel_of(self.plan.spec), self.calls)
 
     def reconnect(self) -> None:
-        ear_of(self.engine).reconnect()
+        ears.reconnect(self.engine)
 
     def stop(self) -> None:
         self.plan.stopping = True
@@ -187,7 +188,7 @@ class _Threads(Shift):
             keeper.join(timeout=max(self._grace, 5.0))
             self._carry_out(wind_up(self))
             if self._listening:
-                ear_of(self.engine).remove(self.calls)
+                ears.unlisten(self.engine, self.calls)
         if self.error is not None:
             raise self.error
 

@@ -12,6 +12,7 @@ from alembic.operations import MigrateOperation
 from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.alembic import operations as ops
+from sqlaqueue.ddl import Trigger
 
 NO_PRIVILEGE = "42501"
 PREFIX = "sqlaqueue_"
@@ -20,10 +21,16 @@ PREFIX = "sqlaqueue_"
 _EVENTS = {4: "INSERT", 8: "DELETE", 16: "UPDATE", 32: "TRUNCATE"}
 """By ``pg_trigger.tgtype``: any other value is no plain statement trigger that fires afterwards."""
 
+_ROW = 1
+"""What is added to it for a trigger that fires for each row."""
+
+_WHEN = re.compile(r" FOR EACH ROW WHEN \((.*)\) EXECUTE FUNCTION ", re.DOTALL)
+"""Where ``pg_get_triggerdef()`` has the condition of a trigger."""
+
 _TRIGGERS = sa.text(r"""
     SELECT n.nspname AS schema, c.relname AS table, t.tgname AS name, t.tgtype::int AS type,
            t.tgenabled::text AS enabled, t.tgoldtable AS old, t.tgnewtable AS new,
-           f.pronamespace = c.relnamespace AND t.tgqual IS NULL AND t.tgnargs = 0 AND t.tgconstraint = 0
+           f.pronamespace = c.relnamespace AND t.tgnargs = 0 AND t.tgconstraint = 0
              AND t.tgattr::text = '' AS plain,
            f.proname AS function, pg_get_triggerdef(t.oid) AS definition
     FROM pg_trigger AS t
@@ -127,19 +134,28 @@ class FoundTrigger:
     event: str
     """Empty for a trigger that is not as this library makes them."""
     rows: Mapping[str, str]
+    when: str | None
+    """The condition of a trigger that fires for each row, as the server writes it."""
     function: str
     enabled: str
     definition: str
 
-    def same(self, event: str, rows: Mapping[str, str], function: str) -> bool:
-        """Tell whether it is as it was made."""
-        return (self.event, self.rows, self.function, self.enabled) == (event, rows, function, "O")
+    def same(self, wanted: Trigger) -> bool:
+        """Tell whether it is as it was made; of its condition only that there is one, which its name tells apart."""
+        mine = (self.event, self.rows, self.when is None, self.function, self.enabled)
+        return mine == (wanted.event, wanted.rows, wanted.when is None, wanted.function.name, "O")
+
+    @property
+    def plan(self) -> ops.TriggerPlan:
+        """What it is, for the operation that creates it."""
+        plain = (self.event, dict(self.rows))
+        return plain if self.when is None else (*plain, self.when)
 
     def restored(self, quote: Any) -> MigrateOperation:
         """Return what brings the trigger back as it is."""
         if self.event:
             create: MigrateOperation = ops.CreateTriggers(
-                self.table, self.function, {self.name: (self.event, dict(self.rows))}, schema=self.schema
+                self.table, self.function, {self.name: self.plan}, schema=self.schema
             )
         else:
             create = ops.ExecuteAsWritten(self.definition)
@@ -205,12 +221,16 @@ class Catalog:
     def _read_triggers(self) -> Iterable[FoundTrigger]:
         for row in self._rows(_TRIGGERS):
             rows = {"OLD": row.old, "NEW": row.new}
+            when = _WHEN.search(row.definition)
+            # Either a statement trigger without a condition, or one for each row with a condition.
+            kind = row.type - (_ROW if when else 0)
             yield FoundTrigger(
                 schema=self._named(row.schema),
                 table=row.table,
                 name=row.name,
-                event=_EVENTS.get(row.type, "") if row.plain else "",
+                event=_EVENTS.get(kind, "") if row.plain else "",
                 rows={which: name for which, name in rows.items() if name is not None},
+                when=when[1] if when else None,
                 function=row.function,
                 enabled=row.enabled,
                 definition=row.definition,

@@ -112,7 +112,10 @@ def _drop_function(op: Operations, this: ops.DropFunction) -> None:
 def _create_triggers(op: Operations, this: ops.CreateTriggers) -> None:
     table = stand_in(this.table, this.schema)
     function = TriggerFunction(stand_in("", this.schema), this.function, "")
-    triggers = [Trigger(table, name, event, function, rows) for name, (event, rows) in this.triggers.items()]
+    triggers = [
+        Trigger(table, name, event, function, rows, when=when[0] if when else None)
+        for name, (event, rows, *when) in this.triggers.items()
+    ]
     preparer = op.get_context().dialect.identifier_preparer
     right = f"GRANT TRIGGER ON TABLE {preparer.format_table(table)} TO {_role(op)};"
     if not this.live:

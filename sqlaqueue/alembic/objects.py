@@ -81,7 +81,7 @@ def compare_triggers(review: Review) -> set[str]:
 
 def _drop(review: Review, seen: Seen, triggers: list[FoundTrigger]) -> ops.DropTriggers:
     quote = review.context.dialect.identifier_preparer.quote
-    plain = {each.name: (each.event, dict(each.rows)) for each in triggers}
+    plain = {each.name: each.plan for each in triggers}
     functions = {each.function for each in triggers}
     if len(functions) == 1 and all(each.event and each.enabled == "O" for each in triggers):
         back: MigrateOperation = ops.CreateTriggers(seen.name, functions.pop(), plain, schema=seen.schema)
@@ -91,18 +91,15 @@ def _drop(review: Review, seen: Seen, triggers: list[FoundTrigger]) -> ops.DropT
 
 
 def _changed(seen: Seen, there: dict[str, FoundTrigger]) -> list[FoundTrigger]:
-    return [
-        there[name]
-        for name, trigger in seen.triggers.items()
-        if name in there and not there[name].same(trigger.event, trigger.rows, trigger.function.name)
-    ]
+    return [there[name] for name, trigger in seen.triggers.items() if name in there and not there[name].same(trigger)]
 
 
 def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> bool:
-    by_function: dict[str, dict[str, tuple[str, ops.Rows]]] = {}
+    by_function: dict[str, dict[str, ops.TriggerPlan]] = {}
     for name, trigger in seen.triggers.items():
         if name not in there:
-            by_function.setdefault(trigger.function.name, {})[name] = (trigger.event, trigger.rows)
+            rest = () if trigger.when is None else (trigger.when,)
+            by_function.setdefault(trigger.function.name, {})[name] = (trigger.event, trigger.rows, *rest)
     for function, triggers in by_function.items():
         if seen.found is not None:
             log.info("Detected missing triggers of %r: %s", seen.name, ", ".join(triggers))

@@ -24,6 +24,9 @@ HIDDEN = {"hidden": True}
 Rows = dict[str, str]
 """``{"OLD": name, "NEW": name}`` of transition tables."""
 
+TriggerPlan = tuple[str, Rows] | tuple[str, Rows, str]
+"""The event of a trigger, its transition tables and, for one that fires for each row, the condition on it as SQL."""
+
 
 class QueueOp(MigrateOperation):
     """Base of the operations: a dataclass whose fields are the arguments that a migration gives."""
@@ -116,11 +119,12 @@ class DropFunction(QueueOp):
 @known_as("create_queue_triggers")
 @dataclass(eq=False)
 class CreateTriggers(QueueOp):
-    """Creates statement triggers, all or none.
+    """Creates triggers, all or none.
 
     :param table: the table of the jobs.
     :param function: the function that they call.
-    :param triggers: name to event (INSERT, UPDATE, DELETE, TRUNCATE) and transition tables.
+    :param triggers: name to event (INSERT, UPDATE, DELETE, TRUNCATE), transition tables and, for a trigger that fires
+        for each row, the condition on it.
     :param live: the table is in use. The triggers are then created in a transaction of their own, and their lock is
         waited
         for in many short attempts.
@@ -128,7 +132,7 @@ class CreateTriggers(QueueOp):
 
     table: str
     function: str
-    triggers: dict[str, tuple[str, Rows]]
+    triggers: dict[str, TriggerPlan]
     schema: str | None = field(default=None, kw_only=True)
     live: bool = field(default=False, kw_only=True)
 

@@ -53,8 +53,8 @@ class AsyncEar:
         failures = 0
         while self.hearers.channels:
             try:
-                async with self._connection() as connection:
-                    await self._serve(connection)
+                async with self._connection() as (connection, driver):
+                    await self._serve(connection, driver)
                     failures = 0
             except Exception as error:  # noqa: BLE001 - Consumers poll meanwhile, and the next try may do better
                 failures += 1
@@ -66,17 +66,18 @@ class AsyncEar:
         self._task = None
 
     @contextlib.asynccontextmanager
-    async def _connection(self) -> AsyncIterator[AsyncConnection]:
+    async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:
         connection = await self._engine.connect()
         try:
+            await connection.execution_options(isolation_level="AUTOCOMMIT")
+            driver = (await connection.get_raw_connection()).driver_connection
             # It is kept for as long as somebody listens, and must not be missing in the pool.
             await connection.run_sync(lambda sync: sync.detach())
-            yield await connection.execution_options(isolation_level="AUTOCOMMIT")
+            yield connection, driver
         finally:
             await connection.close()
 
-    async def _serve(self, connection: AsyncConnection) -> None:
-        driver: Any = (await connection.get_raw_connection()).driver_connection
+    async def _serve(self, connection: AsyncConnection, driver: Any) -> None:
         quote = connection.dialect.identifier_preparer.quote_identifier
         by_callback = hasattr(driver, "add_listener")
         listener = _ByCallback(driver, self) if by_callback else _ByDescriptor(driver, self, quote)

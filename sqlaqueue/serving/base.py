@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
 from sqlaqueue.backoff import Delay, RetryPolicy, seconds
@@ -110,6 +111,17 @@ class ConsumerBase:
             its_name = str(getattr(handler, "__name__", type(handler).__name__))
             msg = f"{name}: the handler {its_name}{signature} is called as {its_name}{call}: {error}"
             raise ConfigurationError(msg) from None
+
+    def _check_session(self, session: Session) -> None:
+        """Refuse sessions whose commits the server would refuse."""
+        if session.twophase and self._plan.is_told:
+            name = self._plan.spec.model.__name__
+            msg = (
+                f"{name}: PostgreSQL cannot prepare a transaction that has sent a notification, so sessions with "
+                f"two-phase commits and a queue that wakes its consumers do not go together; set {name}.__queue__ = "
+                "QueueConfig(notify=False), and run a migration that drops its triggers"
+            )
+            raise ConfigurationError(msg)
 
     def _check_engine(self, engine: sa.Engine) -> None:
         """Refuse an engine for another database, and one whose pool is too small."""

@@ -12,6 +12,7 @@ The words on a queue's channel::
     here <consumer>                      a consumer has checked in
     gone <consumer>                      a consumer has ended
     look                                 the queue goes on after a pause
+    suspects                             jobs have been rescued, of which one may have killed its worker
     stop                                 running jobs have been asked to stop
 """
 
@@ -109,6 +110,8 @@ class Calls:
         self._heard_myself: float | None = None
         self.asked_to_stop = False
         """Somebody has asked running jobs to stop, and it has not been looked which."""
+        self.suspects = True
+        """There may be suspects among the waiting jobs, for which nobody here has looked."""
 
     # -- what is heard -------------------------------------------------------------------------------------------
 
@@ -126,6 +129,8 @@ class Calls:
                     self._others.discard(consumer)
             case ["look"]:
                 self.look_at_once()
+            case ["suspects"]:
+                self.suspects = True
             case ["stop"]:
                 self.asked_to_stop = True
 
@@ -200,8 +205,14 @@ class Calls:
 
     # -- what others there are, and whether one hears ------------------------------------------------------------
 
-    def check_in(self, others: Iterable[str], clock_ahead: float) -> None:
-        """Note a check-in that has been committed.
+    def checks_in(self) -> None:
+        """Note that a check-in is on its way: from now on it may be heard."""
+        with self._lock:
+            if self._checked_in is None or self.hears:
+                self._checked_in = self._now()
+
+    def checked_in(self, others: Iterable[str], clock_ahead: float) -> None:
+        """Note what a check-in has found.
 
         :param others: the consumers of the queue that hear.
         :param clock_ahead: by how many seconds the database's clock is ahead of this one's.
@@ -209,8 +220,6 @@ class Calls:
         with self._lock:
             self._others = set(others) - {self._me}
             self._clock_ahead = clock_ahead
-            if self._checked_in is None or self.hears:
-                self._checked_in = self._now()
 
     def went_deaf(self) -> None:
         """Forget that calls arrive, such as when the connection that they come by is lost."""

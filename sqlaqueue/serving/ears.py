@@ -8,7 +8,6 @@ import os
 import select
 import socket
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,38 +20,32 @@ logger = logging.getLogger("sqlaqueue")
 
 
 class Ear:
-    """A thread that listens on the channels that somebody wants to hear."""
+    """A thread that listens on the channels that somebody wants to hear, and ends when nobody does."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self._hearers = Hearers()
+        self.hearers = Hearers()
         self._bell, self._rung = socket.socketpair()
         for end in (self._bell, self._rung):
             end.settimeout(0)
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
         self._again = False
+        self._thread = threading.Thread(target=self._listen, name="sqlaqueue-ear", daemon=True)
 
-    def add(self, channel: str, calls: Calls) -> None:
-        """Have ``calls`` hear what is said on ``channel``."""
-        with self._lock:
-            self._hearers.add(channel, calls)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._listen, name="sqlaqueue-ear", daemon=True)
-                self._thread.start()
-        self._ring()
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
 
-    def remove(self, calls: Calls) -> None:
-        """Have ``calls`` hear no more; with the last one the connection is closed."""
-        self._hearers.remove(calls)
-        self._ring()
+    def join(self) -> None:
+        """Wait until the connection is closed, or the database does not answer."""
+        self._thread.join(timeout=2)
 
     def reconnect(self) -> None:
         """Make another connection: nothing arrives by this one."""
         self._again = True
-        self._ring()
+        self.ring()
 
-    def _ring(self) -> None:
+    def ring(self) -> None:
+        """Have the thread see what has changed."""
         with contextlib.suppress(OSError):
             self._bell.send(b"!")
 
@@ -60,51 +53,52 @@ class Ear:
         failures = 0
         while not self._may_end():
             try:
-                with self._connection() as connection:
-                    self._serve(connection)
+                with self._connection() as (connection, driver):
+                    self._serve(connection, driver)
                     failures = 0
             except Exception as error:  # noqa: BLE001 - Consumers poll meanwhile, and the next try may do better
                 failures += 1
                 if failures == 1:
                     logger.warning("cannot listen for new jobs, polling: %s: %s", type(error).__name__, error)
-            self._hearers.doubt(self._hearers.channels)
+            self.hearers.doubt(self.hearers.channels)
             if failures:
                 self._wait(wait_before(failures))
 
     def _may_end(self) -> bool:
-        with self._lock:
-            if self._hearers.channels:
+        with _lock:
+            if self.hearers.channels:
                 return False
-            self._thread = None
-            with _lock:
-                _ears.pop(self._engine, None)
+            del _ears[self._engine]
+            self._bell.close()
+            self._rung.close()
             return True
 
     @contextlib.contextmanager
-    def _connection(self) -> Iterator[sa.Connection]:
+    def _connection(self) -> Iterator[tuple[sa.Connection, Any]]:
         connection = self._engine.connect()
         try:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            driver = connection.connection.driver_connection
             # It is kept for as long as somebody listens, and must not be missing in the pool.
             connection.detach()
-            yield connection.execution_options(isolation_level="AUTOCOMMIT")
+            yield connection, driver
         finally:
             connection.close()
 
-    def _serve(self, connection: sa.Connection) -> None:
-        driver: Any = connection.connection.driver_connection
+    def _serve(self, connection: sa.Connection, driver: Any) -> None:
         keep_alive(driver.fileno())
         quote = connection.dialect.identifier_preparer.quote_identifier
         listening: set[str] = set()
         self._again = False
-        while (wanted := self._hearers.channels) and not self._again:
+        while (wanted := self.hearers.channels) and not self._again:
             for channel in listening - wanted:
                 connection.exec_driver_sql(f"UNLISTEN {quote(channel)}")
             for channel in wanted - listening:
                 connection.exec_driver_sql(f"LISTEN {quote(channel)}")
-                self._hearers.doubt({channel})
+                self.hearers.doubt({channel})
             listening = wanted
             for channel, words in _received(driver):
-                self._hearers.say(channel, words)
+                self.hearers.say(channel, words)
             if not self._wait(CHECK, driver.fileno()):
                 connection.exec_driver_sql("SELECT 1")
 
@@ -125,16 +119,39 @@ def _received(driver: Any) -> list[tuple[str, str]]:
     return [(each.channel, each.payload) for each in found]
 
 
-_ears: weakref.WeakKeyDictionary[sa.Engine, Ear] = weakref.WeakKeyDictionary()
-_lock = threading.RLock()
+_ears: dict[sa.Engine, Ear] = {}
+_lock = threading.Lock()
 
 
-def ear_of(engine: sa.Engine) -> Ear:
-    """Return the ear that all Consumers of an engine share in this process."""
+def listen(engine: sa.Engine, channel: str, calls: Calls) -> None:
+    """Have ``calls`` hear what is said on ``channel``, by the one connection of this process and engine."""
     with _lock:
-        if engine not in _ears:
-            _ears[engine] = Ear(engine)
-        return _ears[engine]
+        ear = _ears.get(engine)
+        if ear is None:
+            ear = _ears[engine] = Ear(engine)
+            ear.start()
+        ear.hearers.add(channel, calls)
+        ear.ring()
+
+
+def unlisten(engine: sa.Engine, calls: Calls) -> None:
+    """Have ``calls`` hear no more; with the last one the connection is closed."""
+    with _lock:
+        ear = _ears.get(engine)
+        if ear is not None:
+            ear.hearers.remove(calls)
+            ear.ring()
+    if ear is not None and not ear.hearers.channels:
+        # Whoever ends the last Consumer may drop the database next.
+        ear.join()
+
+
+def reconnect(engine: sa.Engine) -> None:
+    """Listen by another connection."""
+    with _lock:
+        ear = _ears.get(engine)
+        if ear is not None:
+            ear.reconnect()
 
 
 # A copy of this process has the connection, but not the thread.

@@ -89,8 +89,9 @@ def _check_in(shift: Shift, now: float) -> Script:
     shift.agenda.set("check-in", now + pause)
     shift.said_to_hear = calls.hears
     sign = tending.SignOfLife(shift.id, calls.hears, shift.crew.held(), patience=3 * pause)
+    calls.checks_in()
     others, moment = yield Beside(tending.check_in, (plan, sign))
-    calls.check_in(others, moment - time.monotonic())
+    calls.checked_in(others, moment - time.monotonic())
 
 
 def _look_ahead(shift: Shift, now: float) -> Script:  # noqa: ARG001 - as all duties
@@ -117,15 +118,16 @@ def _sweep(shift: Shift, now: float) -> Script:
     if not shift.agenda.due("sweep", now):
         return
     shift.agenda.set("sweep", now + shift.crew.pace.sweep())
-    if shift.plan.has_leases:
-        if shift.calls.rank < TENDERS:
-            shift.crew.tell_rescued((yield Beside(tending.rescue_expired, (shift.plan,))))
-        shift.plan.look_for_suspects = True
+    if shift.plan.has_leases and shift.calls.rank < TENDERS:
+        shift.crew.tell_rescued((yield Beside(tending.rescue_expired, (shift.plan,))))
+        shift.plan.look_for_suspects |= not shift.calls.hears
 
 
 def _mend(shift: Shift, now: float) -> Script:
     if shift.agenda.due("reconcile", now):
         shift.agenda.set("reconcile", now + shift.crew.pace.reconcile(0))
+        # Somebody may have rescued jobs without a word, such as by a statement of their own.
+        shift.plan.look_for_suspects = True
         if shift.calls.rank < TENDERS:
             yield from mend_messages(shift)
         done = time.monotonic()

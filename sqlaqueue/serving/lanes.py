@@ -101,6 +101,8 @@ def _leased_turn(shift: Shift, turn: Turn) -> Script:
     if not shift.wants_look():
         return False
     yield from _check(shift)
+    if shift.calls.suspects:
+        plan.look_for_suspects, shift.calls.suspects = True, False
     limit = crew.pace.claim_size()
     jobs = yield Beside(ops.claim_and_commit, (plan, limit, shift.calls.begin_look()))
     shift.works()

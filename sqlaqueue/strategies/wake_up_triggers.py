@@ -95,7 +95,8 @@ BEGIN
     sqlaqueue_last := sqlaqueue_first;
   ELSE
     SELECT count(*), {first}, {last} INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
-      FROM new_rows WHERE {_waits(spec)};
+      FROM new_rows
+      WHERE {_waits(spec)};
   END IF;
   IF sqlaqueue_jobs = 0 THEN
     RETURN NULL;

@@ -43,9 +43,9 @@ async def nothing(hands: Any, job: Any) -> None:
 class Bench:
     """A database with the queue of one strategy, to be worked on by Consumers of one colour."""
 
-    def __init__(self, database: Database, strategy: str, colour: str = "sync") -> None:
+    def __init__(self, database: Database, strategy: str, colour: str = "sync", *, notify: bool = True) -> None:
         self.database, self.strategy, self.colour = database, strategy, colour
-        self.models = models(strategy)
+        self.models = models(strategy, notify=notify)
         self.Job, self.Owner, self.Effect = self.models.job, self.models.owner, self.models.effect
         self.held = strategy != "update_status"
         """Whether an open transaction holds claimed jobs, not a lease."""

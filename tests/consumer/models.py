@@ -24,7 +24,7 @@ class Models(NamedTuple):
 
 
 @cache
-def models(strategy: str) -> Models:
+def models(strategy: str, *, notify: bool = True) -> Models:
     """Return the models of a strategy; ``own_message`` is ``delete_returning`` for rows without a state."""
     own_message = strategy == "own_message"
 
@@ -42,6 +42,7 @@ def models(strategy: str) -> Models:
             strategy="delete_returning" if own_message else strategy,
             columns={"status": None} if own_message else {},
             max_attempts=3,
+            notify=notify,
             # Due again at once: these tests wait for conditions, not for time to pass.
             retry=Constant(delay=0),
         )

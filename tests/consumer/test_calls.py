@@ -28,7 +28,8 @@ def clock() -> Clock:
 def hearing(clock: Clock, me: str, *others: str) -> Calls:
     """Return an ear that has heard itself, and looked."""
     calls = Calls(me, lambda: POLL, lambda: None, now=clock)
-    calls.check_in([me, *others], 0.0)
+    calls.checks_in()
+    calls.checked_in([me, *others], 0.0)
     calls.hear(f"here {me}")
     calls.see_ahead([], all_of_them=True)
     calls.begin_look()
@@ -138,7 +139,7 @@ def test_a_full_hand_looks_again(crowd: list[Calls], clock: Clock) -> None:
 def test_the_deaf_poll_alone(clock: Clock) -> None:
     calls = Calls("me", lambda: POLL, lambda: None, now=clock)
     assert calls.wants_look(), "it looks at once"
-    calls.check_in(["a", "b"], 0.0)
+    calls.checked_in(["a", "b"], 0.0)
     calls.looked(0, 1)
     assert calls.next_look() == clock.now + POLL
     assert not calls.wants_outlook()
@@ -156,7 +157,7 @@ def test_a_job_for_later_is_looked_for_when_it_is_due(crowd: list[Calls], clock:
 
 def test_the_clock_of_the_database_counts(clock: Clock) -> None:
     calls = hearing(clock, "me")
-    calls.check_in(["me"], 500.0)
+    calls.checked_in(["me"], 500.0)
     calls.hear(f"call 4711 1 {clock.now + 500 + 3}")
     assert calls.next_look() == clock.now + 3
 
@@ -216,15 +217,15 @@ def test_consumers_come_and_go(crowd: list[Calls], clock: Clock) -> None:
 def test_whoever_does_not_hear_itself_is_deaf(clock: Clock) -> None:
     calls = Calls("me", lambda: POLL, lambda: None, now=clock)
     assert calls.waits_for_proof() is None
-    calls.check_in([], 0.0)
+    calls.checks_in()
     clock.now += 4
-    calls.check_in([], 0.0)
+    calls.checks_in()
     assert calls.waits_for_proof() == 4, "since the first of them"
     calls.hear("here me")
     assert calls.hears
     assert calls.waits_for_proof() is None
     clock.now += 1
-    calls.check_in([], 0.0)
+    calls.checks_in()
     clock.now += 6
     assert calls.waits_for_proof() == 6
     calls.went_deaf()

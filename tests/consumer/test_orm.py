@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, selectinload, sessionmaker
 
 from sqlaqueue import Consumer
-from tests.consumer.bench import Bench
+from sqlaqueue.exc import ConfigurationError
+from tests.consumer.bench import Bench, nothing
 from tests.consumer.hands import for_sync
 
 
@@ -142,9 +143,9 @@ def test_sessions_of_a_class_of_ones_own(supply: Any, strategy: str) -> None:
 
 
 def test_two_phase_commits(postgres_server: Any, strategy: str) -> None:
-    """Where the server can prepare transactions."""
+    """Where the server can prepare transactions, and the queue is one that does without notifications."""
     with postgres_server.database() as database:
-        bench = Bench(database, strategy, "sync")
+        bench = Bench(database, strategy, "sync", notify=False)
         with database.connect() as connection:
             connection.execute("ALTER SYSTEM SET max_prepared_transactions = 20")
         postgres_server.restart()
@@ -163,6 +164,13 @@ def test_two_phase_commits(postgres_server: Any, strategy: str) -> None:
         assert bench.states() == {"completed": 3, "failed": 1}
         assert bench.effects() == dict.fromkeys(good, 1)
         bench.assert_tidy()
+
+
+def test_two_phase_commits_and_notifications_are_refused(supply: Any, strategy: str) -> None:
+    bench = supply.take(strategy, "sync")
+    consumer = Consumer(bench.Job, for_sync(nothing), sessionmaker(bench.engine, twophase=True))
+    with pytest.raises(ConfigurationError, match=r"Job: .* two-phase .*QueueConfig\(notify=False\)"):
+        consumer.drain()
 
 
 def test_jobs_that_are_their_own_message(supply: Any, colour: str) -> None:

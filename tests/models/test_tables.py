@@ -42,6 +42,12 @@ CONTROL = {
     ("type", "sqlaqueue_control"),
     ("type", "sqlaqueue_control[]"),
 }
+CONSUMERS = {
+    ("relation", "sqlaqueue_consumer"),
+    ("relation", "sqlaqueue_consumer_pkey"),
+    ("type", "sqlaqueue_consumer"),
+    ("type", "sqlaqueue_consumer[]"),
+}
 LEDGER = {
     ("relation", "sqlaqueue_ledger"),
     ("relation", "sqlaqueue_ledger_pkey"),
@@ -62,10 +68,16 @@ TRIGGERS = {
     ("trigger", "sqlaqueue_message_delete"),
     ("trigger", "sqlaqueue_message_truncate"),
 }
+WAKE_UPS = {
+    ("function", "sqlaqueue_wake_job"),
+    ("trigger", "sqlaqueue_wake_insert"),
+    ("trigger", "sqlaqueue_wake_update_22793158"),
+}
+EVERYWHERE = OF_THE_TABLE | CONTROL | CONSUMERS | WAKE_UPS
 EXPECTED = {
-    "update_status": OF_THE_TABLE | LEASES | CONTROL,
-    "delete_returning": (OF_THE_TABLE - {("relation", "ix_job_queue_claim")}) | MESSAGES | TRIGGERS | CONTROL | LEDGER,
-    "batch_select": OF_THE_TABLE | CONTROL | LEDGER,
+    "update_status": EVERYWHERE | LEASES,
+    "delete_returning": (EVERYWHERE - {("relation", "ix_job_queue_claim")}) | MESSAGES | TRIGGERS | LEDGER,
+    "batch_select": EVERYWHERE | LEDGER,
 }
 
 

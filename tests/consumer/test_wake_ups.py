@@ -1,0 +1,493 @@
+"""Notifications, on a real server: nobody polls here, so what happens was called out."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+import sqlaqueue
+from sqlaqueue import Consumer, cancel, claim, complete, consumers, pause, paused, requeue, resume
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.serving import calls, keeping, pace
+from sqlaqueue.strategies.wake_up_triggers import channel_of
+from tests.consumer.bench import Bench, Server, nothing, wait_until
+
+LATER = 600.0
+"""Seconds that no test waits for."""
+
+
+@pytest.fixture(autouse=True)
+def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SWEEP", LATER)
+
+
+def hears(server: Server) -> bool:
+    """Tell whether it knows that it hears calls, and has said so."""
+    shift = server.consumer._shift
+    return shift is not None and shift.calls.hears and shift.said_to_hear is True and not shift.calls.wants_outlook()
+
+
+def idle(bench: Bench, **options: Any) -> Server:
+    return bench.consumer(nothing, **{"poll_interval": LATER} | options)
+
+
+def await_hearing(*servers: Server) -> None:
+    for server in servers:
+        wait_until(lambda server=server: hears(server), "that it hears itself")
+
+
+def listener(bench: Bench) -> psycopg.Connection[Any]:
+    connection = bench.database.connect()
+    channel = channel_of(spec_of(bench.Job))
+    connection.execute(f'LISTEN "{channel}"'.encode())
+    return connection
+
+
+def words(connection: psycopg.Connection[Any], first: str = "") -> list[str]:
+    """Return what has been said by now, of one kind."""
+    connection.execute("SELECT 1")
+    return [each.payload for each in connection.notifies(timeout=0.1) if each.payload.startswith(first)]
+
+
+# -- who is called out ----------------------------------------------------------------------------------------------
+
+
+def by_the_orm(bench: Bench) -> None:
+    bench.enqueue()
+
+
+def by_insert(bench: Bench) -> None:
+    bench.execute(sa.insert(bench.Job).values(payload="x"))
+
+
+def by_insert_select(bench: Bench) -> None:
+    table = bench.Job.__table__
+    bench.execute(sa.insert(table).from_select(["payload"], sa.select(sa.literal("x"))))
+
+
+def by_copy(bench: Bench) -> None:
+    with bench.database.connect() as connection, connection.cursor() as cursor:
+        with cursor.copy("COPY job (payload) FROM STDIN") as copy:
+            copy.write_row(["x"])
+
+
+def by_plain_sql(bench: Bench) -> None:
+    bench.execute("INSERT INTO job (payload, status) VALUES ('x', 'failed')")
+    bench.execute("UPDATE job SET status = 'pending' WHERE payload = 'x'")
+
+
+def by_requeue(bench: Bench) -> None:
+    bench.execute("INSERT INTO job (payload, status) VALUES ('x', 'failed')")
+    with bench.sessions() as session:
+        session.execute(requeue(bench.Job))
+        session.commit()
+
+
+WAYS = [by_the_orm, by_insert, by_insert_select, by_copy, by_plain_sql, by_requeue]
+
+
+@pytest.mark.parametrize("enqueue", WAYS)
+def test_an_idle_consumer_is_woken(mixed: Bench, enqueue: Callable[[Bench], None]) -> None:
+    with idle(mixed).running() as server:
+        await_hearing(server)
+        for done in (1, 2):
+            enqueue(mixed)
+            wait_until(lambda done=done: mixed.states() == {"completed": done})
+
+
+@pytest.mark.parametrize("driver", ["psycopg2", "psycopg", "asyncpg"])
+def test_every_driver_hears(supply: Any, driver: str) -> None:
+    bench = supply.take("update_status", "sync" if driver == "psycopg2" else "async")
+    url = bench.database.url(driver)
+    if driver == "psycopg2":
+        engine = sa.create_engine(url)
+        server = SyncWith(bench, engine)
+    else:
+        server = AsyncWith(bench, url)
+    with server.running():
+        await_hearing(server)
+        bench.enqueue()
+        wait_until(lambda: bench.states() == {"completed": 1})
+
+
+class SyncWith(Server):
+    """A Consumer on an engine of another driver."""
+
+    def __init__(self, bench: Bench, engine: sa.Engine) -> None:
+        super().__init__(bench)
+        self.engine = engine
+        self.consumer = Consumer(bench.Job, lambda session, job: None, sessionmaker(engine), poll_interval=LATER)
+
+    def run(self) -> None:
+        try:
+            self.consumer.run()
+        finally:
+            self.engine.dispose()
+
+
+class AsyncWith(Server):
+    """An AsyncConsumer on an engine of a driver."""
+
+    def __init__(self, bench: Bench, url: str) -> None:
+        super().__init__(bench)
+
+        async def work(session: Any, job: Any) -> None:
+            pass
+
+        self.engine = create_async_engine(url)
+        self.consumer = sqlaqueue.AsyncConsumer(bench.Job, work, async_sessionmaker(self.engine), poll_interval=LATER)
+
+    def run(self) -> None:
+        async def serve() -> None:
+            try:
+                await self.consumer.run()
+            finally:
+                await self.engine.dispose()
+
+        asyncio.run(serve())
+
+
+def test_one_notification_a_statement(supply: Any, strategy: str) -> None:
+    bench = supply.take(strategy, "sync")
+    with listener(bench) as ear:
+        bench.enqueue(100)
+        assert [call.split()[2] for call in words(ear, "call")] == ["100"]
+        bench.execute("UPDATE job SET status = 'failed'")
+        assert words(ear) == []
+        bench.execute("UPDATE job SET status = 'pending'")
+        assert [call.split()[2] for call in words(ear, "call")] == ["1"]
+        bench.execute("INSERT INTO job (status) VALUES ('failed')")
+        bench.execute("UPDATE job SET payload = 'y'")
+        assert words(ear) == []
+
+
+def test_claims_and_settlements_call_nobody(supply: Any, strategy: str) -> None:
+    bench = supply.take(strategy, "sync")
+    bench.enqueue(3)
+    with listener(bench) as ear, bench.sessions() as session:
+        jobs = session.scalars(claim(bench.Job, 3)).all()
+        session.execute(complete(jobs))
+        session.commit()
+        assert words(ear) == []
+
+
+# -- in time ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_for_later_begins_when_it_is_due(mixed: Bench) -> None:
+    """Nobody has polled for it: those from before the start are asked for, the others are called out."""
+    due = "statement_timestamp() + interval '1.5 s'"
+    mixed.execute(f"INSERT INTO job (payload, run_at) VALUES ('before', {due})")
+    mixed.execute("INSERT INTO job (payload, run_at) VALUES ('never', statement_timestamp() + interval '1 h')")
+    with idle(mixed).running() as server:
+        await_hearing(server)
+        mixed.execute(f"INSERT INTO job (payload, run_at) VALUES ('after', {due}), ('soon', now() + interval '1 s')")
+        wait_until(lambda: mixed.states() == {"completed": 3, "pending": 1})
+    assert mixed.execute("SELECT count(*) FROM job WHERE finished_at < run_at") == 0
+    assert server.told()["claimed"] == 3
+
+
+def test_a_job_is_tried_again_when_it_is_due(mixed: Bench) -> None:
+    mixed.enqueue()
+    tries = []
+
+    async def work(hands: Any, job: Any) -> None:
+        tries.append(time.monotonic())
+        if len(tries) == 1:
+            raise sqlaqueue.Retry(0.7)
+        if len(tries) == 2:
+            raise sqlaqueue.Snooze(0.5)
+
+    with mixed.consumer(work, poll_interval=LATER).running() as server:
+        await_hearing(server)
+        wait_until(lambda: mixed.states() == {"completed": 1})
+    first, second, third = tries
+    assert second - first >= 0.7
+    assert third - second >= 0.5
+
+
+def test_a_job_that_is_given_back_is_seen_at_once(mixed: Bench) -> None:
+    mixed.enqueue()
+    tries = []
+
+    async def work(hands: Any, job: Any) -> None:
+        tries.append(job.id)
+        if len(tries) == 1:
+            raise sqlaqueue.Snooze
+
+    with mixed.consumer(work, poll_interval=LATER).running() as server:
+        await_hearing(server)
+        wait_until(lambda: mixed.states() == {"completed": 1})
+
+
+# -- many -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(("strategy", "most"), [("update_status", 2), ("batch_select", 3)])
+def test_fifty_idle_consumers_are_not_all_woken(
+    supply: Any, strategy: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim, and for the first job of each a second look; one that holds a transaction enters its batch as well."""
+    # On a machine that is busy with other things the word that a job is taken takes its time.
+    monkeypatch.setattr(calls, "STAGGER", 5.0)
+    monkeypatch.setattr(pace, "CHECK_IN", LATER)
+    bench = supply.take(strategy, "sync")
+    engine = sa.create_engine(bench.database.url(), pool_size=110)
+    statements: list[str] = []
+    handled = threading.Semaphore(0)
+    crowd = [
+        Consumer(bench.Job, lambda session, job: handled.release(), sessionmaker(engine), poll_interval=LATER)
+        for _ in range(50)
+    ]
+    threads = [threading.Thread(target=consumer.run, daemon=True) for consumer in crowd]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: all(one._shift is not None and one._shift.calls.crowd == 50 for one in crowd))
+        wait_until(lambda: all(one._shift.said_to_hear and not one._shift.calls.wants_outlook() for one in crowd))
+
+        @sa.event.listens_for(engine, "before_cursor_execute")
+        def _count(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+            statements.append(statement)
+
+        for _ in range(100):
+            bench.enqueue()
+            assert handled.acquire(timeout=30)
+        settled = sum(one.startswith(("UPDATE job SET status=", "DELETE FROM sqlaqueue_ledger")) for one in statements)
+        assert len(statements) - settled <= most * 100
+    finally:
+        for consumer in crowd:
+            consumer.stop()
+        for thread in threads:
+            thread.join()
+        engine.dispose()
+
+
+def test_a_busy_consumer_is_replaced_by_another(mixed: Bench) -> None:
+    """Whoever is called first may have its hands full: the next one comes."""
+    go_on = threading.Event()
+    working = threading.Semaphore(0)
+
+    async def work(hands: Any, job: Any) -> None:
+        working.release()
+        await hands.wait(go_on)
+
+    servers = [mixed.consumer(work, poll_interval=LATER, batch_size=1) for _ in range(3)]
+    with servers[0].running(), servers[1].running(), servers[2].running():
+        await_hearing(*servers)
+        try:
+            for _ in servers:
+                mixed.enqueue()
+                assert working.acquire(timeout=30), "nobody has come for the job"
+        finally:
+            go_on.set()
+        wait_until(lambda: mixed.states() == {"completed": 3})
+
+
+def test_all_come_for_many_jobs(mixed: Bench) -> None:
+    together = threading.Barrier(3)
+
+    async def work(hands: Any, job: Any) -> None:
+        # Each Consumer has a thread of its own, and its loop nothing else to do.
+        together.wait(30)
+
+    servers = [mixed.consumer(work, poll_interval=LATER, batch_size=1) for _ in range(3)]
+    with servers[0].running(), servers[1].running(), servers[2].running():
+        await_hearing(*servers)
+        mixed.enqueue(3)
+        wait_until(lambda: mixed.states() == {"completed": 3})
+
+
+def test_one_connection_listens_for_a_process(supply: Any) -> None:
+    bench = supply.take("update_status", "sync")
+    engine = sa.create_engine(bench.database.url(), pool_size=20)
+    crowd = [Consumer(bench.Job, lambda *_: None, sessionmaker(engine), poll_interval=LATER) for _ in range(3)]
+    threads = [threading.Thread(target=consumer.run, daemon=True) for consumer in crowd]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: all(one._shift is not None and one._shift.calls.crowd == 3 for one in crowd))
+    assert _listening(bench) == 1
+    for consumer in crowd:
+        consumer.stop()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: _listening(bench) == 0)
+    engine.dispose()
+
+
+LISTENING = """
+    SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'LISTEN%'
+"""
+
+
+def _listening(bench: Bench) -> Any:
+    return bench.execute(LISTENING)
+
+
+# -- when notifications do not arrive -----------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
+    with idle(mixed).running() as server:
+        await_hearing(server)
+        assert mixed.database.kill_backends() > 0
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+        await_hearing(server)
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 2})
+
+
+def test_whoever_hears_nothing_polls_and_says_so_once(
+    mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """As behind a pooler in transaction mode, by which nothing arrives, though nothing fails."""
+    monkeypatch.setattr(keeping, "_PATIENCE", 0.05)
+    monkeypatch.setattr(calls.Calls, "hear", lambda self, words: None)
+    with idle(mixed, poll_interval=0.05).running():
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+        wait_until(lambda: "notifications do not arrive" in log.text)
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 2})
+    assert log.text.count("notifications do not arrive") == 1
+
+
+@pytest.mark.parametrize("trigger", ["sqlaqueue_wake_insert"])
+def test_a_disabled_trigger_is_noticed(mixed: Bench, trigger: str, log: pytest.LogCaptureFixture) -> None:
+    mixed.execute(f"ALTER TABLE job DISABLE TRIGGER {trigger}")
+    try:
+        with idle(mixed, poll_interval=0.05).running() as server:
+            wait_until(lambda: trigger in log.text)
+            mixed.enqueue()
+            wait_until(lambda: mixed.states() == {"completed": 1})
+            assert not hears(server)
+    finally:
+        mixed.execute(f"ALTER TABLE job ENABLE TRIGGER {trigger}")
+
+
+def test_without_notifications(server: Any, strategy: str, colour: str) -> None:
+    with server.database() as database:
+        bench = Bench(database, strategy, colour, notify=False)
+        bench.create()
+        assert bench.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'sqlaqueue_wake%'") == 0
+        with idle(bench, poll_interval=0.05).running():
+            bench.enqueue()
+            wait_until(lambda: bench.states() == {"completed": 1})
+            assert _listening(bench) == 0
+
+
+# -- control --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paused_bench(mixed: Bench) -> Iterator[Bench]:
+    _execute(mixed, pause(mixed.Job))
+    yield mixed
+    _execute(mixed, resume(mixed.Job))
+
+
+def _execute(bench: Bench, statement: Any) -> Any:
+    with bench.sessions() as session:
+        result = session.execute(statement)
+        found = result.all() if result.returns_rows else None
+        session.commit()
+        return found
+
+
+def test_a_paused_queue_hands_nothing_out(paused_bench: Bench) -> None:
+    bench = paused_bench
+    bench.enqueue(2)
+    with bench.sessions() as session:
+        assert session.execute(claim(bench.Job, 2)).all() == []
+        assert session.scalar(paused(bench.Job)) is True
+    assert bench.consumer().drain() == 0
+    _execute(bench, pause(bench.Job))
+    _execute(bench, resume(bench.Job))
+    with bench.sessions() as session:
+        assert session.scalar(paused(bench.Job)) is False
+    assert bench.consumer().drain() == 2
+
+
+def test_consumers_obey_a_pause(mixed: Bench) -> None:
+    with idle(mixed).running() as server:
+        await_hearing(server)
+        _execute(mixed, pause(mixed.Job))
+        mixed.enqueue()
+        # It comes when it is called, and finds nothing: then it has no call left.
+        wait_until(lambda: not server.consumer._shift.calls.begin_look().tickets)
+        assert mixed.states() == {"pending": 1}
+        _execute(mixed, resume(mixed.Job))
+        wait_until(lambda: mixed.states() == {"completed": 1})
+
+
+def test_a_pause_is_not_forgotten(paused_bench: Bench) -> None:
+    """Requests to jobs are, after a day."""
+    bench = paused_bench
+    bench.execute("UPDATE sqlaqueue_control SET created_at = now() - interval '1 year'")
+    bench.execute("INSERT INTO sqlaqueue_control VALUES ('job', '[1]', now() - interval '1 year')")
+    with idle(bench).running():
+        wait_until(lambda: bench.execute("SELECT count(*) FROM sqlaqueue_control WHERE key = '[1]'") == 0)
+    with bench.sessions() as session:
+        assert session.scalar(paused(bench.Job)) is True
+
+
+def test_a_running_job_is_asked_to_stop_at_once(mixed: Bench) -> None:
+    key = mixed.enqueue()[0]
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.set()
+        await hands.wait(go_on)
+        raise ValueError
+
+    with mixed.consumer(work, poll_interval=LATER).running() as server:
+        await_hearing(server)
+        assert started.wait(30)
+        _execute(mixed, cancel(sa.select(mixed.Job).where(mixed.Job.id == key)))
+        wait_until(lambda: mixed.execute("SELECT count(*) FROM sqlaqueue_control") == 0)
+        go_on.set()
+        wait_until(lambda: mixed.states() == {"cancelled": 1})
+
+
+def test_who_serves_the_queue(mixed: Bench) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.set()
+        await hands.wait(go_on)
+
+    key = mixed.enqueue()[0]
+    with mixed.consumer(work, poll_interval=LATER, name="left").running() as server:
+        assert started.wait(30)
+        await_hearing(server)
+        wait_until(lambda: [row.running for row in _execute(mixed, consumers(mixed.Job))] == [[[str(key)]]])
+        (row,) = _execute(mixed, consumers(mixed.Job))
+        assert (row.host, row.pid, row.version) == (socket.gethostname(), os.getpid(), sqlaqueue.__version__)
+        assert row.name == f"{socket.gethostname()}:{os.getpid()}:left"
+        assert row.hears is True
+        assert row.created_at <= row.seen_at
+        go_on.set()
+    assert _execute(mixed, consumers(mixed.Job)) == []
+
+
+def test_who_is_dead_serves_no_more(mixed: Bench) -> None:
+    with mixed.worker("work") as worker:
+        wait_until(lambda: len(_execute(mixed, consumers(mixed.Job))) == 1)
+        worker.process.kill()
+        worker.await_end()
+    mixed.execute("UPDATE sqlaqueue_consumer SET expires_at = now()")
+    assert _execute(mixed, consumers(mixed.Job)) == []

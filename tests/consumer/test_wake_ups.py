@@ -77,9 +77,12 @@ def by_insert_select(bench: Bench) -> None:
 
 
 def by_copy(bench: Bench) -> None:
-    with bench.database.connect() as connection, connection.cursor() as cursor:
-        with cursor.copy("COPY job (payload) FROM STDIN") as copy:
-            copy.write_row(["x"])
+    with (
+        bench.database.connect() as connection,
+        connection.cursor() as cursor,
+        cursor.copy("COPY job (payload) FROM STDIN") as copy,
+    ):
+        copy.write_row(["x"])
 
 
 def by_plain_sql(bench: Bench) -> None:

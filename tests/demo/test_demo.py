@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator

@@ -29,7 +29,8 @@ NEWEST = ["-m", "not thorough"]
 ELSEWHERE = ["-m", "not thorough and not once"]
 SHARES = 3
 
-PYTEST = ["pytest", "--numprocesses=logical", "--maxprocesses=4"]
+# One more than there are cores: many a test waits for a process, or for a lease.
+PYTEST = ["pytest", f"--numprocesses={min((os.cpu_count() or 1) + 1, 5)}"]
 
 
 def find_pythons() -> dict[str, Path]:

@@ -10,7 +10,8 @@ from tests.faults.remedies import IN_SCENARIOS, IN_TESTS, REMEDIES, Remedy
 from tests.faults.scenarios import SCENARIOS
 from tests.faults.zygote import has_ended
 
-pytestmark = pytest.mark.once
+# It is the tests that these examine, not the library: they change when a remedy or a scenario does.
+pytestmark = [pytest.mark.once, pytest.mark.thorough]
 
 PATIENCE = 4
 """Seconds until a mutant counts as one that never does what it should."""

@@ -18,7 +18,9 @@ def casts() -> Iterator[tuple[str, str, str]]:
     """Return who plays what: every scenario, the strategy, the Consumer."""
     for name in SCENARIOS:
         for turn, strategy in enumerate(ONLY.get(name, (*STRATEGIES, "own_message"))):
-            for colour in [COLOURS[turn % 2]] if name in IN_TURN else COLOURS:
+            # A row that is its own message is served as one that has a message: one Consumer shows it.
+            one = name in IN_TURN or strategy == "own_message"
+            for colour in [COLOURS[turn % 2]] if one else COLOURS:
                 yield name, strategy, colour
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from sqlaqueue.strategies import ClaimStrategy
 
-pytestmark = pytest.mark.once
+# It is the suite that these examine, not the library.
+pytestmark = [pytest.mark.once, pytest.mark.thorough]
 
 
 class Caught(NamedTuple):

@@ -28,6 +28,9 @@ from dataclasses import dataclass
 STAGGER = 0.02
 """Seconds by which one consumer after the other looks for a job that nobody has said to have taken."""
 
+LONGEST_POLL = 30.0
+"""The most seconds that a crowd lets one of it wait with a look of its own: all the others may be busy."""
+
 MOST = 10_000
 """How many calls for later are kept in mind: what lies beyond them is asked for when its time comes."""
 
@@ -280,7 +283,8 @@ class Calls:
             self.look_at_once()
             return
         with self._lock:
-            self._next_poll = self._now() + self._poll() * (self.crowd if self.hears else 1)
+            alone = self._poll()
+            self._next_poll = self._now() + (max(alone, min(alone * self.crowd, LONGEST_POLL)) if self.hears else alone)
 
     def look_at_once(self) -> None:
         """Make a look due, whoever else has one."""

@@ -59,6 +59,8 @@ def _trouble(shift: Shift, error: Exception) -> Script:
     if not shift.proven and is_programs_fault(error):
         shift.fail(error)
         return
+    # Whatever this look was to answer is still waiting.
+    shift.calls.look_at_once()
     wait = shift.crew.pace.failed()
     said = why_undefined(error, shift.plan.spec) or f"{type(error).__name__}: {error}"
     logger.warning("%s: %s; next try in %.1f s", shift.name, said, wait)

@@ -70,8 +70,9 @@ class Shift:
     def hears_nothing(self) -> None:
         """Note that a check-in has not been heard: look by polling, and try another connection."""
         self.calls.went_deaf()
-        self.reconnect()
         self._proofs_missed += 1
+        if self._proofs_missed <= _MISSED:
+            self.reconnect()
         if self._proofs_missed == _MISSED:
             logger.warning(
                 "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
@@ -84,6 +85,10 @@ class Shift:
     def checked_in(self) -> bool:
         """Whether it is among the Consumers that are alive, as others see it."""
         return self.said_to_hear is not None
+
+    def hears_itself(self) -> None:
+        """Note that calls arrive."""
+        self._proofs_missed = 0
 
     def wants_look(self) -> bool:
         """Return whether it is time to look for jobs."""

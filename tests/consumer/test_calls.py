@@ -6,11 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from sqlaqueue.serving.calls import EVERY, MOST, MOST_OPEN, MOST_TICKETS, STAGGER, Calls, taken
+from sqlaqueue.serving.calls import EVERY, LONGEST_POLL, MOST, MOST_OPEN, MOST_TICKETS, STAGGER, Calls, taken
 
 pytestmark = pytest.mark.once
 
 POLL = 7.0
+NET = LONGEST_POLL
+"""Seconds until each of five looks by itself."""
 
 
 class Clock:
@@ -80,7 +82,7 @@ def test_it_is_another_one_s_turn_with_another_ticket(crowd: list[Calls], clock:
 def test_nobody_looks_for_what_is_taken(crowd: list[Calls], clock: Clock) -> None:
     tell(crowd, "call 4711 1 0")
     tell(crowd, taken(1, ["4711"]))
-    assert waits(crowd, clock) == [5 * POLL] * 5
+    assert waits(crowd, clock) == [NET] * 5
 
 
 def test_others_look_for_the_rest(crowd: list[Calls], clock: Clock) -> None:
@@ -88,7 +90,7 @@ def test_others_look_for_the_rest(crowd: list[Calls], clock: Clock) -> None:
     tell(crowd, taken(4, ["4711"]))
     assert waits(crowd, clock) == [0] * 5
     tell(crowd, taken(6, ["4711"]))
-    assert waits(crowd, clock) == [5 * POLL] * 5
+    assert waits(crowd, clock) == [NET] * 5
 
 
 def test_what_is_taken_is_counted_over_the_calls(crowd: list[Calls], clock: Clock) -> None:
@@ -112,7 +114,7 @@ def test_one_who_finds_nothing_spares_the_others(crowd: list[Calls], clock: Cloc
     look = crowd[0].begin_look()
     assert look.spares_others
     tell(crowd, taken(EVERY, look.tickets))
-    assert waits(crowd[1:], clock) == [5 * POLL] * 4
+    assert waits(crowd[1:], clock) == [NET] * 4
 
 
 def test_two_look_themselves(clock: Clock) -> None:
@@ -126,14 +128,14 @@ def test_a_look_answers_all_calls(crowd: list[Calls], clock: Clock) -> None:
     tell(crowd, "call 2 1 0")
     assert sorted(crowd[3].begin_look().tickets) == ["1", "2"]
     crowd[3].looked(0, 1)
-    assert crowd[3].next_look() == clock.now + 5 * POLL
+    assert crowd[3].next_look() == clock.now + NET
 
 
 def test_a_full_hand_looks_again(crowd: list[Calls], clock: Clock) -> None:
     crowd[0].looked(10, 10)
     assert crowd[0].wants_look()
     crowd[0].looked(9, 10)
-    assert crowd[0].next_look() == clock.now + 5 * POLL
+    assert crowd[0].next_look() == clock.now + NET
 
 
 def test_the_deaf_poll_alone(clock: Clock) -> None:
@@ -152,7 +154,7 @@ def test_a_job_for_later_is_looked_for_when_it_is_due(crowd: list[Calls], clock:
     clock.now += 3
     assert waits(crowd, clock) == [*turns(0, 5)]
     tell(crowd, taken(1, [f"4711@{clock.now}"]))
-    assert waits(crowd, clock) == [5 * POLL - 3] * 5
+    assert waits(crowd, clock) == [NET - 3] * 5
 
 
 def test_the_clock_of_the_database_counts(clock: Clock) -> None:
@@ -167,7 +169,7 @@ def test_one_whose_clock_is_late_hears_that_it_is_taken(crowd: list[Calls], cloc
     tell(crowd, f"call 4711 1 {due}")
     clock.now += 2.9
     tell(crowd, taken(1, [f"4711@{due}"]))
-    assert waits(crowd, clock) == [round(5 * POLL - 2.9, 6)] * 5
+    assert waits(crowd, clock) == [round(NET - 2.9, 6)] * 5
 
 
 def test_more_of_a_statement_are_asked_for(clock: Clock) -> None:
@@ -247,4 +249,4 @@ def test_requests_to_stop_are_noted(crowd: list[Calls]) -> None:
 @pytest.mark.parametrize("words", ["", "call", "call 1 x 0", "call 1 1 y", "taken", "taken x 1", "what is this", "\0"])
 def test_what_it_does_not_understand_is_let_pass(crowd: list[Calls], clock: Clock, words: str) -> None:
     tell(crowd, words)
-    assert waits(crowd, clock) == [5 * POLL] * 5
+    assert waits(crowd, clock) == [NET] * 5

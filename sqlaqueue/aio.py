@@ -32,7 +32,7 @@ from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
-from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
+from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, Watch, needed
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
@@ -141,6 +141,7 @@ class _Tasks(Shift):
 
     def __init__(self, consumer: AsyncConsumer[Any], *, draining: bool) -> None:
         self._loop = asyncio.get_running_loop()
+        self._called = asyncio.Event()
         self._listening = False
         self._changed, self._stopped, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
@@ -160,8 +161,12 @@ class _Tasks(Shift):
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._wake_all)
 
+    def call(self) -> None:
+        self._called.set()
+
     def _wake_all(self) -> None:
         self._stopped.set()
+        self.call()
         self._changed.set()
 
     def wake(self) -> None:
@@ -244,17 +249,21 @@ class _Tasks(Shift):
                             result = await self._carry_out(step.script, own)
                     case Handle():
                         result = await self._call(session, step.jobs)
-                    case Pause():
-                        await _wait(self._ended if step.past_stop else self._stopped, step.seconds)
-                    case Rest():
-                        await self._rest(step)
+                    case Pause() | Watch() | Rest():
+                        await self._pass_time(step)
             except Exception as error:  # noqa: BLE001 - the script decides
                 raised = error
 
-    async def _rest(self, step: Rest) -> None:
-        if self.crew.version == step.seen and not self.plan.stopping:
-            self._changed.clear()
-            await _wait(self._changed, step.seconds)
+    async def _pass_time(self, step: Pause | Watch | Rest) -> None:
+        match step:
+            case Pause():
+                await _wait(self._ended if step.past_stop else self._stopped, step.seconds)
+            case Watch():
+                await _wait(self._called, step.seconds)
+                self._called.clear()
+            case Rest() if self.crew.version == step.seen and not self.plan.stopping:
+                self._changed.clear()
+                await _wait(self._changed, step.seconds)
 
     async def _call(self, session: Any, jobs: Sequence[Any]) -> BaseException | None:
         """Run the handler as a task of its own and return what it raised."""

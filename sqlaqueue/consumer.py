@@ -33,7 +33,7 @@ from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
-from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
+from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, Watch, needed
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
@@ -151,6 +151,7 @@ class _Threads(Shift):
 
     def __init__(self, consumer: Consumer[Any], *, draining: bool) -> None:
         self._changed = threading.Condition()
+        self._called = threading.Event()
         self._listening = False
         self._stopped, self._ended = threading.Event(), threading.Event()
         self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
@@ -163,9 +164,13 @@ class _Threads(Shift):
     def reconnect(self) -> None:
         ears.reconnect(self.engine)
 
+    def call(self) -> None:
+        self._called.set()
+
     def stop(self) -> None:
         self.plan.stopping = True
         self._stopped.set()
+        self.call()
         self.wake()
 
     def wake(self) -> None:
@@ -242,16 +247,21 @@ class _Threads(Shift):
                             result = self._carry_out(step.script, own)
                     case Handle():
                         result = self._call(session, step.jobs)
-                    case Pause():
-                        (self._ended if step.past_stop else self._stopped).wait(step.seconds)
-                    case Rest():
-                        self._rest(step)
+                    case Pause() | Watch() | Rest():
+                        self._pass_time(step)
             except Exception as error:  # noqa: BLE001 - the script decides
                 raised = error
 
-    def _rest(self, step: Rest) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self.crew.version != step.seen or self.plan.stopping, step.seconds)
+    def _pass_time(self, step: Pause | Watch | Rest) -> None:
+        match step:
+            case Pause():
+                (self._ended if step.past_stop else self._stopped).wait(step.seconds)
+            case Watch():
+                self._called.wait(step.seconds)
+                self._called.clear()
+            case Rest():
+                with self._changed:
+                    self._changed.wait_for(lambda: self.crew.version != step.seen or self.plan.stopping, step.seconds)
 
     def _call(self, session: Any, jobs: Sequence[Any]) -> BaseException | None:
         """Call the handler and return what it raised; its result counts only while nobody has given it up."""

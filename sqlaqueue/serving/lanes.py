@@ -19,7 +19,7 @@ from sqlaqueue.serving.outcomes import RELEASED
 from sqlaqueue.serving.runs import held_batch, leased_unit, strike
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift
-from sqlaqueue.serving.steps import Beside, InSession, Pause, Report, Rest, Script, Step
+from sqlaqueue.serving.steps import Beside, InSession, Pause, Report, Rest, Script, Step, Watch
 from sqlaqueue.serving.turns import Turn
 from sqlaqueue.versions import why_undefined
 
@@ -50,7 +50,7 @@ def lane(shift: Shift) -> Script:
                 yield Rest(turn.version, 0.1)
         else:
             # The turn to claim is kept meanwhile: one look at an empty queue is enough for all lanes.
-            yield Rest(turn.version, shift.until_look())
+            yield Watch(shift.until_look())
             turn.end()
 
 
@@ -83,6 +83,8 @@ def _held_turn(shift: Shift, turn: Turn) -> Script:
             shift.plan.suspects.end([suspect])
     shift.works()
     shift.crew.report(report)
+    if shift.plan.suspects.remembered():
+        shift.calls.look_at_once()
     return bool(report.claimed)
 
 
@@ -91,7 +93,8 @@ def _leased_turn(shift: Shift, turn: Turn) -> Script:
     unit = turn.to_work()
     if unit:
         crew.report((yield from _work(shift, unit)))
-        plan.suspects.end([run.key for run in runs_of(unit)])
+        if plan.suspects.end([run.key for run in runs_of(unit)]):
+            shift.calls.look_at_once()
     if crew.wants_settling(time.monotonic()):
         yield from settle_finished(shift)
         return True

@@ -134,11 +134,13 @@ class Suspects:
             del self._keys[self._running]
             return self._running
 
-    def end(self, keys: Sequence[Key]) -> None:
-        """Note that jobs are no longer running."""
+    def end(self, keys: Sequence[Key]) -> bool:
+        """Note that jobs are no longer running; return whether a suspect was among them, so that another may run."""
         with self._lock:
-            if self._running in keys:
+            ended = self._running in keys
+            if ended:
                 self._running = None
+            return ended
 
 
 def _check_words(spec: QueueSpec) -> None:

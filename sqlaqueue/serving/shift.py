@@ -37,7 +37,7 @@ class Shift:
         self.id = uuid.uuid4().hex
         """Its name among the Consumers that are alive."""
         self.plan = plan.for_a_shift()
-        self.calls = Calls(self.id, pace.poll, self._called)
+        self.calls = Calls(self.id, pace.poll, self.call)
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls)
         self.agenda = Agenda()
         self._proofs_missed = 0
@@ -53,6 +53,10 @@ class Shift:
 
     def wake(self) -> None:
         """Wake the lanes that rest."""
+        raise NotImplementedError
+
+    def call(self) -> None:
+        """Wake the lane that watches for calls."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -97,9 +101,6 @@ class Shift:
     def until_look(self) -> float:
         """Return the seconds until it is time to look for jobs."""
         return max(0.0, self.calls.next_look() - time.monotonic())
-
-    def _called(self) -> None:
-        self.crew.changed()
 
     def works(self) -> None:
         """Note that the database has answered a claim."""

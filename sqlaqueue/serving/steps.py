@@ -59,6 +59,13 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Wait until somebody calls, or for some seconds, but not past the stop of the shift; one at a time does so."""
+
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Rest:
     """Wait until another thread or task has changed something, or for some seconds."""
 
@@ -75,7 +82,7 @@ def needed(session: S | None) -> S:
     return session
 
 
-Step = Do | InSession | Handle | Pause | Rest
+Step = Do | InSession | Handle | Pause | Watch | Rest
 Script = Generator[Step, Any, Any]
 
 

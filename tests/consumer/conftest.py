@@ -18,7 +18,20 @@ if TYPE_CHECKING:
     from tests.servers import Database, Server
 
 COLOURS = ("sync", "async")
-MIXED = [("update_status", "async"), ("delete_returning", "sync"), ("batch_select", "async")]
+MIXED = [("update_status", "sync"), ("delete_returning", "async"), ("batch_select", "sync")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave each second pair of a strategy and a colour to the session that runs everything.
+
+    What depends on either of them shows in the others: the scripts of both Consumers are the same.
+    """
+    for item in items:
+        parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+        if {"strategy", "colour"} <= parameters.keys() and __package__ in item.nodeid.replace("/", "."):
+            pair = (parameters["strategy"], parameters["colour"])
+            if pair not in MIXED:
+                item.add_marker(pytest.mark.thorough)
 
 
 class Supply:

@@ -68,6 +68,7 @@ class AsyncEar:
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:
         connection = await self._engine.connect()
+        driver: Any = None
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             driver = (await connection.get_raw_connection()).driver_connection
@@ -76,6 +77,9 @@ class AsyncEar:
             yield connection, driver
         finally:
             await connection.close()
+            # SQLAlchemy closes a detached connection of psycopg without waiting for it.
+            if driver is not None:
+                await driver.close()
 
     async def _serve(self, connection: AsyncConnection, driver: Any) -> None:
         quote = connection.dialect.identifier_preparer.quote_identifier

@@ -63,6 +63,7 @@ class _Call:
 @dataclass(slots=True)
 class _Open:
     jobs: int
+    due: float
     look_at: float
 
 
@@ -107,12 +108,15 @@ class Calls:
         self._ahead: list[_Call] = []
         self._open: dict[str, _Open] = {}
         self._others: set[str] = set()
+        self._news: dict[str, bool] = {}
         self._next_poll = self._known_until = now()
         self._clock_ahead = 0.0
         self._checked_in: float | None = None
         self._heard_myself: float | None = None
         self.asked_to_stop = False
         """Somebody has asked running jobs to stop, and it has not been looked which."""
+        self.has_looked = False
+        """A look has been answered by the database, whatever it found."""
         self.suspects = True
         """There may be suspects among the waiting jobs, for which nobody here has looked."""
 
@@ -130,6 +134,7 @@ class Calls:
             case ["gone", consumer]:
                 with self._lock:
                     self._others.discard(consumer)
+                    self._news[consumer] = False
             case ["look"]:
                 self.look_at_once()
             case ["suspects"]:
@@ -163,7 +168,7 @@ class Calls:
         count = jobs + (known.jobs if known else 0)
         ring = sorted([*self._others, self._me])
         place = (ring.index(self._me) - zlib.crc32(ticket.encode())) % len(ring)
-        self._open[ticket] = _Open(count, due + place // max(count, 1) * STAGGER)
+        self._open[ticket] = _Open(count, due, due + place // max(count, 1) * STAGGER)
         if len(self._open) > MOST_OPEN:
             # One look answers all of them.
             self._open.clear()
@@ -205,12 +210,14 @@ class Calls:
                 self._heard_myself = self._now()
             else:
                 self._others.add(consumer)
+                self._news[consumer] = True
 
     # -- what others there are, and whether one hears ------------------------------------------------------------
 
     def checks_in(self) -> None:
         """Note that a check-in is on its way: from now on it may be heard."""
         with self._lock:
+            self._news.clear()
             if self._checked_in is None or self.hears:
                 self._checked_in = self._now()
 
@@ -222,6 +229,9 @@ class Calls:
         """
         with self._lock:
             self._others = set(others) - {self._me}
+            # Who has come or gone meanwhile may not have been there to be found, or still.
+            self._others |= {consumer for consumer, there in self._news.items() if there}
+            self._others -= {consumer for consumer, there in self._news.items() if not there}
             self._clock_ahead = clock_ahead
 
     def went_deaf(self) -> None:
@@ -273,12 +283,15 @@ class Calls:
         """Return the look that is made now; the calls that it answers are forgotten."""
         with self._lock:
             self._open_due()
-            tickets = list(self._open)[-MOST_TICKETS:]
-            self._open.clear()
-            return Look(tickets, self.crowd)
+            now = self._now()
+            tickets = [ticket for ticket, call in self._open.items() if call.due <= now]
+            for ticket in tickets:
+                del self._open[ticket]
+            return Look(tickets[-MOST_TICKETS:], self.crowd)
 
     def looked(self, found: int, limit: int) -> None:
         """Note what a look found: as many as it may take means that there may be more."""
+        self.has_looked = True
         if found >= limit:
             self.look_at_once()
             return
@@ -312,4 +325,5 @@ class Calls:
             for moment in times:
                 self._add(_Call(moment - self._clock_ahead, f"@{moment:.3f}", 1, more=False))
             self._known_until = float("inf") if all_of_them or not times else times[-1] - self._clock_ahead
-        self._called()
+        # What has come due before they were asked for is not among them.
+        self.look_at_once()

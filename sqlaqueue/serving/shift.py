@@ -41,8 +41,6 @@ class Shift:
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls)
         self.agenda = Agenda()
         self._proofs_missed = 0
-        self.proven = False
-        """Some claim has worked: what fails from now on is the database's health, not a mistake in the program."""
         self.said_to_hear: bool | None = None
         """What its last check-in said of it; None before the first."""
         self.over = False
@@ -102,9 +100,13 @@ class Shift:
         """Return the seconds until it is time to look for jobs."""
         return max(0.0, self.calls.next_look() - time.monotonic())
 
+    @property
+    def proven(self) -> bool:
+        """Whether some claim has worked: what fails from then on is the database's health, and no mistake."""
+        return self.calls.has_looked
+
     def works(self) -> None:
         """Note that the database has answered a claim."""
-        self.proven = True
         self.crew.pace.succeeded()
 
     def fail(self, error: BaseException) -> None:

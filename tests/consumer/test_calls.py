@@ -172,6 +172,15 @@ def test_one_whose_clock_is_late_hears_that_it_is_taken(crowd: list[Calls], cloc
     assert waits(crowd, clock) == [round(NET - 2.9, 6)] * 5
 
 
+def test_what_others_say_brings_no_look_forward(clock: Clock) -> None:
+    calls = hearing(clock, "me")
+    calls.hear(f"call 4711 1 {clock.now + 0.3}")
+    calls.hear(taken(1, ["another"]))
+    assert calls.begin_look().tickets == []
+    calls.looked(0, 1)
+    assert calls.next_look() == clock.now + 0.3
+
+
 def test_more_of_a_statement_are_asked_for(clock: Clock) -> None:
     calls = hearing(clock, "me")
     calls.hear(f"call 4711 2 {clock.now + 3} more")
@@ -180,6 +189,7 @@ def test_more_of_a_statement_are_asked_for(clock: Clock) -> None:
     assert calls.wants_look()
     assert calls.wants_outlook()
     calls.see_ahead([clock.now + 1, clock.now + 2], all_of_them=False)
+    assert calls.wants_look(), "for what has come due before it was asked"
     calls.begin_look()
     calls.looked(1, 10)
     assert calls.next_look() == clock.now + 1
@@ -214,6 +224,18 @@ def test_consumers_come_and_go(crowd: list[Calls], clock: Clock) -> None:
     assert sorted(calls.rank for calls in crowd[1:]) == [0, 1, 2, 3]
     tell(crowd, "here c9")
     assert [calls.crowd for calls in crowd[1:]] == [5] * 4
+
+
+def test_whoever_comes_or_goes_during_a_check_in_is_not_mistaken(clock: Clock) -> None:
+    calls = hearing(clock, "a", "b", "c")
+    calls.checks_in()
+    calls.hear("here d")
+    calls.hear("gone c")
+    calls.checked_in(["a", "b", "c"], 0.0)
+    assert calls.crowd == 3
+    calls.hear("gone d")
+    calls.hear("gone b")
+    assert calls.crowd == 1
 
 
 def test_whoever_does_not_hear_itself_is_deaf(clock: Clock) -> None:

@@ -406,7 +406,7 @@ def paused_bench(mixed: Bench) -> Iterator[Bench]:
 def _execute(bench: Bench, statement: Any) -> Any:
     with bench.sessions() as session:
         result = session.execute(statement)
-        found = result.all() if result.returns_rows else None
+        found = result.all() if getattr(result, "returns_rows", True) else None
         session.commit()
         return found
 

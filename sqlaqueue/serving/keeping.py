@@ -128,7 +128,7 @@ def _sweep(shift: Shift, now: float) -> Script:
 def _mend(shift: Shift, now: float) -> Script:
     if shift.agenda.due("reconcile", now):
         shift.agenda.set("reconcile", now + shift.crew.pace.reconcile(0))
-        # Somebody may have rescued jobs without a word, such as by a statement of their own.
+        # The word that there are some may have got lost.
         shift.plan.look_for_suspects = True
         if shift.calls.rank < TENDERS:
             yield from mend_messages(shift)

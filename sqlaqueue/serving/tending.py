@@ -52,8 +52,6 @@ def rescue_expired(session: Session, plan: Plan) -> list[Key]:
     """Take back jobs whose lease has expired, of whatever worker."""
     _be_brief(session, plan)
     keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
-    if keys and plan.is_told:
-        session.execute(sa.select(notification(plan.spec, "suspects")), bind_arguments=plan.bind)
     session.commit()
     return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
 

@@ -75,6 +75,17 @@ def _begins_to_wait(spec: QueueSpec) -> str | None:
     return f"{_waits(spec, 'NEW.')} AND ({' OR '.join(changes)})" if changes else None
 
 
+def _suspicion(spec: QueueSpec, channel: str) -> str:
+    """Tell, before the job is called out, that it has been taken from a worker that died; its token says so."""
+    if not spec.has("lease_token") or spec.strategy.suspect(spec) is None:
+        return ""
+    token = NEUTRAL.identifier_preparer.quote(spec.columns["lease_token"].name)
+    return f"""
+    IF NEW.{token} IS NOT NULL THEN
+      PERFORM pg_notify('{channel}', 'suspects');
+    END IF;"""
+
+
 def _body(spec: QueueSpec) -> str:
     channel = channel_of(spec).replace("'", "''")
     run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name) if spec.has("run_at") else None
@@ -92,7 +103,7 @@ DECLARE
 BEGIN
   IF TG_LEVEL = 'ROW' THEN
     sqlaqueue_first := {own};
-    sqlaqueue_last := sqlaqueue_first;
+    sqlaqueue_last := sqlaqueue_first;{_suspicion(spec, channel)}
   ELSE
     SELECT count(*), {first}, {last} INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
       FROM new_rows

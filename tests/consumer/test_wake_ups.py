@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 import sqlaqueue
-from sqlaqueue import Consumer, cancel, claim, complete, consumers, pause, paused, requeue, resume
+from sqlaqueue import Consumer, cancel, claim, complete, consumers, pause, paused, requeue, rescue, resume
 from sqlaqueue.mapping import spec_of
 from sqlaqueue.serving import calls, keeping, pace
 from sqlaqueue.strategies.wake_up_triggers import channel_of
@@ -173,6 +173,18 @@ def test_one_notification_a_statement(supply: Any, strategy: str) -> None:
         bench.execute("INSERT INTO job (status) VALUES ('failed')")
         bench.execute("UPDATE job SET payload = 'y'")
         assert words(ear) == []
+
+
+def test_a_rescued_job_is_called_out_as_a_suspect(supply: Any) -> None:
+    bench = supply.take("update_status", "sync")
+    bench.enqueue(2)
+    _execute(bench, claim(bench.Job, 2))
+    with listener(bench) as ear:
+        bench.execute("UPDATE job SET lease_expires_at = now()")
+        _execute(bench, rescue(bench.Job))
+        first, second = words(ear)
+        assert first == "suspects"
+        assert second.startswith("call ")
 
 
 def test_claims_and_settlements_call_nobody(supply: Any, strategy: str) -> None:

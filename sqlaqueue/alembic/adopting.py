@@ -52,19 +52,36 @@ def spare_live_tables(review: Review) -> None:
 
     Each step then commits by itself, and may be done again: an interrupted migration is simply run once more.
 
-    :raises CommandError: when there is no such table among those that change.
+    :raises CommandError: when there is no such table among the queues.
     """
     live = [seen for seen, *_ in review.kept if review.is_live(seen) and seen.spec is not None]
+    unknown = review.live.difference(*(seen.names for seen in review.tables if seen.spec is not None))
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise CommandError(f"-x live={names}: no queue of the models has a table of that name; check the spelling")
     if not live:
         return
     for seen in live:
         later = _spare(seen)
         review.behind = [*later, *review.behind]
-        for op in review.behind:
-            if isinstance(op, ops.CreateTriggers | ops.FillMessages) and op.table == seen.name:
-                op.live = True
+        _let_triggers_wait(review, seen)
     for op in review.upgrade.ops:
         _allow_again(op)
+
+
+def _let_triggers_wait(review: Review, seen: Seen) -> None:
+    """Let what is done to the triggers of a table commit by itself, and the filling of its messages as well."""
+    for op in review.behind:
+        fills = isinstance(op, ops.FillMessages) and (op.schema, op.table) == (seen.schema, seen.name)
+        if fills or seen.triggers_in(op):
+            op.live = True  # type: ignore[attr-defined] # each of these has it
+    for op in review.front:
+        # Triggers of messages go with their table, under one lock.
+        if isinstance(op, ops.DropTriggers) and seen.triggers_in(op) and not seen.messages_in(op):
+            op.live = True
+            for back in op.previous.ops if isinstance(op.previous, ops.Steps) else [op.previous]:
+                if isinstance(back, ops.CreateTriggers):
+                    back.live = True
 
 
 def _spare(seen: Seen) -> list[MigrateOperation]:

@@ -179,15 +179,14 @@ def _add_columns(op: Operations, this: ops.AddColumns) -> None:
     first, rest = add_columns(this)
     table = stand_in(this.table, this.schema)
     if not this.live:
-        for element in (patient(table, first), *rest.at_once):
-            op.execute(element)
+        execute(op, [patient(table, first), *rest.at_once])
         return
+    steps: list[DDLElement] = [patient(table, first)]
+    if rest.batches is not None:
+        steps.append(rest.batches)
+        steps += [patient(table, [element]) if patience else element for patience, element in rest.constrain]
     with on_its_own(op):
-        op.execute(patient(table, first))
-        if rest.batches is not None:
-            op.execute(rest.batches)
-            for patience, element in rest.constrain:
-                op.execute(patient(table, [element]) if patience else element)
+        execute(op, steps)
 
 
 @Operations.implementation_for(ops.DropColumns)
@@ -195,7 +194,7 @@ def _drop_columns(op: Operations, this: ops.DropColumns) -> None:
     table = stand_in(this.table, this.schema)
     drop = patient(table, [drop_columns(this)])
     with on_its_own(op) if this.live else contextlib.nullcontext():
-        op.execute(drop)
+        execute(op, [drop])
 
 
 @Operations.implementation_for(ops.CreateIndex)
@@ -233,7 +232,7 @@ def _lock_tables(op: Operations, this: ops.LockTables) -> None:
     tables = {f"table{number}": stand_in(name, this.schema) for number, name in enumerate(this.tables)}
     names = ", ".join(f"{{{key}}}" for key in tables)
     lock = Statement(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE", **tables)
-    op.execute(Patient(tables["table0"], [lock], lock_timeout=this.lock_timeout, attempts=this.attempts))
+    execute(op, [Patient(tables["table0"], [lock], lock_timeout=this.lock_timeout, attempts=this.attempts)])
 
 
 @Operations.implementation_for(ops.ReleaseRuns)

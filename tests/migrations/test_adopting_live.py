@@ -6,7 +6,6 @@ Every session of theirs has a ``lock_timeout`` of a second, so that the server i
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from tests.servers import Database
 
-ROWS = int(os.environ.get("SQLAQUEUE_TEST_ROWS", "1000000"))
 UNSENT = 500
 SENT = "SELECT 'old ' || n, n > :unsent FROM generate_series(1, :rows) AS n"
 BY_ROW = """sa.text("CASE WHEN sent THEN 'completed' ELSE 'pending' END")"""
@@ -49,10 +47,12 @@ def model(config: QueueConfig | None) -> type[Any]:
 class Traffic:
     """Writers, readers and consumers of the table, until they are stopped."""
 
-    def __init__(self, database: Database, queue: type[Any]) -> None:
+    def __init__(self, database: Database, queue: type[Any], rows: int) -> None:
         self.database = database
         self.queue = queue
+        self.rows = rows
         self.stopped = threading.Event()
+        self.in_the_way = threading.Event()
         self.written: list[str] = []
         self.held_up = 0
         """How often a report was in the way of the migration."""
@@ -65,6 +65,7 @@ class Traffic:
             busy: list[Callable[[], None]] = [self.insert, self.change, self.report, self.consume]
             futures = [pool.submit(self._guarded, each) for each in busy]
             try:
+                assert self.in_the_way.wait(60)
                 yield
             finally:
                 self.stopped.set()
@@ -95,7 +96,7 @@ class Traffic:
         with self.connection() as connection:
             while not self.stopped.wait(0.005):
                 statement = "UPDATE orders SET article = article WHERE id = 1 + floor(random() * %s)"
-                connection.execute(statement, [ROWS])
+                connection.execute(statement, [self.rows])
 
     def report(self) -> None:
         """Read in transactions that stay in the migration's way until the writers have got past both.
@@ -104,7 +105,7 @@ class Traffic:
         """
         with self.connection() as reader, self.connection() as watch:
             self.be_in_the_way(reader, watch)
-            while not self.stopped.wait(0.01) and not watch.execute(HAS_STATUS).fetchone():
+            while not self.stopped.is_set() and not watch.execute(HAS_STATUS).fetchone():
                 pass
             self.be_in_the_way(reader, watch)
 
@@ -112,6 +113,7 @@ class Traffic:
         with reader.transaction():
             # And no more than that: an old snapshot would be in the way of CREATE INDEX CONCURRENTLY until the end.
             reader.execute("SELECT FROM orders LIMIT 1")
+            self.in_the_way.set()
             while not watch.execute(MIGRATION_WAITS).fetchone():
                 if self.stopped.wait(0.01):
                     return
@@ -144,12 +146,15 @@ class Traffic:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("rows", [100_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("strategy", "answer"),
     [("update_status", "'completed'"), ("delete_returning", BY_ROW)],
     ids=["no old row runs", "the unsent ones run"],
 )
-def test_a_table_in_use_becomes_a_queue(database: Database, tmp_path: Path, strategy: str, answer: str) -> None:
+def test_a_table_in_use_becomes_a_queue(
+    database: Database, tmp_path: Path, strategy: str, answer: str, rows: int
+) -> None:
     queue = model(QueueConfig(strategy=strategy))
     project = Project(directory=tmp_path, database=database, metadata=model(None).metadata)
     project.revise("create")
@@ -158,15 +163,16 @@ def test_a_table_in_use_becomes_a_queue(database: Database, tmp_path: Path, stra
     with engine.begin() as connection:
         connection.execute(
             sa.text(f"INSERT INTO orders (article, sent) {SENT}"),
-            {"unsent": UNSENT, "rows": ROWS},
+            {"unsent": UNSENT, "rows": rows},
         )
     project.metadata = queue.metadata
     project.revise("adopt", live="orders")
     project.edit("existing_rows=...", f"existing_rows={answer}")
-    traffic = Traffic(database, queue)
+    traffic = Traffic(database, queue, rows)
     with traffic.flowing():
         project.upgrade()
-    assert traffic.held_up == (1 if strategy == "update_status" else 2)
+    # By the columns and by the triggers.
+    assert traffic.held_up == 2
     project.check()
     with Session(engine) as session:
         assert session.scalars(reconcile(queue)).all() == []
@@ -179,11 +185,13 @@ def test_a_table_in_use_becomes_a_queue(database: Database, tmp_path: Path, stra
     new = {article: count for article, count in ran if article.startswith("new")}
     with database.connect() as connection:
         query = "SELECT article, attempts FROM orders WHERE article LIKE 'new %' ORDER BY id"
-        rows = [*connection.execute(query)]
+        written = [*connection.execute(query)]
         assert connection.execute("SELECT DISTINCT status FROM orders").fetchall() == [("completed",)]
-    assert [article for article, _ in rows] == traffic.written
+    assert [article for article, _ in written] == traffic.written
     # What was inserted before the columns were there is old as well, and the answer goes for it.
     first = (
-        0 if strategy == "delete_returning" else next(number for number, (_, attempts) in enumerate(rows) if attempts)
+        0
+        if strategy == "delete_returning"
+        else next(number for number, (_, attempts) in enumerate(written) if attempts)
     )
     assert new == dict.fromkeys(traffic.written[first:], 1)

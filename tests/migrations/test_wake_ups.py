@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 import pytest
 import sqlalchemy as sa
 from alembic.util import CommandError
@@ -16,11 +15,11 @@ from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete
 from sqlaqueue.ddl import Trigger, objects_of
 from sqlaqueue.mapping import spec_of
 from sqlaqueue.strategies.wake_up_triggers import channel_of
+from tests.consumer.bench import wait_until
 from tests.migrations.models import order
 from tests.migrations.project import Project, changed, dump, execute, in_any_order, wanted
 from tests.migrations.test_switching import enqueue, run_all, states
 from tests.models.kind import STRATEGIES
-from tests.consumer.bench import wait_until
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,6 +34,21 @@ WAITS = """
     SELECT 1 FROM pg_locks
     WHERE relation = 'orders'::regclass AND NOT granted AND mode IN ('AccessExclusiveLock', 'ShareRowExclusiveLock')
 """
+
+
+MORE = [
+    "ALTER TABLE orders ENABLE REPLICA TRIGGER {update}",
+    "DROP TRIGGER {update} ON orders",
+    "DROP FUNCTION {function} CASCADE",
+    "ALTER TRIGGER {update} ON orders RENAME TO sqlaqueue_wake_update_by_another_name",
+    "CREATE OR REPLACE TRIGGER {update} AFTER UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION {function}()",
+    """CREATE OR REPLACE TRIGGER {update} AFTER UPDATE OF status ON orders FOR EACH ROW
+       WHEN ({when}) EXECUTE FUNCTION {function}()""",
+    """CREATE OR REPLACE TRIGGER {update} BEFORE UPDATE ON orders FOR EACH ROW
+       WHEN ({when}) EXECUTE FUNCTION {function}()""",
+    """CREATE OR REPLACE TRIGGER {update} AFTER UPDATE ON orders FOR EACH ROW
+       WHEN ({when}) EXECUTE FUNCTION {function}('argument')""",
+]
 
 
 def update_trigger(model: type[Any]) -> Trigger:
@@ -68,21 +82,11 @@ def test_notify_is_switched_off_and_on(database: Database, make: Any, engine: sa
     "change",
     [
         "ALTER TABLE orders DISABLE TRIGGER {update}",
-        "ALTER TABLE orders ENABLE REPLICA TRIGGER {update}",
-        "DROP TRIGGER {update} ON orders",
-        "DROP FUNCTION {function} CASCADE",
-        "ALTER TRIGGER {update} ON orders RENAME TO sqlaqueue_wake_update_by_another_name",
-        "CREATE OR REPLACE TRIGGER {update} AFTER UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION {function}()",
         """CREATE OR REPLACE TRIGGER {update} AFTER UPDATE ON orders FOR EACH ROW
            WHEN (NEW.status = 'pending' AND OLD.article <> ') EXECUTE FUNCTION (') EXECUTE FUNCTION {function}()""",
-        """CREATE OR REPLACE TRIGGER {update} AFTER UPDATE OF status ON orders FOR EACH ROW
-           WHEN ({when}) EXECUTE FUNCTION {function}()""",
-        """CREATE OR REPLACE TRIGGER {update} BEFORE UPDATE ON orders FOR EACH ROW
-           WHEN ({when}) EXECUTE FUNCTION {function}()""",
-        """CREATE OR REPLACE TRIGGER {update} AFTER UPDATE ON orders FOR EACH ROW
-           WHEN ({when}) EXECUTE FUNCTION {function}('argument')""",
         """CREATE OR REPLACE TRIGGER {insert} AFTER INSERT ON orders REFERENCING NEW TABLE AS new_rows
            FOR EACH STATEMENT WHEN (false) EXECUTE FUNCTION {function}()""",
+        *(pytest.param(change, marks=pytest.mark.thorough) for change in MORE),
     ],
 )
 def test_what_was_changed_by_hand_is_mended(database: Database, make: Any, engine: sa.Engine, change: str) -> None:
@@ -205,8 +209,15 @@ def test_quoted_names_in_a_translated_schema(database: Database, engine: sa.Engi
     assert "sqlaqueue" not in empty
 
 
-@pytest.mark.parametrize("live", [False, True], ids=["in one transaction", "live"])
-@pytest.mark.parametrize("notify", [False, True], ids=["off", "on"])
+@pytest.mark.parametrize(
+    ("notify", "live"),
+    [
+        pytest.param(False, True, id="off, live"),
+        pytest.param(True, False, id="on, in one transaction"),
+        pytest.param(False, False, id="off, in one transaction", marks=pytest.mark.thorough),
+        pytest.param(True, True, id="on, live", marks=pytest.mark.thorough),
+    ],
+)
 def test_who_writes_does_not_wait_for_it(database: Database, make: Any, *, live: bool, notify: bool) -> None:
     """A batch is open all the time; everybody else gets past the migration, which waits for the batch."""
     before = order(QueueConfig(strategy="batch_select", notify=not notify))

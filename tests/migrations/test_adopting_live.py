@@ -36,6 +36,12 @@ MIGRATION_WAITS = """
     SELECT 1 FROM pg_locks
     WHERE relation = 'orders'::regclass AND NOT granted AND mode IN ('AccessExclusiveLock', 'ShareRowExclusiveLock')
 """
+STOP_BEFORE_TRIGGERS = """
+    CREATE FUNCTION wait_here() RETURNS event_trigger LANGUAGE plpgsql
+    AS 'BEGIN PERFORM pg_advisory_xact_lock(1); END';
+    CREATE EVENT TRIGGER wait_here ON ddl_command_start WHEN TAG IN ('CREATE FUNCTION') EXECUTE FUNCTION wait_here()
+"""
+MIGRATION_IS_STOPPED = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 UNDEFINED = {"42P01", "42703"}
 """There is no such table or column: the migration is not that far."""
 
@@ -47,10 +53,11 @@ def model(config: QueueConfig | None) -> type[Any]:
 class Traffic:
     """Writers, readers and consumers of the table, until they are stopped."""
 
-    def __init__(self, database: Database, queue: type[Any], rows: int) -> None:
+    def __init__(self, database: Database, queue: type[Any], rows: int, *, by_row: bool) -> None:
         self.database = database
         self.queue = queue
         self.rows = rows
+        self.by_row = by_row
         self.stopped = threading.Event()
         self.in_the_way = threading.Event()
         self.written: list[str] = []
@@ -99,25 +106,33 @@ class Traffic:
                 connection.execute(statement, [self.rows])
 
     def report(self) -> None:
-        """Read in transactions that stay in the migration's way until the writers have got past both.
+        """Hold transactions open in the migration's way until the writers have got past both.
 
-        The second one begins when the migration has got past the first.
+        First when it adds columns, then when it makes the column of the states NOT NULL, if it has filled it in, and
+        then when it creates triggers.
         """
         with self.connection() as reader, self.connection() as watch:
-            self.be_in_the_way(reader, watch)
-            while not self.stopped.is_set() and not watch.execute(HAS_STATUS).fetchone():
+            reader.execute("SELECT pg_advisory_lock(1)")
+            self.be_in_the_way(reader, watch, "ACCESS SHARE")
+            if self.by_row:
+                while not self.stopped.is_set() and not watch.execute(HAS_STATUS).fetchone():
+                    pass
+                self.be_in_the_way(reader, watch, "ACCESS SHARE")
+            while not self.stopped.wait(0.01) and not watch.execute(MIGRATION_IS_STOPPED).fetchone():
                 pass
-            self.be_in_the_way(reader, watch)
+            self.be_in_the_way(reader, watch, "ROW EXCLUSIVE")
 
-    def be_in_the_way(self, reader: psycopg.Connection[Any], watch: psycopg.Connection[Any]) -> None:
+    def be_in_the_way(self, reader: psycopg.Connection[Any], watch: psycopg.Connection[Any], mode: str) -> None:
         with reader.transaction():
             # And no more than that: an old snapshot would be in the way of CREATE INDEX CONCURRENTLY until the end.
-            reader.execute("SELECT FROM orders LIMIT 1")
+            reader.execute(f"LOCK TABLE orders IN {mode} MODE".encode())
+            if mode == "ROW EXCLUSIVE":
+                reader.execute("SELECT pg_advisory_unlock(1)")
             self.in_the_way.set()
             while not watch.execute(MIGRATION_WAITS).fetchone():
                 if self.stopped.wait(0.01):
                     return
-            enough = len(self.written) + 200
+            enough = len(self.written) + 50
             while not self.stopped.wait(0.01) and len(self.written) < enough:
                 pass
         self.held_up += 1
@@ -168,11 +183,12 @@ def test_a_table_in_use_becomes_a_queue(
     project.metadata = queue.metadata
     project.revise("adopt", live="orders")
     project.edit("existing_rows=...", f"existing_rows={answer}")
-    traffic = Traffic(database, queue, rows)
+    traffic = Traffic(database, queue, rows, by_row=answer == BY_ROW)
+    with database.connect() as connection:
+        connection.execute(STOP_BEFORE_TRIGGERS)
     with traffic.flowing():
         project.upgrade()
-    # By the columns and by the triggers.
-    assert traffic.held_up == 2
+    assert traffic.held_up == 2 + traffic.by_row
     project.check()
     with Session(engine) as session:
         assert session.scalars(reconcile(queue)).all() == []

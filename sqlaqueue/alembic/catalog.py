@@ -63,6 +63,10 @@ _OPTIONS = sa.text("""
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND c.reloptions IS NOT NULL AND n.nspname = ANY (:schemas)
 """)
+_PARTITIONED = sa.text("""
+    SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind = 'p' AND n.nspname = ANY (:schemas)
+""")
 _INDEXES = sa.text("""
     SELECT n.nspname, i.relname, x.indisvalid, pg_get_expr(x.indpred, x.indrelid)
     FROM pg_index AS x
@@ -197,6 +201,7 @@ class Catalog:
             (self._named(schema), table): dict(option.split("=", 1) for option in options)
             for schema, table, options in self._rows(_OPTIONS)
         }
+        self.partitioned = {(self._named(schema), table) for schema, table in self._rows(_PARTITIONED)}
         self.indexes = {
             (self._named(schema), name): (valid, predicate) for schema, name, valid, predicate in self._rows(_INDEXES)
         }

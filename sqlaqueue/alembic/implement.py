@@ -213,7 +213,7 @@ def _create_index(op: Operations, this: ops.CreateIndex) -> None:
             unique=this.unique,
             schema=this.schema,
             postgresql_where=None if this.where is None else sa.literal_column(this.where),
-            postgresql_concurrently=True,
+            **{**this.options, "postgresql_concurrently": True},
         )
 
 
@@ -229,10 +229,11 @@ def _drop_concurrently(op: Operations, index: str, table: sa.Table) -> None:
 
 @Operations.implementation_for(ops.LockTables)
 def _lock_tables(op: Operations, this: ops.LockTables) -> None:
-    tables = {f"table{number}": stand_in(name, this.schema) for number, name in enumerate(this.tables)}
-    names = ", ".join(f"{{{key}}}" for key in tables)
-    lock = Statement(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE", **tables)
-    execute(op, [Patient(tables["table0"], [lock], lock_timeout=this.lock_timeout, attempts=this.attempts)])
+    tables = [stand_in(name, this.schema) for name in this.tables]
+    # A migration that was interrupted may have dropped one of them.
+    lock = "IF to_regclass({table:literal}) IS NOT NULL THEN LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE; END IF"
+    locks = [Statement(lock, table=table) for table in tables]
+    execute(op, [Patient(tables[0], locks, lock_timeout=this.lock_timeout, attempts=this.attempts)])
 
 
 @Operations.implementation_for(ops.ReleaseRuns)
@@ -241,6 +242,11 @@ def _release_runs(op: Operations, this: ops.ReleaseRuns) -> None:
     values = ", ".join(f"{quote(name)} = {value}" for name, value in this.values.items())
     update = f"UPDATE {{table}} SET {values} WHERE {this.where}"  # noqa: S608 - the migration says what to do
     op.execute(Statement(update, table=stand_in(this.table, this.schema)))
+
+
+@Operations.implementation_for(ops.EmptyMessages)
+def _empty_messages(op: Operations, this: ops.EmptyMessages) -> None:
+    execute(op, [Statement("TRUNCATE {table}", table=stand_in(this.messages, this.schema))])
 
 
 @Operations.implementation_for(ops.FillMessages)

@@ -21,16 +21,22 @@ log = logging.getLogger(__name__)
 def move_jobs(review: Review) -> None:
     """Let the jobs of kept tables go on waiting under another strategy, in either direction."""
     locked: list[Seen] = []
+    emptied: list[ops.OneWay] = []
     for seen, *_ in review.kept:
         up: list[ops.QueueOp] = []
         down: list[ops.QueueOp] = []
         spec = seen.spec
         if spec is not None and spec.strategy.holds_transaction and _had_leases(review, seen):
             up += _release(seen, spec)
+        others = spec is not None and _has_other_messages(review, seen)
         # New triggers have not told the messages so far.
-        if spec is not None and any(map(seen.messages_in, review.behind)):
+        if spec is not None and (others or any(map(seen.messages_in, review.behind))):
             up += _fill(seen, spec)
-        if any(map(seen.messages_in, review.front)):
+        if others:
+            empty = ops.EmptyMessages(review.messages_of(seen)[1], schema=seen.schema)
+            review.front.insert(0, ops.OneWay([empty]))
+            emptied.append(ops.OneWay(down=[empty]))
+        if others or any(map(seen.messages_in, review.front)):
             if spec is not None and not spec.strategy.holds_transaction:
                 down += _release(seen, spec)
             down += _fill_again(review, seen)
@@ -39,13 +45,23 @@ def move_jobs(review: Review) -> None:
         if down:
             review.front.insert(0, ops.OneWay(down=down))
         review.behind += up
+    review.behind += emptied
     for schema in dict.fromkeys(seen.schema for seen in locked):
         _lock(review, schema, [seen for seen in locked if seen.schema == schema])
 
 
+def _has_other_messages(review: Review, seen: Seen) -> bool:
+    """Tell whether the table of messages gets or loses columns: what it has says nothing about them."""
+    columns = (alembic_ops.AddColumnOp, alembic_ops.DropColumnOp)
+    messages = review.messages_of(seen)
+    return any(
+        isinstance(op, columns) for other, *_ in review.kept if other.place == messages for op in other.modify.ops
+    )
+
+
 def _has_to_wait(review: Review, seen: Seen) -> bool:
-    """Tell whether triggers come or go by operations that would wait for open batches, and hold up everybody else."""
-    return not review.is_live(seen) and any(seen.triggers_in(op) for op in [*review.front, *review.behind])
+    """Tell whether triggers come or go: that waits for open batches, and would make everybody else wait as well."""
+    return any(seen.triggers_in(op) for op in [*review.front, *review.behind])
 
 
 def _had_leases(review: Review, seen: Seen) -> bool:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from alembic.util import CommandError
 from psycopg import sql
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
@@ -238,31 +237,6 @@ def test_who_writes_does_not_wait_for_it(database: Database, make: Any, *, live:
     assert not migration.is_alive()
     project.check()
     assert dump(database) == wanted(after, database)
-
-
-def test_an_interrupted_switch_is_run_again(database: Database, make: Any) -> None:
-    """What commits on its own has been done by then, and is done once more."""
-    before, after = (order(QueueConfig(notify=notify)) for notify in (True, False))
-    project = make(before)
-    for model in (after, before):
-        project.metadata = model.metadata
-        project.revise("switch", live="orders")
-        project.edit("\ndef downgrade", "    raise InterruptedError\n\n\ndef downgrade")
-        with pytest.raises(InterruptedError):
-            project.upgrade()
-        project.edit("    raise InterruptedError\n", "")
-        project.upgrade()
-        project.check()
-        assert dump(database) == wanted(model, database)
-    project.downgrade("-2")
-    assert dump(database) == wanted(before, database)
-
-
-def test_a_misspelled_live_table_is_refused(make: Any) -> None:
-    project = make(order(QueueConfig()))
-    project.metadata = order(QueueConfig(notify=False)).metadata
-    with pytest.raises(CommandError, match="-x live=order, theirs: no queue of the models has a table of that name"):
-        project.revise("switch", live="order,orders,theirs")
 
 
 def test_two_queues_are_locked_at_once(database: Database, make: Any) -> None:

@@ -8,7 +8,6 @@ from alembic.operations import ops as alembic_ops
 from alembic.util import CommandError
 
 from sqlaqueue.alembic import operations as ops
-from sqlaqueue.alembic.catalog import PREFIX
 from sqlaqueue.alembic.seen import Review, Seen
 from sqlaqueue.alembic.tables import text_of
 from sqlaqueue.spec import QueueSpec
@@ -52,44 +51,84 @@ def spare_live_tables(review: Review) -> None:
 
     Each step then commits by itself, and may be done again: an interrupted migration is simply run once more.
 
-    :raises CommandError: when there is no such table among those that change.
+    :raises CommandError: when there is no such table among the queues.
     """
     live = [seen for seen, *_ in review.kept if review.is_live(seen) and seen.spec is not None]
+    unknown = review.live.difference(*(seen.names for seen in review.tables if seen.spec is not None))
+    if unknown:
+        names = ", ".join(sorted(unknown))
+        raise CommandError(f"-x live={names}: no queue of the models has a table of that name; check the spelling")
     if not live:
         return
     for seen in live:
-        later = _spare(seen)
-        review.behind = [*later, *review.behind]
-        for op in review.behind:
-            if isinstance(op, ops.CreateTriggers | ops.FillMessages) and op.table == seen.name:
-                op.live = True
+        _refuse_indexes_of_partitions(review, seen)
+        spared = _spare(seen, is_queue=review.was_queue(seen))
+        if review.was_queue(seen):
+            # Before everything else, which remains one transaction: its triggers must match its columns at any time.
+            review.front = [*spared, *review.front]
+        else:
+            review.behind = [*spared, *review.behind]
+            _fill_in_steps(review, seen)
     for op in review.upgrade.ops:
         _allow_again(op)
 
 
-def _spare(seen: Seen) -> list[MigrateOperation]:
-    """Take out of a table's changes what can be done beside its users, and return it."""
+def _refuse_indexes_of_partitions(review: Review, seen: Seen) -> None:
+    indexes = [op for op in seen.modify.ops if isinstance(op, alembic_ops.CreateIndexOp)]
+    if indexes and seen.place in review.catalog.partitioned:
+        raise CommandError(
+            f"-x live={seen.name}: the table is partitioned, and PostgreSQL creates no index on such a table "
+            "CONCURRENTLY. Leave -x live away, and nobody writes while the indexes are created; or use the strategy "
+            '"delete_returning", which has its index on the table of messages'
+        )
+
+
+def _fill_in_steps(review: Review, seen: Seen) -> None:
+    for op in review.behind:
+        if isinstance(op, ops.CreateTriggers | ops.FillMessages) and (op.schema, op.table) == (seen.schema, seen.name):
+            op.live = True
+
+
+def _spare(seen: Seen, *, is_queue: bool) -> list[MigrateOperation]:
+    """Take out of a table's changes what can be done beside its users, and return it.
+
+    :param is_queue: the table has triggers, which may need the columns that are dropped.
+    """
     spared: list[MigrateOperation] = []
     remaining: list[MigrateOperation] = []
-    plain: list[sa.Column[object]] = []
+    added: list[sa.Column[object]] = []
+    dropped: list[sa.Column[object]] = []
     for op in seen.modify.ops:
         if isinstance(op, ops.AddColumns):
             op.live = True
             spared.insert(0, op)
         elif isinstance(op, alembic_ops.AddColumnOp) and "sqlaqueue" in op.column.info:
-            plain.append(op.column)
+            added.append(op.column)
+        elif isinstance(op, alembic_ops.DropColumnOp) and not is_queue:
+            dropped.insert(0, op.to_column())
         elif isinstance(op, alembic_ops.CreateIndexOp):
             spared.append(_concurrent(op))
+        elif isinstance(op, alembic_ops.DropIndexOp):
+            name, back = str(op.index_name), _concurrent(op.reverse())
+            spared.append(ops.DropIndex(name, seen.name, schema=seen.schema, previous=back))
         else:
             remaining.append(op)
-    if plain:
-        spared.insert(0, ops.AddColumns(seen.name, plain, schema=seen.schema, live=True))
+    if added:
+        spared.insert(0, ops.AddColumns(seen.name, added, schema=seen.schema, live=True))
+    if dropped:
+        # Last: the states of the rows may be told from them.
+        spared.append(ops.AddColumns(seen.name, dropped, schema=seen.schema, live=True).reverse())
     seen.modify.ops = remaining
     return spared
 
 
 def _concurrent(op: alembic_ops.CreateIndexOp) -> ops.CreateIndex:
     index = op.to_index()
+    options = {
+        name: [getattr(each, "name", each) for each in value] if isinstance(value, list | tuple) else value
+        for name, value in index.dialect_kwargs.items()
+        if name != "postgresql_where" and value
+    }
     where = index.dialect_options["postgresql"]["where"]
     columns = [part.name if isinstance(part, sa.Column) else sa.text(text_of(part)) for part in index.expressions]
     return ops.CreateIndex(
@@ -98,13 +137,19 @@ def _concurrent(op: alembic_ops.CreateIndexOp) -> ops.CreateIndex:
         columns,
         unique=bool(index.unique),
         where=None if where is None else text_of(where),
+        options=options,
         schema=op.schema,
     )
 
 
 def _allow_again(op: MigrateOperation) -> None:
-    if isinstance(op, alembic_ops.CreateTableOp | alembic_ops.CreateIndexOp) and op.table_name.startswith(PREFIX):
+    if isinstance(op, alembic_ops.CreateTableOp | alembic_ops.CreateIndexOp | alembic_ops.AddColumnOp):
         op.if_not_exists = True
+    elif isinstance(
+        op,
+        alembic_ops.DropTableOp | alembic_ops.DropIndexOp | alembic_ops.DropColumnOp | alembic_ops.DropConstraintOp,
+    ):
+        op.if_exists = True
     elif isinstance(op, alembic_ops.ModifyTableOps):
         for each in op.ops:
             _allow_again(each)

@@ -24,15 +24,18 @@ _EVENTS = {4: "INSERT", 8: "DELETE", 16: "UPDATE", 32: "TRUNCATE"}
 _ROW = 1
 """What is added to it for a trigger that fires for each row."""
 
-_WHEN = re.compile(r" FOR EACH ROW WHEN \((.*)\) EXECUTE FUNCTION ", re.DOTALL)
-"""Where ``pg_get_triggerdef()`` has the condition of a trigger."""
+_WHEN = re.compile(r" FOR EACH (?:ROW|STATEMENT) WHEN \((.*)\) EXECUTE FUNCTION ", re.DOTALL)
 
 _TRIGGERS = sa.text(r"""
     SELECT n.nspname AS schema, c.relname AS table, t.tgname AS name, t.tgtype::int AS type,
            t.tgenabled::text AS enabled, t.tgoldtable AS old, t.tgnewtable AS new,
            f.pronamespace = c.relnamespace AND t.tgnargs = 0 AND t.tgconstraint = 0
              AND t.tgattr::text = '' AS plain,
-           f.proname AS function, pg_get_triggerdef(t.oid) AS definition
+           f.proname AS function, pg_get_triggerdef(t.oid) AS definition,
+           ARRAY(SELECT a.attname::text FROM pg_depend AS d
+                 JOIN pg_attribute AS a ON a.attrelid = d.refobjid AND a.attnum = d.refobjsubid
+                 WHERE d.classid = 'pg_trigger'::regclass AND d.objid = t.oid
+                   AND d.refclassid = 'pg_class'::regclass AND d.refobjsubid > 0) AS columns
     FROM pg_trigger AS t
     JOIN pg_class AS c ON c.oid = t.tgrelid
     JOIN pg_namespace AS n ON n.oid = c.relnamespace
@@ -59,6 +62,10 @@ _OPTIONS = sa.text("""
     SELECT n.nspname, c.relname, c.reloptions
     FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
     WHERE c.relkind IN ('r', 'p') AND c.reloptions IS NOT NULL AND n.nspname = ANY (:schemas)
+""")
+_PARTITIONED = sa.text("""
+    SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind = 'p' AND n.nspname = ANY (:schemas)
 """)
 _INDEXES = sa.text("""
     SELECT n.nspname, i.relname, x.indisvalid, pg_get_expr(x.indpred, x.indrelid)
@@ -92,6 +99,12 @@ FoundCheck = tuple[str, list[str]]
 
 Place = tuple[str | None, str]
 """A schema, None for the default one, and a name in it."""
+
+
+def condition_in(definition: str) -> str | None:
+    """Return the condition of a trigger whose definition the server has written, None when it has none."""
+    found = _WHEN.search(definition)
+    return found[1] if found else None
 
 
 def sqlstate(error: DBAPIError) -> str | None:
@@ -139,9 +152,11 @@ class FoundTrigger:
     function: str
     enabled: str
     definition: str
+    columns: Collection[str]
+    """Those that its condition names; none of them can get another type as long as it is there."""
 
     def same(self, wanted: Trigger) -> bool:
-        """Tell whether it is as it was made; of its condition only that there is one, which its name tells apart."""
+        """Tell whether it is as it was made; of its condition, which the server writes otherwise, that there is one."""
         mine = (self.event, self.rows, self.when is None, self.function, self.enabled)
         return mine == (wanted.event, wanted.rows, wanted.when is None, wanted.function.name, "O")
 
@@ -186,6 +201,7 @@ class Catalog:
             (self._named(schema), table): dict(option.split("=", 1) for option in options)
             for schema, table, options in self._rows(_OPTIONS)
         }
+        self.partitioned = {(self._named(schema), table) for schema, table in self._rows(_PARTITIONED)}
         self.indexes = {
             (self._named(schema), name): (valid, predicate) for schema, name, valid, predicate in self._rows(_INDEXES)
         }
@@ -221,19 +237,20 @@ class Catalog:
     def _read_triggers(self) -> Iterable[FoundTrigger]:
         for row in self._rows(_TRIGGERS):
             rows = {"OLD": row.old, "NEW": row.new}
-            when = _WHEN.search(row.definition)
+            when = condition_in(row.definition)
             # Either a statement trigger without a condition, or one for each row with a condition.
-            kind = row.type - (_ROW if when else 0)
+            kind = row.type - (0 if when is None else _ROW)
             yield FoundTrigger(
                 schema=self._named(row.schema),
                 table=row.table,
                 name=row.name,
                 event=_EVENTS.get(kind, "") if row.plain else "",
                 rows={which: name for which, name in rows.items() if name is not None},
-                when=when[1] if when else None,
+                when=when,
                 function=row.function,
                 enabled=row.enabled,
                 definition=row.definition,
+                columns=row.columns,
             )
 
     def is_queue(self, place: Place) -> bool:

@@ -179,15 +179,14 @@ def _add_columns(op: Operations, this: ops.AddColumns) -> None:
     first, rest = add_columns(this)
     table = stand_in(this.table, this.schema)
     if not this.live:
-        for element in (patient(table, first), *rest.at_once):
-            op.execute(element)
+        execute(op, [patient(table, first), *rest.at_once])
         return
+    steps: list[DDLElement] = [patient(table, first)]
+    if rest.batches is not None:
+        steps.append(rest.batches)
+        steps += [patient(table, [element]) if patience else element for patience, element in rest.constrain]
     with on_its_own(op):
-        op.execute(patient(table, first))
-        if rest.batches is not None:
-            op.execute(rest.batches)
-            for patience, element in rest.constrain:
-                op.execute(patient(table, [element]) if patience else element)
+        execute(op, steps)
 
 
 @Operations.implementation_for(ops.DropColumns)
@@ -195,7 +194,7 @@ def _drop_columns(op: Operations, this: ops.DropColumns) -> None:
     table = stand_in(this.table, this.schema)
     drop = patient(table, [drop_columns(this)])
     with on_its_own(op) if this.live else contextlib.nullcontext():
-        op.execute(drop)
+        execute(op, [drop])
 
 
 @Operations.implementation_for(ops.CreateIndex)
@@ -214,7 +213,7 @@ def _create_index(op: Operations, this: ops.CreateIndex) -> None:
             unique=this.unique,
             schema=this.schema,
             postgresql_where=None if this.where is None else sa.literal_column(this.where),
-            postgresql_concurrently=True,
+            **{**this.options, "postgresql_concurrently": True},
         )
 
 
@@ -230,10 +229,11 @@ def _drop_concurrently(op: Operations, index: str, table: sa.Table) -> None:
 
 @Operations.implementation_for(ops.LockTables)
 def _lock_tables(op: Operations, this: ops.LockTables) -> None:
-    tables = {f"table{number}": stand_in(name, this.schema) for number, name in enumerate(this.tables)}
-    names = ", ".join(f"{{{key}}}" for key in tables)
-    lock = Statement(f"LOCK TABLE {names} IN ACCESS EXCLUSIVE MODE", **tables)
-    op.execute(Patient(tables["table0"], [lock], lock_timeout=this.lock_timeout, attempts=this.attempts))
+    tables = [stand_in(name, this.schema) for name in this.tables]
+    # A migration that was interrupted may have dropped one of them.
+    lock = "IF to_regclass({table:literal}) IS NOT NULL THEN LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE; END IF"
+    locks = [Statement(lock, table=table) for table in tables]
+    execute(op, [Patient(tables[0], locks, lock_timeout=this.lock_timeout, attempts=this.attempts)])
 
 
 @Operations.implementation_for(ops.ReleaseRuns)
@@ -242,6 +242,11 @@ def _release_runs(op: Operations, this: ops.ReleaseRuns) -> None:
     values = ", ".join(f"{quote(name)} = {value}" for name, value in this.values.items())
     update = f"UPDATE {{table}} SET {values} WHERE {this.where}"  # noqa: S608 - the migration says what to do
     op.execute(Statement(update, table=stand_in(this.table, this.schema)))
+
+
+@Operations.implementation_for(ops.EmptyMessages)
+def _empty_messages(op: Operations, this: ops.EmptyMessages) -> None:
+    execute(op, [Statement("TRUNCATE {table}", table=stand_in(this.messages, this.schema))])
 
 
 @Operations.implementation_for(ops.FillMessages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -12,8 +13,9 @@ from alembic.operations import ops as alembic_ops
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.catalog import PREFIX, FoundTrigger
+from sqlaqueue.alembic.probe import Probe, probing
 from sqlaqueue.alembic.seen import Review, Seen
-from sqlaqueue.ddl import NEUTRAL, TriggerFunction, objects_of
+from sqlaqueue.ddl import NEUTRAL, Trigger, TriggerFunction, objects_of
 
 log = logging.getLogger(__name__)
 
@@ -51,12 +53,8 @@ def _source(function: TriggerFunction) -> str:
     return statement.split("$sqlaqueue$")[1]
 
 
-def compare_triggers(review: Review) -> set[str]:
-    """Create, replace and drop triggers, and drop the functions that nobody calls any more.
-
-    :return: the names of the kept tables on which a trigger is created or replaced.
-    """
-    touched = set()
+def compare_triggers(review: Review) -> None:
+    """Create, replace and drop triggers, and drop the functions that nobody calls any more."""
     dropped: list[MigrateOperation] = []
     for seen in review.tables:
         there = {
@@ -67,34 +65,51 @@ def compare_triggers(review: Review) -> set[str]:
         gone = [trigger for name, trigger in there.items() if name not in seen.triggers]
         if gone:
             log.info("Detected removed triggers of %r: %s", seen.name, ", ".join(each.name for each in gone))
-            dropped.append(_drop(review, seen, gone))
-        changed = _changed(seen, there)
+            dropped += _drop(review, seen, gone)
+        changed = _changed(review, seen, there)
         if changed:
             log.info("Detected changed triggers of %r: %s", seen.name, ", ".join(each.name for each in changed))
-            dropped.append(_drop(review, seen, changed))
-        remaining = there.keys() - {each.name for each in changed}
-        if _create_triggers(review, seen, remaining) and seen.found is not None:
-            touched.add(seen.name)
+            dropped += _drop(review, seen, changed)
+        _create_triggers(review, seen, there.keys() - {each.name for each in changed})
     review.front += [*dropped, *_unused_functions(review)]
-    return touched
 
 
-def _drop(review: Review, seen: Seen, triggers: list[FoundTrigger]) -> ops.DropTriggers:
+def _drop(review: Review, seen: Seen, triggers: list[FoundTrigger]) -> Iterator[ops.DropTriggers]:
     quote = review.context.dialect.identifier_preparer.quote
-    plain = {each.name: each.plan for each in triggers}
-    functions = {each.function for each in triggers}
-    if len(functions) == 1 and all(each.event and each.enabled == "O" for each in triggers):
-        back: MigrateOperation = ops.CreateTriggers(seen.name, functions.pop(), plain, schema=seen.schema)
-    else:
-        back = ops.Steps([each.restored(quote) for each in triggers])
-    return ops.DropTriggers(seen.name, [*plain], schema=seen.schema, previous=back)
+    for function in dict.fromkeys(each.function for each in triggers):
+        these = [each for each in triggers if each.function == function]
+        plain = {each.name: each.plan for each in these}
+        if all(each.event and each.enabled == "O" for each in these):
+            back: MigrateOperation = ops.CreateTriggers(seen.name, function, plain, schema=seen.schema)
+        else:
+            back = ops.Steps([each.restored(quote) for each in these])
+        yield ops.DropTriggers(seen.name, [*plain], schema=seen.schema, previous=back)
 
 
-def _changed(seen: Seen, there: dict[str, FoundTrigger]) -> list[FoundTrigger]:
-    return [there[name] for name, trigger in seen.triggers.items() if name in there and not there[name].same(trigger)]
+def _changed(review: Review, seen: Seen, there: dict[str, FoundTrigger]) -> list[FoundTrigger]:
+    """Return the triggers that are made again: since they differ, or since a column that they name gets another type.
+
+    PostgreSQL gives no column another type as long as the condition of a trigger names it.
+    """
+    both = [(there[name], trigger) for name, trigger in seen.triggers.items() if name in there]
+    retyped = {
+        op.column_name
+        for op in seen.modify.ops
+        if isinstance(op, alembic_ops.AlterColumnOp) and op.modify_type is not None
+    }
+    changed = [found for found, trigger in both if not found.same(trigger) or retyped & {*found.columns}]
+    alike = [(found, trigger) for found, trigger in both if found not in changed and found.when is not None]
+    if alike and review.context.connection is not None:
+        with probing(review.context.connection, seen.place) as probe:
+            changed += [found for found, trigger in alike if not _same_condition(probe, found, trigger)]
+    return changed
 
 
-def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> bool:
+def _same_condition(probe: Probe, found: FoundTrigger, wanted: Trigger) -> bool:
+    return probe.same(functools.partial(probe.condition, wanted.event), found.when, wanted.when)
+
+
+def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> None:
     by_function: dict[str, dict[str, ops.TriggerPlan]] = {}
     for name, trigger in seen.triggers.items():
         if name not in there:
@@ -104,7 +119,6 @@ def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> bool
         if seen.found is not None:
             log.info("Detected missing triggers of %r: %s", seen.name, ", ".join(triggers))
         review.behind.append(ops.CreateTriggers(seen.name, function, triggers, schema=seen.schema))
-    return bool(by_function)
 
 
 def _unused_functions(review: Review) -> Iterator[ops.DropFunction]:

@@ -267,6 +267,7 @@ class CreateIndex(QueueOp):
     An invalid index of the name, which an interrupted attempt leaves behind, is dropped before.
 
     :param where: the predicate, as SQL.
+    :param options: whatever else SQLAlchemy's Index takes, such as ``{"postgresql_using": "gin"}``.
     """
 
     index: str
@@ -274,6 +275,7 @@ class CreateIndex(QueueOp):
     columns: list[Any]
     unique: bool = field(default=False, kw_only=True)
     where: str | None = field(default=None, kw_only=True)
+    options: dict[str, Any] = field(default_factory=dict, kw_only=True)
     schema: str | None = field(default=None, kw_only=True)
 
     def reverse(self) -> DropIndex:
@@ -336,6 +338,19 @@ class ReleaseRuns(QueueOp):
 
     def reverse(self) -> MigrateOperation:
         """Nothing: a waiting job is a waiting job under every strategy."""
+        return Steps()
+
+
+@known_as("empty_queue_messages")
+@dataclass(eq=False)
+class EmptyMessages(QueueOp):
+    """Removes all messages of a queue, whose table gets other columns; they are written again afterwards."""
+
+    messages: str
+    schema: str | None = field(default=None, kw_only=True)
+
+    def reverse(self) -> MigrateOperation:
+        """Nothing: the messages are written again in both directions."""
         return Steps()
 
 

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from alembic.util import CommandError
 from sqlalchemy.exc import DBAPIError
 
-from sqlaqueue.alembic.catalog import Place
+from sqlaqueue.alembic.catalog import Place, condition_in
 from sqlaqueue.alembic.sql import Statement, stand_in
 from sqlaqueue.ddl import NEUTRAL
 
@@ -59,6 +59,16 @@ class Probe:
             "SELECT pg_get_expr(conbin, conrelid) FROM pg_constraint"
             " WHERE conrelid = '{copy}'::regclass AND contype = 'c'",
         )
+
+    def condition(self, event: str, text: str) -> str | None:
+        """Return the condition of a trigger as PostgreSQL prints it; None when the table cannot have it."""
+        # Any function will do, and this one is always there.
+        definition = self._made(
+            f"CREATE TRIGGER probe AFTER {event} ON {{copy}} FOR EACH ROW WHEN ({text})"
+            " EXECUTE FUNCTION pg_catalog.suppress_redundant_updates_trigger()",
+            "SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgrelid = '{copy}'::regclass",
+        )
+        return None if definition is None else condition_in(definition)
 
     def default(self, column: str, text: str) -> str | None:
         """Return the default of a column as PostgreSQL prints it; None when the column cannot have it."""

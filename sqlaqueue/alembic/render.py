@@ -57,7 +57,7 @@ def render_value(context: AutogenContext, value: Any) -> str:  # noqa: PLR0911 -
     if isinstance(value, list):
         return f"[{_bracketed([render_value(context, each) for each in value])}]"
     if isinstance(value, tuple):
-        return f"({', '.join(render_value(context, each) for each in value)})"
+        return f"({_bracketed([render_value(context, each) for each in value])})"
     return repr(value)
 
 

@@ -12,9 +12,11 @@ from alembic.autogenerate.api import AutogenContext
 from alembic.operations import MigrateOperation
 from alembic.operations import ops as alembic_ops
 
+from sqlaqueue.alembic import operations as queue_ops
 from sqlaqueue.alembic.catalog import PREFIX, Catalog, Place
 from sqlaqueue.ddl import Trigger, TriggerFunction, objects_of, queue_of
 from sqlaqueue.spec import QueueSpec
+from sqlaqueue.strategies import wake_up_triggers
 from sqlaqueue.strategies.indexes import object_name
 
 _TABLES = "_sqlaqueue_tables"
@@ -43,6 +45,11 @@ class Seen:
         return self.place[0] if self.wanted is None else self.wanted.schema
 
     @property
+    def names(self) -> set[str]:
+        """What the table may be called, with its schema or without."""
+        return {self.name, ".".join(filter(None, (self.schema, self.name)))}
+
+    @property
     def spec(self) -> QueueSpec | None:
         """The queue of the table, if it is one in the models."""
         return None if self.wanted is None else queue_of(self.wanted)
@@ -66,6 +73,16 @@ class Seen:
     def of_queue(self) -> bool:
         """Whether the table is a queue, or one that this library keeps for itself."""
         return self.spec is not None or self.name.startswith(PREFIX)
+
+    def triggers_in(self, op: MigrateOperation) -> list[str]:
+        """Return the triggers of this table that an operation creates or drops."""
+        if not isinstance(op, queue_ops.CreateTriggers | queue_ops.DropTriggers):
+            return []
+        return [*op.triggers] if (op.schema, op.table) == (self.schema, self.name) else []
+
+    def messages_in(self, op: MigrateOperation) -> bool:
+        """Tell whether an operation creates or drops triggers of this table that do more than wake consumers."""
+        return any(not name.startswith(wake_up_triggers.PREFIX) for name in self.triggers_in(op))
 
 
 def seen_by(context: AutogenContext) -> list[Seen]:
@@ -105,7 +122,7 @@ class Review:
 
     def is_live(self, seen: Seen) -> bool:
         """Tell whether a table is in use, by ``-x live=name``."""
-        return bool({seen.name, ".".join(filter(None, (seen.schema, seen.name)))} & self.live)
+        return bool(seen.names & self.live)
 
     def found_table(self, place: Place) -> sa.Table | None:
         """Return a table as the database has it."""

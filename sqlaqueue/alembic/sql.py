@@ -118,7 +118,7 @@ DECLARE
   sqlaqueue_from tid;
   sqlaqueue_to tid;
 BEGIN
-  LOOP
+  WHILE {left} LOOP
     SELECT coalesce(max(pg_relation_size(relid)), pg_relation_size({{table:literal}}))
         / current_setting('block_size')::bigint
       INTO sqlaqueue_pages FROM pg_partition_tree({{table:literal}});
@@ -130,7 +130,6 @@ BEGIN
       {work.replace("{batch}", batch)};
       COMMIT;
     END LOOP;
-    EXIT WHEN NOT ({left});
     PERFORM pg_sleep(0.1);
   END LOOP;
 END

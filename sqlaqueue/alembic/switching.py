@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
 from alembic.operations import ops as alembic_ops
@@ -18,28 +18,50 @@ from sqlaqueue.strategies.indexes import object_name
 log = logging.getLogger(__name__)
 
 
-def move_jobs(review: Review, touched: set[str]) -> None:
-    """Let the jobs of kept tables go on waiting under another strategy, in either direction.
-
-    :param touched: the tables with new triggers, which have not told their messages so far.
-    """
+def move_jobs(review: Review) -> None:
+    """Let the jobs of kept tables go on waiting under another strategy, in either direction."""
+    locked: list[Seen] = []
+    emptied: list[ops.OneWay] = []
     for seen, *_ in review.kept:
         up: list[ops.QueueOp] = []
         down: list[ops.QueueOp] = []
         spec = seen.spec
         if spec is not None and spec.strategy.holds_transaction and _had_leases(review, seen):
             up += _release(seen, spec)
-        if spec is not None and seen.name in touched:
+        others = spec is not None and _has_other_messages(review, seen)
+        # New triggers have not told the messages so far.
+        if spec is not None and (others or any(map(seen.messages_in, review.behind))):
             up += _fill(seen, spec)
-        if any(isinstance(op, ops.DropTriggers) and op.table == seen.name for op in review.front):
+        if others:
+            empty = ops.EmptyMessages(review.messages_of(seen)[1], schema=seen.schema)
+            review.front.insert(0, ops.OneWay([empty]))
+            emptied.append(ops.OneWay(down=[empty]))
+        if others or any(map(seen.messages_in, review.front)):
             if spec is not None and not spec.strategy.holds_transaction:
                 down += _release(seen, spec)
             down += _fill_again(review, seen)
-        if review.was_queue(seen) and (up or down):
-            _lock(review, seen)
+        if review.was_queue(seen) and (up or down or _has_to_wait(review, seen)):
+            locked.append(seen)
         if down:
             review.front.insert(0, ops.OneWay(down=down))
         review.behind += up
+    review.behind += emptied
+    for schema in dict.fromkeys(seen.schema for seen in locked):
+        _lock(review, schema, [seen for seen in locked if seen.schema == schema])
+
+
+def _has_other_messages(review: Review, seen: Seen) -> bool:
+    """Tell whether the table of messages gets or loses columns: what it has says nothing about them."""
+    columns = (alembic_ops.AddColumnOp, alembic_ops.DropColumnOp)
+    messages = review.messages_of(seen)
+    return any(
+        isinstance(op, columns) for other, *_ in review.kept if other.place == messages for op in other.modify.ops
+    )
+
+
+def _has_to_wait(review: Review, seen: Seen) -> bool:
+    """Tell whether triggers come or go: that waits for open batches, and would make everybody else wait as well."""
+    return any(seen.triggers_in(op) for op in [*review.front, *review.behind])
 
 
 def _had_leases(review: Review, seen: Seen) -> bool:
@@ -85,12 +107,15 @@ def _fill_again(review: Review, seen: Seen) -> Iterator[ops.QueueOp]:
     yield ops.FillMessages(seen.name, place[1], keys=keys, order=order, where=where, schema=seen.schema)
 
 
-def _lock(review: Review, seen: Seen) -> None:
-    messages = review.messages_of(seen)
-    before = [seen.name, *([messages[1]] if review.found_table(messages) is not None else [])]
-    remains = any(other.place == messages and other.wanted is not None for other in review.tables)
-    after = [seen.name, *([messages[1]] if remains else [])]
-    up, down = (ops.LockTables(names, schema=seen.schema) for names in (before, after))
+def _lock(review: Review, schema: str | None, tables: Sequence[Seen]) -> None:
+    # All at once: whoever waited for one of them while holding another would be in everybody's way.
+    before, after = [], []
+    for seen in tables:
+        messages = review.messages_of(seen)
+        remains = any(other.place == messages and other.wanted is not None for other in review.tables)
+        before += [seen.name, *([messages[1]] if review.found_table(messages) is not None else [])]
+        after += [seen.name, *([messages[1]] if remains else [])]
+    up, down = (ops.LockTables(names, schema=schema) for names in (before, after))
     review.front.insert(0, ops.OneWay([up]))
     review.last.append(ops.OneWay(down=[down]))
 

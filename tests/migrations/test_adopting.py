@@ -15,7 +15,6 @@ from tests.migrations.project import Project, dump
 from tests.models.kind import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.servers import Database
@@ -32,13 +31,6 @@ def plain() -> type[Any]:
 
 def queue(config: QueueConfig, **attributes: Any) -> type[Any]:
     return order(config, sent=mapped_column(sa.Boolean, server_default=sa.false(), nullable=False), **attributes)
-
-
-@pytest.fixture
-def engine(database: Database) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(database.url())
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ Every session of theirs has a ``lock_timeout`` of a second, so that the server i
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
 
     from tests.servers import Database
 
-ROWS = int(os.environ.get("SQLAQUEUE_TEST_ROWS", "1000000"))
 UNSENT = 500
 SENT = "SELECT 'old ' || n, n > :unsent FROM generate_series(1, :rows) AS n"
 BY_ROW = """sa.text("CASE WHEN sent THEN 'completed' ELSE 'pending' END")"""
@@ -38,6 +36,12 @@ MIGRATION_WAITS = """
     SELECT 1 FROM pg_locks
     WHERE relation = 'orders'::regclass AND NOT granted AND mode IN ('AccessExclusiveLock', 'ShareRowExclusiveLock')
 """
+STOP_BEFORE_TRIGGERS = """
+    CREATE FUNCTION wait_here() RETURNS event_trigger LANGUAGE plpgsql
+    AS 'BEGIN PERFORM pg_advisory_xact_lock(1); END';
+    CREATE EVENT TRIGGER wait_here ON ddl_command_start WHEN TAG IN ('CREATE FUNCTION') EXECUTE FUNCTION wait_here()
+"""
+MIGRATION_IS_STOPPED = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 UNDEFINED = {"42P01", "42703"}
 """There is no such table or column: the migration is not that far."""
 
@@ -49,10 +53,13 @@ def model(config: QueueConfig | None) -> type[Any]:
 class Traffic:
     """Writers, readers and consumers of the table, until they are stopped."""
 
-    def __init__(self, database: Database, queue: type[Any]) -> None:
+    def __init__(self, database: Database, queue: type[Any], rows: int, *, by_row: bool) -> None:
         self.database = database
         self.queue = queue
+        self.rows = rows
+        self.by_row = by_row
         self.stopped = threading.Event()
+        self.in_the_way = threading.Event()
         self.written: list[str] = []
         self.held_up = 0
         """How often a report was in the way of the migration."""
@@ -65,6 +72,7 @@ class Traffic:
             busy: list[Callable[[], None]] = [self.insert, self.change, self.report, self.consume]
             futures = [pool.submit(self._guarded, each) for each in busy]
             try:
+                assert self.in_the_way.wait(60)
                 yield
             finally:
                 self.stopped.set()
@@ -95,27 +103,36 @@ class Traffic:
         with self.connection() as connection:
             while not self.stopped.wait(0.005):
                 statement = "UPDATE orders SET article = article WHERE id = 1 + floor(random() * %s)"
-                connection.execute(statement, [ROWS])
+                connection.execute(statement, [self.rows])
 
     def report(self) -> None:
-        """Read in transactions that stay in the migration's way until the writers have got past both.
+        """Hold transactions open in the migration's way until the writers have got past both.
 
-        The second one begins when the migration has got past the first.
+        First when it adds columns, then when it makes the column of the states NOT NULL, if it has filled it in, and
+        then when it creates triggers.
         """
         with self.connection() as reader, self.connection() as watch:
-            self.be_in_the_way(reader, watch)
-            while not self.stopped.wait(0.01) and not watch.execute(HAS_STATUS).fetchone():
+            reader.execute("SELECT pg_advisory_lock(1)")
+            self.be_in_the_way(reader, watch, "ACCESS SHARE")
+            if self.by_row:
+                while not self.stopped.is_set() and not watch.execute(HAS_STATUS).fetchone():
+                    pass
+                self.be_in_the_way(reader, watch, "ACCESS SHARE")
+            while not self.stopped.wait(0.01) and not watch.execute(MIGRATION_IS_STOPPED).fetchone():
                 pass
-            self.be_in_the_way(reader, watch)
+            self.be_in_the_way(reader, watch, "ROW EXCLUSIVE")
 
-    def be_in_the_way(self, reader: psycopg.Connection[Any], watch: psycopg.Connection[Any]) -> None:
+    def be_in_the_way(self, reader: psycopg.Connection[Any], watch: psycopg.Connection[Any], mode: str) -> None:
         with reader.transaction():
             # And no more than that: an old snapshot would be in the way of CREATE INDEX CONCURRENTLY until the end.
-            reader.execute("SELECT FROM orders LIMIT 1")
+            reader.execute(f"LOCK TABLE orders IN {mode} MODE".encode())
+            if mode == "ROW EXCLUSIVE":
+                reader.execute("SELECT pg_advisory_unlock(1)")
+            self.in_the_way.set()
             while not watch.execute(MIGRATION_WAITS).fetchone():
                 if self.stopped.wait(0.01):
                     return
-            enough = len(self.written) + 200
+            enough = len(self.written) + 50
             while not self.stopped.wait(0.01) and len(self.written) < enough:
                 pass
         self.held_up += 1
@@ -144,12 +161,15 @@ class Traffic:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("rows", [100_000, pytest.param(1_000_000, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize(
     ("strategy", "answer"),
     [("update_status", "'completed'"), ("delete_returning", BY_ROW)],
     ids=["no old row runs", "the unsent ones run"],
 )
-def test_a_table_in_use_becomes_a_queue(database: Database, tmp_path: Path, strategy: str, answer: str) -> None:
+def test_a_table_in_use_becomes_a_queue(
+    database: Database, tmp_path: Path, strategy: str, answer: str, rows: int
+) -> None:
     queue = model(QueueConfig(strategy=strategy))
     project = Project(directory=tmp_path, database=database, metadata=model(None).metadata)
     project.revise("create")
@@ -158,15 +178,17 @@ def test_a_table_in_use_becomes_a_queue(database: Database, tmp_path: Path, stra
     with engine.begin() as connection:
         connection.execute(
             sa.text(f"INSERT INTO orders (article, sent) {SENT}"),
-            {"unsent": UNSENT, "rows": ROWS},
+            {"unsent": UNSENT, "rows": rows},
         )
     project.metadata = queue.metadata
     project.revise("adopt", live="orders")
     project.edit("existing_rows=...", f"existing_rows={answer}")
-    traffic = Traffic(database, queue)
+    traffic = Traffic(database, queue, rows, by_row=answer == BY_ROW)
+    with database.connect() as connection:
+        connection.execute(STOP_BEFORE_TRIGGERS)
     with traffic.flowing():
         project.upgrade()
-    assert traffic.held_up == (1 if strategy == "update_status" else 2)
+    assert traffic.held_up == 2 + traffic.by_row
     project.check()
     with Session(engine) as session:
         assert session.scalars(reconcile(queue)).all() == []
@@ -179,11 +201,13 @@ def test_a_table_in_use_becomes_a_queue(database: Database, tmp_path: Path, stra
     new = {article: count for article, count in ran if article.startswith("new")}
     with database.connect() as connection:
         query = "SELECT article, attempts FROM orders WHERE article LIKE 'new %' ORDER BY id"
-        rows = [*connection.execute(query)]
+        written = [*connection.execute(query)]
         assert connection.execute("SELECT DISTINCT status FROM orders").fetchall() == [("completed",)]
-    assert [article for article, _ in rows] == traffic.written
+    assert [article for article, _ in written] == traffic.written
     # What was inserted before the columns were there is old as well, and the answer goes for it.
     first = (
-        0 if strategy == "delete_returning" else next(number for number, (_, attempts) in enumerate(rows) if attempts)
+        0
+        if strategy == "delete_returning"
+        else next(number for number, (_, attempts) in enumerate(written) if attempts)
     )
     assert new == dict.fromkeys(traffic.written[first:], 1)

@@ -56,13 +56,6 @@ asyncio.run(main())
 """
 
 
-@pytest.fixture
-def engine(database: Database) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(database.url())
-    yield engine
-    engine.dispose()
-
-
 def project_of(model: type[Any], database: Database, directory: Path, **options: Any) -> Project:
     return Project(directory=directory, database=database, metadata=model.metadata, options=options)
 
@@ -351,7 +344,7 @@ def test_no_right_to_create_a_trigger(database: Database, engine: sa.Engine, tmp
             project.upgrade()
         message = str(refused.value)
         assert "GRANT TRIGGER ON TABLE orders TO migrator;" in message
-        assert "CREATE TRIGGER sqlaqueue_message_insert AFTER INSERT ON orders" in message
+        assert "CREATE TRIGGER sqlaqueue_wake_insert AFTER INSERT ON orders" in message
         assert "--sql" in message
         right = next(line for line in message.splitlines() if line.startswith("GRANT"))
         with database.connect() as connection:

@@ -17,7 +17,6 @@ from tests.migrations.project import Project, dump
 from tests.models.kind import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.servers import Database
@@ -25,13 +24,6 @@ if TYPE_CHECKING:
 
 def table_of(model: type[Any]) -> sa.Table:
     return model.__table__
-
-
-@pytest.fixture
-def engine(database: Database) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(database.url())
-    yield engine
-    engine.dispose()
 
 
 def project_of(model: type[Any], database: Database, directory: Path) -> Project:

@@ -21,20 +21,13 @@ from tests.migrations.project import Project
 from tests.models.kind import STRATEGIES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.servers import Database
 
 WITH_MESSAGES = QueueConfig(strategy="delete_returning")
 FUNCTION = "sqlaqueue_message_orders_sync"
-
-
-@pytest.fixture
-def engine(database: Database) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(database.url())
-    yield engine
-    engine.dispose()
+WAKE = "sqlaqueue_wake_orders"
 
 
 def outdated(engine: sa.Engine, model: type[Any]) -> str | None:
@@ -50,9 +43,12 @@ def execute(engine: sa.Engine, *statements: str) -> None:
 
 @pytest.mark.once
 def test_another_text_has_another_version() -> None:
-    """When this fails, the text of the function has changed: raise VERSION, and put the new digest here."""
-    (function,) = (each for each in objects_of(order(WITH_MESSAGES).__table__) if isinstance(each, TriggerFunction))
-    assert (VERSION, hashlib.sha256(function.body.encode()).hexdigest()[:16]) == (1, "ea40539ab1ee734b")
+    """When this fails, the text of a function has changed: raise its VERSION, and put the new digest here."""
+    functions = [each for each in objects_of(order(WITH_MESSAGES).__table__) if isinstance(each, TriggerFunction)]
+    assert {each.name: (each.comment, hashlib.sha256(each.body.encode()).hexdigest()[:16]) for each in functions} == {
+        FUNCTION: ("sqlaqueue, version 1", "ea40539ab1ee734b"),
+        WAKE: ("sqlaqueue, version 1", "820d4c3fb84656c5"),
+    }
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -77,6 +73,9 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
         (f"DROP FUNCTION {FUNCTION} CASCADE", "is missing, and version 1 is needed"),
         ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_message_delete", "disabled: sqlaqueue_message_delete"),
         ("DROP TRIGGER sqlaqueue_message_insert ON orders", "missing or disabled: sqlaqueue_message_insert"),
+        (f"COMMENT ON FUNCTION {WAKE} IS NULL", f"{WAKE} is of version 0, and version 1 is needed"),
+        (f"DROP FUNCTION {WAKE} CASCADE", f"{WAKE} is missing, and version 1 is needed"),
+        ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_wake_insert", "disabled: sqlaqueue_wake_insert"),
     ],
 )
 def test_an_older_one_is_told_and_autogenerate_mends_it(

@@ -1,0 +1,261 @@
+"""The triggers that wake idle consumers come, change and go by migrations, like everything else of a queue."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
+
+from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete
+from sqlaqueue.ddl import Trigger, objects_of
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.strategies.wake_up_triggers import channel_of
+from tests.consumer.bench import wait_until
+from tests.migrations.models import order
+from tests.migrations.project import Project, changed, dump, execute, in_any_order, wanted
+from tests.migrations.test_switching import enqueue, run_all, states
+from tests.models.kind import STRATEGIES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.servers import Database
+
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+
+FUNCTION = "sqlaqueue_wake_orders"
+INSERT = "sqlaqueue_wake_insert"
+WAITS = """
+    SELECT 1 FROM pg_locks
+    WHERE relation = 'orders'::regclass AND NOT granted AND mode IN ('AccessExclusiveLock', 'ShareRowExclusiveLock')
+"""
+
+
+MORE = [
+    "ALTER TABLE orders ENABLE REPLICA TRIGGER {update}",
+    "DROP TRIGGER {update} ON orders",
+    "DROP FUNCTION {function} CASCADE",
+    "ALTER TRIGGER {update} ON orders RENAME TO sqlaqueue_wake_update_by_another_name",
+    "CREATE OR REPLACE TRIGGER {update} AFTER UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION {function}()",
+    """CREATE OR REPLACE TRIGGER {update} AFTER UPDATE OF status ON orders FOR EACH ROW
+       WHEN ({when}) EXECUTE FUNCTION {function}()""",
+    """CREATE OR REPLACE TRIGGER {update} BEFORE UPDATE ON orders FOR EACH ROW
+       WHEN ({when}) EXECUTE FUNCTION {function}()""",
+    """CREATE OR REPLACE TRIGGER {update} AFTER UPDATE ON orders FOR EACH ROW
+       WHEN ({when}) EXECUTE FUNCTION {function}('argument')""",
+]
+
+
+def update_trigger(model: type[Any]) -> Trigger:
+    (trigger,) = (each for each in objects_of(model.__table__) if isinstance(each, Trigger) and each.when)
+    return trigger
+
+
+@every_strategy
+def test_notify_is_switched_off_and_on(database: Database, make: Any, engine: sa.Engine, strategy: str) -> None:
+    """Nothing else happens to the jobs, neither on the way up nor on the way down."""
+    loud, silent = (order(QueueConfig(strategy=strategy, notify=notify)) for notify in (True, False))
+    project = make(loud)
+    enqueue(engine, loud, "waits", "runs")
+    if strategy == "update_status":
+        with Session(engine) as session:
+            assert len(session.scalars(claim(loud, 1)).all()) == 1
+            session.commit()
+    before = states(engine)
+    off = changed(project, silent)
+    assert dump(database) == wanted(silent, database)
+    on = changed(project, loud)
+    assert dump(database) == wanted(loud, database)
+    for text in (off, on):
+        assert "op.lock_queue_tables(" in text
+        assert "op.fill_queue_messages(" not in text
+        assert "op.release_queue_runs(" not in text
+    assert states(engine) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE orders DISABLE TRIGGER {update}",
+        """CREATE OR REPLACE TRIGGER {update} AFTER UPDATE ON orders FOR EACH ROW
+           WHEN (NEW.status = 'pending' AND OLD.article <> ') EXECUTE FUNCTION (') EXECUTE FUNCTION {function}()""",
+        """CREATE OR REPLACE TRIGGER {insert} AFTER INSERT ON orders REFERENCING NEW TABLE AS new_rows
+           FOR EACH STATEMENT WHEN (false) EXECUTE FUNCTION {function}()""",
+        *(pytest.param(change, marks=pytest.mark.thorough) for change in MORE),
+    ],
+)
+def test_what_was_changed_by_hand_is_mended(database: Database, make: Any, engine: sa.Engine, change: str) -> None:
+    model = order(QueueConfig())
+    trigger = update_trigger(model)
+    project = make(model)
+    good = dump(database)
+    execute(engine, change.format(update=trigger.name, when=trigger.when, function=FUNCTION, insert=INSERT))
+    assert dump(database) != good
+    changed(project)
+    assert dump(database) == good
+
+
+def test_a_condition_that_only_reads_otherwise_is_the_same(make: Any, engine: sa.Engine) -> None:
+    model = order(QueueConfig())
+    trigger = update_trigger(model)
+    project = make(model)
+    with engine.connect() as connection:
+        printed = connection.scalar(
+            sa.text("SELECT pg_get_triggerdef(oid) FROM pg_trigger WHERE tgname = :name"), {"name": trigger.name}
+        )
+    assert trigger.when not in printed
+    execute(engine, f"DROP TRIGGER {trigger.name} ON orders", printed)
+    project.check()
+
+
+@every_strategy
+def test_other_words_are_another_condition(database: Database, make: Any, engine: sa.Engine, strategy: str) -> None:
+    old = order(QueueConfig(strategy=strategy))
+    new = order(QueueConfig(strategy=strategy, states=States(pending="is :new 100% it's"), columns={"run_at": None}))
+    assert update_trigger(old).name != update_trigger(new).name
+    project = make(old)
+    changed(project, new)
+    assert dump(database) == wanted(new, database)
+
+
+def test_a_column_of_the_condition_gets_another_type(database: Database, make: Any, engine: sa.Engine) -> None:
+    """PostgreSQL refuses that while the trigger is there."""
+
+    def of(type_: Any) -> type[Any]:
+        column = mapped_column(type_, nullable=False, server_default="pending")
+        return order(QueueConfig(columns={"status": "state"}), state=column)
+
+    project = make(of(sa.String(20)))
+    enqueue(engine, of(sa.String(20)), "1")
+    longer = of(sa.String(30))
+    changed(project, longer)
+    assert dump(database) == wanted(longer, database)
+    assert run_all(engine, longer) == ["1"]
+
+
+def test_a_table_that_was_renamed_by_hand(database: Database, make: Any, engine: sa.Engine) -> None:
+    """Its functions, indexes and messages have the old name in theirs."""
+    model = order(QueueConfig(strategy="delete_returning"))
+    project = make(model)
+    enqueue(engine, model, "1")
+    renamed = order(QueueConfig(strategy="delete_returning"), __tablename__="purchase")
+    execute(engine, "ALTER TABLE orders RENAME TO purchase")
+    changed(project, renamed)
+    assert "sqlaqueue_wake_orders" not in dump(database)
+    with Session(engine) as session:
+        (job,) = session.scalars(claim(renamed, 5)).all()
+        session.execute(complete([job]))
+        session.commit()
+
+
+def test_quoted_names_in_a_translated_schema(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+    def mapped(*, notify: bool) -> type[Any]:
+        class Base(DeclarativeBase):
+            pass
+
+        body = {
+            "__tablename__": 'Job "x" 100%',
+            "__queue__": QueueConfig(notify=notify, columns={"status": "state"}),
+            "id": mapped_column(sa.Integer, primary_key=True),
+            "state": mapped_column("the: State", sa.Text, nullable=False, server_default="pending"),
+        }
+        return type("Job", (QueueMixin, Base), body)
+
+    loud, silent = mapped(notify=True), mapped(notify=False)
+    before = dump(database)
+    project = Project(directory=tmp_path, database=database, metadata=loud.metadata)
+    for message, model in (("create", loud), ("off", silent), ("on", loud)):
+        project.metadata = model.metadata
+        project.revise(message)
+        project.upgrade()
+        project.check()
+    project.downgrade("base")
+    execute(engine, "DROP TABLE alembic_version")
+    assert dump(database) == before
+
+    schema = "Tenant's"
+    with database.connect() as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+    empty = dump(database)
+    project.execution_options = {"schema_translate_map": {None: schema}}
+    # Else Alembic would write its version into the translated schema and look for it in the default one.
+    project.options = {"version_table_schema": "public"}
+    project.upgrade()
+    up = dump(database)
+    translated = engine.execution_options(**project.execution_options)
+    with database.connect() as listener:
+        channel = channel_of(spec_of(loud))
+        listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+        with Session(translated) as session:
+            job = loud()
+            session.add(job)
+            session.commit()
+            session.execute(complete(session.scalars(claim(loud, 1)).all()))
+            session.commit()
+            job.state = "pending"
+            session.commit()
+        # One of the insert, one of the update that made it wait again.
+        assert len([*listener.notifies(timeout=10, stop_after=2)]) == 2
+    project.downgrade("-2")
+    project.upgrade()
+    assert dump(database) == up
+    project.downgrade("base")
+    assert dump(database) == empty
+    assert "sqlaqueue" not in empty
+
+
+@pytest.mark.parametrize(
+    ("notify", "live"),
+    [
+        pytest.param(False, True, id="off, live"),
+        pytest.param(True, False, id="on, in one transaction"),
+        pytest.param(False, False, id="off, in one transaction", marks=pytest.mark.thorough),
+        pytest.param(True, True, id="on, live", marks=pytest.mark.thorough),
+    ],
+)
+def test_who_writes_does_not_wait_for_it(database: Database, make: Any, *, live: bool, notify: bool) -> None:
+    """A batch is open all the time; everybody else gets past the migration, which waits for the batch."""
+    before = order(QueueConfig(strategy="batch_select", notify=not notify))
+    after = order(QueueConfig(strategy="batch_select", notify=notify))
+    project = make(before)
+    project.metadata = after.metadata
+    project.revise("switch", **({"live": "orders"} if live else {}))
+    with database.connect() as batch, database.connect() as writer, database.connect() as watch:
+        writer.execute("SET lock_timeout = '1s'")
+        with batch.transaction():
+            batch.execute("INSERT INTO orders (article) VALUES ('in the batch')")
+            migration = threading.Thread(target=project.upgrade)
+            migration.start()
+            for number in range(3):
+                wait_until(lambda: watch.execute(WAITS).fetchone() is not None)
+                writer.execute("INSERT INTO orders (article) VALUES (%s)", [f"new {number}"])
+        migration.join(60)
+    assert not migration.is_alive()
+    project.check()
+    assert dump(database) == wanted(after, database)
+
+
+def test_two_queues_are_locked_at_once(database: Database, make: Any) -> None:
+    """Whoever waited for one while holding the other would be in everybody's way."""
+
+    def models(*, notify: bool) -> type[Any]:
+        class Base(DeclarativeBase):
+            pass
+
+        for name in ("one", "two"):
+            body = {
+                "__tablename__": name,
+                "__queue__": QueueConfig(notify=notify),
+                "id": mapped_column(sa.Integer, primary_key=True),
+            }
+            type(name.title(), (QueueMixin, Base), body)
+        return Base
+
+    project = make(models(notify=True))
+    text = changed(project, models(notify=False))
+    assert text.count("op.lock_queue_tables(['one', 'two'])") == 2
+    assert in_any_order(dump(database)) == in_any_order(wanted(models(notify=False), database))

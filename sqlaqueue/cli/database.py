@@ -84,7 +84,8 @@ class Database:
     """
 
     def __init__(self, sessions: Callable[[], Any], engine: Any = None) -> None:
-        self._sessions, self._engine = sessions, engine
+        self._sessions = sessions
+        self._engine: Any = engine
         self._runner: asyncio.Runner | None = None
 
     @classmethod

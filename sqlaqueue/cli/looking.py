@@ -66,7 +66,12 @@ def _watch(look: Any, seconds: float, *, as_json: bool) -> None:
         while True:
             echo_json(look(), one_line=True)
             time.sleep(seconds)
-    with Live(_shown(look()), console=console(), auto_refresh=False) as live:
+    screen = console()
+    if not screen.is_terminal:
+        while True:
+            screen.print(_shown(look()))
+            time.sleep(seconds)
+    with Live(_shown(look()), console=screen, auto_refresh=False) as live:
         while True:
             time.sleep(seconds)
             live.update(_shown(look()), refresh=True)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.cli.database import Database, engine_for, parse_url
@@ -131,7 +132,7 @@ class Service:
 def _raise(consumer: ConsumerBase, error: BaseException) -> None:
     logger.debug("%r ended with an error", consumer, exc_info=error)
     with told_apart():
-        if isinstance(error, SqlaqueueError | sa.exc.SQLAlchemyError):
+        if isinstance(error, SqlaqueueError | SQLAlchemyError):
             raise error
     raise FailedError(f"{consumer!r}: {type(error).__name__}: {first_line(error)}") from error
 

@@ -23,7 +23,7 @@ from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
-from sqlaqueue.strategies.surveying import SHOWN, key_labels
+from sqlaqueue.strategies.surveying import SHOWN, labelled_keys
 
 
 class OwnMessage(ClaimStrategy):
@@ -145,13 +145,13 @@ class OwnMessage(ClaimStrategy):
         buried = _letters(spec, dead, chosen, "survey").subquery("buried")
         roles = [role for role in SHOWN if spec.has(role) and role not in {"finished_at", "last_error"}]
         none = {"finished_at": sa.cast(sa.null(), dead.c.created_at.type), "last_error": sa.cast(sa.null(), sa.Text())}
-        waiting = self.pick(spec, chosen, *spec.keys).subquery("chosen")
-        rows = sa.select(
-            *(spec.table.c[key.key].label(name) for key, name in zip(spec.keys, key_labels(spec), strict=True)),
+        rows = chosen.with_only_columns(
+            *labelled_keys(spec, chosen),
             sa.literal("pending", sa.Text()).label("state"),
             *(spec.columns[role].label(role) for role in roles),
             *((spec.columns[role] if spec.has(role) else null).label(role) for role, null in none.items()),
-        ).where(self.same_key(spec, spec.keys, waiting))
+            maintain_column_froms=True,
+        )
         letters = sa.select(
             *(buried.c[key.key] for key in spec.keys),
             buried.c.letter_state,
@@ -244,7 +244,9 @@ def _letters(spec: QueueSpec, dead: sa.Table, chosen: AnySelect, verb: str) -> A
     """
     rows = (
         sa.func.jsonb_to_record(dead.c.row)
-        .table_valued(*(sa.column(column.key, column.type) for column in _stored(spec)), name="letter")
+        .table_valued(
+            *(sa.column(column.key, column.type) for column in _stored(spec)), name="letter", joins_implicitly=True
+        )
         .render_derived(with_types=True)
     )
     letters = sa.select(

@@ -93,9 +93,9 @@ def reconcile(target: str, **options: Any) -> None:
 
 
 def _order(word: str, done: str, change: Change, options: dict[str, Any], since: Any = "finished_at") -> _Order:
-    keys: tuple[str, ...] = options["keys"]
+    keys: tuple[str, ...] = options["key"]
     which = admin.Which(
-        states=tuple(dict.fromkeys(options["states"])),
+        states=tuple(dict.fromkeys(options["state"])),
         older_than=options["older_than"],
         newer_than=options["newer_than"],
         since=since,
@@ -105,7 +105,7 @@ def _order(word: str, done: str, change: Change, options: dict[str, Any], since:
     return _Order(word, done, change, which, options["batch_size"], options["limit"])
 
 
-def _carry_out(text: str, order: _Order, *, url: str | None, dry_run: bool, yes: bool, as_json: bool, **_: Any) -> None:
+def _carry_out(text: str, order: _Order, *, url: str | None, dry_run: bool, yes: bool, json: bool, **_: Any) -> None:
     """Count, ask, and change batch by batch."""
     result = []
     for target in load_targets([text]):
@@ -115,14 +115,14 @@ def _carry_out(text: str, order: _Order, *, url: str | None, dry_run: bool, yes:
             said = f"{target.spec.name}: {_jobs(number)}{_by_state(counts, order.limit)}"
             changed = 0
             if dry_run:
-                _say(f"{said} would be {order.done}", as_json=as_json)
+                _say(f"{said} would be {order.done}", json=json)
             elif number and (yes or _agreed(f"{said} will be {order.done}. Go on?")):
                 changed = database.run(_change, target, order)
-                _say(f"{target.spec.name}: {_jobs(changed)} {order.done}", as_json=as_json)
+                _say(f"{target.spec.name}: {_jobs(changed)} {order.done}", json=json)
             elif not number:
-                _say(f"{target.spec.name}: there is nothing to {order.word}", as_json=as_json)
+                _say(f"{target.spec.name}: there is nothing to {order.word}", json=json)
         result.append({"queue": target.spec.name, "found": number, "changed": changed})
-    if as_json:
+    if json:
         echo_json(result)
 
 
@@ -134,16 +134,16 @@ def _change(session: Session, target: Target, order: _Order) -> int:
 
 
 def _at_once(
-    text: str, verb: Callable[[type[Any]], Any], done: str, *, url: str | None, dry_run: bool, as_json: bool
+    text: str, verb: Callable[[type[Any]], Any], done: str, *, url: str | None, dry_run: bool, json: bool
 ) -> None:
     result = []
     for target in load_targets([text]):
         with Database.of(target, url) as database, told_apart(target.spec):
             run = admin.preview if dry_run else admin.execute
             number = database.run(run, target.model, verb(target.model))
-        _say(f"{target.spec.name}: {_jobs(number)} {'would be ' if dry_run else ''}{done}", as_json=as_json)
+        _say(f"{target.spec.name}: {_jobs(number)} {'would be ' if dry_run else ''}{done}", json=json)
         result.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
-    if as_json:
+    if json:
         echo_json(result)
 
 
@@ -164,6 +164,6 @@ def _by_state(counts: dict[str, int], limit: int | None) -> str:
     return f" ({', '.join(f'{jobs} {state}' for state, jobs in counts.items())})" if counts else ""
 
 
-def _say(text: str, *, as_json: bool) -> None:
-    if not as_json:
+def _say(text: str, *, json: bool) -> None:
+    if not json:
         click.echo(text)

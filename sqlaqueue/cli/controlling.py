@@ -20,31 +20,31 @@ from sqlaqueue.cli.targets import load_targets
 @targets_argument
 @url_option
 @json_option
-def pause(targets: Sequence[str], url: str | None, *, as_json: bool) -> None:
+def pause(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     """Let queues pause: nobody is handed a job until `sqlaqueue resume`. What is running goes on to its end."""
-    _carry_out(control.pause, "paused", targets, url, as_json=as_json)
+    _carry_out(control.pause, "paused", targets, url, json=json)
 
 
 @click.command(short_help="Hand out jobs again.")
 @targets_argument
 @url_option
 @json_option
-def resume(targets: Sequence[str], url: str | None, *, as_json: bool) -> None:
+def resume(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     """Let paused queues go on."""
-    _carry_out(control.resume, "not paused", targets, url, as_json=as_json)
+    _carry_out(control.resume, "not paused", targets, url, json=json)
 
 
 def _carry_out(
-    verb: Callable[[type[Any]], Any], outcome: str, targets: Sequence[str], url: str | None, *, as_json: bool
+    verb: Callable[[type[Any]], Any], outcome: str, targets: Sequence[str], url: str | None, *, json: bool
 ) -> None:
     done = []
     for target in load_targets(targets):
         with Database.of(target, url) as database, told_apart(target.spec):
             paused = database.run(_execute, target.model, verb)
         done.append({"queue": target.spec.name, "paused": paused})
-        if not as_json:
+        if not json:
             click.echo(f"{target.spec.name} is {outcome}")
-    if as_json:
+    if json:
         echo_json(done)
 
 

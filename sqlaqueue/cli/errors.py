@@ -37,6 +37,9 @@ class DatabaseError(click.ClickException):
 _WRONG_VALUES = "22"
 """How PostgreSQL's codes for values that a type does not take begin."""
 
+_NO_SESSION = ("08", "28", "3D", "53", "57P")
+"""How its codes begin when it does not let anybody in: wrong password, no such database, too many, shutting down."""
+
 
 @contextmanager
 def told_apart(spec: QueueSpec | None = None) -> Iterator[None]:
@@ -77,9 +80,9 @@ def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickExcept
     if state.startswith(_WRONG_VALUES):
         return InputError(said)
     # Without a code no statement has reached the server.
-    return (
-        FailedError(f"the database failed: {said}") if state else DatabaseError(f"the database does not answer: {said}")
-    )
+    if not state or state.startswith(_NO_SESSION):
+        return DatabaseError(f"the database does not answer: {said}")
+    return FailedError(f"the database failed: {said}")
 
 
 def first_line(error: BaseException) -> str:

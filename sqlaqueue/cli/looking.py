@@ -35,7 +35,7 @@ from sqlaqueue.statements import worker_name
 )
 @click.option("--active", is_flag=True, help="Leave out finished jobs: to count them means to read the whole table.")
 @json_option
-def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, active: bool, as_json: bool) -> None:
+def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, active: bool, json: bool) -> None:
     """Show how queues are doing: jobs by state, how many are due and for how long, what has failed, who serves them."""
     loaded = load_targets(targets)
     with contextlib.ExitStack() as stack:
@@ -46,14 +46,14 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
 
         if watch is None:
             found = look()
-            if as_json:
+            if json:
                 echo_json(found)
             else:
                 console().print(_shown(found))
             return
         # Ctrl-C is how this ends.
         with contextlib.suppress(KeyboardInterrupt):
-            _watch(look, watch.total_seconds(), as_json=as_json)
+            _watch(look, watch.total_seconds(), json=json)
 
 
 def _look(target: Target, database: Database, *, active: bool) -> admin.Stats:
@@ -61,8 +61,8 @@ def _look(target: Target, database: Database, *, active: bool) -> admin.Stats:
         return database.run(admin.stats, target.model, finished=not active)
 
 
-def _watch(look: Any, seconds: float, *, as_json: bool) -> None:
-    if as_json:
+def _watch(look: Any, seconds: float, *, json: bool) -> None:
+    if json:
         while True:
             echo_json(look(), one_line=True)
             time.sleep(seconds)
@@ -99,12 +99,12 @@ def _shown(found: Sequence[admin.Stats]) -> RenderableType:
     "--examples", type=click.IntRange(0, 100), default=3, show_default=True, help="How many keys to show for each kind."
 )
 @json_option
-def failed(target: str, url: str | None, examples: int, *, as_json: bool) -> None:
+def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
     """Show what has failed, grouped by kind of error: the text before the first colon of the last error."""
     for one in load_targets([target]):
         with Database.of(one, url) as database, told_apart(one.spec):
             groups = database.run(admin.failures, one.model, examples=examples)
-        if as_json:
+        if json:
             echo_json([{**vars(group), "keys": [plain_key(key) for key in group.keys]} for group in groups])
             continue
         if not groups:
@@ -123,7 +123,7 @@ def failed(target: str, url: str | None, examples: int, *, as_json: bool) -> Non
 @url_option
 @click.option("--here", is_flag=True, help="Only those of this machine.")
 @json_option
-def workers(targets: Sequence[str], url: str | None, *, here: bool, as_json: bool) -> None:
+def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) -> None:
     """Show the Consumers that are alive, in whatever process: those that have checked in lately.
 
     The exit code is 1 if one of the queues has none.
@@ -135,7 +135,7 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, as_json: boo
             found = database.run(_consumers, target.model, here=here)
         rows.extend({"queue": target.spec.name, **row} for row in found)
         served = served and bool(found)
-    if as_json:
+    if json:
         echo_json(rows)
     elif not rows:
         click.echo("nobody" + (" on this machine" if here else "") + " serves it")

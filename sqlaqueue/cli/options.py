@@ -51,7 +51,7 @@ url_option = click.option(
     show_envvar=True,
     help="The database, as postgresql+psycopg://user:password@host/database.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+json_option = click.option("--json", is_flag=True, help="Print JSON.")
 dry_run_option = click.option("--dry-run", is_flag=True, help="Change nothing, and say how many jobs would be changed.")
 targets_argument = click.argument("targets", metavar="TARGET...", nargs=-1, required=True)
 target_argument = click.argument("target", metavar="TARGET")
@@ -66,7 +66,6 @@ def which_options(default: tuple[str, ...], allowed: tuple[str, ...], since: str
     options = [
         click.option(
             "--state",
-            "states",
             multiple=True,
             type=click.Choice(allowed),
             default=default,
@@ -78,7 +77,7 @@ def which_options(default: tuple[str, ...], allowed: tuple[str, ...], since: str
         click.option(
             "--error", metavar="KIND", help="Only jobs with this kind of error, as `sqlaqueue failed` shows it."
         ),
-        click.option("--key", "keys", multiple=True, help="Only the job with this key; may be repeated."),
+        click.option("--key", multiple=True, help="Only the job with this key; may be repeated."),
         click.option("--limit", type=click.IntRange(min=1), help="At most so many jobs."),
         click.option(
             "--batch-size",

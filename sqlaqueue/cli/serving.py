@@ -49,6 +49,7 @@ class Service:
         self._stopping = False
         self._errors: list[tuple[ConsumerBase, BaseException]] = []
         self._ended = 0
+        self._lock = threading.Lock()
 
     def stop(self) -> None:
         """Take on no more work, now or before any has begun; may be called from a signal handler."""
@@ -63,21 +64,27 @@ class Service:
         with doorbell.answered_by(self.stop):
             consumers = make_consumers(self._order)
             begin_log(self._order.log_level)
-            for consumer in consumers:
-                logger.info("%r serves %s", consumer, _check(consumer))
-            self._begun()
-            while not self._stopping:
-                before = self._ended
+            try:
+                for consumer in consumers:
+                    logger.info("%r serves %s", consumer, _check(consumer))
+                self._begun()
                 self._serve(consumers)
-                # What one queue's jobs have put into another one may have come after that one was empty.
-                if not self._order.drain or self._errors or len(consumers) == 1 or self._ended == before:
-                    break
+            finally:
+                _close(consumers)
         if self._errors:
             _raise(*self._errors[0])
         if self._order.drain:
-            logger.info("%d runs ended, nothing is due", self._ended)
+            logger.info("nothing is due; runs that ended: %d", self._ended)
 
     def _serve(self, consumers: Sequence[ConsumerBase]) -> None:
+        while not self._stopping:
+            before = self._ended
+            self._serve_once(consumers)
+            # What one queue's jobs have put into another one may have come after that one was empty.
+            if not self._order.drain or self._errors or len(consumers) == 1 or self._ended == before:
+                break
+
+    def _serve_once(self, consumers: Sequence[ConsumerBase]) -> None:
         threads = [
             threading.Thread(target=self._work, args=(each,), name=f"sqlaqueue-{each.queue}", daemon=True)
             for each in consumers
@@ -98,7 +105,7 @@ class Service:
     def _work(self, consumer: Consumer[Any]) -> None:
         try:
             if self._order.drain:
-                self._ended += consumer.drain()
+                self._count(consumer.drain())
             else:
                 consumer.run()
         except BaseException as error:  # noqa: BLE001 - the main thread raises it
@@ -109,6 +116,10 @@ class Service:
             asyncio.run(self._run_all(consumers))
         except BaseException as error:  # noqa: BLE001 - as above
             self._errors.append((consumers[0], error))
+
+    def _count(self, ended: int) -> None:
+        with self._lock:
+            self._ended += ended
 
     async def _run_all(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
         await asyncio.gather(*map(self._run_one, consumers))
@@ -122,7 +133,7 @@ class Service:
     async def _run_one(self, consumer: AsyncConsumer[Any]) -> None:
         try:
             if self._order.drain:
-                self._ended += await consumer.drain()
+                self._count(await consumer.drain())
             else:
                 await consumer.run()
         except Exception as error:  # noqa: BLE001 - as above
@@ -156,6 +167,15 @@ def _check(consumer: ConsumerBase) -> str:
     return f"database {url.database}" + (f" at {host}" if isinstance(host, str) else "")
 
 
+def _close(consumers: Sequence[ConsumerBase]) -> None:
+    """Close the connections that nobody uses any more; those of the event loop have ended with it."""
+    for consumer in consumers:
+        session = consumer.session_factory()
+        if isinstance(session, Session):
+            with session:
+                session.get_bind(sa.inspect(consumer.model)).engine.dispose()
+
+
 # -- making them -------------------------------------------------------------------------------------------------
 
 
@@ -187,8 +207,8 @@ def _check_said(order: Order, targets: Sequence[Target], classes: Sequence[Targe
     if len(order.handlers) != len(classes):
         names = ", ".join(target.text for target in classes)
         raise InputError(
-            f"--handler is given {len(order.handlers)} times, and there are {len(classes)} queue classes ({names}); "
-            "give one for each, in the same order"
+            f"queue classes: {len(classes)} ({names}), --handler: {len(order.handlers)}; give one for each, "
+            "in the same order"
         )
     if order.url is None:
         raise InputError(

@@ -22,7 +22,6 @@ _OF_CONSUMERS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll
 @targets_argument
 @click.option(
     "--handler",
-    "handlers",
     metavar="MODULE:FUNCTION",
     multiple=True,
     help="What handles the jobs of a queue class; one for each of them, in the same order.",
@@ -59,19 +58,15 @@ def worker(context: click.Context, /, *, processes: int | None, verbose: bool, *
     worker at once. Neither loses a job.
     """
     options = {name: given[name] for name in _OF_CONSUMERS if given[name] is not None}
-    of_class = ("handlers", "url", *_OF_CONSUMERS)
+    of_class = ("handler", "url", *_OF_CONSUMERS)
     order = Order(
         targets=list(given["targets"]),
-        handlers=list(given["handlers"]),
+        handlers=list(given["handler"]),
         url=given["url"],
         options={
             name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in options.items()
         },
-        said=[
-            "handler" if name == "handlers" else name
-            for name in of_class
-            if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        ],
+        said=[name for name in of_class if context.get_parameter_source(name) is ParameterSource.COMMANDLINE],
         drain=given["drain"],
         log_level="debug" if verbose else given["log_level"],
     )

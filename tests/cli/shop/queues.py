@@ -22,6 +22,10 @@ async_consumer = AsyncConsumer(
     poll_interval=0.05,
 )
 both = [consumer, async_consumer]
+too_many = Consumer(
+    Task, send, sessionmaker(create_engine(URL, pool_size=1, max_overflow=0)), concurrency=3, poll_interval=0.05
+)
+too_few_connections = [*both, too_many]
 nothing: list[Consumer[Task]] = []
 mixed = [consumer, "letter"]
 

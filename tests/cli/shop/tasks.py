@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from tests.cli.shop.models import Done
+from tests.cli.shop.models import Done, Letter
 
 VALUE = 7
 
@@ -47,6 +47,11 @@ def send_slowly(session: Session, job: object) -> None:
 def fall_ill(session: Session, job: object) -> None:
     msg = f"no: {job}"
     raise ValueError(msg)
+
+
+def send_on(session: Session, job: object) -> None:
+    """Put a job into another queue."""
+    session.add_all([_done(job), Letter()])
 
 
 def die(session: Session, job: object) -> None:

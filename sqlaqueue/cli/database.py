@@ -115,7 +115,8 @@ class Database:
             self._engine.dispose()
         if self._runner is not None:
             # Its connections end with the loop in which they were made.
-            self._runner.run(self._engine.dispose())
+            disposing: Any = self._engine.dispose()
+            self._runner.run(disposing)
             self._runner.close()
 
     def run(self, operation: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -193,6 +193,8 @@ def _noted(signals: list[int]) -> Iterator[None]:
 def _die_by(number: int) -> None:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
+    # The first process of a container does not die by a signal.
+    sys.exit(128 + number)
 
 
 def how_it_ended(code: int) -> str:

@@ -17,6 +17,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.ddl import Trigger, TriggerFunction, objects_of, version_in
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec
 
 UPDATE = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
@@ -58,6 +59,20 @@ def what_is_missing(session: Session | sa.Connection, spec: QueueSpec) -> list[s
         *(f"the column {spec.table.fullname}.{each.name}" for each in spec.table.c if each.name not in columns),
         *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
     ]
+
+
+def check_complete(session: Session | sa.Connection, spec: QueueSpec) -> None:
+    """Refuse a database that lacks what a queue needs.
+
+    :raises ConfigurationError: naming what is missing, and what makes it.
+    """
+    missing = what_is_missing(session, spec)
+    if missing:
+        msg = (
+            f"the database lacks what {spec.model.__name__} needs: {', '.join(missing)}; {UPDATE} makes it, where "
+            "env.py has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet"
+        )
+        raise ConfigurationError(msg)
 
 
 def what_is_outdated(session: Session | sa.Connection, spec: QueueSpec) -> str | None:

@@ -87,6 +87,16 @@ class ConsumerBase:
         """The queue's name."""
         return self._plan.spec.name
 
+    @property
+    def model(self) -> type[Any]:
+        """The class that owns the queue's table."""
+        return self._plan.spec.model
+
+    @property
+    def session_factory(self) -> Any:
+        """What makes its sessions."""
+        return self._factory
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.queue!r}, {self._plan.spec.config.strategy!r}>"
 

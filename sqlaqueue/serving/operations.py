@@ -26,7 +26,7 @@ from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
 from sqlaqueue.strategies.side_tables import notification
-from sqlaqueue.versions import UPDATE, what_is_missing, what_is_outdated
+from sqlaqueue.versions import check_complete, what_is_outdated
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -85,15 +85,9 @@ def check_database(session: Session, plan: Plan) -> bool:
     """
     # Asked by its connection: some of it names no mapped class, and a session may have several engines.
     connection = session.connection(bind_arguments=plan.bind)
-    missing = what_is_missing(connection, plan.spec)
-    outdated = None if missing else what_is_outdated(connection, plan.spec)
+    check_complete(connection, plan.spec)
+    outdated = what_is_outdated(connection, plan.spec)
     session.rollback()
-    if missing:
-        msg = (
-            f"the database lacks what {plan.spec.model.__name__} needs: {', '.join(missing)}; {UPDATE} makes it, where "
-            "env.py has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet"
-        )
-        raise ConfigurationError(msg)
     if outdated is not None:
         logger.warning("%s", outdated)
     return plan.is_told and outdated is None

@@ -24,6 +24,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.surveying import survey_of
 from sqlaqueue.strategies.wake_up_triggers import wake_up_triggers
 
 Keys = Sequence[Key] | sa.BindParameter[Any]
@@ -238,6 +239,18 @@ class ClaimStrategy:
             old = old.where(spec.column("finished_at", "purge(older_than=...)") <= clock() - age)
         # A DELETE needs the full row lock; asking for less here would make it wait for foreign keys' locks.
         return sa.delete(spec.model).where(self.among(spec, old.with_for_update(of=spec.table, skip_locked=True)))
+
+    def survey(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
+        """Return a SELECT of jobs as an operator sees them, whatever table they are kept in.
+
+        Its columns: ``key_0`` and so on, the parts of the key; ``state``, the name of the state, or ``other``; and
+        those of ``run_at``, ``created_at``, ``finished_at``, ``attempts``, ``last_error`` and ``lease_expires_at`` that
+        the queue has.
+
+        :param chosen: a SELECT of the model with the conditions on the jobs.
+        :param states: the names of states to select; None for all.
+        """
+        return survey_of(spec, chosen, states)
 
     # -- the parts that strategies share ------------------------------------------------------------------
 

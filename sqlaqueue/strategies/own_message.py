@@ -23,6 +23,7 @@ from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.surveying import SHOWN, labelled_keys
 
 
 class OwnMessage(ClaimStrategy):
@@ -110,7 +111,7 @@ class OwnMessage(ClaimStrategy):
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Insert dead letters again, their attempts counted from zero."""
         dead = spec.side_tables[side_tables.DEAD_LETTER]
-        letters = _letters(spec, dead, chosen, "requeue").cte("letters")
+        letters = _locked(_letters(spec, dead, chosen, "requeue"), dead).cte("letters")
         opened = (
             sa.delete(dead)
             .where(dead.c.queue == letters.c.letter_queue, dead.c.key == letters.c.letter_key)
@@ -126,7 +127,7 @@ class OwnMessage(ClaimStrategy):
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Delete dead letters."""
         dead = spec.side_tables[side_tables.DEAD_LETTER]
-        old = _letters(spec, dead, chosen, "purge").where(dead.c.state.in_(states))
+        old = _locked(_letters(spec, dead, chosen, "purge"), dead).where(dead.c.state.in_(states))
         if age is not None:
             old = old.where(dead.c.created_at <= clock() - age)
         letters = old.limit(limit).cte("letters")
@@ -137,6 +138,32 @@ class OwnMessage(ClaimStrategy):
             .cte("gone")
         )
         return _keys(spec, letters).add_cte(gone)
+
+    def survey(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
+        """Show the rows as waiting jobs, and the dead letters as those that are finished."""
+        dead = spec.side_tables[side_tables.DEAD_LETTER]
+        buried = _letters(spec, dead, chosen, "survey").subquery("buried")
+        roles = [role for role in SHOWN if spec.has(role) and role not in {"finished_at", "last_error"}]
+        none = {"finished_at": sa.cast(sa.null(), dead.c.created_at.type), "last_error": sa.cast(sa.null(), sa.Text())}
+        rows = chosen.with_only_columns(
+            *labelled_keys(spec, chosen),
+            sa.literal("pending", sa.Text()).label("state"),
+            *(spec.columns[role].label(role) for role in roles),
+            *((spec.columns[role] if spec.has(role) else null).label(role) for role, null in none.items()),
+            maintain_column_froms=True,
+        )
+        letters = sa.select(
+            *(buried.c[key.key] for key in spec.keys),
+            buried.c.letter_state,
+            *(buried.c[spec.columns[role].key] for role in roles),
+            buried.c.letter_time,
+            buried.c.letter_error,
+        )
+        if states is not None:
+            rows = rows.where(sa.true() if "pending" in states else sa.false())
+            letters = letters.where(buried.c.letter_state.in_(states))
+        both = sa.union_all(rows, letters).subquery("both")
+        return sa.select(*both.c)
 
 
 def _keys(spec: QueueSpec, rows: sa.FromClause) -> AnySelect:
@@ -211,18 +238,29 @@ def _bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> pos
 
 
 def _letters(spec: QueueSpec, dead: sa.Table, chosen: AnySelect, verb: str) -> AnySelect:
-    """Return the dead letters as rows of the model's table, with the user's conditions applied to them."""
+    """Return the dead letters as rows of the model's table, with the user's conditions applied to them.
+
+    What the table of dead letters itself knows of them has names that begin with ``letter_``.
+    """
     rows = (
         sa.func.jsonb_to_record(dead.c.row)
-        .table_valued(*(sa.column(column.key, column.type) for column in _stored(spec)), name="letter")
+        .table_valued(
+            *(sa.column(column.key, column.type) for column in _stored(spec)), name="letter", joins_implicitly=True
+        )
         .render_derived(with_types=True)
     )
     letters = sa.select(
         *(rows.c[column.key] for column in _stored(spec)),
         dead.c.queue.label("letter_queue"),
         dead.c.key.label("letter_key"),
+        dead.c.state.label("letter_state"),
+        dead.c.error.label("letter_error"),
+        dead.c.created_at.label("letter_time"),
     ).select_from(dead.join(rows, sa.true()))
-    letters = letters.where(dead.c.queue == spec.name, *_conditions(spec, rows, chosen, verb))
+    return letters.where(dead.c.queue == spec.name, *_conditions(spec, rows, chosen, verb))
+
+
+def _locked(letters: AnySelect, dead: sa.Table) -> AnySelect:
     return letters.with_for_update(of=dead, skip_locked=True)
 
 

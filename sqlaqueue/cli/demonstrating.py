@@ -1,4 +1,4 @@
-"""The command line ``sqlaqueue``: a thin group of commands, each a door to a part of the package."""
+"""The commands ``demo`` and ``alembic-template``."""
 
 from __future__ import annotations
 
@@ -9,29 +9,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-try:
-    import click
-    from rich.console import Console
-except ModuleNotFoundError as missing:
-    msg = f"The command line needs {missing.name}: pip install 'sqlaqueue[cli]'"
-    raise SystemExit(msg) from None
-
+import click
+from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
-from sqlaqueue import __version__
 from sqlaqueue.demo.display import Display
 from sqlaqueue.demo.errors import CannotRunError
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="sqlaqueue")
-def main() -> None:
-    """Job queues in PostgreSQL, made of your own SQLAlchemy models."""
-
-
-@main.command(short_help="Run real jobs, kill a worker, check the result.")
+@click.command(short_help="Run real jobs, kill a worker, check the result.")
 @click.option(
     "--path",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -86,12 +74,12 @@ def demo(path: Path | None, strategy: str, workers: int, batch: int, url: str | 
 
 def _templates() -> Path:
     # A wheel has them in the package, a clone beside it.
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     shipped = package / "alembic_templates"
     return shipped if shipped.is_dir() else package.parent / "alembic_templates"
 
 
-@main.command("alembic-template", short_help="Print where a template for Alembic is.")
+@click.command("alembic-template", short_help="Print where a template for Alembic is.")
 @click.argument("name", type=click.Choice(sorted(each.name for each in _templates().glob("[!_.]*"))))
 def alembic_template(name: str) -> None:
     """Print the path of a template, for `alembic init -t "$(sqlaqueue alembic-template sync)" migrations`."""
@@ -114,7 +102,3 @@ def _tidy_end() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,86 @@
+"""Change many jobs without getting in the way of claims: batch by batch, each in a short transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.which import Which, bind, next_keys
+from sqlaqueue.config import FINISHED
+from sqlaqueue.selection import chosen_by
+from sqlaqueue.spec import Key
+from sqlaqueue.statements import cancel, purge, requeue
+
+BATCH = 1000
+"""How many jobs are changed in one transaction, unless somebody asks for another number."""
+
+Change = Callable[[Session, type[Any], Which, Sequence[Key]], int]
+"""Changes the jobs with these keys, as far as they still are in the states meant, and returns how many."""
+
+
+def in_batches(
+    session: Session, model: type[Any], which: Which, change: Change, *, size: int = BATCH, limit: int | None = None
+) -> Iterator[int]:
+    """Change jobs, and yield after each commit how many the batch has changed.
+
+    :param size: how many jobs make a batch.
+    :param limit: the most jobs to look at; None for all.
+    :raises StatementError: when the queue cannot do what is asked.
+    """
+    after, left = None, limit
+    while left is None or left > 0:
+        keys = next_keys(session, model, which, after, size if left is None else min(size, left))
+        if not keys:
+            return
+        changed = change(session, model, which, keys)
+        session.commit()
+        yield changed
+        after, left = keys[-1], None if left is None else left - len(keys)
+
+
+def requeue_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
+    """Make finished jobs wait again."""
+    return _change(session, model, requeue(_still(model, which, keys)))
+
+
+def cancel_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
+    """Cancel waiting jobs and ask running ones to stop; the latter are not counted."""
+    return _change(session, model, cancel(_still(model, which, keys)))
+
+
+def purge_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
+    """Delete finished jobs."""
+    states = FINISHED if which.states is None else which.states
+    return _change(session, model, purge(_still(model, which, keys), states=states, limit=len(keys)))
+
+
+def execute(session: Session, model: type[Any], verb: Any) -> int:
+    """Execute a verb, commit, and return how many jobs it has changed."""
+    changed = _change(session, model, verb)
+    session.commit()
+    return changed
+
+
+def preview(session: Session, model: type[Any], verb: Any) -> int:
+    """Return how many jobs a verb would change: it is executed and rolled back."""
+    changed = _change(session, model, verb)
+    session.rollback()
+    return changed
+
+
+def _change(session: Session, model: type[Any], verb: Any) -> int:
+    # Nobody looks at instances here.
+    quiet = {"synchronize_session": False}
+    return len(session.execute(verb, execution_options=quiet, bind_arguments=bind(model)).scalars().all())
+
+
+def _still(model: type[Any], which: Which, keys: Sequence[Key]) -> Any:
+    """Return the jobs with these keys, unless somebody else has changed their state since they were looked up."""
+    spec = chosen_by(model, "change").spec
+    jobs = sa.select(model).where(spec.matches(spec.keys, keys))
+    if which.states is None or not spec.has("status"):
+        return jobs
+    return jobs.where(spec.in_state(*which.states))

@@ -1,0 +1,117 @@
+"""Which jobs of a queue are meant: by state, age, kind of error, key."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.exc import StatementError
+from sqlaqueue.selection import chosen_by
+from sqlaqueue.spec import Key, QueueSpec, clock
+from sqlaqueue.strategies.surveying import key_labels
+
+NO_ERROR = ""
+"""The kind of error of jobs without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Which:
+    """Which jobs of a queue are meant; all conditions have to hold.
+
+    :param states: the names of their states; None for all.
+    :param older_than: what ``since`` names is longer ago than this.
+    :param newer_than: what ``since`` names is not as long ago as this.
+    :param since: from when the age of a job counts.
+    :param error: the kind of their last error: the text before its first colon; empty for jobs without an error.
+    :param keys: their keys as texts, the parts of a composite one separated by commas; None for all.
+    """
+
+    states: tuple[str, ...] | None = None
+    older_than: timedelta | None = None
+    newer_than: timedelta | None = None
+    since: Literal["finished_at", "created_at"] = "finished_at"
+    error: str | None = None
+    keys: tuple[str, ...] | None = None
+
+
+def count(session: Session, model: type[Any], which: Which) -> dict[str, int]:
+    """Return how many of these jobs there are in each state; states without any are missing.
+
+    :raises StatementError: when the model leaves out what ``which`` asks for.
+    """
+    jobs = surveyed(model, which).subquery("jobs")
+    counted = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state).order_by(jobs.c.state)
+    return {row[0]: row[1] for row in session.execute(counted, bind_arguments=bind(model))}
+
+
+def next_keys(session: Session, model: type[Any], which: Which, after: Key | None, limit: int) -> list[Key]:
+    """Return the keys of the first ``limit`` of these jobs, in the order of their keys, that come after ``after``."""
+    spec = chosen_by(model, "which").spec
+    jobs = surveyed(model, which).subquery("jobs")
+    keys = [jobs.c[name] for name in key_labels(spec)]
+    found = sa.select(*keys).order_by(*keys).limit(limit)
+    if after is not None:
+        found = found.where(sa.tuple_(*keys) > sa.tuple_(*map(_typed, after, keys)))
+    return [tuple(row) for row in session.execute(found, bind_arguments=bind(model))]
+
+
+def surveyed(model: type[Any], which: Which) -> AnySelect:
+    """Return the survey of these jobs, see :meth:`~sqlaqueue.strategies.ClaimStrategy.survey`.
+
+    :raises StatementError: when the model leaves out what ``which`` asks for.
+    """
+    spec, entity, select, _ = chosen_by(model, "which")
+    name = entity.__name__
+    jobs = spec.strategy.survey(spec, select, which.states).subquery("surveyed")
+    survey = sa.select(*jobs.c)
+    if which.older_than is not None:
+        survey = survey.where(_shown(jobs, which.since, name, "the age of jobs") <= clock() - which.older_than)
+    if which.newer_than is not None:
+        survey = survey.where(_shown(jobs, which.since, name, "the age of jobs") > clock() - which.newer_than)
+    if which.error is not None:
+        survey = survey.where(kind_of(_shown(jobs, "last_error", name, "the kind of an error")) == which.error)
+    if which.keys is not None:
+        keys = [_key(spec, jobs, text) for text in which.keys]
+        survey = survey.where(sa.or_(sa.false(), *keys))
+    return survey
+
+
+def kind_of(error: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+    """Return the kind of an error: the text before the first colon of its first line."""
+    first_line = sa.func.split_part(error, "\n", 1)
+    kind: sa.ColumnElement[str] = sa.func.coalesce(sa.func.split_part(first_line, ":", 1), NO_ERROR, type_=sa.Text())
+    return kind
+
+
+def bind(model: type[Any]) -> dict[str, Any]:
+    """Return which engine the statements go to, in a session that has several."""
+    return {"mapper": chosen_by(model, "bind").spec.mapper}
+
+
+def _shown(jobs: sa.FromClause, role: str, name: str, what: str) -> sa.ColumnElement[Any]:
+    if role not in jobs.c:
+        msg = f"{what} needs the queue attribute {role!r}, which {name} leaves out; do without it"
+        raise StatementError(msg)
+    return jobs.c[role]
+
+
+def _key(spec: QueueSpec, jobs: sa.FromClause, text: str) -> sa.ColumnElement[bool]:
+    parts: Sequence[str] = [text] if len(spec.keys) == 1 else next(csv.reader([text]), [])
+    if len(parts) != len(spec.keys):
+        names = ",".join(key.key for key in spec.keys)
+        msg = f"the key {text!r}: {spec.model.__name__} has a key of {len(spec.keys)} columns; write it as {names}"
+        raise StatementError(msg)
+    # The server reads the text as it reads the column's literals; what it becomes here is of no interest.
+    pairs = zip(key_labels(spec), spec.keys, parts, strict=True)
+    return sa.and_(*(jobs.c[name] == sa.cast(sa.literal(part, sa.Text()), key.type) for name, key, part in pairs))
+
+
+def _typed(value: Any, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.literal(value, column.type)

@@ -1,0 +1,248 @@
+"""One worker process: its Consumers, made or found, and how they serve side by side.
+
+Each Consumer has a thread, all AsyncConsumers have one event loop in a thread of its own, and the main thread answers
+signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue.cli.database import Database, engine_for, parse_url
+from sqlaqueue.cli.errors import DatabaseError, FailedError, InputError, first_line, told_apart
+from sqlaqueue.cli.order import Order, begin_log
+from sqlaqueue.cli.targets import Target, load, load_targets
+from sqlaqueue.consumer import Consumer
+from sqlaqueue.exc import ConfigurationError, SqlaqueueError
+from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.signals import doorbell
+from sqlaqueue.spec import QueueSpec
+from sqlaqueue.supported import check_dialect
+from sqlaqueue.versions import check_complete
+
+if TYPE_CHECKING:
+    from sqlaqueue.aio import AsyncConsumer
+
+logger = logging.getLogger("sqlaqueue")
+
+_LOOK = 0.1
+"""Seconds between looks at what signals and other threads have set."""
+
+
+class Service:
+    """The Consumers of this process.
+
+    :param begun: called when they are about to serve.
+    """
+
+    def __init__(self, order: Order, begun: Callable[[], None]) -> None:
+        self._order, self._begun = order, begun
+        self._stopping = False
+        self._errors: list[tuple[ConsumerBase, BaseException]] = []
+        self._ended = 0
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """Take on no more work, now or before any has begun; may be called from a signal handler."""
+        # An Event could deadlock here: the handler may interrupt its wait().
+        self._stopping = True
+
+    def run(self) -> None:
+        """Make the Consumers and serve, until a signal arrives or, when draining, nothing is due.
+
+        :raises click.ClickException: when it cannot begin, or a Consumer ends with an error.
+        """
+        with doorbell.answered_by(self.stop):
+            consumers = make_consumers(self._order)
+            begin_log(self._order.log_level)
+            try:
+                for consumer in consumers:
+                    logger.info("%r serves %s", consumer, _check(consumer))
+                self._begun()
+                self._serve(consumers)
+            finally:
+                _close(consumers)
+        if self._errors:
+            _raise(*self._errors[0])
+        if self._order.drain:
+            logger.info("nothing is due; runs that ended: %d", self._ended)
+
+    def _serve(self, consumers: Sequence[ConsumerBase]) -> None:
+        while not self._stopping:
+            before = self._ended
+            self._serve_once(consumers)
+            # What one queue's jobs have put into another one may have come after that one was empty.
+            if not self._order.drain or self._errors or len(consumers) == 1 or self._ended == before:
+                break
+
+    def _serve_once(self, consumers: Sequence[ConsumerBase]) -> None:
+        threads = [
+            threading.Thread(target=self._work, args=(each,), name=f"sqlaqueue-{each.queue}", daemon=True)
+            for each in consumers
+            if isinstance(each, Consumer)
+        ]
+        others: list[Any] = [each for each in consumers if not isinstance(each, Consumer)]
+        if others:
+            threads.append(threading.Thread(target=self._loop, args=(others,), name="sqlaqueue-loop", daemon=True))
+        for thread in threads:
+            thread.start()
+        while alive := [thread for thread in threads if thread.is_alive()]:
+            if self._stopping or self._errors:
+                # Again and again: one that has not begun yet has nothing to stop.
+                for consumer in consumers:
+                    consumer.stop()
+            alive[0].join(_LOOK)
+
+    def _work(self, consumer: Consumer[Any]) -> None:
+        try:
+            if self._order.drain:
+                self._count(consumer.drain())
+            else:
+                consumer.run()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._errors.append((consumer, error))
+
+    def _loop(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
+        try:
+            asyncio.run(self._run_all(consumers))
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._errors.append((consumers[0], error))
+
+    def _count(self, ended: int) -> None:
+        with self._lock:
+            self._ended += ended
+
+    async def _run_all(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
+        await asyncio.gather(*map(self._run_one, consumers))
+        for consumer in consumers:
+            # Its connections end with the loop in which they were made.
+            async with consumer.session_factory() as session:
+                engine = session.bind
+            if hasattr(engine, "dispose"):
+                await engine.dispose()
+
+    async def _run_one(self, consumer: AsyncConsumer[Any]) -> None:
+        try:
+            if self._order.drain:
+                self._count(await consumer.drain())
+            else:
+                await consumer.run()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._errors.append((consumer, error))
+
+
+def _raise(consumer: ConsumerBase, error: BaseException) -> None:
+    logger.debug("%r ended with an error", consumer, exc_info=error)
+    with told_apart():
+        if isinstance(error, SqlaqueueError | SQLAlchemyError):
+            raise error
+    raise FailedError(f"{consumer!r}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _check(consumer: ConsumerBase) -> str:
+    """Return where the database of a Consumer is; refuse one that does not answer or lacks something."""
+
+    def look(session: Session, spec: QueueSpec) -> sa.Engine:
+        connection = session.connection(bind_arguments={"mapper": spec.mapper})
+        check_dialect(connection.dialect, repr(consumer))
+        try:
+            check_complete(connection, spec)
+        except ConfigurationError as error:
+            raise DatabaseError(str(error)) from error
+        return connection.engine
+
+    target = Target(consumer.queue, consumer.model, consumer)
+    with Database(consumer.session_factory) as database, told_apart(target.spec):
+        url = database.run(look, target.spec).url
+    host = url.host or url.query.get("host")
+    return f"database {url.database}" + (f" at {host}" if isinstance(host, str) else "")
+
+
+def _close(consumers: Sequence[ConsumerBase]) -> None:
+    """Close the connections that nobody uses any more; those of the event loop have ended with it."""
+    for consumer in consumers:
+        session = consumer.session_factory()
+        if isinstance(session, Session):
+            with session:
+                session.get_bind(sa.inspect(consumer.model)).engine.dispose()
+
+
+# -- making them -------------------------------------------------------------------------------------------------
+
+
+def make_consumers(order: Order) -> list[ConsumerBase]:
+    """Return the Consumers that the targets are, or stand for.
+
+    :raises InputError: when something is missing, or has no effect.
+    """
+    targets = load_targets(order.targets)
+    classes = [target for target in targets if target.consumer is None]
+    _check_said(order, targets, classes)
+    handlers = [load(text) for text in order.handlers] if classes else []
+    made = iter(_for_classes(order, classes, handlers))
+    consumers = [target.consumer or next(made) for target in targets]
+    twice = next((each for each in consumers if consumers.count(each) > 1), None)
+    if twice is not None:
+        raise InputError(f"{twice!r} is named twice; raise its concurrency instead")
+    return consumers
+
+
+def _check_said(order: Order, targets: Sequence[Target], classes: Sequence[Target]) -> None:
+    if not classes:
+        if order.said:
+            options = ", ".join(f"--{name.replace('_', '-')}" for name in order.said)
+            raise InputError(f"{options}: no effect on {targets[0].text}, a Consumer that you have made; say it there")
+        return
+    if not order.handlers:
+        raise InputError(f"{classes[0].text}: which function handles its jobs? Give --handler module:function")
+    if len(order.handlers) != len(classes):
+        names = ", ".join(target.text for target in classes)
+        raise InputError(
+            f"queue classes: {len(classes)} ({names}), --handler: {len(order.handlers)}; give one for each, "
+            "in the same order"
+        )
+    if order.url is None:
+        raise InputError(
+            f"{classes[0].text}: in which database? Give --url postgresql+psycopg://user:password@host/database, or "
+            "set SQLAQUEUE_URL"
+        )
+
+
+def _for_classes(order: Order, classes: Sequence[Target], handlers: Sequence[Any]) -> list[ConsumerBase]:
+    kinds = [inspect.iscoroutinefunction(function_of(handler)) for handler in handlers]
+    factories: dict[bool, Any] = {}
+    for is_async in set(kinds):
+        # For each Consumer its handlers' and its own, and one for all of them to listen with.
+        connections = 1 + kinds.count(is_async) * (1 + order.options.get("concurrency", 1))
+        engine = engine_for(parse_url(order.url or ""), needs_async=is_async, connections=connections)
+        factories[is_async] = _sessions(engine)
+    made = []
+    for target, handler, is_async in zip(classes, handlers, kinds, strict=True):
+        with told_apart(target.spec):
+            made.append(_class(is_async=is_async)(target.model, handler, factories[is_async], **order.options))
+    return made
+
+
+def _sessions(engine: Any) -> Any:
+    if isinstance(engine, sa.Engine):
+        return sessionmaker(engine)
+    from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - sync code does without greenlet
+
+    return async_sessionmaker(engine)
+
+
+def _class(*, is_async: bool) -> Any:
+    if not is_async:
+        return Consumer
+    from sqlaqueue.aio import AsyncConsumer  # noqa: PLC0415 - as above
+
+    return AsyncConsumer

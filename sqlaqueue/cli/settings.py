@@ -1,0 +1,69 @@
+"""Settings from ``[tool.sqlaqueue]`` in the nearest pyproject.toml, as the defaults of options."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sqlaqueue.cli.errors import InputError
+
+_OWN_DATABASE = ("demo",)
+"""Commands that the settings for all commands are not for: the demo must not run in the database of an application."""
+
+
+def use_settings(context: click.Context) -> None:
+    """Make the settings of the project the defaults of the commands of this group.
+
+    :raises InputError: for a file that cannot be read, and for settings that no command has.
+    """
+    path = next((each for each in _candidates() if each.is_file()), None)
+    if path is None:
+        return
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {}).get("sqlaqueue", {})
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: {error}") from error
+    group = context.command
+    if table and isinstance(group, click.Group):
+        context.default_map = _defaults(table, group, f"{path}: [tool.sqlaqueue")
+
+
+def _candidates() -> list[Path]:
+    here = Path.cwd()
+    return [directory / "pyproject.toml" for directory in (here, *here.parents)]
+
+
+def _defaults(table: dict[str, Any], group: click.Group, where: str) -> dict[str, Any]:
+    options = {name: _options(command) for name, command in group.commands.items()}
+    common = {key: value for key, value in table.items() if not isinstance(value, dict)}
+    defaults: dict[str, Any] = {name: {} for name in options}
+    known = set().union(*(names for command, names in options.items() if command not in _OWN_DATABASE))
+    for key, value in common.items():
+        name = _checked(key, known, f"{where}]")
+        for command, names in options.items():
+            if name in names and command not in _OWN_DATABASE:
+                defaults[command][name] = value
+    for command, values in table.items():
+        if not isinstance(values, dict):
+            continue
+        if command not in options:
+            raise InputError(f"{where}.{command}]: there is no such command; there are {', '.join(options)}")
+        defaults[command] |= {
+            _checked(key, options[command], f"{where}.{command}]"): value for key, value in values.items()
+        }
+    return defaults
+
+
+def _options(command: click.Command) -> set[str]:
+    return {each.name for each in command.params if isinstance(each, click.Option) and each.name is not None}
+
+
+def _checked(key: str, known: set[str], where: str) -> str:
+    name = key.replace("-", "_")
+    if name not in known:
+        there = ", ".join(sorted(each.replace("_", "-") for each in known))
+        raise InputError(f"{where} {key}: there is no such setting; there are {there}")
+    return name

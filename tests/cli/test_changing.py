@@ -1,0 +1,204 @@
+"""``requeue``, ``cancel``, ``purge``, ``rescue``, ``reconcile``, ``pause`` and ``resume``."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import admin
+from tests.cli.conftest import MODELS, TASKS, Shop
+from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
+
+pytestmark = pytest.mark.once
+
+NOW = datetime.now(UTC)
+
+
+def days(number: float) -> datetime:
+    return NOW - timedelta(days=number)
+
+
+def keys(shop: Shop, where: str, table: str = "email") -> list[int]:
+    return [row[0] for row in shop.execute(f"SELECT id FROM {table} WHERE {where} ORDER BY id")]
+
+
+def test_requeue_takes_what_failed_and_nothing_else(shop: Shop) -> None:
+    shop.add(Email(status="failed", attempts=2), Email(status="completed"), Email(status="cancelled"), Email())
+    printed = shop.ok("requeue", f"{MODELS}:Email", "--yes")
+    assert printed == "email: 1 job requeued\n"
+    assert keys(shop, "status = 'pending'") == [1, 4]
+    assert keys(shop, "attempts = 0") == [1, 2, 3, 4]
+
+
+def test_which_jobs_are_meant(shop: Shop) -> None:
+    shop.add(
+        *(
+            Email(status="failed", last_error=error, finished_at=days(age))
+            for error, age in [("ValueError: a", 9), ("ValueError: b", 1), ("Value: c", 9), (None, 9)]
+        ),
+    )
+
+    def meant(*options: str) -> int:
+        (found,) = shop.json("requeue", f"{MODELS}:Email", "--dry-run", *options)
+        assert found["changed"] == 0
+        return int(found["found"])
+
+    assert meant() == 4
+    assert meant("--error", "ValueError") == 2
+    assert meant("--error", "ValueError", "--older-than", "7d") == 1
+    assert meant("--newer-than", "1w") == 1
+    assert meant("--error", "") == 1
+    assert meant("--key", "1", "--key", "3", "--key", "99") == 2
+    assert meant("--state", "cancelled", "--state", "completed") == 0
+    assert meant("--limit", "3") == 3
+    assert keys(shop, "status = 'failed'") == [1, 2, 3, 4]
+    shop.ok("requeue", f"{MODELS}:Email", "--yes", "--error", "ValueError", "--older-than", "7d12h")
+    assert keys(shop, "status = 'pending'") == [1]
+
+
+def test_it_asks_before_it_changes_anything(shop: Shop) -> None:
+    shop.add(Email(status="failed"), Email(status="completed"))
+    for answer in ("n\n", ""):
+        result = shop.invoke("purge", f"{MODELS}:Email", answer=answer)
+        assert result.exit_code == 1
+        assert "email: 2 jobs (1 completed, 1 failed) will be deleted. Go on?" in result.stderr
+    assert len(keys(shop, "true")) == 2
+    result = shop.invoke("purge", f"{MODELS}:Email", answer="y\n")
+    assert (result.exit_code, result.stdout) == (0, "email: 2 jobs deleted\n")
+    assert keys(shop, "true") == []
+    # Where there is nothing to do there is nothing to ask.
+    assert shop.ok("purge", f"{MODELS}:Email") == "email: there is nothing to delete\n"
+
+
+def test_a_dry_run_says_how_many_and_changes_nothing(shop: Shop) -> None:
+    shop.add(Email(status="failed"), Email(), Email())
+    assert shop.ok("purge", f"{MODELS}:Email", "--dry-run") == "email: 1 job (1 failed) would be deleted\n"
+    assert shop.ok("cancel", f"{MODELS}:Email", "--dry-run") == "email: 2 jobs (2 pending) would be cancelled\n"
+    assert shop.states("email") == {"failed": 1, "pending": 2}
+
+
+def test_purge_deletes_old_jobs_in_batches(shop: Shop) -> None:
+    shop.add(
+        *(Email(status="completed", finished_at=days(8)) for _ in range(25)),
+        *(Email(status="completed", finished_at=days(1)) for _ in range(5)),
+        Email(status="failed", finished_at=days(8)),
+    )
+    committed: list[int] = []
+    which = admin.Which(states=("completed",), older_than=timedelta(days=7))
+    with Session(shop.engine) as session:
+        for number in admin.in_batches(session, Email, which, admin.purge_some, size=10):
+            assert not session.in_transaction()
+            committed.append(number)
+    assert committed == [10, 10, 5]
+    assert shop.states("email") == {"completed": 5, "failed": 1}
+    shop.ok("purge", f"{MODELS}:Email", "--yes", "--batch-size", "2", "--limit", "3")
+    assert len(keys(shop, "true")) == 3
+
+
+def test_cancel_cancels_what_waits_and_asks_what_runs(shop: Shop) -> None:
+    shop.add(Email(), Email(created_at=days(2)), Email(status="processing"), Newsletter())
+    assert shop.ok("cancel", f"{MODELS}:Newsletter", "--yes") == "email: 1 job cancelled\n"
+    assert shop.ok("cancel", f"{MODELS}:Email", "--yes", "--older-than", "1d") == "email: 1 job cancelled\n"
+    assert keys(shop, "status = 'cancelled'") == [2, 4]
+    assert shop.ok("cancel", f"{MODELS}:Email", "--yes", "--state", "processing") == "email: 0 jobs cancelled\n"
+    assert [tuple(row) for row in shop.execute("SELECT queue, key FROM sqlaqueue_control")] == [("email", [3])]
+    assert keys(shop, "status = 'pending'") == [1]
+
+
+def test_composite_keys(shop: Shop) -> None:
+    shop.add(*(Row(year=2024, number=number, status="failed") for number in ("a", "b,c", "d")))
+    shop.ok("requeue", f"{MODELS}:Row", "--yes", "--key", '2024,"b,c"', "--key", "2024,a", "--batch-size", "1")
+    assert shop.states("row") == {"pending": 2, "failed": 1}
+    result = shop.invoke("requeue", f"{MODELS}:Row", "--yes", "--key", "2024")
+    assert result.exit_code == 2
+    assert "Row has a key of 2 columns; write it as year,number" in result.stderr
+
+
+def test_rows_that_are_their_own_message(shop: Shop) -> None:
+    shop.add(*(Task() for _ in range(4)))
+    shop.ok("cancel", f"{MODELS}:Task", "--yes", "--key", "4")
+    assert shop.start("worker", f"{MODELS}:Task", "--handler", f"{TASKS}:fall_ill", "--drain").end() == 0
+    assert keys(shop, "true", "task") == []
+
+    def meant(*options: str) -> int:
+        return int(shop.json("requeue", f"{MODELS}:Task", "--dry-run", *options)[0]["found"])
+
+    assert meant() == 3
+    assert meant("--state", "cancelled") == 1
+    assert meant("--error", "ValueError") == 3
+    assert meant("--error", "ValueError", "--newer-than", "1h", "--key", "2") == 1
+    assert meant("--older-than", "1h") == 0
+    shop.ok("requeue", f"{MODELS}:Task", "--yes", "--key", "2")
+    assert keys(shop, "true", "task") == [2]
+    assert shop.ok("purge", f"{MODELS}:Task", "--yes", "--state", "cancelled") == "task: 1 job deleted\n"
+    assert shop.ok("purge", f"{MODELS}:Task", "--yes", "--batch-size", "1") == "task: 2 jobs deleted\n"
+    for verb in ("rescue", "reconcile"):
+        assert "0 jobs" in shop.ok(verb, f"{MODELS}:Task")
+
+
+def test_a_job_that_has_changed_since_it_was_counted_is_left_alone(shop: Shop) -> None:
+    shop.add(Email(status="failed"), Email(status="failed"))
+    which = admin.Which(states=("failed",))
+    with Session(shop.engine) as session:
+        shop.execute("UPDATE email SET status = 'completed' WHERE id = 1")
+        assert admin.requeue_some(session, Email, which, [(1,), (2,)]) == 1
+        session.commit()
+    assert shop.states("email") == {"completed": 1, "pending": 1}
+
+
+def test_a_row_that_somebody_holds_does_not_hold_up_the_others(shop: Shop) -> None:
+    shop.add(*(Email(status="completed") for _ in range(3)))
+    with shop.engine.begin() as other:
+        other.execute(sa.text("SELECT FROM email WHERE id = 2 FOR UPDATE"))
+        assert shop.ok("purge", f"{MODELS}:Email", "--yes", "--batch-size", "2") == "email: 2 jobs deleted\n"
+    assert keys(shop, "true") == [2]
+
+
+def test_rescue_takes_back_what_expired(shop: Shop) -> None:
+    shop.add(*(Email(status="processing", attempts=1, lease_expires_at=days(1)) for _ in range(2)))
+    shop.execute("UPDATE email SET lease_token = gen_random_uuid()")
+    assert shop.ok("rescue", f"{MODELS}:Email", "--dry-run") == "email: 2 jobs would be rescued\n"
+    assert shop.states("email") == {"processing": 2}
+    assert shop.json("rescue", f"{MODELS}:Email") == [{"queue": "email", "found": 2, "changed": 2}]
+    assert shop.states("email") == {"pending": 2}
+
+
+def test_reconcile_mends_what_bypassed_the_triggers(shop: Shop) -> None:
+    shop.execute("SET LOCAL session_replication_role = replica; INSERT INTO letter (status) VALUES ('pending')")
+    assert shop.ok("reconcile", f"{MODELS}:Letter", "--dry-run") == "letter: 1 job would be mended\n"
+    assert shop.ok("reconcile", f"{MODELS}:Letter") == "letter: 1 job mended\n"
+    assert shop.ok("reconcile", f"{MODELS}:Letter") == "letter: 0 jobs mended\n"
+
+
+def test_what_a_model_leaves_out_cannot_be_asked_for(shop: Shop) -> None:
+    shop.add(Bare(status="failed"))
+    for option, attribute in [("--older-than=1d", "finished_at"), ("--error=ValueError", "last_error")]:
+        result = shop.invoke("requeue", f"{MODELS}:Bare", "--yes", option)
+        assert result.exit_code == 2
+        assert f"needs the queue attribute '{attribute}', which Bare leaves out" in result.stderr
+    assert shop.ok("requeue", f"{MODELS}:Bare", "--yes") == "bare: 1 job requeued\n"
+
+
+def test_pause_and_resume(shop: Shop) -> None:
+    shop.add(Letter(), Email())
+    assert shop.ok("pause", f"{MODELS}:Letter", f"{MODELS}:Email") == "letter is paused\nemail is paused\n"
+    assert shop.ok("pause", f"{MODELS}:Letter") == "letter is paused\n"
+    assert shop.json("resume", f"{MODELS}:Email") == [{"queue": "email", "paused": False}]
+    drain = ("--handler", f"{TASKS}:send", "--drain")
+    assert shop.start("worker", f"{MODELS}:Letter", f"{MODELS}:Email", "--handler", f"{TASKS}:send", *drain).end() == 0
+    assert shop.done() == {("email", "1"): 1}
+    assert shop.ok("resume", f"{MODELS}:Letter") == "letter is not paused\n"
+    assert shop.start("worker", f"{MODELS}:Letter", *drain).end() == 0
+    assert ("letter", "1") in shop.done()
+
+
+def test_between_two_batches_nothing_is_locked(shop: Shop) -> None:
+    shop.add(*(Email(status="failed") for _ in range(4)))
+    with Session(shop.engine) as session:
+        batches = admin.in_batches(session, Email, admin.Which(states=("failed",)), admin.requeue_some, size=2)
+        assert next(batches) == 2
+        assert len(shop.execute("SELECT id FROM email FOR UPDATE NOWAIT")) == 4
+        assert list(batches) == [2]

@@ -1,0 +1,196 @@
+"""``stats``, ``failed`` and ``workers``."""
+
+from __future__ import annotations
+
+import json
+import signal
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
+from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
+
+pytestmark = pytest.mark.once
+
+LATER = datetime.now(UTC) + timedelta(days=1)
+
+
+def stats(shop: Shop, *arguments: str) -> dict[str, Any]:
+    (found,) = shop.json("stats", *arguments)
+    return dict(found)
+
+
+def test_stats_of_jobs_in_all_states(shop: Shop) -> None:
+    shop.add(
+        *(
+            Email(status=state, attempts=attempts)
+            for state, attempts in [("completed", 1), ("failed", 1), ("failed", 2)]
+        ),
+        Email(run_at=datetime.now(UTC) - timedelta(hours=2)),
+        Email(),
+        Email(run_at=LATER),
+        Email(status="processing"),
+    )
+    found = stats(shop, f"{MODELS}:Email")
+    assert 7200 <= found.pop("oldest_due") < 7300
+    assert found == {
+        "queue": "email",
+        "strategy": "update_status",
+        "states": {"pending": 3, "processing": 1, "completed": 1, "failed": 2, "cancelled": 0},
+        "due": 2,
+        "running": 1,
+        "failed_by_attempts": {"1": 1, "2": 1},
+        "paused": False,
+        "consumers": 0,
+    }
+
+
+def test_stats_of_those_that_are_not_over_leave_the_others_out(shop: Shop) -> None:
+    shop.add(Email(status="completed"), Email())
+    found = stats(shop, f"{MODELS}:Email", "--active")
+    assert (found["states"], found["failed_by_attempts"]) == ({"pending": 1, "processing": 0}, {})
+
+
+def test_stats_of_rows_that_are_their_own_message(shop: Shop) -> None:
+    shop.add(Task(), Task(run_at=LATER), Task())
+    shop.execute("UPDATE task SET run_at = now() - interval '1 hour' WHERE id = 1")
+    shop.ok("cancel", f"{MODELS}:Task", "--key", "3", "--yes")
+    assert shop.start("worker", f"{MODELS}:Task", "--handler", f"{TASKS}:fall_ill", "--drain").end() == 0
+    shop.add(Task(id=9))
+    found = stats(shop, f"{MODELS}:Task")
+    assert found["states"] == {"pending": 2, "failed": 1, "cancelled": 1}
+    assert found["due"] == 1
+    assert found["failed_by_attempts"] == {"1": 1}
+
+
+def test_stats_of_a_queue_that_leaves_everything_out(shop: Shop) -> None:
+    shop.add(Bare(), Bare(status="failed"))
+    found = stats(shop, f"{MODELS}:Bare")
+    assert (found["due"], found["oldest_due"], found["failed_by_attempts"]) == (1, None, {})
+
+
+def test_stats_of_a_subclass_count_its_jobs_only(shop: Shop) -> None:
+    shop.add(Email(), Newsletter(), Newsletter(status="failed"))
+    assert stats(shop, f"{MODELS}:Newsletter")["states"]["pending"] == 1
+    assert stats(shop, f"{MODELS}:Email")["states"]["pending"] == 2
+
+
+def test_stats_count_rows_that_speak_another_language(shop: Shop) -> None:
+    shop.add(Email(status="archived"), Email())
+    assert stats(shop, f"{MODELS}:Email")["states"]["other"] == 1
+
+
+def test_stats_for_people_tell_what_is_paused(shop: Shop) -> None:
+    shop.add(Email(), Letter(status="failed", attempts=2))
+    shop.ok("pause", f"{MODELS}:Letter")
+    printed = shop.ok("stats", f"{MODELS}:Email", f"{MODELS}:Letter")
+    header, email, letter, note = printed.splitlines()
+    assert header.split()[:2] == ["queue", "pending"]
+    assert email.split()[:2] == ["email", "1"]
+    assert "paused" in letter
+    assert "paused" not in email
+    assert note == "letter: failed by attempts: 1 after 2"
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_watching_ends_with_ctrl_c(shop: Shop, options: tuple[str, ...]) -> None:
+    shop.add(Email())
+    process = shop.start("stats", f"{MODELS}:Email", "--watch", "0.05", *options)
+    process.wait_for("email")
+    shop.add(Email(status="failed", attempts=41))
+    process.wait_for("41" if options else "after 41")
+    process.signal(signal.SIGINT)
+    assert process.end() == 0
+    assert "Traceback" not in process.output
+    if options:
+        assert json.loads(process.lines[0])[0]["states"]["pending"] == 1
+
+
+def test_what_failed_is_grouped_by_the_text_before_the_colon(shop: Shop) -> None:
+    now = datetime.now(UTC)
+    shop.add(
+        *(
+            Email(status="failed", last_error=f"ValueError: {number}", finished_at=now - timedelta(hours=10 - number))
+            for number in range(5)
+        ),
+        Email(status="failed", last_error="[bold]no colon\nsecond: line", finished_at=now),
+        Email(status="failed"),
+        Email(status="completed", last_error="ValueError: tried again"),
+    )
+    found = shop.json("failed", f"{MODELS}:Email", "--examples", "2")
+    assert [(group["kind"], group["count"], group["keys"]) for group in found] == [
+        ("ValueError", 5, ["5", "4"]),
+        ("", 1, ["7"]),
+        ("[bold]no colon", 1, ["6"]),
+    ]
+    assert found[0]["error"] == "ValueError: 4"
+    assert datetime.fromisoformat(found[0]["newest"]) == now - timedelta(hours=6)
+    assert found[1]["newest"] is None
+    printed = shop.ok("failed", f"{MODELS}:Email")
+    assert "(no error)" in printed
+    assert "[bold]no colon" in printed
+    assert "6 h ago" in printed
+
+
+def test_what_failed_with_a_composite_key_and_without_a_status(shop: Shop) -> None:
+    shop.add(Row(year=2024, number="a", status="failed", last_error="Oh: no"), Task())
+    assert shop.json("failed", f"{MODELS}:Row")[0]["keys"] == ["2024,a"]
+    assert shop.ok("failed", f"{MODELS}:Task") == "task: nothing has failed\n"
+    assert shop.start("worker", f"{MODELS}:Task", "--handler", f"{TASKS}:fall_ill", "--drain").end() == 0
+    (group,) = shop.json("failed", f"{MODELS}:Task")
+    assert (group["kind"], group["count"], group["keys"]) == ("ValueError", 1, ["1"])
+    assert group["newest"] is not None
+
+
+def test_what_failed_where_no_error_is_kept(shop: Shop) -> None:
+    shop.add(Bare(status="failed"))
+    assert shop.json("failed", f"{MODELS}:Bare") == [
+        {"kind": "", "count": 1, "newest": None, "error": None, "keys": ["1"]}
+    ]
+
+
+def test_workers_shows_who_serves_a_queue(shop: Shop) -> None:
+    nobody = shop.invoke("workers", f"{MODELS}:Email")
+    assert (nobody.exit_code, nobody.stdout) == (1, "nobody serves it\n")
+    worker = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--name", "postman")
+    while shop.invoke("workers", f"{MODELS}:Email", "--here").exit_code:
+        assert worker.process.poll() is None, worker.output
+    (row,) = shop.json("workers", f"{MODELS}:Email")
+    assert row["pid"] == worker.process.pid
+    assert row["name"].endswith("postman")
+    assert row["running"] == []
+    printed = shop.ok("workers", f"{MODELS}:Email")
+    assert "postman" in printed
+    assert stats(shop, f"{MODELS}:Email")["consumers"] == 1
+    # The other queue has nobody.
+    assert shop.invoke("workers", f"{MODELS}:Email", f"{MODELS}:Letter").exit_code == 1
+    worker.signal()
+    assert worker.end() == 0
+    assert shop.invoke("workers", f"{MODELS}:Email", "--json").exit_code == 1
+
+
+def test_workers_of_another_machine_are_not_here(shop: Shop) -> None:
+    shop.execute(
+        "INSERT INTO sqlaqueue_consumer (id, queue, host, pid, version, hears, running, seen_at, expires_at) "
+        "VALUES ('x', 'letter', 'elsewhere', 1, '1', true, '[[\"7\"]]', now(), now() + interval '1 minute')"
+    )
+    assert shop.invoke("workers", f"{MODELS}:Letter").exit_code == 0
+    assert shop.invoke("workers", f"{MODELS}:Letter", "--here").exit_code == 1
+    # A strategy that holds a transaction writes nothing into the row: what runs is told by its Consumer.
+    assert stats(shop, f"{MODELS}:Letter")["running"] == 1
+
+
+def test_a_consumer_brings_its_database_along(shop: Shop) -> None:
+    for target in ("consumer", "async_consumer", "make"):
+        process = shop.start("stats", f"{QUEUES}:{target}", "--json", SQLAQUEUE_URL=None)
+        assert process.end() == 0, process.output
+        assert json.loads(process.output)[0]["consumers"] == 0
+
+
+def test_an_async_driver_will_do(shop: Shop) -> None:
+    shop.add(Email())
+    url = shop.database.url("asyncpg")
+    assert json.loads(shop.ok("stats", f"{MODELS}:Email", "--json", SQLAQUEUE_URL=url))[0]["due"] == 1
+    assert shop.ok("cancel", f"{MODELS}:Email", "--yes", SQLAQUEUE_URL=url) == "email: 1 job cancelled\n"

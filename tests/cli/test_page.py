@@ -1,0 +1,72 @@
+"""The commands of docs/command-line.md print what the page says, for a reader who does what it says."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sqlaqueue.cli import main
+from tests.cli.conftest import ROOT
+from tests.servers import Database
+
+pytestmark = pytest.mark.once
+
+PAGE = (ROOT / "docs" / "command-line.md").read_text()
+BLOCK = re.compile(r"^```(python|console)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def commands(block: str) -> Iterator[tuple[list[str], str]]:
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, _, output = part.partition("\n")
+        yield shlex.split(command), output
+
+
+def plain(output: str) -> list[list[str]]:
+    """Return the words of an output: it does not matter how wide columns are, and how long ago something was."""
+    return [re.sub(r"\d+ s ago", "N s ago", line).split() for line in output.splitlines()]
+
+
+def test_the_page(database: Database, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SQLAQUEUE_URL": database.url()}
+
+    def run(*command: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    ran = 0
+    for kind, block in BLOCK.findall(PAGE):
+        code = block.replace("postgresql+psycopg://localhost/app", database.url())
+        if kind == "console":
+            for command, output in commands(block):
+                assert command[0] == "sqlaqueue"
+                assert plain(run("-P", "-m", "sqlaqueue.cli", *command[1:])) == plain(output)
+                ran += 1
+        elif code.startswith("# app.py\n"):
+            with (tmp_path / "app.py").open("a") as app:
+                app.write(code)
+        else:
+            if "engine = create_engine" not in code:
+                code = f"engine = create_engine({database.url()!r})\n{code}"
+            (tmp_path / "script.py").write_text(f"from app import *\n{code}")
+            run("script.py")
+    assert ran == 10
+
+
+def test_the_page_knows_every_command_and_option() -> None:
+    for name, command in main.commands.items():
+        assert f"`{name}`" in PAGE or f"sqlaqueue {name}" in PAGE, name
+        if name in {"demo", "alembic-template"}:
+            continue
+        for option in command.params:
+            for flag in option.opts:
+                assert not flag.startswith("--") or flag in PAGE, (name, flag)

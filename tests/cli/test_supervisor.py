@@ -1,0 +1,169 @@
+"""``sqlaqueue worker --processes``: it starts again what dies, and ends when it is told to."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sqlaqueue.cli.supervising import LONGEST_PAUSE, STEADY, Worker, how_it_ended, pause_before
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Process, Shop, wait_until
+from tests.cli.shop.models import Email, Letter
+
+pytestmark = pytest.mark.once
+
+SEND = ("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send")
+
+
+def pids(process: Process) -> dict[int, int]:
+    """Return the worker processes by their numbers, the last ones where there were several."""
+    return {int(number): int(pid) for number, pid in re.findall(r"worker (\d+) is process (\d+)", process.output)}
+
+
+def serving(shop: Shop) -> int:
+    return int(shop.json("stats", f"{MODELS}:Email")[0]["consumers"])
+
+
+def lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_processes_share_the_work_and_end_together(shop: Shop) -> None:
+    supervisor = shop.start(*SEND, "--processes", "3")
+    wait_until(lambda: serving(shop) == 3, lambda: supervisor.output)
+    shop.add(*(Email() for _ in range(20)))
+    wait_until(lambda: shop.states("email") == {"completed": 20}, lambda: supervisor.output)
+    assert shop.pids() <= set(pids(supervisor).values())
+    supervisor.signal()
+    assert supervisor.end() == 0, supervisor.output
+    assert not any(map(lives, pids(supervisor).values()))
+    assert shop.invoke("workers", f"{MODELS}:Email").exit_code == 1
+
+
+def test_one_that_dies_is_started_again(shop: Shop) -> None:
+    supervisor = shop.start(*SEND, "--processes", "2")
+    wait_until(lambda: len(pids(supervisor)) == 2, lambda: supervisor.output)
+    wait_until(lambda: serving(shop) == 2, lambda: supervisor.output)
+    before = pids(supervisor)
+    os.kill(before[2], signal.SIGKILL)
+    supervisor.wait_for("worker 2 was killed by SIGKILL; it is started again in 0.5 s")
+    wait_until(lambda: pids(supervisor)[2] != before[2], lambda: supervisor.output)
+    assert pids(supervisor)[1] == before[1]
+    # One that somebody stops by itself is missed as well.
+    os.kill(before[1], signal.SIGTERM)
+    supervisor.wait_for("worker 1 ended with exit code 0; it is started again")
+    wait_until(lambda: pids(supervisor)[1] != before[1], lambda: supervisor.output)
+    supervisor.signal(signal.SIGINT)
+    assert supervisor.end() == 0, supervisor.output
+
+
+def test_a_job_that_kills_its_worker_does_not_end_the_supervisor(shop: Shop) -> None:
+    shop.add(Letter())
+    supervisor = shop.start("worker", f"{MODELS}:Letter", "--handler", f"{TASKS}:die", "--processes", "1")
+    wait_until(lambda: shop.states("letter") == {"failed": 1}, lambda: supervisor.output)
+    assert supervisor.output.count("was killed by SIGKILL") >= 2
+    assert "again in 1.0 s" in supervisor.output
+    supervisor.signal()
+    assert supervisor.end() == 0
+
+
+def test_handlers_finish_when_the_whole_group_is_signalled(shop: Shop, tmp_path: Path) -> None:
+    """A service manager may signal every process of a service, the supervisor's own among them."""
+    shop.add(Email())
+    supervisor = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send_slowly", "--processes", "1")
+    wait_until((tmp_path / "at_work").exists, lambda: supervisor.output)
+    for pid in (pids(supervisor)[1], supervisor.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    supervisor.wait_for("SIGTERM: stopping")
+    (tmp_path / "go_on").touch()
+    assert supervisor.end() == 0, supervisor.output
+    assert shop.states("email") == {"completed": 1}
+
+
+def test_a_second_signal_ends_all_at_once(shop: Shop, tmp_path: Path) -> None:
+    shop.add(Email())
+    supervisor = shop.start(
+        "worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send_slowly", "--grace", "1h", "--processes", "2"
+    )
+    wait_until((tmp_path / "at_work").exists, lambda: supervisor.output)
+    supervisor.signal()
+    supervisor.wait_for("SIGTERM: stopping")
+    supervisor.signal(signal.SIGINT)
+    assert supervisor.end() == -signal.SIGINT
+    assert not any(map(lives, pids(supervisor).values()))
+
+
+def test_workers_stop_in_order_when_the_supervisor_is_killed(shop: Shop, tmp_path: Path) -> None:
+    shop.add(Email())
+    supervisor = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send_slowly", "--processes", "1")
+    wait_until((tmp_path / "at_work").exists, lambda: supervisor.output)
+    supervisor.process.kill()
+    (tmp_path / "go_on").touch()
+    assert supervisor.end() == -signal.SIGKILL
+    assert shop.states("email") == {"completed": 1}
+
+
+def test_a_queue_is_drained_by_all(shop: Shop) -> None:
+    shop.add(*(Email() for _ in range(10)))
+    supervisor = shop.start(*SEND, "--processes", "2", "--drain")
+    assert supervisor.end() == 0, supervisor.output
+    assert shop.states("email") == {"completed": 10}
+
+
+def test_a_worker_that_cannot_begin_ends_all_with_its_code(shop: Shop) -> None:
+    supervisor = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:sendd", "--processes", "4")
+    assert supervisor.end() == 2
+    assert supervisor.output.count("did you mean send?") == 1
+    shop.execute("DROP TABLE email")
+    supervisor = shop.start(*SEND, "--processes", "4")
+    assert supervisor.end() == 3
+    assert supervisor.output.count("the database lacks what Email needs: the table email") == 1
+
+
+def test_consumers_of_ones_own_have_processes_as_well(shop: Shop) -> None:
+    shop.add(Email(), Letter())
+    assert shop.start("worker", f"{QUEUES}:both", "--processes", "1", "--drain").end() == 0
+    assert sum(shop.done().values()) == 2
+
+
+def test_the_password_is_not_on_a_command_line(shop: Shop) -> None:
+    url = shop.database.url().replace("postgres@", "postgres:hush-hush@")
+    supervisor = shop.start(*SEND, "--processes", "1", SQLAQUEUE_URL=url)
+    wait_until(lambda: pids(supervisor), lambda: supervisor.output)
+    shown = subprocess.run(["/bin/ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "sqlaqueue.cli.child" in shown
+    assert "hush-hush" not in shown
+    supervisor.signal()
+    assert supervisor.end() == 0
+    assert "hush-hush" not in supervisor.output
+
+
+def test_pauses_grow_up_to_a_limit() -> None:
+    assert [pause_before(deaths) for deaths in range(1, 9)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert pause_before(10_000) == LONGEST_PAUSE
+
+
+def test_a_worker_that_ran_for_a_while_is_started_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("sqlaqueue.cli.supervising.time.monotonic", lambda: now)
+    worker = Worker(1, None)  # type: ignore[arg-type] - nothing is started here
+    pauses = []
+    for ran in (0, 0, 0, STEADY, 0):
+        worker._started = now - ran
+        worker.died(1)
+        pauses.append(worker._next_start - now)
+    assert pauses == [0.5, 1, 2, 0.5, 1]
+
+
+def test_ends_of_processes_in_words() -> None:
+    assert how_it_ended(3) == "ended with exit code 3"
+    assert how_it_ended(-9) == "was killed by SIGKILL"
+    assert how_it_ended(-77) == "was killed by signal 77"

@@ -1,0 +1,129 @@
+"""``sqlaqueue worker`` in a process of its own, with the signals of a service manager."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop, wait_until
+from tests.cli.shop.models import Email, Letter, Row, Task
+
+pytestmark = pytest.mark.once
+
+EMAILS = ("worker", f"{MODELS}:Email")
+
+
+def drained(shop: Shop, *arguments: str, **environment: str | None) -> str:
+    process = shop.start("worker", *arguments, "--drain", **environment)
+    assert process.end() == 0, process.output
+    assert "Traceback" not in process.output
+    return process.output
+
+
+@pytest.mark.parametrize(
+    ("model", "handler"), [("Email", "send"), ("Letter", "send_async"), ("Row", "send_async"), ("Task", "send")]
+)
+def test_a_class_and_its_handler(shop: Shop, model: str, handler: str) -> None:
+    jobs = {
+        "Email": [Email(), Email()],
+        "Letter": [Letter(), Letter()],
+        "Row": [Row(year=1, number="1"), Row(year=1, number="2")],
+        "Task": [Task(), Task()],
+    }[model]
+    shop.add(*jobs)
+    output = drained(shop, f"{MODELS}:{model}", "--handler", f"{TASKS}:{handler}", "--concurrency", "2")
+    kind = "AsyncConsumer" if handler == "send_async" else "Consumer"
+    assert f"<{kind} of '{model.lower()}'" in output
+    assert "runs that ended: 2" in output
+    assert sorted(shop.done().values()) == [1, 1]
+
+
+def test_several_queues_in_one_process(shop: Shop) -> None:
+    shop.add(Email(), Email(), Letter(), Row(year=1, number="a"), Task())
+    worker = shop.start(
+        *EMAILS,
+        f"{QUEUES}:async_consumer",
+        f"{MODELS}:Row",
+        f"{QUEUES}:make",
+        *("--handler", f"{TASKS}:send", "--handler", f"{TASKS}:send_async"),
+    )
+    everything = Counter([("email", "1"), ("email", "2"), ("letter", "1"), ("row", "1,a"), ("task", "1")])
+    wait_until(lambda: shop.done() == everything, lambda: worker.output)
+    assert shop.pids() == {worker.process.pid}
+    worker.signal()
+    assert worker.end() == 0, worker.output
+    assert "Traceback" not in worker.output
+
+
+def test_a_list_of_consumers_is_drained(shop: Shop) -> None:
+    shop.add(Email(), Letter())
+    assert "runs that ended: 2" in drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
+
+
+def test_what_one_queue_puts_into_another_is_drained_as_well(shop: Shop) -> None:
+    shop.add(Email())
+    handlers = ("--handler", f"{TASKS}:send", "--handler", f"{TASKS}:send_on")
+    assert "runs that ended: 2" in drained(shop, f"{MODELS}:Letter", f"{MODELS}:Email", *handlers)
+    assert shop.done() == {("email", "1"): 1, ("letter", "1"): 1}
+
+
+def test_a_consumer_that_cannot_serve_ends_them_all(shop: Shop) -> None:
+    worker = shop.start("worker", f"{QUEUES}:too_few_connections")
+    assert worker.end() == 2
+    assert "Error: Consumer(concurrency=3) needs 4 connections" in worker.output
+    assert "Traceback" not in worker.output
+
+
+def test_a_handler_that_takes_batches(shop: Shop) -> None:
+    shop.add(*(Email() for _ in range(5)))
+    drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send_all", "--batch", "--batch-size", "3")
+    assert sorted(shop.done()) == [("batch", "2"), ("batch", "3")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_the_handler_finish(shop: Shop, tmp_path: Path, number: signal.Signals) -> None:
+    shop.add(Email(), Email())
+    worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly")
+    wait_until((tmp_path / "at_work").exists, lambda: worker.output)
+    worker.signal(number)
+    worker.wait_for(f"{number.name}: stopping")
+    (tmp_path / "go_on").touch()
+    assert worker.end() == 0, worker.output
+    assert shop.states("email") == {"completed": 1, "pending": 1}
+
+
+def test_what_outlives_the_grace_period_goes_back(shop: Shop, tmp_path: Path) -> None:
+    shop.add(Email())
+    worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly", "--grace", "100ms")
+    wait_until((tmp_path / "at_work").exists, lambda: worker.output)
+    worker.signal()
+    assert worker.end() == 0, worker.output
+    assert shop.states("email") == {"pending": 1}
+    assert shop.done() == {}
+
+
+def test_a_second_signal_ends_it_at_once(shop: Shop, tmp_path: Path) -> None:
+    shop.add(Email())
+    worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly", "--grace", "1h")
+    wait_until((tmp_path / "at_work").exists, lambda: worker.output)
+    worker.signal(signal.SIGINT)
+    worker.wait_for("SIGINT: stopping")
+    worker.signal(signal.SIGTERM)
+    assert worker.end() == -signal.SIGTERM
+
+
+def test_the_log_names_no_password(shop: Shop) -> None:
+    url = shop.database.url().replace("postgres@", "postgres:hush-hush@")
+    output = drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--log-level", "debug", SQLAQUEUE_URL=url)
+    assert f"serves database {shop.database.name}" in output
+    assert "hush-hush" not in output
+
+
+def test_verbose_tells_of_every_job(shop: Shop) -> None:
+    shop.add(Email())
+    assert "completed 1 of queue email" in drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send", "-v")
+    shop.add(Email())
+    assert "completed" not in drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send")

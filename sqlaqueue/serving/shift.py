@@ -11,6 +11,7 @@ from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.events import Announcer
 from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, Agenda, Pace
 from sqlaqueue.serving.plan import Plan
+from sqlaqueue.serving.retention import Retention
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -40,6 +41,7 @@ class Shift:
         self.calls = Calls(self.id, pace.poll, self._called)
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls)
         self.agenda = Agenda()
+        self.retention = Retention(plan.spec)
         self._proofs_missed = 0
         self.proven = False
         """Some claim has worked: what fails from now on is the database's health, not a mistake in the program."""
@@ -50,6 +52,8 @@ class Shift:
         self.error: BaseException | None = None
         for duty in ("heartbeat", "check-in", "requests", "sweep", "reconcile"):
             self.agenda.set(duty, time.monotonic())
+        if self.retention.walks:
+            self.agenda.set("retention", time.monotonic())
 
     def wake(self) -> None:
         """Wake the lanes that rest."""

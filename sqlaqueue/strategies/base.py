@@ -24,6 +24,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.retention import attach_retention, oldest_first
 from sqlaqueue.strategies.wake_up_triggers import wake_up_triggers
 
 Keys = Sequence[Key] | sa.BindParameter[Any]
@@ -95,6 +96,12 @@ class ClaimStrategy:
         if spec.config.notify:
             for element in wake_up_triggers(spec):
                 attach(spec.table, element)
+        if spec.config.retention:
+            self.attach_retention(spec)
+
+    def attach_retention(self, spec: QueueSpec) -> None:
+        """Add what the deletion of finished jobs needs; called only where the config asks for that."""
+        attach_retention(spec)
 
     # -- claiming ----------------------------------------------------------------------------------------
 
@@ -235,7 +242,8 @@ class ClaimStrategy:
         """
         old = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*states)).limit(limit)
         if age is not None:
-            old = old.where(spec.column("finished_at", "purge(older_than=...)") <= clock() - age)
+            finished_at = spec.column("finished_at", "purge(older_than=...)")
+            old = old.where(finished_at <= clock() - age).order_by(*oldest_first(spec, states, finished_at))
         # A DELETE needs the full row lock; asking for less here would make it wait for foreign keys' locks.
         return sa.delete(spec.model).where(self.among(spec, old.with_for_update(of=spec.table, skip_locked=True)))
 

@@ -23,6 +23,7 @@ from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.retention import attach_to_dead_letters, oldest_first
 
 
 class OwnMessage(ClaimStrategy):
@@ -47,6 +48,10 @@ class OwnMessage(ClaimStrategy):
         side_tables.dead_letter(spec)
         if spec.order_roles:
             add_index(spec, "claim", spec.claim_order)
+
+    def attach_retention(self, spec: QueueSpec) -> None:
+        """Add an index to the dead letters."""
+        attach_to_dead_letters(spec, side_tables.dead_letter(spec))
 
     def claim(
         self,
@@ -128,7 +133,8 @@ class OwnMessage(ClaimStrategy):
         dead = spec.side_tables[side_tables.DEAD_LETTER]
         old = _letters(spec, dead, chosen, "purge").where(dead.c.state.in_(states))
         if age is not None:
-            old = old.where(dead.c.created_at <= clock() - age)
+            moment = dead.c.created_at
+            old = old.where(moment <= clock() - age).order_by(*oldest_first(spec, states, moment))
         letters = old.limit(limit).cte("letters")
         gone = (
             sa.delete(dead)

@@ -38,7 +38,7 @@ class Shift:
         self.id = uuid.uuid4().hex
         """Its name among the Consumers that are alive."""
         self.plan = plan.for_a_shift()
-        self.calls = Calls(self.id, pace.poll, self._called)
+        self.calls = Calls(self.id, pace.poll, self._called, awaited=self.plan.awaited)
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls)
         self.agenda = Agenda()
         self.retention = Retention(plan.spec)

@@ -21,6 +21,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapper
 from sqlalchemy.sql.elements import KeyedColumnElement
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.config import STATES
 from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
@@ -246,6 +247,15 @@ class ClaimStrategy:
             old = old.where(finished_at <= clock() - age).order_by(*oldest_first(spec, states, finished_at))
         # A DELETE needs the full row lock; asking for less here would make it wait for foreign keys' locks.
         return sa.delete(spec.model).where(self.among(spec, old.with_for_update(of=spec.table, skip_locked=True)))
+
+    def standing(self, spec: QueueSpec, key: Key) -> AnySelect:
+        """Return a SELECT of the state's name and the last error of one job: no row where there is no such job.
+
+        The name is null for a job whose status is none of the queue's.
+        """
+        known = [state for state in STATES if getattr(spec.config.states, state) is not None]
+        name = sa.case(*((spec.in_state(state), sa.literal(state, sa.Text())) for state in known), else_=None)
+        return sa.select(name, spec.columns.get("last_error", sa.null())).where(spec.matches(spec.keys, [key]))
 
     # -- the parts that strategies share ------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, StatementError
-from sqlaqueue.spec import QueueSpec, clock
+from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
@@ -127,6 +127,15 @@ class OwnMessage(ClaimStrategy):
         fresh |= {spec.columns[role].key: value for role, value in resets.items() if spec.has(role)}
         rows = sa.select(*fresh.values()).where(letters.c.letter_key == opened.c.key)
         return sa.insert(spec.table).from_select(list(fresh), rows)
+
+    def standing(self, spec: QueueSpec, key: Key) -> AnySelect:
+        """Look for the row, then among the dead letters: a row may have been enqueued after its namesake died."""
+        dead = spec.side_tables[side_tables.DEAD_LETTER]
+        name = side_tables.key_json([_cast(part, column) for part, column in zip(key, spec.keys, strict=True)])
+        waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(sa.null(), sa.Text()).label("error"))
+        buried = sa.select(dead.c.state, dead.c.error).where(dead.c.queue == spec.name, dead.c.key == name)
+        both = sa.union_all(waits.where(spec.matches(spec.keys, [key])), buried).subquery("both")
+        return sa.select(both).order_by(both.c.state != "pending").limit(1)
 
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Delete dead letters."""

@@ -185,7 +185,7 @@ def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> list[ForeignK
 
     def names(numbers: sa.ColumnElement[Any], of: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         attribute = sa.table("pg_attribute", *map(sa.column, ("attname", "attrelid", "attnum")))
-        each = sa.func.unnest(numbers).table_valued("number", with_ordinality="place")
+        each = sa.func.unnest(numbers).table_valued("number", with_ordinality="place", name="each").render_derived()
         listed = sa.func.array_agg(
             aggregate_order_by(sa.cast(attribute.c.attname, sa.Text), each.c.place),
             type_=ARRAY(sa.Text()),

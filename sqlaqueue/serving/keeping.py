@@ -162,9 +162,10 @@ def _delete_old(shift: Shift, now: float) -> Script:
         return
     more, began = False, time.monotonic()
     for walk in retention.walks:
-        if walk.may_begin(now) and not (yield Beside(retention.look_around, (shift.plan,))):
-            walk.begins_at = now
-            return
+        if walk.begins_at <= now:
+            if not (yield Beside(retention.look_around, (shift.plan,))):
+                return
+            walk.begin(now)
         more |= yield from _delete_batch(shift, walk)
     if more:
         done = time.monotonic()

@@ -62,13 +62,10 @@ class Walk:
     is_new: bool = True
     """It has not come to its end since it began from the oldest."""
 
-    def may_begin(self, now: float) -> bool:
-        """Begin again if it is time to; return whether it was."""
-        if self.begins_at > now:
-            return False
+    def begin(self, now: float) -> None:
+        """Begin from the oldest."""
         self.since, self.begins_at, self.is_new = None, now + WALK, True
         self.left.clear()
-        return True
 
     def ends(self) -> bool:
         """Note that there is nothing more to delete; return whether that is so for the first time in this walk."""

@@ -151,8 +151,8 @@ def first_look(session: Session, waiter: Waiter) -> JobResult[Any] | None:
 def look(session: Session, waiter: Waiter) -> JobResult[Any] | None:
     """Return how the job has ended, None when it has not."""
     spec = waiter.spec
-    row = session.execute(spec.strategy.standing(spec, waiter.key), bind_arguments=waiter.bind).one_or_none()
-    state, error = (_state_of_the_missing(spec), None) if row is None else (row[0], row[1])
+    row: Any = session.execute(spec.strategy.standing(spec, waiter.key), bind_arguments=waiter.bind).one_or_none()
+    state, error = (_state_of_the_missing(spec), None) if row is None else row
     if state is not None and state not in {*FINISHED, "gone"}:
         session.rollback()
         return None

@@ -88,7 +88,7 @@ class Awaited:
                 # Anew, and so at the end: the first ones are those that were announced longest ago.
                 self._until.pop(name, None)
                 self._until[name] = now + REMEMBERED
-            for name in list(self._until)[: len(self._until) - MOST]:
+            for name in list(self._until)[: max(0, len(self._until) - MOST)]:
                 del self._until[name]
 
     def take(self, names: Collection[str]) -> list[str]:
@@ -139,7 +139,7 @@ class Waiting:
         if words == self.words:
             if not self.hears:
                 # The job may have ended before anybody knew that it is waited for.
-                self.hears = True
+                self.hears, self._announce_at = True, self._now() + self._repeat()
                 self._call()
         elif words.startswith(_ENDED) and self._quoted in words and self._name in _listed(words.removeprefix(_ENDED)):
             # From now on it is looked for more often: what is read may be behind what is said.
@@ -176,10 +176,14 @@ class Waiting:
         if not self.announces or self._announce_at > now:
             return False
         # One that is not heard may have come before anybody listened.
-        wait = REPEAT if self.hears else min(REPEAT, 2 * FIRST_PAUSE * 2.0 ** min(self._tries, 20))
-        self._announce_at = now + wait * (0.8 + 0.4 * self._draw())
+        soon = 2 * FIRST_PAUSE * 2.0 ** min(self._tries, 20)
+        self._announce_at = now + (self._repeat() if self.hears else min(soon, self._repeat()))
         self._tries += 1
         return True
+
+    def _repeat(self) -> float:
+        # Spread: many may have begun to wait in one moment.
+        return REPEAT * (0.8 + 0.4 * self._draw())
 
     def wants_look(self) -> bool:
         """Return whether it is time to look; if so, calls from now on ask for another look."""

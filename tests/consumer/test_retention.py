@@ -169,9 +169,9 @@ def test_finished_jobs_are_deleted_after_their_time(queue: Queue, colour: str) -
         wait_until(lambda: queue.left() == stay)
 
 
-def test_what_becomes_old_is_deleted(queue: Queue) -> None:
+def test_what_becomes_old_is_deleted(database: Database) -> None:
     """Jobs end, and their time passes while a Consumer serves."""
-    queue = Queue(queue.database, queue.Job.__queue__.strategy, {"completed": 1})
+    queue = Queue(database, "update_status", {"completed": 1})
     queue.execute("INSERT INTO job (payload) SELECT 'x' FROM generate_series(1, 10)")
     with queue.serve():
         wait_until(lambda: queue.left() == set())
@@ -199,7 +199,7 @@ def test_dead_letters_are_deleted(database: Database) -> None:
     )
     with queue.serve():
         wait_until(lambda: queue.execute("SELECT count(*) FROM sqlaqueue_dead_letter") == 3)
-    assert queue.execute("SELECT min(key -> 0) FROM sqlaqueue_dead_letter") == 9001
+    assert queue.execute("SELECT min((key -> 0)::int) FROM sqlaqueue_dead_letter") == 9001
 
 
 def test_nothing_is_deleted_by_default(database: Database, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,18 +219,18 @@ def test_nothing_is_deleted_by_default(database: Database, strategy: str, monkey
 # -- what stands in the way ---------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_is_referred_to_stays_and_others_go(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_is_referred_to_stays_and_others_go(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """Twice as many of them as are deleted at once stand in front."""
-    blocked = queue.add(2 * BATCH, "completed", 9)
-    queue.execute("INSERT INTO child (job_id) SELECT id FROM job")
-    queue.add(BATCH, "completed", 8)
-    with queue.serve():
-        wait_until(lambda: queue.left() == set(blocked))
+    blocked = leased.add(2 * BATCH, "completed", 9)
+    leased.execute("INSERT INTO child (job_id) SELECT id FROM job")
+    leased.add(BATCH, "completed", 8)
+    with leased.serve():
+        wait_until(lambda: leased.left() == set(blocked))
         wait_until(lambda: "child_of_job" in caplog.text)
-        queue.add(10, "completed", 7.5)
+        leased.add(10, "completed", 7.5)
         # These are behind what has been looked at.
-        queue.execute("UPDATE job SET finished_at = now() - interval '7 days' + interval '0.5 s' WHERE id > 1500")
-        wait_until(lambda: queue.left() == set(blocked))
+        leased.execute("UPDATE job SET finished_at = now() - interval '7 days' + interval '0.5 s' WHERE id > 1500")
+        wait_until(lambda: leased.left() == set(blocked))
     (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert f"Job: job {blocked[0]} is completed and older than 7 days" in warning
     assert (
@@ -239,23 +239,26 @@ def test_a_job_that_is_referred_to_stays_and_others_go(queue: Queue, caplog: pyt
     )
 
 
-def test_rows_that_go_with_a_job_do_not_keep_it(queue: Queue) -> None:
-    queue.add(10, "completed", 8)
-    queue.execute("INSERT INTO pet (job_id) SELECT id FROM job", "UPDATE job SET parent_id = id")
-    with queue.serve():
-        wait_until(lambda: queue.left() == set())
+def test_rows_that_go_with_a_job_do_not_keep_it(leased: Queue) -> None:
+    leased.add(10, "completed", 8)
+    leased.execute("INSERT INTO pet (job_id) SELECT id FROM job", "UPDATE job SET parent_id = id")
+    with leased.serve():
+        wait_until(lambda: leased.left() == set())
 
 
-def test_a_job_that_cannot_be_deleted_for_whatever_reason(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_job_that_cannot_be_deleted_for_whatever_reason(
+    leased: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What refers to it would go with it, and must not: one finds out by trying."""
-    jobs = queue.add(BATCH, "completed", 8)
-    blocked = {jobs[0], jobs[100], jobs[-1]}
-    queue.execute(
+    monkeypatch.setattr(retention, "BATCH", 16)
+    jobs = leased.add(40, "completed", 8)
+    blocked = {jobs[0], jobs[25], jobs[-1]}
+    leased.execute(
         f"INSERT INTO pet (job_id) SELECT id FROM job WHERE id IN ({', '.join(map(str, blocked))})",
         "INSERT INTO flea (pet_id) SELECT id FROM pet",
     )
-    with queue.serve():
-        wait_until(lambda: queue.left() == blocked)
+    with leased.serve():
+        wait_until(lambda: leased.left() == blocked)
     warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert f"Job: job {jobs[0]} is completed and older than 7 days, 0:00:00, and cannot be deleted" in warnings[0]
@@ -302,41 +305,41 @@ def batch(queue: Queue, walk: Walk) -> tuple[int, datetime | None, datetime | No
 
 
 @pytest.mark.parametrize("analysed", [False, True])
-def test_a_look_reads_a_few_pages_of_a_large_table(queue: Queue, analysed: bool) -> None:  # noqa: FBT001 - a parameter
-    queue.execute("ALTER TABLE job SET (autovacuum_enabled = off)")
-    queue.add(50_000, "completed", 5)
-    queue.execute("INSERT INTO child (job_id) SELECT id FROM job WHERE id % 10 = 0".replace("%", "%%"))
+def test_a_look_reads_a_few_pages_of_a_large_table(leased: Queue, analysed: bool) -> None:  # noqa: FBT001 - a parameter
+    leased.execute("ALTER TABLE job SET (autovacuum_enabled = off)")
+    leased.add(50_000, "completed", 5)
+    leased.execute("INSERT INTO child (job_id) SELECT id FROM job WHERE id % 10 = 0".replace("%", "%%"))
     if analysed:
-        queue.execute("ANALYZE job, child")
+        leased.execute("ANALYZE job, child")
     plans: list[str] = []
 
-    @sa.event.listens_for(queue.engine, "before_cursor_execute", retval=True)
+    @sa.event.listens_for(leased.engine, "before_cursor_execute", retval=True)
     def _explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
         if statement.startswith("DELETE"):
             cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters)
             plans.append(cursor.fetchone()[0][0]["Plan"])
         return statement, parameters
 
-    assert batch(queue, Walk("completed", 7 * DAY))[0] == 0
+    assert batch(leased, Walk("completed", 7 * DAY))[0] == 0
     (plan,) = plans
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 20
 
 
-def test_the_oldest_go_first(queue: Queue) -> None:
-    young, old = queue.add(3, "completed", 8), queue.add(3, "completed", 9)
-    deleted, newest, _ = batch(queue, Walk("completed", 7 * DAY, limit=4))
+def test_the_oldest_go_first(leased: Queue) -> None:
+    young, old = leased.add(3, "completed", 8), leased.add(3, "completed", 9)
+    deleted, newest, _ = batch(leased, Walk("completed", 7 * DAY, limit=4))
     assert deleted == 4
-    assert queue.left() == set(young[1:])
+    assert leased.left() == set(young[1:])
     assert newest is not None
     assert abs(newest - (datetime.now(UTC) - 8 * DAY)) < timedelta(minutes=5)
     assert old
 
 
-def test_a_batch_is_brief(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_is_brief(leased: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that deletes extends leases as well: a trigger that takes its time is not waited for."""
     monkeypatch.setattr(retention, "_PATIENCE", 0.2)
-    queue.add(3, "completed", 8)
-    queue.execute(
+    leased.add(3, "completed", 8)
+    leased.execute(
         """
         CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
         'BEGIN PERFORM pg_sleep(600); RETURN OLD; END'
@@ -344,8 +347,8 @@ def test_a_batch_is_brief(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None
         "CREATE TRIGGER slow BEFORE DELETE ON job FOR EACH ROW EXECUTE FUNCTION slow()",
     )
     with pytest.raises(sa.exc.OperationalError, match="statement timeout"):
-        batch(queue, Walk("completed", 7 * DAY))
-    assert len(queue.left()) == 3
+        batch(leased, Walk("completed", 7 * DAY))
+    assert len(leased.left()) == 3
 
 
 @pytest.mark.once

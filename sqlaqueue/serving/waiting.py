@@ -205,7 +205,8 @@ def await_end(waiter: Waiter) -> Wait:
 def _may_pass(error: Exception) -> bool:
     """Return whether the database may be there again in a moment; the first look has shown that it was."""
     if isinstance(error, exc.DBAPIError):
-        return error.connection_invalidated or isinstance(error, exc.OperationalError | exc.InterfaceError)
+        # Not only operational errors: a driver whose connection goes in the middle of something may say anything.
+        return error.connection_invalidated or not isinstance(error, exc.ProgrammingError | exc.DataError)
     return isinstance(error, exc.TimeoutError | OSError)
 
 

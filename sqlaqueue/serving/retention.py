@@ -106,7 +106,9 @@ class Retention:
     """What a Consumer has to delete, and what it knows of that."""
 
     def __init__(self, spec: QueueSpec) -> None:
-        self.walks = [Walk(state, timedelta(seconds=seconds(age)), BATCH) for state, age in spec.config.retention.items()]
+        self.walks = [
+            Walk(state, timedelta(seconds=seconds(age)), BATCH) for state, age in spec.config.retention.items()
+        ]
         self._spec = spec
         self._ready = False
         self._references: dict[str, sa.ColumnElement[bool]] = {}

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-DEADLINE = 10.0
+DEADLINE = 30.0
 """Seconds until a test gives up on something that must happen."""
 
 Handler = Callable[[Any, Any], Awaitable[object]]

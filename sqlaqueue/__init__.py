@@ -11,9 +11,10 @@ from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.config import QueueConfig, States
 from sqlaqueue.consumer import Consumer
 from sqlaqueue.control import consumers, pause, paused, resume
-from sqlaqueue.exc import Cancel, Fail, LeaseLost, Retry, Snooze, SqlaqueueError
+from sqlaqueue.exc import Cancel, Fail, JobFailed, LeaseLost, Retry, Snooze, SqlaqueueError, WaitTimeout
 from sqlaqueue.mapping import QueueMixin
 from sqlaqueue.serving.events import JobEvent
+from sqlaqueue.serving.waiting import JobResult
 from sqlaqueue.statements import (
     cancel,
     claim,
@@ -27,9 +28,10 @@ from sqlaqueue.statements import (
     rescue,
     retry,
 )
+from sqlaqueue.waiting import wait
 
 if TYPE_CHECKING:
-    from sqlaqueue.aio import AsyncConsumer
+    from sqlaqueue.aio import AsyncConsumer, async_wait
 
 __all__ = [
     "AsyncConsumer",
@@ -39,6 +41,8 @@ __all__ = [
     "Exponential",
     "Fail",
     "JobEvent",
+    "JobFailed",
+    "JobResult",
     "LeaseLost",
     "Linear",
     "QueueConfig",
@@ -48,6 +52,8 @@ __all__ = [
     "Snooze",
     "SqlaqueueError",
     "States",
+    "WaitTimeout",
+    "async_wait",
     "cancel",
     "claim",
     "complete",
@@ -64,6 +70,7 @@ __all__ = [
     "rescue",
     "resume",
     "retry",
+    "wait",
 ]
 
 __version__ = "0.1.0"
@@ -71,9 +78,9 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> Any:
     # SQLAlchemy's asyncio part needs greenlet, without which sync code must be able to import this package.
-    if name == "AsyncConsumer":
-        from sqlaqueue.aio import AsyncConsumer  # noqa: PLC0415 - see above
+    if name in {"AsyncConsumer", "async_wait"}:
+        from sqlaqueue import aio  # noqa: PLC0415 - see above
 
-        return AsyncConsumer
+        return getattr(aio, name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

@@ -9,6 +9,8 @@
 
 It carries out the same scripts as :class:`~sqlaqueue.Consumer` and makes the same promises. A handler is a
 task, so it can be cancelled: at its timeout, when somebody asks its job to stop, and at the end of the grace period.
+
+:func:`async_wait` waits for the end of a job.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.backoff import Delay
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.async_ears import async_ear_of
 from sqlaqueue.serving.base import ConsumerBase, function_of
@@ -33,6 +36,7 @@ from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, Watch, needed
+from sqlaqueue.serving.waiting import JobResult, Listen, Waiter, await_end, make_waiter, maker_of
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
@@ -312,3 +316,71 @@ async def _end(tasks: Sequence[asyncio.Task[None]], patience: float) -> None:
         task.cancel()
     if pending:
         await asyncio.wait(pending, timeout=_LAST_WORDS)
+
+
+# -- waiting for a job ---------------------------------------------------------------------------------------------
+
+
+@overload
+async def async_wait(
+    session_factory: AsyncSessionFactory,
+    job: tuple[type[T], Any],
+    /,
+    timeout: Delay | None = None,
+    *,
+    check: bool = False,
+) -> JobResult[T]: ...
+@overload
+async def async_wait(
+    session_factory: AsyncSessionFactory, job: T, /, timeout: Delay | None = None, *, check: bool = False
+) -> JobResult[T]: ...
+async def async_wait(
+    session_factory: AsyncSessionFactory, job: Any, /, timeout: Delay | None = None, *, check: bool = False
+) -> JobResult[Any]:
+    """Return how a job has ended, as soon as it has; see :func:`~sqlaqueue.wait` for parameters and errors.
+
+    :param session_factory: makes sessions on the primary, such as an ``async_sessionmaker(engine)``.
+    """
+    bell = asyncio.Event()
+    waiter = make_waiter("async_wait", job, timeout, bell.set, check=check)
+    make = maker_of(session_factory)
+    engine = await _engine_of(make, waiter)
+    script, ear = await_end(waiter), None
+    try:
+        result: Any = None
+        raised: Exception | None = None
+        while True:
+            step = script.send(result) if raised is None else script.throw(raised)
+            result = raised = None
+            try:
+                match step:
+                    case Beside():
+                        async with make() as session:
+                            result = await session.run_sync(step)
+                    case Pause():
+                        await _wait(bell, step.seconds)
+                        bell.clear()
+                    case Listen():
+                        ear = async_ear_of(engine)
+                        ear.add(channel_of(waiter.spec), waiter.waiting)
+            except Exception as error:  # noqa: BLE001 - the script decides
+                raised = error
+    except StopIteration as end:
+        ended: JobResult[Any] = end.value
+        return ended
+    finally:
+        if ear is not None:
+            await ear.remove(waiter.waiting)
+
+
+async def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
+    """Return the engine of the sessions that ``make`` makes."""
+    if not callable(make):
+        msg = f"async_wait({make!r}, ...): give what makes sessions, such as an async_sessionmaker, and not a session"
+        raise ConfigurationError(msg)
+    session = make()
+    if not isinstance(session, AsyncSession):
+        msg = f"async_wait: {make!r} makes {type(session).__name__}; give an async_sessionmaker, or use wait"
+        raise ConfigurationError(msg)
+    async with session:
+        return session.get_bind(waiter.spec.mapper).engine

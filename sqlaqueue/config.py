@@ -45,6 +45,8 @@ FINISHED = ("completed", "failed", "cancelled")
 _SHORTEST_LEASE = 1.0
 _LONGEST_LEASE = 366 * 86400.0
 _MOST_ATTEMPTS = 2**15 - 1
+_SHORTEST_RETENTION = 1.0
+_LONGEST_RETENTION = 100 * 366 * 86400.0
 
 
 def is_count(number: object) -> bool:
@@ -118,6 +120,9 @@ class QueueConfig:
         ``{"priority": None}`` leaves the role out.
     :param states: the values of the ``status`` column.
     :param on_complete: ``"keep"`` leaves completed rows in the table, ``"delete"`` deletes them.
+    :param retention: how long finished jobs are kept, for each state in seconds or a timedelta, such as
+        ``{"completed": timedelta(days=7), "failed": timedelta(days=90)}``. Consumers delete what is older. Jobs in
+        states that are not named are kept for ever.
     :param notify: whether enqueueing wakes idle consumers by NOTIFY.
     :param name: the queue's name in logs and side tables; the table's name by default.
     :raises ConfigurationError: for values that cannot be meant.
@@ -130,6 +135,7 @@ class QueueConfig:
     columns: Mapping[str, str | None] = field(default_factory=dict)
     states: States = field(default_factory=States)
     on_complete: Literal["keep", "delete"] = "keep"
+    retention: Mapping[str, Delay] = field(default_factory=dict)
     notify: bool = True
     name: str | None = None
 
@@ -156,6 +162,7 @@ class QueueConfig:
             msg = f"QueueConfig(notify={self.notify!r}): give True or False"
             raise ConfigurationError(msg)
         self._check_columns()
+        object.__setattr__(self, "retention", MappingProxyType(self._checked_retention()))
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
 
     def _check_columns(self) -> None:
@@ -173,6 +180,33 @@ class QueueConfig:
         if twice:
             msg = f"QueueConfig(columns=...): the attribute {twice[0]!r} is given to two queue attributes"
             raise ConfigurationError(msg)
+
+    def _checked_retention(self) -> dict[str, timedelta]:
+        given: object = self.retention  # what a caller without a type checker passes may be anything
+        if not isinstance(given, Mapping):
+            msg = (
+                f"QueueConfig(retention={given!r}): give a time to each state, as in {{'completed': timedelta(days=7)}}"
+            )
+            raise ConfigurationError(msg)
+        checked = {}
+        for state, age in given.items():
+            what = f"QueueConfig(retention={{{state!r}: ...}})"
+            if state not in FINISHED:
+                why = "jobs that are not finished are not deleted" if state in STATES else "there is no such state"
+                msg = f"{what}: {why}; give some of {', '.join(FINISHED)}"
+                raise ConfigurationError(msg)
+            if state == "completed" and self.on_complete == "delete":
+                msg = f'{what}: on_complete="delete" leaves no completed jobs to keep; leave out one of the two'
+                raise ConfigurationError(msg)
+            if not _SHORTEST_RETENTION <= seconds(age, what) <= _LONGEST_RETENTION:
+                instead = 'on_complete="delete" keeps none, and ' if state == "completed" else ""
+                msg = (
+                    f"{what.replace('...', repr(age))}: give from one second to 100 years; {instead}a state that is "
+                    "not named keeps its jobs for ever"
+                )
+                raise ConfigurationError(msg)
+            checked[state] = timedelta(seconds=seconds(age))
+        return checked
 
     @property
     def lease_duration(self) -> timedelta:

@@ -7,6 +7,10 @@ itself has to say and nothing else.
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sqlaqueue.serving.waiting import JobResult
 
 
 class SqlaqueueError(Exception):
@@ -57,6 +61,21 @@ class JobTimeout(SqlaqueueError):
 
 class WorkerDied(SqlaqueueError):
     """The error stored with a job whose worker died while running it alone."""
+
+
+class WaitTimeout(SqlaqueueError, TimeoutError):
+    """The time to wait for the end of a job is over, and the job is not."""
+
+
+class JobFailed(SqlaqueueError):
+    """A job that was waited for has ended otherwise than by success.
+
+    :param result: how it ended, a :class:`~sqlaqueue.JobResult`.
+    """
+
+    def __init__(self, message: str, result: JobResult[Any]) -> None:
+        super().__init__(message)
+        self.result = result
 
 
 class HandlerSignal(SqlaqueueError):

@@ -6,9 +6,12 @@ puts in place; until then jobs may go without a message, or be claimed by rules 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
@@ -152,3 +155,80 @@ def _triggers(spec: QueueSpec) -> AnySelect:
 
 def _firing(spec: QueueSpec) -> AnySelect:
     return _triggers(spec).where(sa.cast(_TRIGGER.c.tgenabled, sa.Text).in_(["O", "A"]))
+
+
+# -- what the deletion of jobs depends on ------------------------------------------------------------------------------
+
+
+def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
+    """Return whether a table has an index of this name, complete and fit for use."""
+    index = sa.table("pg_index", *map(sa.column, ("indexrelid", "indrelid", "indisvalid")))
+    relation = sa.table("pg_class", *map(sa.column, ("oid", "relname")))
+    found: AnySelect = (
+        sa.select(sa.literal_column("1"))
+        .join_from(index, relation, relation.c.oid == index.c.indexrelid)
+        .where(index.c.indrelid == _TableId(table), relation.c.relname == name, index.c.indisvalid)
+    )
+    return connection.scalar(found) is not None
+
+
+@dataclass(frozen=True)
+class ForeignKey:
+    """A foreign key as the database knows it."""
+
+    name: str
+    """Its table's name and its own."""
+    schema: str
+    table: str
+    columns: Sequence[str]
+    referred: Sequence[str]
+    is_to_itself: bool
+
+
+def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> list[ForeignKey]:
+    """Return the foreign keys that forbid to delete rows of a table to which others refer.
+
+    Only those of tables that the current user may read.
+    """
+    constraint = sa.table(
+        "pg_constraint",
+        *map(sa.column, ("conname", "contype", "conrelid", "confrelid", "conkey", "confkey", "confdeltype")),
+        sa.column("conparentid"),
+    )
+    relation = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relnamespace")))
+    schema = sa.table("pg_namespace", *map(sa.column, ("oid", "nspname")))
+
+    def names(numbers: sa.ColumnElement[Any], of: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        attribute = sa.table("pg_attribute", *map(sa.column, ("attname", "attrelid", "attnum")))
+        each = sa.func.unnest(numbers).table_valued("number", with_ordinality="place", name="each").render_derived()
+        listed = sa.func.array_agg(
+            aggregate_order_by(sa.cast(attribute.c.attname, sa.Text), each.c.place),
+            type_=ARRAY(sa.Text()),
+        )
+        here = sa.and_(attribute.c.attrelid == of, attribute.c.attnum == each.c.number)
+        return sa.select(listed).select_from(each.join(attribute, here)).correlate(constraint).scalar_subquery()
+
+    found: AnySelect = (
+        sa.select(
+            sa.cast(constraint.c.conname, sa.Text).label("name"),
+            sa.cast(schema.c.nspname, sa.Text).label("schema"),
+            sa.cast(relation.c.relname, sa.Text).label("table"),
+            names(constraint.c.conkey, constraint.c.conrelid).label("columns"),
+            names(constraint.c.confkey, constraint.c.confrelid).label("referred"),
+            (constraint.c.conrelid == constraint.c.confrelid).label("is_to_itself"),
+        )
+        .join_from(constraint, relation, relation.c.oid == constraint.c.conrelid)
+        .join(schema, schema.c.oid == relation.c.relnamespace)
+        .where(
+            constraint.c.contype == sa.literal_column("'f'"),
+            constraint.c.confrelid == _TableId(table),
+            constraint.c.confdeltype.in_([sa.literal_column("'a'"), sa.literal_column("'r'")]),
+            constraint.c.conparentid == 0,
+            sa.func.has_table_privilege(constraint.c.conrelid, "SELECT"),
+        )
+        .order_by(schema.c.nspname, relation.c.relname, constraint.c.conname)
+    )
+    return [
+        ForeignKey(f"{row.name} of {row.table}", row.schema, row.table, row.columns, row.referred, row.is_to_itself)
+        for row in connection.execute(found)
+    ]

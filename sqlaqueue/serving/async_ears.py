@@ -12,8 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from sqlaqueue.serving.calls import Calls
-from sqlaqueue.serving.hearing import CHECK, Hearers, keep_alive, wait_before
+from sqlaqueue.serving.hearing import CHECK, Hearer, Hearers, keep_alive, wait_before
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -28,16 +27,16 @@ class AsyncEar:
         self._task: asyncio.Task[None] | None = None
         self._again = False
 
-    def add(self, channel: str, calls: Calls) -> None:
-        """Have ``calls`` hear what is said on ``channel``."""
-        self.hearers.add(channel, calls)
+    def add(self, channel: str, hearer: Hearer) -> None:
+        """Have ``hearer`` hear what is said on ``channel``."""
+        self.hearers.add(channel, hearer)
         if self._task is None:
             self._task = asyncio.create_task(self._listen(), name="sqlaqueue-ear")
         self._rung.set()
 
-    async def remove(self, calls: Calls) -> None:
-        """Have ``calls`` hear no more; with the last one the connection is closed."""
-        self.hearers.remove(calls)
+    async def remove(self, hearer: Hearer) -> None:
+        """Have ``hearer`` hear no more; with the last one the connection is closed."""
+        self.hearers.remove(hearer)
         self._rung.set()
         task = self._task
         if task is not None and not self.hearers.channels:

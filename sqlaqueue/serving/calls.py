@@ -14,6 +14,8 @@ The words on a queue's channel::
     look                                 the queue goes on after a pause
     suspects                             jobs have been rescued, of which one may have killed its worker
     stop                                 running jobs have been asked to stop
+
+and those of :mod:`~sqlaqueue.serving.awaited`.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from sqlaqueue.serving.awaited import Awaited
 
 STAGGER = 0.02
 """Seconds by which one consumer after the other looks for a job that nobody has said to have taken."""
@@ -92,6 +96,7 @@ class Calls:
     :param me: the name under which this Consumer checks in.
     :param poll: returns the seconds until the next look without a call.
     :param called: called when it has been told something for which a look may be due.
+    :param awaited: is told as well who waits for the end of which job.
     :param now: the clock.
     """
 
@@ -101,8 +106,10 @@ class Calls:
         poll: Callable[[], float],
         called: Callable[[], None],
         *,
+        awaited: Awaited | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._awaited = Awaited(now=now) if awaited is None else awaited
         self._me, self._poll, self._called, self._now = me, poll, called, now
         self._lock = threading.Lock()
         self._ahead: list[_Call] = []
@@ -124,6 +131,8 @@ class Calls:
 
     def hear(self, words: str) -> None:
         """Take in a notification; what cannot be understood may come from a newer version, and is let pass."""
+        if self._awaited.hear(words):
+            return
         match words.split():
             case ["call", ticket, jobs, due, *more]:
                 self._hear_call(ticket, jobs, due, more=bool(more))

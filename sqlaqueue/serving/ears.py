@@ -13,8 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.serving.calls import Calls
-from sqlaqueue.serving.hearing import CHECK, Hearers, keep_alive, wait_before
+from sqlaqueue.serving.hearing import CHECK, Hearer, Hearers, keep_alive, wait_before
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -123,23 +122,23 @@ _ears: dict[sa.Engine, Ear] = {}
 _lock = threading.Lock()
 
 
-def listen(engine: sa.Engine, channel: str, calls: Calls) -> None:
-    """Have ``calls`` hear what is said on ``channel``, by the one connection of this process and engine."""
+def listen(engine: sa.Engine, channel: str, hearer: Hearer) -> None:
+    """Have ``hearer`` hear what is said on ``channel``, by the one connection of this process and engine."""
     with _lock:
         ear = _ears.get(engine)
         if ear is None:
             ear = _ears[engine] = Ear(engine)
             ear.start()
-        ear.hearers.add(channel, calls)
+        ear.hearers.add(channel, hearer)
         ear.ring()
 
 
-def unlisten(engine: sa.Engine, calls: Calls) -> None:
-    """Have ``calls`` hear no more; with the last one the connection is closed."""
+def unlisten(engine: sa.Engine, hearer: Hearer) -> None:
+    """Have ``hearer`` hear no more; with the last one the connection is closed."""
     with _lock:
         ear = _ears.get(engine)
         if ear is not None:
-            ear.hearers.remove(calls)
+            ear.hearers.remove(hearer)
             ear.ring()
     if ear is not None and not ear.hearers.channels:
         # Whoever ends the last Consumer may drop the database next.

@@ -6,8 +6,7 @@ import contextlib
 import os
 import socket
 import threading
-
-from sqlaqueue.serving.calls import Calls
+from typing import Protocol
 
 CHECK = 60.0
 """Seconds after which a silent connection is asked whether it is still there."""
@@ -16,22 +15,32 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 30.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 
 
+class Hearer(Protocol):
+    """One who wants to hear: a Consumer, or somebody who waits for the end of a job."""
+
+    def hear(self, words: str) -> None:
+        """Take in a notification."""
+
+    def went_deaf(self) -> None:
+        """Learn that something may have been missed: the connection is lost, or is another one."""
+
+
 class Hearers:
-    """The Consumers that want to hear what is said on channels."""
+    """Those who want to hear what is said on channels."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._channels: dict[Calls, str] = {}
+        self._channels: dict[Hearer, str] = {}
 
-    def add(self, channel: str, calls: Calls) -> None:
-        """Have ``calls`` hear what is said on ``channel``."""
+    def add(self, channel: str, hearer: Hearer) -> None:
+        """Have ``hearer`` hear what is said on ``channel``."""
         with self._lock:
-            self._channels[calls] = channel
+            self._channels[hearer] = channel
 
-    def remove(self, calls: Calls) -> None:
-        """Have ``calls`` hear no more."""
+    def remove(self, hearer: Hearer) -> None:
+        """Have ``hearer`` hear no more."""
         with self._lock:
-            self._channels.pop(calls, None)
+            self._channels.pop(hearer, None)
 
     @property
     def channels(self) -> set[str]:
@@ -41,17 +50,17 @@ class Hearers:
 
     def say(self, channel: str, words: str) -> None:
         """Tell what was said."""
-        for calls in self._of({channel}):
-            calls.hear(words)
+        for hearer in self._of({channel}):
+            hearer.hear(words)
 
     def doubt(self, channels: set[str]) -> None:
         """Have it proven again that something is heard: the connection is lost, or is another one."""
-        for calls in self._of(channels):
-            calls.went_deaf()
+        for hearer in self._of(channels):
+            hearer.went_deaf()
 
-    def _of(self, channels: set[str]) -> list[Calls]:
+    def _of(self, channels: set[str]) -> list[Hearer]:
         with self._lock:
-            return [calls for calls, channel in self._channels.items() if channel in channels]
+            return [hearer for hearer, channel in self._channels.items() if channel in channels]
 
 
 def wait_before(failures: int) -> float:

@@ -8,11 +8,14 @@ from collections.abc import Generator, Sequence
 from functools import partial
 from typing import Any
 
+from sqlalchemy.exc import DBAPIError
+
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.serving import operations as ops
 from sqlaqueue.serving import tending
 from sqlaqueue.serving.operations import Ended
 from sqlaqueue.serving.outcomes import RELEASED
+from sqlaqueue.serving.retention import Walk
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Pause, Report, Script, Step
@@ -151,6 +154,40 @@ def mend_messages(shift: Shift) -> Generator[Step, Any, int]:
     return len(keys)
 
 
+def _delete_old(shift: Shift, now: float) -> Script:
+    """Delete finished jobs whose time is over: a batch each time, with pauses while there are more."""
+    retention = shift.retention
+    if not (retention.walks and shift.proven and shift.agenda.due("retention", now)):
+        return
+    shift.agenda.set("retention", now + shift.crew.pace.look_for_old())
+    if shift.calls.rank >= TENDERS:
+        return
+    more, began = False, time.monotonic()
+    for walk in retention.walks:
+        if walk.begins_at <= now:
+            if not (yield Beside(retention.look_around, (shift.plan,))):
+                return
+            walk.begin(now)
+        more |= yield from _delete_batch(shift, walk)
+    if more:
+        done = time.monotonic()
+        shift.agenda.set("retention", done + shift.crew.pace.between_batches(done - began))
+
+
+def _delete_batch(shift: Shift, walk: Walk) -> Generator[Step, Any, bool]:
+    retention, began = shift.retention, time.monotonic()
+    try:
+        deleted, newest, bound = yield Beside(retention.delete_some, (shift.plan, walk))
+    except DBAPIError as error:
+        if ops.will_pass(error):
+            raise
+        return not (walk.failed() and (yield Beside(retention.leave_first, (shift.plan, walk, error))))
+    more = walk.went(deleted, newest, bound, time.monotonic() - began)
+    if not more and walk.ends():
+        yield Beside(retention.tell_what_stays, (shift.plan, walk))
+    return more
+
+
 _DUTIES = (
     _look_at_timeouts,
     _extend_leases,
@@ -160,4 +197,5 @@ _DUTIES = (
     _stop,
     _sweep,
     _mend,
+    _delete_old,
 )

@@ -19,13 +19,13 @@ from sqlalchemy.orm.attributes import set_committed_value
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.serving import ledger
-from sqlaqueue.serving.calls import EVERY, NO_CALL, Look, taken
+from sqlaqueue.serving.calls import NO_CALL, Look
 from sqlaqueue.serving.outcomes import COMPLETED, Outcome
 from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, TICKETS, Plan
+from sqlaqueue.serving.telling import spare_others, tell_ended
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
-from sqlaqueue.strategies.side_tables import notification
 from sqlaqueue.versions import check_complete, what_is_outdated
 
 logger = logging.getLogger("sqlaqueue")
@@ -105,19 +105,6 @@ def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> 
         parameters[EXCEPT] = plan.spec.bind_keys(plan.suspects.remembered())
     statement = plan.claim_aloud if tickets else plan.claim
     return list(session.execute(statement, parameters, bind_arguments=plan.bind).scalars())
-
-
-def spare_others(session: Session, plan: Plan, look: Look) -> None:
-    """Tell the others, when the transaction commits, that a look has found nothing, where that spares them theirs."""
-    if look.spares_others and plan.takes_all:
-        told = notification(plan.spec, taken(EVERY, look.tickets))
-        session.execute(sa.select(told), bind_arguments=plan.bind)
-
-
-def spare_others_and_commit(session: Session, plan: Plan, look: Look) -> None:
-    """The same, in a transaction of its own."""
-    spare_others(session, plan, look)
-    session.commit()
 
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
@@ -224,6 +211,8 @@ def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
         settled = set(changed) if len(spec.keys) > 1 else {(key,) for key in changed}
         if not plan.holds_transaction:
             lost += [one for one in group if one.run.key not in settled]
+        if group[0].outcome.state != "pending":
+            tell_ended(session, plan, settled)
     return lost
 
 

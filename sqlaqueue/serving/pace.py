@@ -20,11 +20,15 @@ RECONCILE = 30.0
 CHECK_IN = 10.0
 """Seconds between signs of life of a Consumer, at least."""
 
+RETENTION = 60.0
+"""Seconds between looks for finished jobs whose time is over."""
+
 FLUSH_AFTER = 0.05
 """Seconds that a finished run may wait to be settled together with others."""
 
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 3.0
 _IN_HAND = 1.0
+_SHORTEST_PAUSE = 0.05
 _SMOOTHING = 0.2
 
 
@@ -103,6 +107,14 @@ class Pace:
     def reconcile(self, took: float) -> float:
         """Return the seconds until the next reconciliation, which may take one hundredth of the time."""
         return max(RECONCILE, 100 * took) * (0.9 + 0.2 * self._draw())
+
+    def look_for_old(self) -> float:
+        """Return the seconds until the next look for finished jobs whose time is over."""
+        return RETENTION * (0.9 + 0.2 * self._draw())
+
+    def between_batches(self, took: float) -> float:
+        """Return the seconds until more of them are deleted: that may take a fifth of the time."""
+        return max(_SHORTEST_PAUSE, 4 * took)
 
 
 class Agenda:

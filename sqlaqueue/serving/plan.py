@@ -15,6 +15,7 @@ from sqlaqueue.backoff import Delay, RetryPolicy, seconds
 from sqlaqueue.config import check_lease
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.selection import chosen_by
+from sqlaqueue.serving.awaited import Awaited
 from sqlaqueue.serving.ledger import Entries
 from sqlaqueue.serving.outcomes import Outcome, judge
 from sqlaqueue.spec import Key, QueueSpec, Run
@@ -59,6 +60,8 @@ class Plan:
     suspects: Suspects = field(default_factory=lambda: Suspects())  # noqa: PLW0108 - the class is defined below
     entries: Entries = field(default_factory=Entries)
     """This Consumer's rows in the ledger."""
+    awaited: Awaited = field(default_factory=Awaited)
+    """The jobs for whose end somebody waits."""
     asked: set[Key] = field(default_factory=set)
     """Jobs that somebody asked to stop before their handler was called."""
     stopping: bool = False
@@ -66,7 +69,7 @@ class Plan:
 
     def for_a_shift(self) -> Plan:
         """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
-        return replace(self, suspects=Suspects(), asked=set(), stopping=False)
+        return replace(self, suspects=Suspects(), awaited=Awaited(), asked=set(), stopping=False)
 
     def judge(self, error: BaseException | None, run: Run) -> Outcome:
         """Return how a run ends whose handler returned (``error`` is None) or raised."""

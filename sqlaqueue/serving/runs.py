@@ -19,6 +19,7 @@ from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Abandoned, Outcome, 
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.savepoint import Savepoint
 from sqlaqueue.serving.steps import Beside, Do, Handle, Report, Script, Step
+from sqlaqueue.serving.telling import spare_others_and_commit
 from sqlaqueue.spec import Key, Run
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def held_batch(plan: Plan, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
     turn.claimed(runs)
     if not jobs:
         if look.spares_others:
-            yield Beside(ops.spare_others_and_commit, (plan, look))
+            yield Beside(spare_others_and_commit, (plan, look))
         return Report(claimed=0 if suspect is None else 1)
     blamed = len(jobs) == 1 and (suspect is not None or plan.concurrency == 1)
     entry = plan.entries.open([run.key for run in runs], blamed=blamed)

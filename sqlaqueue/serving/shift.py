@@ -11,6 +11,7 @@ from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.events import Announcer
 from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, Agenda, Pace
 from sqlaqueue.serving.plan import Plan
+from sqlaqueue.serving.retention import Retention
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -37,9 +38,10 @@ class Shift:
         self.id = uuid.uuid4().hex
         """Its name among the Consumers that are alive."""
         self.plan = plan.for_a_shift()
-        self.calls = Calls(self.id, pace.poll, self.call)
+        self.calls = Calls(self.id, pace.poll, self.call, awaited=self.plan.awaited)
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls)
         self.agenda = Agenda()
+        self.retention = Retention(plan.spec)
         self._proofs_missed = 0
         self.said_to_hear: bool | None = None
         """What its last check-in said of it; None before the first."""
@@ -48,6 +50,8 @@ class Shift:
         self.error: BaseException | None = None
         for duty in ("heartbeat", "check-in", "requests", "sweep", "reconcile"):
             self.agenda.set(duty, time.monotonic())
+        if self.retention.walks:
+            self.agenda.set("retention", time.monotonic())
 
     def wake(self) -> None:
         """Wake the lanes that rest."""

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.serving import ledger
 from sqlaqueue.serving.operations import QUIET
 from sqlaqueue.serving.plan import Plan
+from sqlaqueue.serving.telling import tell_ended
 from sqlaqueue.spec import Key, Run, clock
 from sqlaqueue.statements import reconcile, rescue, worker_name
 from sqlaqueue.strategies import Held
@@ -52,8 +53,11 @@ def rescue_expired(session: Session, plan: Plan) -> list[Key]:
     """Take back jobs whose lease has expired, of whatever worker."""
     _be_brief(session, plan)
     keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
+    rescued = list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
+    # Some of them may have failed with that.
+    tell_ended(session, plan, rescued)
     session.commit()
-    return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
+    return rescued
 
 
 def reconcile_messages(session: Session, plan: Plan) -> list[Key]:

@@ -21,9 +21,11 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapper
 from sqlalchemy.sql.elements import KeyedColumnElement
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.config import STATES
 from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.retention import attach_retention, oldest_first
 from sqlaqueue.strategies.surveying import survey_of
 from sqlaqueue.strategies.wake_up_triggers import wake_up_triggers
 
@@ -96,6 +98,12 @@ class ClaimStrategy:
         if spec.config.notify:
             for element in wake_up_triggers(spec):
                 attach(spec.table, element)
+        if spec.config.retention:
+            self.attach_retention(spec)
+
+    def attach_retention(self, spec: QueueSpec) -> None:
+        """Add what the deletion of finished jobs needs; called only where the config asks for that."""
+        attach_retention(spec)
 
     # -- claiming ----------------------------------------------------------------------------------------
 
@@ -236,7 +244,8 @@ class ClaimStrategy:
         """
         old = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*states)).limit(limit)
         if age is not None:
-            old = old.where(spec.column("finished_at", "purge(older_than=...)") <= clock() - age)
+            finished_at = spec.column("finished_at", "purge(older_than=...)")
+            old = old.where(finished_at <= clock() - age).order_by(*oldest_first(spec, states, finished_at))
         # A DELETE needs the full row lock; asking for less here would make it wait for foreign keys' locks.
         return sa.delete(spec.model).where(self.among(spec, old.with_for_update(of=spec.table, skip_locked=True)))
 
@@ -251,6 +260,15 @@ class ClaimStrategy:
         :param states: the names of states to select; None for all.
         """
         return survey_of(spec, chosen, states)
+
+    def standing(self, spec: QueueSpec, key: Key) -> AnySelect:
+        """Return a SELECT of the state's name and the last error of one job: no row where there is no such job.
+
+        The name is null for a job whose status is none of the queue's.
+        """
+        known = [state for state in STATES if getattr(spec.config.states, state) is not None]
+        name = sa.case(*((spec.in_state(state), sa.literal(state, sa.Text())) for state in known), else_=None)
+        return sa.select(name, spec.columns.get("last_error", sa.null())).where(spec.matches(spec.keys, [key]))
 
     # -- the parts that strategies share ------------------------------------------------------------------
 

@@ -19,10 +19,11 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, StatementError
-from sqlaqueue.spec import QueueSpec, clock
+from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.retention import attach_to_dead_letters, oldest_first
 from sqlaqueue.strategies.surveying import SHOWN, labelled_keys
 
 
@@ -48,6 +49,10 @@ class OwnMessage(ClaimStrategy):
         side_tables.dead_letter(spec)
         if spec.order_roles:
             add_index(spec, "claim", spec.claim_order)
+
+    def attach_retention(self, spec: QueueSpec) -> None:
+        """Add an index to the dead letters."""
+        attach_to_dead_letters(spec, side_tables.dead_letter(spec))
 
     def claim(
         self,
@@ -124,12 +129,22 @@ class OwnMessage(ClaimStrategy):
         rows = sa.select(*fresh.values()).where(letters.c.letter_key == opened.c.key)
         return sa.insert(spec.table).from_select(list(fresh), rows)
 
+    def standing(self, spec: QueueSpec, key: Key) -> AnySelect:
+        """Look for the row, then among the dead letters: a row may have been enqueued after its namesake died."""
+        dead = spec.side_tables[side_tables.DEAD_LETTER]
+        name = side_tables.key_json([_cast(part, column) for part, column in zip(key, spec.keys, strict=True)])
+        waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(sa.null(), sa.Text()).label("error"))
+        buried = sa.select(dead.c.state, dead.c.error).where(dead.c.queue == spec.name, dead.c.key == name)
+        both = sa.union_all(waits.where(spec.matches(spec.keys, [key])), buried).subquery("both")
+        return sa.select(both).order_by(both.c.state != "pending").limit(1)
+
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Delete dead letters."""
         dead = spec.side_tables[side_tables.DEAD_LETTER]
         old = _locked(_letters(spec, dead, chosen, "purge"), dead).where(dead.c.state.in_(states))
         if age is not None:
-            old = old.where(dead.c.created_at <= clock() - age)
+            moment = dead.c.created_at
+            old = old.where(moment <= clock() - age).order_by(*oldest_first(spec, states, moment))
         letters = old.limit(limit).cte("letters")
         gone = (
             sa.delete(dead)

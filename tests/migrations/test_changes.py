@@ -68,6 +68,29 @@ def test_attributes_left_out_and_taken_in(database: Database, make: Any, engine:
     assert in_any_order(dump(database)) == in_any_order(wanted(many, database))
 
 
+@every_strategy
+def test_a_retention(database: Database, make: Any, strategy: str) -> None:
+    """It comes with an index, of another predicate for other states, and goes with it."""
+    without = order(QueueConfig(strategy=strategy))
+    project = make(without)
+    kept = order(QueueConfig(strategy=strategy, retention={"completed": 60, "failed": 3600}))
+    assert "ix_orders_queue_finished" in changed(project, kept)
+    assert dump(database) == wanted(kept, database)
+    more = order(QueueConfig(strategy=strategy, retention={"completed": 60, "failed": 3600, "cancelled": 60}))
+    changed(project, more)
+    assert dump(database) == wanted(more, database)
+    changed(project, without)
+    assert dump(database) == wanted(without, database)
+
+
+def test_a_retention_of_dead_letters(database: Database, make: Any) -> None:
+    config = {"strategy": "delete_returning", "columns": {"status": None}}
+    project = make(order(QueueConfig(**config)))
+    kept = order(QueueConfig(**config, retention={"failed": 3600}))
+    assert "ix_sqlaqueue_dead_letter_queue_finished" in changed(project, kept)
+    assert dump(database) == wanted(kept, database)
+
+
 @pytest.mark.once
 @pytest.mark.skipif(sa.__version__ < "2.1", reason="SQLAlchemy has an argument for them from 2.1 on")
 def test_storage_parameters(database: Database, make: Any, engine: sa.Engine) -> None:

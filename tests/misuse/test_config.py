@@ -32,6 +32,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"columns": {"status": "x", "run_at": "x"}}, "the attribute 'x' is given to two queue attributes"),
     ({"states": {"pending": "new"}}, r"states=\{'pending': 'new'\}\): give sqlaqueue.States"),
     ({"on_complete": "archive"}, r'on_complete=\'archive\'\): give "keep" or "delete"'),
+    ({"retention": 7}, r"retention=7\): give a time to each state, as in \{'completed': timedelta\(days=7\)\}"),
+    ({"retention": {"done": 7}}, "'done': ...}.: there is no such state; give some of completed, failed, cancelled"),
+    ({"retention": {"pending": 7}}, "'pending': ...}.: jobs that are not finished are not deleted; give some of comp"),
+    ({"retention": {5: 7}}, "5: ...}.: there is no such state"),
+    ({"retention": {"failed": 0}}, "'failed': 0}.: give from one second to 100 years; a state that is not named keeps"),
+    ({"retention": {"completed": 0}}, 'give from one second to 100 years; on_complete="delete" keeps none'),
+    ({"retention": {"failed": -1}}, "must be seconds or a timedelta, zero or more, not -1"),
+    ({"retention": {"failed": None}}, "'failed': ...}. must be seconds or a timedelta"),
+    ({"retention": {"failed": timedelta(days=40_000)}}, "give from one second to 100 years"),
+    ({"retention": {"completed": 7}, "on_complete": "delete"}, 'on_complete="delete" leaves no completed jobs to keep'),
     ({"notify": "no"}, r"notify='no'\): give True or False"),
     ({"name": ""}, r"name=''\): give a text, or None"),
     ({"name": 5}, r"name=5\): give a text, or None"),
@@ -127,3 +137,30 @@ def test_a_key_that_only_the_mapping_names() -> None:
         __mapper_args__: dict[str, Any] = {"primary_key": [__table__.c.number]}  # noqa: RUF012 - as SQLAlchemy reads it
 
     assert [key.name for key in sa.inspect(Order).primary_key] == ["number"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (
+            {"columns": {"finished_at": None}},
+            "Order: .* needs the queue attribute 'finished_at'",
+        ),
+        ({"states": States(failed=None)}, "Order: .*'failed': ...}. is for a state that its table has no word for"),
+    ],
+)
+def test_a_retention_that_does_not_fit_the_class(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        model_with(QueueConfig(retention={"failed": 60}, **given))
+
+
+def test_completed_jobs_without_a_state_cannot_be_kept() -> None:
+    config = QueueConfig(strategy="delete_returning", columns={"status": None}, retention={"completed": 60})
+    with pytest.raises(ConfigurationError, match="Order: .* nothing is left to keep; leave 'completed' out"):
+        model_with(config)
+
+
+def test_a_retention_is_read_as_time() -> None:
+    config = QueueConfig(retention={"completed": 60, "failed": timedelta(days=1)})
+    assert config.retention == {"completed": timedelta(minutes=1), "failed": timedelta(days=1)}
+    assert QueueConfig().retention == {}

@@ -1,0 +1,36 @@
+"""What Consumers tell others with the transactions in which it becomes true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.serving.awaited import ended
+from sqlaqueue.serving.calls import EVERY, Look, taken
+from sqlaqueue.serving.ledger import name_of
+from sqlaqueue.serving.plan import Plan
+from sqlaqueue.spec import Key
+from sqlaqueue.strategies.side_tables import notification
+
+
+def tell_ended(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
+    """Tell those who wait for the end of some jobs, when the transaction commits; nobody, where nobody waits."""
+    if not plan.awaited:
+        return
+    for words in ended(plan.awaited.take([name_of(key) for key in keys])):
+        session.execute(sa.select(notification(plan.spec, words)), bind_arguments=plan.bind)
+
+
+def spare_others(session: Session, plan: Plan, look: Look) -> None:
+    """Tell the others, when the transaction commits, that a look has found nothing, where that spares them theirs."""
+    if look.spares_others and plan.takes_all:
+        told = notification(plan.spec, taken(EVERY, look.tickets))
+        session.execute(sa.select(told), bind_arguments=plan.bind)
+
+
+def spare_others_and_commit(session: Session, plan: Plan, look: Look) -> None:
+    """The same, in a transaction of its own."""
+    spare_others(session, plan, look)
+    session.commit()

@@ -1,0 +1,397 @@
+"""Finished jobs are deleted after their time, and nothing else is."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, claim
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.serving import pace, retention
+from sqlaqueue.serving.plan import make_plan
+from sqlaqueue.serving.retention import BATCH, MOST_LEFT, WALK, Retention, Walk
+from tests.consumer.bench import wait_until
+from tests.servers import Database
+
+DAY = timedelta(days=1)
+KEPT = {"completed": 7 * DAY, "failed": 90 * DAY}
+
+
+class Queue:
+    """A queue with a retention, and tables that refer to it."""
+
+    def __init__(self, database: Database, strategy: str, kept: dict[str, Any] | None = None, **config: Any) -> None:
+        class Base(DeclarativeBase):
+            pass
+
+        class Job(QueueMixin, Base):
+            __tablename__ = "job"
+            __queue__ = QueueConfig(
+                strategy=strategy, retention=KEPT if kept is None else kept, retry=Constant(delay=0), **config
+            )
+            id: Mapped[int] = mapped_column(primary_key=True)
+            payload: Mapped[str | None]
+            parent_id: Mapped[int | None] = mapped_column(sa.ForeignKey("job.id", ondelete="SET NULL"))
+
+        class Child(Base):
+            __tablename__ = "child"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            job_id: Mapped[int | None] = mapped_column(sa.ForeignKey("job.id", name="child_of_job"), index=True)
+
+        class Pet(Base):
+            __tablename__ = "pet"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            job_id: Mapped[int] = mapped_column(sa.ForeignKey("job.id", ondelete="CASCADE"), index=True)
+
+        class Flea(Base):
+            __tablename__ = "flea"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            pet_id: Mapped[int] = mapped_column(sa.ForeignKey("pet.id", name="flea_of_pet"), index=True)
+
+        self.Base, self.Job, self.database = Base, Job, database
+        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
+        self.sessions = sessionmaker(self.engine)
+        Base.metadata.create_all(self.engine)
+
+    def execute(self, *statements: str) -> Any:
+        with self.engine.begin() as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+            return result.scalar() if result.returns_rows else result.rowcount
+
+    def add(self, count: int, status: str, days: float, payload: str = "") -> list[int]:
+        """Add jobs that have been finished for some days, the first one for longest."""
+        with self.engine.begin() as connection:
+            inserted = connection.exec_driver_sql(
+                f"""
+                INSERT INTO job (status, finished_at, payload)
+                SELECT '{status}', now() - interval '{days} days' + number * interval '1 ms', '{payload}'
+                FROM generate_series(1, {count}) AS number RETURNING id
+                """
+            )
+            return sorted(inserted.scalars())
+
+    def left(self) -> set[int]:
+        with self.engine.connect() as connection:
+            return set(connection.exec_driver_sql("SELECT id FROM job").scalars())
+
+    def serve(self, colour: str = "sync") -> Serving:
+        return Serving(self, colour)
+
+
+class Serving:
+    """A Consumer in a thread, for as long as the context lasts."""
+
+    def __init__(self, queue: Queue, colour: str) -> None:
+        self.queue, self.colour = queue, colour
+        self.consumer: Any = None
+        self._error: BaseException | None = None
+
+    def _run(self) -> None:
+        try:
+            if self.colour == "sync":
+                self._run_sync()
+            else:
+                import asyncio  # noqa: PLC0415 - for this one
+
+                asyncio.run(self._run_async())
+        except BaseException as error:  # noqa: BLE001 - for the test to see
+            self._error = error
+
+    def _run_sync(self) -> None:
+        engine = sa.create_engine(self.queue.database.url())
+        try:
+            self.consumer = Consumer(
+                self.queue.Job, lambda session, job: None, sessionmaker(engine), poll_interval=0.05
+            )
+            self.consumer.run()
+        finally:
+            engine.dispose()
+
+    async def _run_async(self) -> None:
+        async def work(session: Any, job: Any) -> None:
+            pass
+
+        engine = create_async_engine(self.queue.database.url("asyncpg"))
+        try:
+            self.consumer = AsyncConsumer(self.queue.Job, work, async_sessionmaker(engine), poll_interval=0.05)
+            await self.consumer.run()
+        finally:
+            await engine.dispose()
+
+    def __enter__(self) -> Self:
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+        wait_until(lambda: self._error is not None or (self.consumer is not None and self.consumer._shift is not None))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.consumer.stop()
+        self._thread.join(30)
+        assert self._error is None
+
+
+@pytest.fixture(autouse=True)
+def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "RETENTION", 0.05)
+
+
+@pytest.fixture
+def queue(database: Database, strategy: str) -> Queue:
+    return Queue(database, strategy)
+
+
+@pytest.fixture
+def leased(database: Database) -> Queue:
+    return Queue(database, "update_status")
+
+
+@pytest.mark.parametrize("colour", ["sync", "async"])
+def test_finished_jobs_are_deleted_after_their_time(queue: Queue, colour: str) -> None:
+    queue.add(BATCH + 20, "completed", 8)
+    queue.add(20, "failed", 91)
+    stay = {
+        *queue.add(20, "completed", 6),
+        *queue.add(20, "failed", 89),
+        *queue.add(20, "cancelled", 1000),
+        *queue.add(3, "processing", 1000),
+    }
+    queue.execute("INSERT INTO job (status) VALUES ('completed')")
+    stay |= {max(queue.left())}  # nobody knows for how long it has been finished
+    with queue.serve(colour):
+        wait_until(lambda: queue.left() == stay)
+
+
+def test_what_becomes_old_is_deleted(database: Database) -> None:
+    """Jobs end, and their time passes while a Consumer serves."""
+    queue = Queue(database, "update_status", {"completed": 1})
+    queue.execute("INSERT INTO job (payload) SELECT 'x' FROM generate_series(1, 10)")
+    with queue.serve():
+        wait_until(lambda: queue.left() == set())
+
+
+def test_messages_stay_in_step(database: Database) -> None:
+    queue = Queue(database, "delete_returning")
+    queue.add(10, "completed", 8)
+    queue.execute("INSERT INTO job (run_at) SELECT now() + interval '1 day' FROM generate_series(1, 5)")
+    with queue.serve():
+        wait_until(lambda: len(queue.left()) == 5)
+    assert queue.execute("SELECT count(*) FROM sqlaqueue_message_job JOIN job USING (id)") == 5
+    assert queue.execute("SELECT count(*) FROM sqlaqueue_message_job") == 5
+
+
+def test_dead_letters_are_deleted(database: Database) -> None:
+    queue = Queue(database, "delete_returning", {"failed": 7 * DAY}, columns={"status": None})
+    insert = "INSERT INTO sqlaqueue_dead_letter (queue, key, row, state, created_at) SELECT "
+    queue.execute(
+        insert
+        + f"'job', jsonb_build_array(i), '{{}}', 'failed', now() - interval '8 days' FROM generate_series(1, {BATCH + 5}) i",
+        insert + "'job', '[9001]', '{}', 'failed', now() - interval '6 days'",
+        insert + "'job', '[9002]', '{}', 'cancelled', now() - interval '8 days'",
+        insert + "'other', '[9003]', '{}', 'failed', now() - interval '8 days'",
+    )
+    with queue.serve():
+        wait_until(lambda: queue.execute("SELECT count(*) FROM sqlaqueue_dead_letter") == 3)
+    assert queue.execute("SELECT min((key -> 0)::int) FROM sqlaqueue_dead_letter") == 9001
+
+
+def test_nothing_is_deleted_by_default(database: Database, strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(Retention, "delete_some", refuse)
+    queue = Queue(database, strategy, {})
+    assert "ix_job_queue_finished" not in {index.name for index in queue.Job.__table__.indexes}
+    queue.add(10, "completed", 10_000)
+    with queue.serve() as serving:
+        queue.execute("INSERT INTO job (payload) VALUES ('x')")
+        wait_until(lambda: queue.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 11)
+        assert not serving.consumer._shift.retention.walks
+
+
+# -- what stands in the way ---------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_is_referred_to_stays_and_others_go(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """Twice as many of them as are deleted at once stand in front."""
+    blocked = leased.add(2 * BATCH, "completed", 9)
+    leased.execute("INSERT INTO child (job_id) SELECT id FROM job")
+    leased.add(BATCH, "completed", 8)
+    with leased.serve():
+        wait_until(lambda: leased.left() == set(blocked))
+        wait_until(lambda: "child_of_job" in caplog.text)
+        leased.add(10, "completed", 7.5)
+        # These are behind what has been looked at.
+        leased.execute("UPDATE job SET finished_at = now() - interval '7 days' + interval '0.5 s' WHERE id > 1500")
+        wait_until(lambda: leased.left() == set(blocked))
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert f"Job: job {blocked[0]} is completed and older than 7 days" in warning
+    assert (
+        'the foreign key child_of_job of child refers to it and has no ON DELETE; give that foreign key ondelete="CASC'
+        in warning
+    )
+
+
+def test_rows_that_go_with_a_job_do_not_keep_it(leased: Queue) -> None:
+    leased.add(10, "completed", 8)
+    leased.execute("INSERT INTO pet (job_id) SELECT id FROM job", "UPDATE job SET parent_id = id")
+    with leased.serve():
+        wait_until(lambda: leased.left() == set())
+
+
+def test_a_job_that_cannot_be_deleted_for_whatever_reason(
+    leased: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What refers to it would go with it, and must not: one finds out by trying."""
+    monkeypatch.setattr(retention, "BATCH", 16)
+    jobs = leased.add(40, "completed", 8)
+    blocked = {jobs[0], jobs[25], jobs[-1]}
+    leased.execute(
+        f"INSERT INTO pet (job_id) SELECT id FROM job WHERE id IN ({', '.join(map(str, blocked))})",
+        "INSERT INTO flea (pet_id) SELECT id FROM pet",
+    )
+    with leased.serve():
+        wait_until(lambda: leased.left() == blocked)
+    warnings = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert f"Job: job {jobs[0]} is completed and older than 7 days, 0:00:00, and cannot be deleted" in warnings[0]
+    assert "flea_of_pet" in warnings[0]
+
+
+def test_claims_and_jobs_that_somebody_holds_are_not_waited_for(queue: Queue) -> None:
+    held, *others = queue.add(10, "completed", 8)
+    queue.execute("INSERT INTO job (payload) VALUES ('x')")
+    with queue.sessions() as session, queue.database.connect() as other, other.transaction():
+        other.execute(f"SELECT * FROM job WHERE id = {held} FOR UPDATE".encode())
+        assert len(session.scalars(claim(queue.Job, 1)).all()) == 1
+        with queue.serve():
+            wait_until(lambda: queue.left().isdisjoint(others))
+        assert held in queue.left()
+
+
+def test_without_its_index_nothing_is_read(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """As between a new version of the program and its migration."""
+    leased.execute("DROP INDEX ix_job_queue_finished")
+    leased.add(10, "completed", 8)
+    with leased.serve():
+        wait_until(lambda: "lacks the index ix_job_queue_finished" in caplog.text)
+        leased.execute("INSERT INTO job (payload) VALUES ('x')")
+        wait_until(lambda: leased.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 11)
+        spec = spec_of(leased.Job)
+        (index,) = [index for index in spec.table.indexes if index.name == "ix_job_queue_finished"]
+        index.create(leased.engine)
+        wait_until(lambda: len(leased.left()) == 1)
+    assert caplog.text.count("lacks the index") == 1
+
+
+# -- one batch ------------------------------------------------------------------------------------------------------------
+
+
+def batch(queue: Queue, walk: Walk) -> tuple[int, datetime | None, datetime | None]:
+    plan = make_plan(
+        queue.Job, batch_size=1, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
+    )
+    deleting = Retention(spec_of(queue.Job))
+    with queue.sessions() as session:
+        assert deleting.look_around(session, plan)
+        return deleting.delete_some(session, plan, walk)
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+def test_a_look_reads_a_few_pages_of_a_large_table(leased: Queue, analysed: bool) -> None:  # noqa: FBT001 - a parameter
+    leased.execute("ALTER TABLE job SET (autovacuum_enabled = off)")
+    leased.add(50_000, "completed", 5)
+    leased.execute("INSERT INTO child (job_id) SELECT id FROM job WHERE id % 10 = 0".replace("%", "%%"))
+    if analysed:
+        leased.execute("ANALYZE job, child")
+    plans: list[str] = []
+
+    @sa.event.listens_for(leased.engine, "before_cursor_execute", retval=True)
+    def _explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> tuple[str, Any]:
+        if statement.startswith("DELETE"):
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters)
+            plans.append(cursor.fetchone()[0][0]["Plan"])
+        return statement, parameters
+
+    assert batch(leased, Walk("completed", 7 * DAY))[0] == 0
+    (plan,) = plans
+    assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 20
+
+
+def test_the_oldest_go_first(leased: Queue) -> None:
+    young, old = leased.add(3, "completed", 8), leased.add(3, "completed", 9)
+    deleted, newest, _ = batch(leased, Walk("completed", 7 * DAY, limit=4))
+    assert deleted == 4
+    assert leased.left() == set(young[1:])
+    assert newest is not None
+    assert abs(newest - (datetime.now(UTC) - 8 * DAY)) < timedelta(minutes=5)
+    assert old
+
+
+def test_a_batch_is_brief(leased: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that deletes extends leases as well: a trigger that takes its time is not waited for."""
+    monkeypatch.setattr(retention, "_PATIENCE", 0.2)
+    leased.add(3, "completed", 8)
+    leased.execute(
+        """
+        CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
+        'BEGIN PERFORM pg_sleep(600); RETURN OLD; END'
+        """,
+        "CREATE TRIGGER slow BEFORE DELETE ON job FOR EACH ROW EXECUTE FUNCTION slow()",
+    )
+    with pytest.raises(sa.exc.OperationalError, match="statement timeout"):
+        batch(leased, Walk("completed", 7 * DAY))
+    assert len(leased.left()) == 3
+
+
+@pytest.mark.once
+def test_a_walk_comes_to_its_end_and_begins_again() -> None:
+    walk = Walk("completed", DAY)
+    now, first, last = 100.0, datetime(2030, 1, 1, tzinfo=UTC), datetime(2030, 1, 2, tzinfo=UTC)
+    assert walk.begins_at <= now
+    walk.begin(now)
+    assert walk.went(BATCH, first, last, 0.01)
+    assert walk.since == first, "there may be more that are as old"
+    assert not walk.went(BATCH - 1, first, last, 0.01)
+    assert walk.since == last, "all that were old enough have been looked at"
+    assert walk.ends()
+    assert not walk.ends(), "what stays is told once in a walk"
+    assert walk.begins_at == now + WALK
+    walk.begin(now + WALK)
+    assert walk.since is None
+    assert walk.ends()
+
+
+@pytest.mark.once
+def test_batches_that_take_long_or_fail_become_smaller() -> None:
+    walk = Walk("completed", DAY)
+    walk.went(BATCH, None, None, 10.0)
+    assert walk.limit == BATCH // 2
+    walk.went(BATCH, None, None, 0.01)
+    assert walk.limit == BATCH
+    failures = 0
+    while not walk.failed():
+        failures += 1
+    assert walk.limit == 1
+    assert 2**failures <= BATCH
+    walk.went(1, None, None, 0.01)
+    assert walk.limit == 2
+
+
+@pytest.mark.once
+def test_more_than_can_be_remembered_are_passed_over() -> None:
+    walk = Walk("completed", DAY)
+    moment = datetime(2030, 1, 1, tzinfo=UTC)
+    for number in range(MOST_LEFT - 1):
+        assert not walk.leave((number,), moment)
+    assert walk.leave((MOST_LEFT,), moment), "a pause"
+    assert walk.left == []
+    assert walk.since is not None
+    assert walk.since > moment

@@ -62,8 +62,8 @@ class QueueObject(DDLElement):
 class TriggerFunction(QueueObject):
     """A trigger function in PL/pgSQL, in the schema of its table.
 
-    It runs with the search path of its creation: the writer of a row may have set another one, under which the
-    unqualified names in the body would mean something else.
+    It runs with a search path of its own: the writer of a row may have set another one, under which the unqualified
+    names in the body would mean something else.
     """
 
     table: sa.Table
@@ -72,10 +72,14 @@ class TriggerFunction(QueueObject):
     """Its text; ``{key}`` stands for the table of that key in ``tables``, whose schema may be translated."""
     tables: dict[str, sa.Table] = field(default_factory=dict)
     comment: str | None = None
+    definer: bool = False
+    """Whether it runs with the rights of its owner (``SECURITY DEFINER``), so that writers need none on ``tables``."""
 
     def created(self) -> Sequence[DDLElement]:
-        """Return the CREATE FUNCTION, and the COMMENT by which others know its version."""
-        return [self] if self.comment is None else [self, CommentOnFunction(self)]
+        """Return the CREATE FUNCTION, what gives it its owner's rights, and the COMMENT that tells its version."""
+        entrust: list[DDLElement] = [EntrustFunction(self)] if self.definer else []
+        comment: list[DDLElement] = [] if self.comment is None else [CommentOnFunction(self)]
+        return [self, *entrust, *comment]
 
     def dropped(self) -> DDLElement:
         """Return the DROP FUNCTION, which a dropped table does not bring with it."""
@@ -85,6 +89,18 @@ class TriggerFunction(QueueObject):
 @dataclass(eq=False)
 class DropFunction(DDLElement):
     """Drops a :class:`TriggerFunction`."""
+
+    function: TriggerFunction
+
+
+@dataclass(eq=False)
+class EntrustFunction(DDLElement):
+    """Lets a :class:`TriggerFunction` run with the rights of its owner, for its own triggers and nobody else.
+
+    Whoever may execute a trigger function may tie it to a table of their own, and have it do to the messages what they
+    write there: so the right is taken from PUBLIC. The temporary schema comes last, where by default it would come
+    first: a writer's temporary table in the place of the real one would run its triggers with the owner's rights.
+    """
 
     function: TriggerFunction
 
@@ -152,6 +168,18 @@ def _create_function(element: TriggerFunction, compiler: DDLCompiler, **_: Any) 
     return (
         f"CREATE OR REPLACE FUNCTION {_qualified(compiler, element)}() RETURNS trigger\n"
         f"LANGUAGE plpgsql SET search_path FROM CURRENT AS $sqlaqueue$\n{body}$sqlaqueue$"
+    )
+
+
+@compiles(EntrustFunction, "postgresql")
+def _entrust_function(element: EntrustFunction, compiler: DDLCompiler, **_: Any) -> str:
+    function = f"{_qualified(compiler, element.function)}()"
+    # In dollars: the name may have a quote in it, and its schema is put in later.
+    return (
+        f"DO $sqlaqueue$\nBEGIN\n  REVOKE ALL ON FUNCTION {function} FROM PUBLIC;\n"
+        f"  EXECUTE $alter$ALTER FUNCTION {function} SECURITY DEFINER SET search_path = pg_catalog, $alter$ || (\n"
+        "    SELECT quote_ident(n.nspname) FROM pg_proc AS f JOIN pg_namespace AS n ON n.oid = f.pronamespace\n"
+        f"    WHERE f.oid = to_regprocedure($name${function}$name$)) || ', pg_temp';\nEND\n$sqlaqueue$"
     )
 
 

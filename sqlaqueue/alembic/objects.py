@@ -20,16 +20,11 @@ log = logging.getLogger(__name__)
 
 def compare_functions(review: Review) -> None:
     """Create the functions that are missing, and replace those that are not as they are wanted."""
+    quote = review.context.dialect.identifier_preparer.quote
     for seen in review.tables:
         for function in seen.functions.values():
             there = review.catalog.functions.get((seen.place[0], function.name))
-            same = (
-                there is not None
-                and (there.source, there.comment) == (_source(function), function.comment)
-                and there.plain
-                and there.fixed
-            )
-            if same:
+            if there is not None and there.same(function, _source(function)):
                 continue
             if there is not None:
                 log.info("Detected changed trigger function %r", function.name)
@@ -40,8 +35,9 @@ def compare_functions(review: Review) -> None:
                 function.body,
                 tables={key: table.name for key, table in function.tables.items()},
                 comment=function.comment,
+                definer=function.definer,
                 schema=seen.schema,
-                previous=None if there is None else there.restored(),
+                previous=None if there is None else there.put_back(quote),
             )
             review.behind.append(create)
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
-from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
+from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.serving import ledger
 from sqlaqueue.serving.calls import EVERY, NO_CALL, Look, taken
@@ -26,7 +26,6 @@ from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
 from sqlaqueue.strategies.side_tables import notification
-from sqlaqueue.versions import UPDATE, what_is_missing, what_is_outdated
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -58,45 +57,6 @@ def will_pass(error: BaseException) -> bool:
 
 
 # -- claiming --------------------------------------------------------------------------------------------------
-
-
-def check_transactions(session: Session, plan: Plan) -> None:
-    """Refuse sessions in which every statement commits by itself.
-
-    A held batch would be handed out to others at once, and nothing would commit or roll back together.
-
-    :raises ConfigurationError: saying which engine to change.
-    """
-    number = sa.select(sa.func.txid_current())
-    first, second = (session.scalar(number, bind_arguments=plan.bind) for _ in range(2))
-    if first != second:
-        msg = (
-            f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
-            "needs transactions: give it a sessionmaker of an engine with another isolation_level"
-        )
-        raise ConfigurationError(msg)
-
-
-def check_database(session: Session, plan: Plan) -> bool:
-    """Refuse a database that lacks what the queue needs, and say what it has from another version.
-
-    :return: whether the queue's table tells idle consumers of new jobs.
-    :raises ConfigurationError: naming what is missing, and what makes it.
-    """
-    # Asked by its connection: some of it names no mapped class, and a session may have several engines.
-    connection = session.connection(bind_arguments=plan.bind)
-    missing = what_is_missing(connection, plan.spec)
-    outdated = None if missing else what_is_outdated(connection, plan.spec)
-    session.rollback()
-    if missing:
-        msg = (
-            f"the database lacks what {plan.spec.model.__name__} needs: {', '.join(missing)}; {UPDATE} makes it, where "
-            "env.py has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet"
-        )
-        raise ConfigurationError(msg)
-    if outdated is not None:
-        logger.warning("%s", outdated)
-    return plan.is_told and outdated is None
 
 
 def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> list[Any]:

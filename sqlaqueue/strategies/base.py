@@ -24,6 +24,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.rights import Right, rights_of_a_consumer
 from sqlaqueue.strategies.wake_up_triggers import wake_up_triggers
 
 Keys = Sequence[Key] | sa.BindParameter[Any]
@@ -95,6 +96,14 @@ class ClaimStrategy:
         if spec.config.notify:
             for element in wake_up_triggers(spec):
                 attach(spec.table, element)
+
+    def rights(self, spec: QueueSpec) -> Iterable[Right]:
+        """Return what the role of a Consumer has to be granted; it is told when it starts without.
+
+        By default: to read the jobs, to write what the end of a run writes into them, and what the side tables of
+        this library need; of any other side table everything.
+        """
+        return rights_of_a_consumer(spec)
 
     # -- claiming ----------------------------------------------------------------------------------------
 

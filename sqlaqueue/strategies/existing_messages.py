@@ -13,7 +13,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import sqlalchemy as sa
@@ -28,6 +29,7 @@ from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
 from sqlaqueue.strategies.indexes import object_name
+from sqlaqueue.strategies.rights import Right, everything
 
 
 class _Messages(NamedTuple):
@@ -99,6 +101,14 @@ class ExistingMessages(ClaimStrategy):
             name = conv(object_name("ix", messages.table.name, "queue", "claim"))
             if name not in {index.name for index in messages.table.indexes}:
                 sa.Index(name, *messages.order, postgresql_where=messages.waits if messages.words else None)
+
+    def rights(self, spec: QueueSpec) -> Iterator[Right]:
+        """Messages are deleted, and one is inserted for a job that runs again."""
+        yield from super().rights(spec)
+        messages = self._messages(spec)
+        for right in everything(messages.table):
+            generated = [key for key in messages.ids if key.identity is None] if right.privilege == "INSERT" else []
+            yield replace(right, generated=generated)
 
     def claim(
         self,

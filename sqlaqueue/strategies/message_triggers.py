@@ -3,18 +3,26 @@
 Statement triggers with transition tables: they see INSERT .. SELECT, ON CONFLICT, COPY, MERGE and plain UPDATE,
 at one call a statement. Old and new rows are compared by EXCEPT, which hashes or sorts: PL/pgSQL keeps the plan that
 it made for the first call, and a join chosen for one row would be quadratic for ten thousand.
+
+The function runs with the rights of its owner, so that whoever writes jobs needs none on the messages. Nothing in its
+text may therefore mean something else to somebody who can create objects in a schema of the search path: tables
+are found in their own schema, and operators are those of PostgreSQL.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import CITEXT
+from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, version_comment
 from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
 
-VERSION = 1
+VERSION = 2
 """To be raised whenever the text below changes: running consumers tell an older function by it."""
 
 
@@ -26,6 +34,7 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
         _body(spec),
         {"messages": messages},
         version_comment(VERSION),
+        definer=True,
     )
     rows = {
         "INSERT": {"NEW": "new_rows"},
@@ -41,14 +50,25 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
     return objects
 
 
+def _equals(column: sa.Column[Any]) -> str:
+    """Return the operator that compares a column, by a name that only PostgreSQL's own answers to.
+
+    A type of an extension brings its operators along, in whatever schema they are.
+    """
+    plain = column.type.dialect_impl(NEUTRAL)
+    plain = getattr(plain, "impl_instance", plain)
+    own = type(plain).__module__.startswith("sqlalchemy.") and not isinstance(plain, CITEXT | UserDefinedType)
+    return "OPERATOR(pg_catalog.=)" if own else "="
+
+
 def _body(spec: QueueSpec) -> str:
     preparer, status = NEUTRAL.identifier_preparer, spec.columns["status"]
     keys = [preparer.quote(key.name) for key in spec.keys]
     order = [preparer.quote(spec.columns[role].name) for role in spec.order_roles]
     columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
-    waiting = f"{preparer.quote(status.name)} = {literal_text(spec.word('pending'), status.type)}"
+    waiting = f"{preparer.quote(status.name)} {_equals(status)} {literal_text(spec.word('pending'), status.type)}"
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
-    same_key = " AND ".join(f"m.{key} = gone.{key}" for key in keys)
+    same_key = " AND ".join(f"m.{name} {_equals(key)} gone.{name}" for name, key in zip(keys, spec.keys, strict=True))
     # Else a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
     return f"""\
 #variable_conflict use_column

@@ -8,7 +8,7 @@ the claim's transaction, or a crash, brings the row back as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -23,6 +23,7 @@ from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.rights import Right, everything
 
 
 class OwnMessage(ClaimStrategy):
@@ -47,6 +48,11 @@ class OwnMessage(ClaimStrategy):
         side_tables.dead_letter(spec)
         if spec.order_roles:
             add_index(spec, "claim", spec.claim_order)
+
+    def rights(self, spec: QueueSpec) -> Iterator[Right]:
+        """The claim deletes the job's row, and a job that runs again is inserted."""
+        yield from everything(spec.table)
+        yield from (right for right in super().rights(spec) if right.table is not spec.table)
 
     def claim(
         self,

@@ -17,7 +17,8 @@ from sqlalchemy import event
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
-from sqlalchemy.sql.compiler import DDLCompiler
+from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
+from sqlalchemy.sql.elements import ColumnElement
 
 from sqlaqueue.spec import QueueSpec
 
@@ -175,11 +176,14 @@ def _create_function(element: TriggerFunction, compiler: DDLCompiler, **_: Any) 
 def _entrust_function(element: EntrustFunction, compiler: DDLCompiler, **_: Any) -> str:
     function = f"{_qualified(compiler, element.function)}()"
     # In dollars: the name may have a quote in it, and its schema is put in later.
+    in_schema = (
+        "SELECT quote_ident(n.nspname) FROM pg_proc AS f JOIN pg_namespace AS n ON n.oid = f.pronamespace\n"
+        f"    WHERE f.oid = to_regprocedure($name${function}$name$)"
+    )
     return (
         f"DO $sqlaqueue$\nBEGIN\n  REVOKE ALL ON FUNCTION {function} FROM PUBLIC;\n"
-        f"  EXECUTE $alter$ALTER FUNCTION {function} SECURITY DEFINER SET search_path = pg_catalog, $alter$ || (\n"
-        "    SELECT quote_ident(n.nspname) FROM pg_proc AS f JOIN pg_namespace AS n ON n.oid = f.pronamespace\n"
-        f"    WHERE f.oid = to_regprocedure($name${function}$name$)) || ', pg_temp';\nEND\n$sqlaqueue$"
+        f"  EXECUTE $alter$ALTER FUNCTION {function} SECURITY DEFINER SET search_path = pg_catalog, $alter$ ||\n"
+        f"    ({in_schema}) || ', pg_temp';\nEND\n$sqlaqueue$"
     )
 
 
@@ -212,6 +216,41 @@ def _create_trigger(element: Trigger, compiler: DDLCompiler, **_: Any) -> str:
 def _set_parameters(element: StorageParameters, compiler: DDLCompiler, **_: Any) -> str:
     settings = ", ".join(f"{name} = {value}" for name, value in element.parameters.items())
     return f"ALTER TABLE {compiler.preparer.format_table(element.table)} SET ({settings})"
+
+
+class NameOf(ColumnElement[str]):
+    """The name of a table as SQL has it, as a text; its schema is translated like any other."""
+
+    inherit_cache = False
+
+    def __init__(self, table: sa.Table) -> None:
+        self.table = table
+
+
+@compiles(NameOf)
+def _name_of(element: NameOf, compiler: SQLCompiler, **_: Any) -> str:
+    # In dollars: a schema that is put in later may have a quote in its name.
+    return f"$sqlaqueue${compiler.preparer.format_table(element.table)}$sqlaqueue$"
+
+
+class TableId(ColumnElement[Any]):
+    """The identity of a table in the database, null when there is none of the name."""
+
+    inherit_cache = False
+
+    def __init__(self, table: sa.Table) -> None:
+        self.name = NameOf(table)
+
+
+@compiles(TableId)
+def _table_id(element: TableId, compiler: SQLCompiler, **_: Any) -> str:
+    return f"to_regclass({compiler.process(element.name)})"
+
+
+def sees_all(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that no row of a table is hidden from the role: row-level security does not apply to it."""
+    hidden: sa.ColumnElement[bool] = sa.func.row_security_active(NameOf(table), type_=sa.Boolean())
+    return ~hidden
 
 
 def objects_of(table: sa.Table) -> Sequence[QueueObject]:

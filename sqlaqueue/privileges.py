@@ -13,10 +13,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
+from sqlaqueue.ddl import NameOf, TableId
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.rights import Right
 from sqlaqueue.strategies.wake_up_triggers import wakes
-from sqlaqueue.versions import NameOf, TableId
 
 _COMMANDS = {"SELECT": "r", "INSERT": "a", "UPDATE": "w", "DELETE": "d"}
 """How ``pg_policy`` writes what a policy is for."""
@@ -65,7 +65,7 @@ def what_policies_hide(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     """
     rights = list(spec.strategy.rights(spec))
     tables = list(dict.fromkeys(right.table for right in rights))
-    active = [sa.func.row_security_active(sa.cast(TableId(table), sa.Text())) for table in tables]
+    active = [sa.func.row_security_active(NameOf(table)) for table in tables]
     role, *secured = connection.execute(sa.select(_role(), *active)).one()
     missing = []
     for table in (table for table, on in zip(tables, secured, strict=True) if on):
@@ -92,7 +92,7 @@ def _lacking(connection: sa.Connection, right: Right) -> list[str]:
     """Return the columns on which a right is missing, quoted; it may have been given column by column."""
     if not right.columns:
         return []
-    privilege = sa.literal_column(f"'{right.privilege}'")
+    privilege: sa.ColumnElement[str] = sa.literal_column(f"'{right.privilege}'")
     has = [
         sa.func.has_column_privilege(TableId(right.table), sa.literal(column.name, sa.Text()), privilege)
         for column in right.columns

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.ddl import sees_all
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
@@ -188,7 +189,7 @@ class ExistingMessages(ClaimStrategy):
         columns = [*_labels("id", messages.ids), *_labels("job", messages.jobs)]
         gone = (
             sa.select(*columns)
-            .where(messages.waits, ~sa.exists().where(job).correlate(messages.table))
+            .where(messages.waits, ~sa.exists().where(job).correlate(messages.table), sees_all(spec.table))
             .with_for_update(of=messages.table, skip_locked=True)
             .cte("without_job")
         )

@@ -15,10 +15,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import CITEXT
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
 from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.spec import QueueSpec
 
@@ -177,7 +179,7 @@ def _entrust_function(element: EntrustFunction, compiler: DDLCompiler, **_: Any)
     function = f"{_qualified(compiler, element.function)}()"
     # In dollars: the name may have a quote in it, and its schema is put in later.
     in_schema = (
-        "SELECT quote_ident(n.nspname) FROM pg_proc AS f JOIN pg_namespace AS n ON n.oid = f.pronamespace\n"
+        "SELECT quote_ident(n.nspname) FROM pg_proc AS f JOIN pg_namespace AS n ON n.oid = f.pronamespace\n"  # noqa: S608 - the preparer has quoted it
         f"    WHERE f.oid = to_regprocedure($name${function}$name$)"
     )
     return (
@@ -239,12 +241,23 @@ class TableId(ColumnElement[Any]):
     inherit_cache = False
 
     def __init__(self, table: sa.Table) -> None:
-        self.name = NameOf(table)
+        self.table_name = NameOf(table)
 
 
 @compiles(TableId)
 def _table_id(element: TableId, compiler: SQLCompiler, **_: Any) -> str:
-    return f"to_regclass({compiler.process(element.name)})"
+    return f"to_regclass({compiler.process(element.table_name)})"
+
+
+def equals(column: sa.Column[Any]) -> str:
+    """Return the operator that compares a column, by a name that only PostgreSQL's own answers to.
+
+    A type of an extension brings its operators along, in whatever schema they are.
+    """
+    plain = column.type.dialect_impl(NEUTRAL)
+    plain = getattr(plain, "impl_instance", plain)
+    own = type(plain).__module__.startswith("sqlalchemy.") and not isinstance(plain, CITEXT | UserDefinedType)
+    return "OPERATOR(pg_catalog.=)" if own else "="
 
 
 def sees_all(table: sa.Table) -> sa.ColumnElement[bool]:

@@ -11,13 +11,9 @@ are found in their own schema, and operators are those of PostgreSQL.
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import CITEXT
-from sqlalchemy.types import UserDefinedType
 
-from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, version_comment
+from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, version_comment
 from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
@@ -50,25 +46,14 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
     return objects
 
 
-def _equals(column: sa.Column[Any]) -> str:
-    """Return the operator that compares a column, by a name that only PostgreSQL's own answers to.
-
-    A type of an extension brings its operators along, in whatever schema they are.
-    """
-    plain = column.type.dialect_impl(NEUTRAL)
-    plain = getattr(plain, "impl_instance", plain)
-    own = type(plain).__module__.startswith("sqlalchemy.") and not isinstance(plain, CITEXT | UserDefinedType)
-    return "OPERATOR(pg_catalog.=)" if own else "="
-
-
 def _body(spec: QueueSpec) -> str:
     preparer, status = NEUTRAL.identifier_preparer, spec.columns["status"]
     keys = [preparer.quote(key.name) for key in spec.keys]
     order = [preparer.quote(spec.columns[role].name) for role in spec.order_roles]
     columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
-    waiting = f"{preparer.quote(status.name)} {_equals(status)} {literal_text(spec.word('pending'), status.type)}"
+    waiting = f"{preparer.quote(status.name)} {equals(status)} {literal_text(spec.word('pending'), status.type)}"
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
-    same_key = " AND ".join(f"m.{name} {_equals(key)} gone.{name}" for name, key in zip(keys, spec.keys, strict=True))
+    same_key = " AND ".join(f"m.{name} {equals(key)} gone.{name}" for name, key in zip(keys, spec.keys, strict=True))
     # Else a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
     return f"""\
 #variable_conflict use_column

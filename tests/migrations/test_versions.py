@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import QueueConfig, claim
 from sqlaqueue.ddl import TriggerFunction, objects_of
 from sqlaqueue.mapping import spec_of
+from sqlaqueue.strategies import wake_up_triggers
 from sqlaqueue.strategies.message_triggers import VERSION
 from sqlaqueue.versions import what_is_outdated, why_undefined
 from tests.migrations.models import order
@@ -51,8 +52,10 @@ def execute(engine: sa.Engine, *statements: str) -> None:
 @pytest.mark.once
 def test_another_text_has_another_version() -> None:
     """When this fails, the text of the function has changed: raise VERSION, and put the new digest here."""
-    (function,) = (each for each in objects_of(order(WITH_MESSAGES).__table__) if isinstance(each, TriggerFunction))
-    assert (VERSION, hashlib.sha256(function.body.encode()).hexdigest()[:16]) == (1, "ea40539ab1ee734b")
+    functions = (each for each in objects_of(order(WITH_MESSAGES).__table__) if isinstance(each, TriggerFunction))
+    digests = {each.name: hashlib.sha256(each.body.encode()).hexdigest()[:16] for each in functions}
+    assert (wake_up_triggers.VERSION, digests["sqlaqueue_wake_orders"]) == (2, "1b9509bcf94db6c5")
+    assert (VERSION, digests[FUNCTION]) == (2, "fe9f94aeb11797e5")
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -72,9 +75,9 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (f"COMMENT ON FUNCTION {FUNCTION} IS NULL", "is of version 0, and version 1 is needed"),
-        (f"COMMENT ON FUNCTION {FUNCTION} IS 'mine'", "is of version 0, and version 1 is needed"),
-        (f"DROP FUNCTION {FUNCTION} CASCADE", "is missing, and version 1 is needed"),
+        (f"COMMENT ON FUNCTION {FUNCTION} IS NULL", "is of version 0, and version 2 is needed"),
+        (f"COMMENT ON FUNCTION {FUNCTION} IS 'mine'", "is of version 0, and version 2 is needed"),
+        (f"DROP FUNCTION {FUNCTION} CASCADE", "is missing, and version 2 is needed"),
         ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_message_delete", "disabled: sqlaqueue_message_delete"),
         ("DROP TRIGGER sqlaqueue_message_insert ON orders", "missing or disabled: sqlaqueue_message_insert"),
     ],

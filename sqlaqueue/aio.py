@@ -17,7 +17,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import sqlalchemy as sa
@@ -33,6 +33,7 @@ from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, needed
+from sqlaqueue.serving.together import Together
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
@@ -83,10 +84,30 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
         batch: bool = False,
         **options: Any,
     ) -> None: ...
+    @overload
+    def __init__(
+        self: AsyncConsumer[T],
+        model: type[T],
+        handler: Mapping[type[T], Callable[[AsyncSession, Any], Awaitable[object]]],
+        session_factory: AsyncSessionFactory,
+        *,
+        batch: bool = False,
+        **options: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AsyncConsumer[Any],
+        model: AnySelect,
+        handler: Mapping[Any, Callable[[AsyncSession, Any], Awaitable[object]]],
+        session_factory: AsyncSessionFactory,
+        *,
+        batch: bool = False,
+        **options: Any,
+    ) -> None: ...
     def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
         super().__init__(model, handler, session_factory, **options)
-        function = function_of(handler)
-        if inspect.isroutine(function) and not inspect.iscoroutinefunction(function):
+        functions = [function_of(each) for each in self._handlers]
+        if any(inspect.isroutine(each) and not inspect.iscoroutinefunction(each) for each in functions):
             msg = "AsyncConsumer: the handler is not a coroutine function; define it with `async def`, or use Consumer"
             raise ConfigurationError(msg)
 
@@ -99,6 +120,38 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
         :raises ConfigurationError: when the connection pool is too small.
         """
         await self._serve(draining=False)
+
+    @staticmethod
+    async def run_all(*consumers: AsyncConsumer[Any]) -> None:
+        """Run several AsyncConsumers in this event loop, each in a task of its own, until all have ended.
+
+        In the main thread a signal stops all of them. When one ends with an error the others are stopped, in order, and
+        the error is raised; further ones are logged. Cancelling the task that runs this ends all of them as well.
+
+        :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
+            all.
+        """
+        together = Together(AsyncConsumer, consumers)
+        together.check_pools([await consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
+
+        async def run(consumer: AsyncConsumer[Any]) -> None:
+            try:
+                await consumer.run()
+            except asyncio.CancelledError:
+                together.stop()
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is raised in the task that waits for all
+                together.failed(consumer, error)
+
+        with together.begun():
+            tasks = [asyncio.create_task(run(consumer)) for consumer in consumers]
+            try:
+                await asyncio.wait(tasks)
+            except asyncio.CancelledError:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                raise
 
     async def drain(self) -> int:
         """Serve the queue until no job is due, and return how many runs ended.

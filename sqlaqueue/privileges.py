@@ -42,7 +42,8 @@ def what_is_not_granted(connection: sa.Connection, spec: QueueSpec) -> list[str]
     notify = sa.func.has_function_privilege(
         sa.literal_column("'pg_catalog.pg_notify(text,text)'"), sa.literal_column("'EXECUTE'")
     )
-    role, may_notify, *found = connection.execute(sa.select(_role(), notify, *has)).one()
+    row: Any = connection.execute(sa.select(_role(), notify, *has)).one()
+    role, may_notify, *found = row
     grants: dict[sa.Table, list[str]] = {}
     for right, granted in zip(rights, found, strict=True):
         lacking = [] if granted else _lacking(connection, right)
@@ -66,7 +67,8 @@ def what_policies_hide(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     rights = list(spec.strategy.rights(spec))
     tables = list(dict.fromkeys(right.table for right in rights))
     active = [sa.func.row_security_active(NameOf(table)) for table in tables]
-    role, *secured = connection.execute(sa.select(_role(), *active)).one()
+    row: Any = connection.execute(sa.select(_role(), *active)).one()
+    role, *secured = row
     missing = []
     for table in (table for table, on in zip(tables, secured, strict=True) if on):
         commands = set(connection.execute(_commands(table)).scalars())

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import sqlalchemy as sa
@@ -17,7 +18,8 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.exc import ConfigurationError
-from tests.consumer.bench import ROOT, Bench, wait_until
+from sqlaqueue.serving.signals import doorbell
+from tests.consumer.bench import ROOT, Bench, nothing, wait_until
 from tests.consumer.hands import for_async, for_sync
 
 
@@ -27,7 +29,7 @@ class Crowd:
     def __init__(self, bench: Bench, *handlers: Any, **engine: Any) -> None:
         self.bench = bench
         self.engine: Any
-        make, engine = {"pool_size": 2 * len(handlers), "max_overflow": 0} | engine, engine
+        make = {"pool_size": 2 * len(handlers), "max_overflow": 0} | engine
         if bench.colour == "sync":
             self.engine = sa.create_engine(bench.database.url(), **make)
             self.consumers: list[Any] = [
@@ -75,26 +77,21 @@ def in_thread(crowd: Crowd) -> tuple[threading.Thread, list[BaseException]]:
 
 
 def test_all_serve_with_a_pool_of_just_the_size(bench: Bench) -> None:
-    both = threading.Barrier(2)
+    started, go_on = threading.Semaphore(0), threading.Event()
 
     async def work(hands: Any, job: Any) -> None:
-        await hands.wait(bench_open)
-
-    bench_open = threading.Event()
-    started = threading.Semaphore(0)
-
-    async def first(hands: Any, job: Any) -> None:
         started.release()
-        await work(hands, job)
+        await hands.wait(go_on)
 
-    crowd = Crowd(bench, first, first)
-    bench.enqueue(2)
+    crowd = Crowd(bench, work, work)
     thread, errors = in_thread(crowd)
     try:
-        if bench.strategy == "update_status":
-            assert all(started.acquire(timeout=30) for _ in range(2))
+        # One that begins with both jobs of a held batch leaves none to the other: so one after the other.
+        for _ in range(2):
+            bench.enqueue()
+            assert started.acquire(timeout=30)
     finally:
-        bench_open.set()
+        go_on.set()
     wait_until(lambda: bench.states() == {"completed": 2})
     # One that is stopped by itself does not end the others.
     crowd.consumers[0].stop()
@@ -105,7 +102,6 @@ def test_all_serve_with_a_pool_of_just_the_size(bench: Bench) -> None:
     thread.join(30)
     assert not thread.is_alive()
     assert errors == []
-    both.abort()
 
 
 def test_an_error_of_one_ends_the_others_and_is_raised(mixed: Bench, log: pytest.LogCaptureFixture) -> None:
@@ -133,46 +129,24 @@ def test_an_error_of_one_ends_the_others_and_is_raised(mixed: Bench, log: pytest
 
 
 def test_one_that_cannot_begin_ends_the_others(mixed: Bench) -> None:
-    async def nothing(hands: Any, job: Any) -> None:
-        pass
-
     crowd = Crowd(mixed, nothing, nothing)
-    running = mixed.consumer(nothing)
-    crowd.consumers[1] = running.consumer
-    if mixed.colour == "sync":
-        with running.running(), pytest.raises(ConfigurationError, match="is running already"):
-            crowd.run()
-    else:
-        crowd.consumers[1] = crowd.consumers[0].__class__(
-            mixed.Job, for_async(nothing), async_sessionmaker(crowd.engine)
-        )
-        crowd.consumers[1]._shift = object()
-        crowd.consumers[1].stop = lambda: None
-        with pytest.raises(ConfigurationError, match="is running already"):
-            crowd.run()
+    crowd.consumers[1]._shift = crowd.consumers[1].stop = Mock()
+    with pytest.raises(ConfigurationError, match="is running already"):
+        crowd.run()
+    assert crowd.consumers[0]._shift is None
 
 
 def test_a_stop_before_the_beginning_counts(mixed: Bench) -> None:
     """A signal may come when one has begun and the other has not."""
-
-    async def nothing(hands: Any, job: Any) -> None:
-        pass
-
     crowd = Crowd(mixed, nothing, nothing)
     one, other = crowd.consumers
     begin = other._begin
 
     def late(shift: Any) -> None:
-        # All have been told by now, and this one had nothing to stop.
-        together_stop()
+        # As a signal would: all are told, and this one has nothing to stop so far.
+        doorbell._stops[0]()
         begin(shift)
 
-    def together_stop() -> None:
-        doorbell_stops[0]()
-
-    from sqlaqueue.serving.signals import doorbell  # noqa: PLC0415 - what a signal would call
-
-    doorbell_stops = doorbell._stops
     other._begin = late
     thread, errors = in_thread(crowd)
     thread.join(30)
@@ -234,9 +208,6 @@ def serving(bench: Bench) -> int:
 def test_cancelling_the_task_ends_all(supply: Any, strategy: str) -> None:
     bench: Bench = supply.take(strategy, "async")
 
-    async def nothing(hands: Any, job: Any) -> None:
-        pass
-
     async def main() -> None:
         crowd = Crowd(bench, nothing, nothing)
         task = asyncio.create_task(crowd._run())
@@ -260,9 +231,6 @@ def call(kind: Any, *given: Any) -> None:
 
 
 def test_arguments_that_cannot_be_meant(leased: Bench) -> None:
-    async def nothing(hands: Any, job: Any) -> None:
-        pass
-
     consumer = leased.consumer(nothing).consumer
     kind, other = (Consumer, AsyncConsumer) if leased.colour == "sync" else (AsyncConsumer, Consumer)
     for given, said in [
@@ -278,9 +246,6 @@ def test_arguments_that_cannot_be_meant(leased: Bench) -> None:
 
 
 def test_a_pool_that_is_too_small_for_all(leased: Bench) -> None:
-    async def nothing(hands: Any, job: Any) -> None:
-        pass
-
     crowd = Crowd(leased, nothing, nothing, nothing, pool_size=4, max_overflow=1)
     with pytest.raises(ConfigurationError, match=r"needs 6 connections .* allows 5; use .*pool_size=6"):
         crowd.run()

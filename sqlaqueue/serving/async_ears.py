@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from sqlaqueue.serving.calls import Calls
-from sqlaqueue.serving.hearing import CHECK, Hearers, keep_alive, wait_before
+from sqlaqueue.serving.hearing import ANSWER, CHECK, Hearers, keep_alive, wait_before
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -68,6 +68,7 @@ class AsyncEar:
     @contextlib.asynccontextmanager
     async def _connection(self) -> AsyncIterator[tuple[AsyncConnection, Any]]:
         connection = await self._engine.connect()
+        driver: Any = None
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             driver = (await connection.get_raw_connection()).driver_connection
@@ -75,6 +76,9 @@ class AsyncEar:
             await connection.run_sync(lambda sync: sync.detach())
             yield connection, driver
         finally:
+            if self._again and hasattr(driver, "terminate"):
+                # asyncpg's close() waits for the server's answer, and half of this connection may be gone.
+                driver.terminate()
             await connection.close()
 
     async def _serve(self, connection: AsyncConnection, driver: Any) -> None:
@@ -94,7 +98,16 @@ class AsyncEar:
             with listener.watched():
                 rung = await self._wait(CHECK)
             if not rung:
+                await self._ask(connection)
+
+    async def _ask(self, connection: AsyncConnection) -> None:
+        """Ask whether the connection is still there; no answer is an answer."""
+        try:
+            async with asyncio.timeout(ANSWER):
                 await connection.exec_driver_sql("SELECT 1")
+        except TimeoutError:
+            self._again = True
+            raise
 
     async def _wait(self, seconds: float) -> bool:
         """Wait until something can be read, or somebody rings; return whether that was so."""

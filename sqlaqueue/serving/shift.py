@@ -41,6 +41,7 @@ class Shift:
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls)
         self.agenda = Agenda()
         self._proofs_missed = 0
+        self._said_deaf = False
         self.proven = False
         """Some claim has worked: what fails from now on is the database's health, not a mistake in the program."""
         self.said_to_hear: bool | None = None
@@ -70,15 +71,22 @@ class Shift:
     def hears_nothing(self) -> None:
         """Note that a check-in has not been heard: look by polling, and try another connection."""
         self.calls.went_deaf()
-        self.reconnect()
         self._proofs_missed += 1
-        if self._proofs_missed == _MISSED:
+        if self._proofs_missed.bit_count() == 1:
+            # Less and less often: behind a pooler each try leaves a connection to the server that listens for nobody.
+            self.reconnect()
+        if self._proofs_missed == _MISSED and not self._said_deaf:
+            self._said_deaf = True
             logger.warning(
                 "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
                 "polling; give the Consumer an engine that is connected to the server itself, or say "
                 "QueueConfig(notify=False)",
                 self.name,
             )
+
+    def hears_again(self) -> None:
+        """Note that a check-in has been heard."""
+        self._proofs_missed = 0
 
     @property
     def checked_in(self) -> bool:

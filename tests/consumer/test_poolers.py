@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -203,12 +203,11 @@ def test_no_setting_outlives_its_transaction(held: Bench) -> None:
         engine.dispose()
 
 
-@pytest.mark.parametrize("make", [lambda driver: {}], ids=["as it is"])
-def test_the_option_is_needed(supply: Any, make: Callable[[str], dict[str, Any]]) -> None:
+def test_the_option_is_needed(supply: Any) -> None:
     """Without it psycopg prepares a statement on one connection to the server, and executes it on another."""
     bench = supply.take("update_status", "sync")
     with Pooler(bench.database, "transaction", size=2) as pooler:
-        engine = sa.create_engine(pooler.url("psycopg"), pool_size=2, **make("psycopg"))
+        engine = sa.create_engine(pooler.url("psycopg"), pool_size=2)
         with pytest.raises(sa.exc.DBAPIError, match="prepared statement"), engine.connect() as one:
             for _ in range(20):
                 one.execute(sa.text("SELECT 1"))

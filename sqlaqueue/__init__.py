@@ -4,6 +4,7 @@ Inherit :class:`QueueMixin`, pick a strategy in its :class:`QueueConfig`, and
 ``session.execute(claim(Model, n))`` hands out rows of that class, to one worker each.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sqlaqueue import exc
@@ -31,7 +32,8 @@ from sqlaqueue.statements import (
 from sqlaqueue.waiting import wait
 
 if TYPE_CHECKING:
-    from sqlaqueue.aio import AsyncConsumer, async_wait
+    from sqlaqueue.aio import AsyncConsumer
+    from sqlaqueue.async_waiting import async_wait
 
 __all__ = [
     "AsyncConsumer",
@@ -76,11 +78,12 @@ __all__ = [
 __version__ = "0.1.0"
 
 
-def __getattr__(name: str) -> Any:
-    # SQLAlchemy's asyncio part needs greenlet, without which sync code must be able to import this package.
-    if name in {"AsyncConsumer", "async_wait"}:
-        from sqlaqueue import aio  # noqa: PLC0415 - see above
+# SQLAlchemy's asyncio part needs greenlet, without which sync code must be able to import this package.
+_ASYNC = {"AsyncConsumer": "sqlaqueue.aio", "async_wait": "sqlaqueue.async_waiting"}
 
-        return getattr(aio, name)
+
+def __getattr__(name: str) -> Any:
+    if name in _ASYNC:
+        return getattr(import_module(_ASYNC[name]), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

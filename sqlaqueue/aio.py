@@ -9,8 +9,6 @@
 
 It carries out the same scripts as :class:`~sqlaqueue.Consumer` and makes the same promises. A handler is a
 task, so it can be cancelled: at its timeout, when somebody asks its job to stop, and at the end of the grace period.
-
-:func:`async_wait` waits for the end of a job.
 """
 
 from __future__ import annotations
@@ -19,14 +17,13 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.backoff import Delay
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.async_ears import async_ear_of
 from sqlaqueue.serving.base import ConsumerBase, function_of
@@ -36,7 +33,7 @@ from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, Watch, needed
-from sqlaqueue.serving.waiting import JobResult, Listen, Waiter, await_end, make_waiter, maker_of
+from sqlaqueue.serving.together import Together
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
@@ -87,10 +84,30 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
         batch: bool = False,
         **options: Any,
     ) -> None: ...
+    @overload
+    def __init__(
+        self: AsyncConsumer[T],
+        model: type[T],
+        handler: Mapping[type[T], Callable[[AsyncSession, Any], Awaitable[object]]],
+        session_factory: AsyncSessionFactory,
+        *,
+        batch: bool = False,
+        **options: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: AsyncConsumer[Any],
+        model: AnySelect,
+        handler: Mapping[Any, Callable[[AsyncSession, Any], Awaitable[object]]],
+        session_factory: AsyncSessionFactory,
+        *,
+        batch: bool = False,
+        **options: Any,
+    ) -> None: ...
     def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
         super().__init__(model, handler, session_factory, **options)
-        function = function_of(handler)
-        if inspect.isroutine(function) and not inspect.iscoroutinefunction(function):
+        functions = [function_of(each) for each in self._handlers]
+        if any(inspect.isroutine(each) and not inspect.iscoroutinefunction(each) for each in functions):
             msg = "AsyncConsumer: the handler is not a coroutine function; define it with `async def`, or use Consumer"
             raise ConfigurationError(msg)
 
@@ -103,6 +120,38 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
         :raises ConfigurationError: when the connection pool is too small.
         """
         await self._serve(draining=False)
+
+    @staticmethod
+    async def run_all(*consumers: AsyncConsumer[Any]) -> None:
+        """Run several AsyncConsumers in this event loop, each in a task of its own, until all have ended.
+
+        In the main thread a signal stops all of them. When one ends with an error the others are stopped, in order, and
+        the error is raised; further ones are logged. Cancelling the task that runs this ends all of them as well.
+
+        :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
+            all.
+        """
+        together = Together(AsyncConsumer, consumers)
+        together.check_pools([await consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
+
+        async def run(consumer: AsyncConsumer[Any]) -> None:
+            try:
+                await consumer.run()
+            except asyncio.CancelledError:
+                together.stop()
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is raised in the task that waits for all
+                together.failed(consumer, error)
+
+        with together.begun():
+            tasks = [asyncio.create_task(run(consumer)) for consumer in consumers]
+            try:
+                await asyncio.wait(tasks)
+            except asyncio.CancelledError:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.wait(tasks)
+                raise
 
     async def drain(self) -> int:
         """Serve the queue until no job is due, and return how many runs ended.
@@ -261,13 +310,13 @@ class _Tasks(Shift):
     async def _pass_time(self, step: Pause | Watch | Rest) -> None:
         match step:
             case Pause():
-                await _wait(self._ended if step.past_stop else self._stopped, step.seconds)
+                await wait_for_event(self._ended if step.past_stop else self._stopped, step.seconds)
             case Watch():
-                await _wait(self._called, step.seconds)
+                await wait_for_event(self._called, step.seconds)
                 self._called.clear()
             case Rest() if self.crew.version == step.seen and not self.plan.stopping:
                 self._changed.clear()
-                await _wait(self._changed, step.seconds)
+                await wait_for_event(self._changed, step.seconds)
 
     async def _call(self, session: Any, jobs: Sequence[Any]) -> BaseException | None:
         """Run the handler as a task of its own and return what it raised."""
@@ -301,7 +350,8 @@ class _Tasks(Shift):
         return None
 
 
-async def _wait(event: asyncio.Event, seconds: float) -> None:
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, or for some seconds."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()
@@ -316,71 +366,3 @@ async def _end(tasks: Sequence[asyncio.Task[None]], patience: float) -> None:
         task.cancel()
     if pending:
         await asyncio.wait(pending, timeout=_LAST_WORDS)
-
-
-# -- waiting for a job ---------------------------------------------------------------------------------------------
-
-
-@overload
-async def async_wait(
-    session_factory: AsyncSessionFactory,
-    job: tuple[type[T], Any],
-    /,
-    timeout: Delay | None = None,
-    *,
-    check: bool = False,
-) -> JobResult[T]: ...
-@overload
-async def async_wait(
-    session_factory: AsyncSessionFactory, job: T, /, timeout: Delay | None = None, *, check: bool = False
-) -> JobResult[T]: ...
-async def async_wait(
-    session_factory: AsyncSessionFactory, job: Any, /, timeout: Delay | None = None, *, check: bool = False
-) -> JobResult[Any]:
-    """Return how a job has ended, as soon as it has; see :func:`~sqlaqueue.wait` for parameters and errors.
-
-    :param session_factory: makes sessions on the primary, such as an ``async_sessionmaker(engine)``.
-    """
-    bell = asyncio.Event()
-    waiter = make_waiter("async_wait", job, timeout, bell.set, check=check)
-    make = maker_of(session_factory)
-    engine = await _engine_of(make, waiter)
-    script, ear = await_end(waiter), None
-    try:
-        result: Any = None
-        raised: Exception | None = None
-        while True:
-            step = script.send(result) if raised is None else script.throw(raised)
-            result = raised = None
-            try:
-                match step:
-                    case Beside():
-                        async with make() as session:
-                            result = await session.run_sync(step)
-                    case Pause():
-                        await _wait(bell, step.seconds)
-                        bell.clear()
-                    case Listen():
-                        ear = async_ear_of(engine)
-                        ear.add(channel_of(waiter.spec), waiter.waiting)
-            except Exception as error:  # noqa: BLE001 - the script decides
-                raised = error
-    except StopIteration as end:
-        ended: JobResult[Any] = end.value
-        return ended
-    finally:
-        if ear is not None:
-            await ear.remove(waiter.waiting)
-
-
-async def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
-    """Return the engine of the sessions that ``make`` makes."""
-    if not callable(make):
-        msg = f"async_wait({make!r}, ...): give what makes sessions, such as an async_sessionmaker, and not a session"
-        raise ConfigurationError(msg)
-    session = make()
-    if not isinstance(session, AsyncSession):
-        msg = f"async_wait: {make!r} makes {type(session).__name__}; give an async_sessionmaker, or use wait"
-        raise ConfigurationError(msg)
-    async with session:
-        return session.get_bind(waiter.spec.mapper).engine

@@ -18,7 +18,7 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import sqlalchemy as sa
@@ -34,6 +34,7 @@ from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, Watch, needed
+from sqlaqueue.serving.together import Together
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
@@ -46,7 +47,8 @@ class Consumer(ConsumerBase, Generic[T]):
     """Claims jobs, runs a handler for each, and settles them.
 
     :param model: a queue class, or ``select(Model).where(...)`` to serve some of its jobs only.
-    :param handler: ``handler(session, job)``, or ``handler(session, jobs)`` with ``batch=True``. It may raise
+    :param handler: ``handler(session, job)``, or ``handler(session, jobs)`` with ``batch=True``; or a dict of them by
+        class, ``{Email: send_email, Text: send_text}``, for subclasses of ``model`` in its table. It may raise
         :class:`~sqlaqueue.Retry`, :class:`~sqlaqueue.Snooze`, :class:`~sqlaqueue.Fail` or
         :class:`~sqlaqueue.Cancel`; any other exception is a failed attempt. What it writes through ``session`` is
         committed together with the job's completion; it must not commit itself under a strategy that holds the
@@ -96,9 +98,29 @@ class Consumer(ConsumerBase, Generic[T]):
         batch: bool = False,
         **options: Any,
     ) -> None: ...
+    @overload
+    def __init__(
+        self: Consumer[T],
+        model: type[T],
+        handler: Mapping[type[T], Callable[[Session, Any], object]],
+        session_factory: SessionFactory,
+        *,
+        batch: bool = False,
+        **options: Any,
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: Consumer[Any],
+        model: AnySelect,
+        handler: Mapping[Any, Callable[[Session, Any], object]],
+        session_factory: SessionFactory,
+        *,
+        batch: bool = False,
+        **options: Any,
+    ) -> None: ...
     def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
         super().__init__(model, handler, session_factory, **options)
-        if inspect.iscoroutinefunction(function_of(handler)):
+        if any(inspect.iscoroutinefunction(function_of(each)) for each in self._handlers):
             msg = "Consumer: the handler is a coroutine function; use AsyncConsumer with an async_sessionmaker"
             raise ConfigurationError(msg)
 
@@ -110,6 +132,40 @@ class Consumer(ConsumerBase, Generic[T]):
         :raises ConfigurationError: when the connection pool is too small.
         """
         self._serve(draining=False)
+
+    @staticmethod
+    def run_all(*consumers: Consumer[Any]) -> None:
+        """Run several Consumers in this process, each in a thread of its own, until all have ended.
+
+        In the main thread a signal stops all of them. When one ends with an error the others are stopped, in order, and
+        the error is raised; further ones are logged.
+
+        :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
+            all.
+        """
+        together = Together(Consumer, consumers)
+        together.check_pools([consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
+
+        def run(consumer: Consumer[Any]) -> None:
+            try:
+                consumer.run()
+            except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for all
+                together.failed(consumer, error)
+
+        threads = [
+            threading.Thread(target=run, args=[consumer], name=f"sqlaqueue-{consumer.queue}", daemon=True)
+            for consumer in consumers
+        ]
+        with together.begun():
+            for thread in threads:
+                thread.start()
+            try:
+                while working := [thread for thread in threads if thread.is_alive()]:
+                    working[0].join(0.05)
+            finally:
+                together.stop()
+                for thread in threads:
+                    thread.join()
 
     def drain(self) -> int:
         """Serve the queue until no job is due, and return how many runs ended.

@@ -15,9 +15,12 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.dialects.postgresql import CITEXT
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
-from sqlalchemy.sql.compiler import DDLCompiler
+from sqlalchemy.sql.compiler import DDLCompiler, SQLCompiler
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.spec import QueueSpec
 
@@ -62,8 +65,8 @@ class QueueObject(DDLElement):
 class TriggerFunction(QueueObject):
     """A trigger function in PL/pgSQL, in the schema of its table.
 
-    It runs with the search path of its creation: the writer of a row may have set another one, under which the
-    unqualified names in the body would mean something else.
+    It runs with a search path of its own: the writer of a row may have set another one, under which the unqualified
+    names in the body would mean something else.
     """
 
     table: sa.Table
@@ -72,10 +75,14 @@ class TriggerFunction(QueueObject):
     """Its text; ``{key}`` stands for the table of that key in ``tables``, whose schema may be translated."""
     tables: dict[str, sa.Table] = field(default_factory=dict)
     comment: str | None = None
+    definer: bool = False
+    """Whether it runs with the rights of its owner (``SECURITY DEFINER``), so that writers need none on ``tables``."""
 
     def created(self) -> Sequence[DDLElement]:
-        """Return the CREATE FUNCTION, and the COMMENT by which others know its version."""
-        return [self] if self.comment is None else [self, CommentOnFunction(self)]
+        """Return the CREATE FUNCTION, what gives it its owner's rights, and the COMMENT that tells its version."""
+        entrust: list[DDLElement] = [EntrustFunction(self)] if self.definer else []
+        comment: list[DDLElement] = [] if self.comment is None else [CommentOnFunction(self)]
+        return [self, *entrust, *comment]
 
     def dropped(self) -> DDLElement:
         """Return the DROP FUNCTION, which a dropped table does not bring with it."""
@@ -85,6 +92,18 @@ class TriggerFunction(QueueObject):
 @dataclass(eq=False)
 class DropFunction(DDLElement):
     """Drops a :class:`TriggerFunction`."""
+
+    function: TriggerFunction
+
+
+@dataclass(eq=False)
+class EntrustFunction(DDLElement):
+    """Lets a :class:`TriggerFunction` run with the rights of its owner, for its own triggers and nobody else.
+
+    Whoever may execute a trigger function may tie it to a table of their own, and have it do to the messages what they
+    write there: so the right is taken from PUBLIC. The temporary schema comes last, where by default it would come
+    first: a writer's temporary table in the place of the real one would run its triggers with the owner's rights.
+    """
 
     function: TriggerFunction
 
@@ -155,6 +174,21 @@ def _create_function(element: TriggerFunction, compiler: DDLCompiler, **_: Any) 
     )
 
 
+@compiles(EntrustFunction, "postgresql")
+def _entrust_function(element: EntrustFunction, compiler: DDLCompiler, **_: Any) -> str:
+    function = f"{_qualified(compiler, element.function)}()"
+    # In dollars: the name may have a quote in it, and its schema is put in later.
+    in_schema = (
+        "SELECT quote_ident(n.nspname) FROM pg_proc AS f JOIN pg_namespace AS n ON n.oid = f.pronamespace\n"  # noqa: S608 - the preparer has quoted it
+        f"    WHERE f.oid = to_regprocedure($name${function}$name$)"
+    )
+    return (
+        f"DO $sqlaqueue$\nBEGIN\n  REVOKE ALL ON FUNCTION {function} FROM PUBLIC;\n"
+        f"  EXECUTE $alter$ALTER FUNCTION {function} SECURITY DEFINER SET search_path = pg_catalog, $alter$ ||\n"
+        f"    ({in_schema}) || ', pg_temp';\nEND\n$sqlaqueue$"
+    )
+
+
 @compiles(CommentOnFunction, "postgresql")
 def _comment_on_function(element: CommentOnFunction, compiler: DDLCompiler, **_: Any) -> str:
     function, comment = element.function, "NULL"
@@ -184,6 +218,52 @@ def _create_trigger(element: Trigger, compiler: DDLCompiler, **_: Any) -> str:
 def _set_parameters(element: StorageParameters, compiler: DDLCompiler, **_: Any) -> str:
     settings = ", ".join(f"{name} = {value}" for name, value in element.parameters.items())
     return f"ALTER TABLE {compiler.preparer.format_table(element.table)} SET ({settings})"
+
+
+class NameOf(ColumnElement[str]):
+    """The name of a table as SQL has it, as a text; its schema is translated like any other."""
+
+    inherit_cache = False
+
+    def __init__(self, table: sa.Table) -> None:
+        self.table = table
+
+
+@compiles(NameOf)
+def _name_of(element: NameOf, compiler: SQLCompiler, **_: Any) -> str:
+    # In dollars: a schema that is put in later may have a quote in its name.
+    return f"$sqlaqueue${compiler.preparer.format_table(element.table)}$sqlaqueue$"
+
+
+class TableId(ColumnElement[Any]):
+    """The identity of a table in the database, null when there is none of the name."""
+
+    inherit_cache = False
+
+    def __init__(self, table: sa.Table) -> None:
+        self.table_name = NameOf(table)
+
+
+@compiles(TableId)
+def _table_id(element: TableId, compiler: SQLCompiler, **_: Any) -> str:
+    return f"to_regclass({compiler.process(element.table_name)})"
+
+
+def equals(column: sa.Column[Any]) -> str:
+    """Return the operator that compares a column, by a name that only PostgreSQL's own answers to.
+
+    A type of an extension brings its operators along, in whatever schema they are.
+    """
+    plain = column.type.dialect_impl(NEUTRAL)
+    plain = getattr(plain, "impl_instance", plain)
+    own = type(plain).__module__.startswith("sqlalchemy.") and not isinstance(plain, CITEXT | UserDefinedType)
+    return "OPERATOR(pg_catalog.=)" if own else "="
+
+
+def sees_all(table: sa.Table) -> sa.ColumnElement[bool]:
+    """Return the condition that no row of a table is hidden from the role: row-level security does not apply to it."""
+    hidden: sa.ColumnElement[bool] = sa.func.row_security_active(NameOf(table), type_=sa.Boolean())
+    return ~hidden
 
 
 def objects_of(table: sa.Table) -> Sequence[QueueObject]:

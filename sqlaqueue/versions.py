@@ -13,13 +13,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import Session
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.elements import ColumnElement
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.ddl import Trigger, TriggerFunction, objects_of, version_in
+from sqlaqueue.ddl import TableId, Trigger, TriggerFunction, objects_of, version_in
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec
 
@@ -33,28 +30,13 @@ _UNDEFINED = {"42P01", "42703"}
 _TRIGGER = sa.table("pg_trigger", *map(sa.column, ("tgname", "tgrelid", "tgenabled")))
 
 
-class _TableId(ColumnElement[Any]):
-    """The identity of a table, null when there is none of the name; its schema is translated like any other."""
-
-    inherit_cache = False
-
-    def __init__(self, table: sa.Table) -> None:
-        self.table = table
-
-
-@compiles(_TableId)
-def _table_id(element: _TableId, compiler: SQLCompiler, **_: Any) -> str:
-    # In dollars: a schema that is put in later may have a quote in its name.
-    return f"to_regclass($sqlaqueue${compiler.preparer.format_table(element.table)}$sqlaqueue$)"
-
-
 def what_is_missing(session: Session | sa.Connection, spec: QueueSpec) -> list[str]:
     """Return what a queue needs and the database does not have: tables, or else columns and triggers."""
     tables = [spec.table, *spec.side_tables.values()]
-    found = session.execute(sa.select(*map(_TableId, tables))).one()
-    missing = [f"the table {table.fullname}" for table, number in zip(tables, found, strict=True) if number is None]
+    found = session.execute(sa.select(*map(TableId, tables))).one()
+    missing = [table for table, number in zip(tables, found, strict=True) if number is None]
     if missing:
-        return missing
+        return [f"the table {table.fullname}{_where_else(session, table)}" for table in missing]
     columns = set(session.execute(_columns(spec)).scalars())
     triggers = set(session.execute(_triggers(spec)).scalars())
     wanted = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
@@ -76,6 +58,32 @@ def check_complete(session: Session | sa.Connection, spec: QueueSpec) -> None:
             "env.py has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet"
         )
         raise ConfigurationError(msg)
+
+
+def what_is_apart(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
+    """Return what is wrong when the search path leads to tables of two queues in two schemas; None if it does not.
+
+    That happens where the first schema of the path has side tables, of other queues, and the second one the jobs.
+    """
+    mine = [table for table in spec.side_tables.values() if table.schema == spec.table.schema]
+    relation = sa.table("pg_class", *map(sa.column, ("oid", "relname", "relnamespace")))
+    space = sa.table("pg_namespace", *map(sa.column, ("oid", "nspname")))
+    places: Any = session.execute(
+        sa.select(sa.cast(relation.c.relname, sa.Text), sa.cast(space.c.nspname, sa.Text))
+        .join_from(relation, space, space.c.oid == relation.c.relnamespace)
+        .where(relation.c.oid.in_([TableId(table) for table in (spec.table, *mine)]))
+    ).all()
+    schemas: dict[str, str] = dict(places)
+    home = schemas[spec.table.name]
+    strangers = [f"{name} in {schema}" for name, schema in schemas.items() if schema != home]
+    if not strangers:
+        return None
+    path = session.execute(sa.select(sa.func.current_setting(sa.literal_column("'search_path'")))).scalar_one()
+    return (
+        f"{spec.model.__name__}: by the search_path of this session ({path}) the table {spec.table.name} is found in "
+        f"the schema {home}, but {', '.join(strangers)}; they have to be in one schema: let the search_path begin with "
+        f"{home}, or name it in the model, as __table_args__ = {{'schema': {home!r}}}"
+    )
 
 
 def what_is_outdated(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
@@ -132,6 +140,26 @@ def _outdated(spec: QueueSpec, what: str) -> str:
     )
 
 
+def _where_else(session: Session | sa.Connection, table: sa.Table) -> str:
+    """Return in which schemas there is a table of a name that the search path does not lead to."""
+    if table.schema is not None:
+        return ""
+    relation = sa.table("pg_class", *map(sa.column, ("relname", "relnamespace", "relkind")))
+    space = sa.table("pg_namespace", *map(sa.column, ("oid", "nspname")))
+    usable = sa.func.has_schema_privilege(space.c.oid, sa.literal_column("'USAGE'"))
+    query = (
+        sa.select(sa.cast(space.c.nspname, sa.Text), usable)
+        .join_from(relation, space, space.c.oid == relation.c.relnamespace)
+        .where(relation.c.relname == table.name, sa.cast(relation.c.relkind, sa.Text).in_(["r", "p"]))
+    )
+    hints = [
+        f"it is in the schema {schema}, "
+        + ("to which the search_path does not lead" if may else "which the role may not use")
+        for schema, may in session.execute(query)
+    ]
+    return f" ({'; '.join(hints)})" if hints else ""
+
+
 def _comments(spec: QueueSpec, names: list[str]) -> AnySelect:
     function = sa.table("pg_proc", *map(sa.column, ("oid", "proname", "pronamespace")))
     relation = sa.table("pg_class", *map(sa.column, ("oid", "relnamespace")))
@@ -139,18 +167,18 @@ def _comments(spec: QueueSpec, names: list[str]) -> AnySelect:
     return (
         sa.select(sa.cast(function.c.proname, sa.Text), comment)
         .join_from(function, relation, relation.c.relnamespace == function.c.pronamespace)
-        .where(relation.c.oid == _TableId(spec.table), function.c.proname.in_(names))
+        .where(relation.c.oid == TableId(spec.table), function.c.proname.in_(names))
     )
 
 
 def _columns(spec: QueueSpec) -> AnySelect:
     attribute = sa.table("pg_attribute", *map(sa.column, ("attname", "attrelid", "attisdropped")))
-    mine = sa.and_(attribute.c.attrelid == _TableId(spec.table), ~attribute.c.attisdropped)
+    mine = sa.and_(attribute.c.attrelid == TableId(spec.table), ~attribute.c.attisdropped)
     return sa.select(sa.cast(attribute.c.attname, sa.Text)).where(mine)
 
 
 def _triggers(spec: QueueSpec) -> AnySelect:
-    return sa.select(sa.cast(_TRIGGER.c.tgname, sa.Text)).where(_TRIGGER.c.tgrelid == _TableId(spec.table))
+    return sa.select(sa.cast(_TRIGGER.c.tgname, sa.Text)).where(_TRIGGER.c.tgrelid == TableId(spec.table))
 
 
 def _firing(spec: QueueSpec) -> AnySelect:
@@ -167,7 +195,7 @@ def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
     found: AnySelect = (
         sa.select(sa.literal_column("1"))
         .join_from(index, relation, relation.c.oid == index.c.indexrelid)
-        .where(index.c.indrelid == _TableId(table), relation.c.relname == name, index.c.indisvalid)
+        .where(index.c.indrelid == TableId(table), relation.c.relname == name, index.c.indisvalid)
     )
     return connection.scalar(found) is not None
 
@@ -221,7 +249,7 @@ def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> list[ForeignK
         .join(schema, schema.c.oid == relation.c.relnamespace)
         .where(
             constraint.c.contype == sa.literal_column("'f'"),
-            constraint.c.confrelid == _TableId(table),
+            constraint.c.confrelid == TableId(table),
             constraint.c.confdeltype.in_([sa.literal_column("'a'"), sa.literal_column("'r'")]),
             constraint.c.conparentid == 0,
             sa.func.has_table_privilege(constraint.c.conrelid, "SELECT"),

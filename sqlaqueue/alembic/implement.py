@@ -98,8 +98,12 @@ def _role(op: Operations) -> str:
 @Operations.implementation_for(ops.CreateFunction)
 def _create_function(op: Operations, this: ops.CreateFunction) -> None:
     tables = {key: stand_in(name, this.schema) for key, name in this.tables.items()}
-    function = TriggerFunction(stand_in("", this.schema), this.function, this.body, tables, this.comment)
-    execute(op, [function, CommentOnFunction(function)])
+    function = TriggerFunction(
+        stand_in("", this.schema), this.function, this.body, tables, this.comment, definer=this.definer
+    )
+    # A function that is replaced keeps its comment, unless it is taken away.
+    steps = [each for each in function.created() if not isinstance(each, CommentOnFunction)]
+    execute(op, [*steps, CommentOnFunction(function)])
 
 
 @Operations.implementation_for(ops.DropFunction)

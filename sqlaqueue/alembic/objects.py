@@ -22,16 +22,11 @@ log = logging.getLogger(__name__)
 
 def compare_functions(review: Review) -> None:
     """Create the functions that are missing, and replace those that are not as they are wanted."""
+    quote = review.context.dialect.identifier_preparer.quote
     for seen in review.tables:
         for function in seen.functions.values():
             there = review.catalog.functions.get((seen.place[0], function.name))
-            same = (
-                there is not None
-                and (there.source, there.comment) == (_source(function), function.comment)
-                and there.plain
-                and there.fixed
-            )
-            if same:
+            if there is not None and there.same(function, _source(function)):
                 continue
             if there is not None:
                 log.info("Detected changed trigger function %r", function.name)
@@ -42,8 +37,9 @@ def compare_functions(review: Review) -> None:
                 function.body,
                 tables={key: table.name for key, table in function.tables.items()},
                 comment=function.comment,
+                definer=function.definer,
                 schema=seen.schema,
-                previous=None if there is None else there.restored(),
+                previous=None if there is None else there.put_back(quote),
             )
             review.behind.append(create)
 
@@ -113,8 +109,9 @@ def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> None
     by_function: dict[str, dict[str, ops.TriggerPlan]] = {}
     for name, trigger in seen.triggers.items():
         if name not in there:
-            rest = () if trigger.when is None else (trigger.when,)
-            by_function.setdefault(trigger.function.name, {})[name] = (trigger.event, trigger.rows, *rest)
+            plain = (trigger.event, trigger.rows)
+            plan: ops.TriggerPlan = plain if trigger.when is None else (*plain, trigger.when)
+            by_function.setdefault(trigger.function.name, {})[name] = plan
     for function, triggers in by_function.items():
         if seen.found is not None:
             log.info("Detected missing triggers of %r: %s", seen.name, ", ".join(triggers))

@@ -87,12 +87,14 @@ class CreateFunction(QueueOp):
     :param body: its text in PL/pgSQL; ``{key}`` stands for the table of that key in ``tables``.
     :param tables: key to name of a table.
     :param comment: its comment, which holds its version.
+    :param definer: whether it runs with the rights of its owner; PUBLIC may not execute it then.
     """
 
     function: str
     body: str
     tables: dict[str, str] = field(default_factory=dict, kw_only=True)
     comment: str | None = field(default=None, kw_only=True)
+    definer: bool = field(default=False, kw_only=True)
     schema: str | None = field(default=None, kw_only=True)
     previous: MigrateOperation | None = field(default=None, kw_only=True, metadata=HIDDEN)
     """What brings the function back that this one replaces."""

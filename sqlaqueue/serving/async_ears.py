@@ -12,7 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from sqlaqueue.serving.hearing import CHECK, Hearer, Hearers, keep_alive, wait_before
+from sqlaqueue.serving.hearing import ANSWER, CHECK, Hearer, Hearers, keep_alive, wait_before
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -75,6 +75,9 @@ class AsyncEar:
             await connection.run_sync(lambda sync: sync.detach())
             yield connection, driver
         finally:
+            if self._again and hasattr(driver, "terminate"):
+                # asyncpg's close() waits for the server's answer, and half of this connection may be gone.
+                driver.terminate()
             await connection.close()
             # SQLAlchemy closes a detached connection of psycopg without waiting for it.
             if driver is not None:
@@ -97,7 +100,16 @@ class AsyncEar:
             with listener.watched():
                 rung = await self._wait(CHECK)
             if not rung:
+                await self._ask(connection)
+
+    async def _ask(self, connection: AsyncConnection) -> None:
+        """Ask whether the connection is still there; no answer is an answer."""
+        try:
+            async with asyncio.timeout(ANSWER):
                 await connection.exec_driver_sql("SELECT 1")
+        except TimeoutError:
+            self._again = True
+            raise
 
     async def _wait(self, seconds: float) -> bool:
         """Wait until something can be read, or somebody rings; return whether that was so."""

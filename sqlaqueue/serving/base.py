@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -39,9 +39,12 @@ class ConsumerBase:
         name: str | None = None,
         batch: bool = False,
     ) -> None:
-        self._check_callable(handler, batch=batch)
+        by_class = dict(handler) if isinstance(handler, Mapping) else None
+        for each in [handler] if by_class is None else by_class.values():
+            self._check_callable(each, batch=batch)
         self._plan = make_plan(
             model,
+            handlers=by_class,
             batch_size=batch_size,
             concurrency=concurrency,
             lease=lease,
@@ -56,12 +59,13 @@ class ConsumerBase:
                 f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or the database gets no rest"
             )
             raise ConfigurationError(msg)
-        self._handler = handler
+        self._handler: Any = handler if self._plan.dispatch is None else self._plan.dispatch
         self._factory = session_factory
         self._grace = seconds(grace, "Consumer(grace=...)")
         self._announcer = Announcer()
         self._pace = Pace(batch_size, concurrency, interval, together=batch)
         self._shift: Shift | None = None
+        self.told_to_stop: Callable[[], bool] | None = None
 
     def on(self, event: EventName, listener: Listener) -> None:
         """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` whenever ``event`` happens.
@@ -104,7 +108,20 @@ class ConsumerBase:
         if self._shift is not None:
             msg = f"{self!r} is running already; make another Consumer, or raise its concurrency"
             raise ConfigurationError(msg)
+        if self._plan.dispatch is not None:
+            self._plan.dispatch.check()
         self._shift = shift
+        if self.told_to_stop is not None and self.told_to_stop():
+            shift.stop()
+
+    @property
+    def connections(self) -> int:
+        """How many connections it may need at once: one for each handler, and one to tend the queue."""
+        return self._plan.concurrency + 1
+
+    @property
+    def _handlers(self) -> Sequence[Callable[..., Any]]:
+        return [self._handler] if self._plan.dispatch is None else self._plan.dispatch.handlers
 
     def _check_callable(self, handler: Any, *, batch: bool) -> None:
         name, call = type(self).__name__, f"(session, {'jobs' if batch else 'job'})"
@@ -140,18 +157,21 @@ class ConsumerBase:
 
     def _check_pool(self, pool: Pool) -> None:
         """Refuse a pool that has fewer connections than the handlers and the Consumer itself may need at once."""
-        size: Callable[[], int] | None = getattr(pool, "size", None)
-        overflow = getattr(pool, "_max_overflow", None)
-        if size is None or overflow is None or overflow < 0:
-            return
-        needed, there = self._plan.concurrency + 1, size() + overflow
-        if there < needed:
+        needed, there = self.connections, pool_limit(pool)
+        if there is not None and there < needed:
             msg = (
                 f"{type(self).__name__}(concurrency={self._plan.concurrency}) needs {needed} connections, one for each "
                 f"handler and one to tend the queue, and the engine's pool allows {there}; use "
                 f"create_engine(..., pool_size={needed}) or lower concurrency"
             )
             raise ConfigurationError(msg)
+
+
+def pool_limit(pool: Pool) -> int | None:
+    """Return how many connections a pool allows at once; None when there is no limit."""
+    size: Callable[[], int] | None = getattr(pool, "size", None)
+    overflow = getattr(pool, "_max_overflow", None)
+    return None if size is None or overflow is None or overflow < 0 else size() + overflow
 
 
 def function_of(handler: Any) -> Any:

@@ -90,9 +90,8 @@ class Crew:
 
     def fill(self, jobs: Sequence[Any], *, apart: bool = False) -> None:
         """Take claimed jobs in, to be handled together when the handler takes batches, else one by one."""
-        together = self.plan.batch and not apart
         with self.lock:
-            self._inbox.extend([list(jobs)] if together and jobs else [[job] for job in jobs])
+            self._inbox.extend([[job] for job in jobs] if apart else self.plan.units(jobs))
         if jobs:
             self.changed()
 

@@ -11,8 +11,11 @@ from typing import Protocol
 CHECK = 60.0
 """Seconds after which a silent connection is asked whether it is still there."""
 
+ANSWER = 10.0
+"""Seconds for its answer."""
+
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 30.0
-_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
 class Hearer(Protocol):

@@ -83,11 +83,11 @@ def _check_in(shift: Shift, now: float) -> Script:
     calls, plan = shift.calls, shift.plan
     if not shift.proven or CONSUMERS not in plan.spec.side_tables:
         return
-    if calls.hears:
-        shift.hears_itself()
     waited = calls.waits_for_proof()
     if waited is not None and waited > _PATIENCE:
         shift.hears_nothing()
+    elif calls.hears:
+        shift.hears_again()
     if not shift.agenda.due("check-in", now) and calls.hears == shift.said_to_hear:
         return
     pause = shift.crew.pace.check_in(calls.crowd)

@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import exc
 
 from sqlaqueue.exc import SqlaqueueError
+from sqlaqueue.serving import checks, tending
 from sqlaqueue.serving import operations as ops
-from sqlaqueue.serving import tending
 from sqlaqueue.serving.crew import runs_of
 from sqlaqueue.serving.keeping import mend_messages
 from sqlaqueue.serving.operations import Ended
@@ -131,8 +131,8 @@ def _work(shift: Shift, unit: Sequence[Any]) -> Script:
 
 def _check(shift: Shift) -> Script:
     if not shift.proven:
-        yield Beside(ops.check_transactions, (shift.plan,))
-        told = yield Beside(ops.check_database, (shift.plan,))
+        yield Beside(checks.check_transactions, (shift.plan,))
+        told = yield Beside(checks.check_database, (shift.plan,))
         if told and not shift.draining:
             shift.listen()
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
-from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
+from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.serving import ledger
 from sqlaqueue.serving.calls import NO_CALL, Look
@@ -26,7 +26,6 @@ from sqlaqueue.serving.telling import spare_others, tell_ended
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
-from sqlaqueue.versions import check_complete, what_is_outdated
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -58,39 +57,6 @@ def will_pass(error: BaseException) -> bool:
 
 
 # -- claiming --------------------------------------------------------------------------------------------------
-
-
-def check_transactions(session: Session, plan: Plan) -> None:
-    """Refuse sessions in which every statement commits by itself.
-
-    A held batch would be handed out to others at once, and nothing would commit or roll back together.
-
-    :raises ConfigurationError: saying which engine to change.
-    """
-    number = sa.select(sa.func.txid_current())
-    first, second = (session.scalar(number, bind_arguments=plan.bind) for _ in range(2))
-    if first != second:
-        msg = (
-            f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
-            "needs transactions: give it a sessionmaker of an engine with another isolation_level"
-        )
-        raise ConfigurationError(msg)
-
-
-def check_database(session: Session, plan: Plan) -> bool:
-    """Refuse a database that lacks what the queue needs, and say what it has from another version.
-
-    :return: whether the queue's table tells idle consumers of new jobs.
-    :raises ConfigurationError: naming what is missing, and what makes it.
-    """
-    # Asked by its connection: some of it names no mapped class, and a session may have several engines.
-    connection = session.connection(bind_arguments=plan.bind)
-    check_complete(connection, plan.spec)
-    outdated = what_is_outdated(connection, plan.spec)
-    session.rollback()
-    if outdated is not None:
-        logger.warning("%s", outdated)
-    return plan.is_told and outdated is None
 
 
 def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> list[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -16,6 +16,7 @@ from sqlaqueue.config import check_lease
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.serving.awaited import Awaited
+from sqlaqueue.serving.dispatch import Dispatch
 from sqlaqueue.serving.ledger import Entries
 from sqlaqueue.serving.outcomes import Outcome, judge
 from sqlaqueue.spec import Key, QueueSpec, Run
@@ -53,6 +54,8 @@ class Plan:
     batch: bool
     batch_size: int
     concurrency: int
+    dispatch: Dispatch | None = None
+    """Calls the handler of a job's class, where each has one of its own."""
     look_for_suspects: bool = True
     """There may be marked suspects: at the start, and whenever jobs may have been rescued."""
     had_suspect: bool = False
@@ -70,6 +73,14 @@ class Plan:
     def for_a_shift(self) -> Plan:
         """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
         return replace(self, suspects=Suspects(), awaited=Awaited(), asked=set(), stopping=False)
+
+    def units(self, jobs: Sequence[Any]) -> list[list[Any]]:
+        """Return claimed jobs in lists for one call of a handler each."""
+        if not self.batch:
+            return [[job] for job in jobs]
+        if self.dispatch is not None:
+            return self.dispatch.groups(jobs)
+        return [list(jobs)] if jobs else []
 
     def judge(self, error: BaseException | None, run: Run) -> Outcome:
         """Return how a run ends whose handler returned (``error`` is None) or raised."""
@@ -170,6 +181,7 @@ def make_plan(
     retry: RetryPolicy | None,
     name: str | None,
     batch: bool,
+    handlers: Mapping[Any, Callable[..., Any]] | None = None,
 ) -> Plan:
     """Resolve what a Consumer was given.
 
@@ -187,6 +199,9 @@ def make_plan(
         raise ConfigurationError(msg)
     chosen = chosen_by(model, "Consumer")
     spec = chosen.spec
+    dispatch = None if handlers is None else Dispatch("Consumer", chosen, handlers)
+    if dispatch is not None:
+        chosen = chosen._replace(select=dispatch.narrowed(chosen.select))
     _check_words(spec)
     if lease is not None:
         check_lease(lease, "Consumer(lease=...)")
@@ -225,4 +240,5 @@ def make_plan(
         batch=batch,
         batch_size=batch_size,
         concurrency=concurrency,
+        dispatch=dispatch,
     )

@@ -107,7 +107,7 @@ def _run_held(plan: Plan, jobs: Sequence[Any], runs: Sequence[Run], entry: Entry
             return [Ended(runs[0], Outcome("failed", error=f"WorkerDied: {died}", cause=died), jobs[0], entry.deaths)]
     starts = entry.deaths + 1
     ended: list[Ended] = []
-    units = [list(jobs)] if plan.batch else [[job] for job in jobs]
+    units = plan.units(jobs)
     while units:
         unit = units.pop(0)
         if plan.stopping:

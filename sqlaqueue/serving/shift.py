@@ -43,6 +43,7 @@ class Shift:
         self.agenda = Agenda()
         self.retention = Retention(plan.spec)
         self._proofs_missed = 0
+        self._said_deaf = False
         self.said_to_hear: bool | None = None
         """What its last check-in said of it; None before the first."""
         self.over = False
@@ -77,9 +78,11 @@ class Shift:
         """Note that a check-in has not been heard: look by polling, and try another connection."""
         self.calls.went_deaf()
         self._proofs_missed += 1
-        if self._proofs_missed <= _MISSED:
+        if self._proofs_missed.bit_count() == 1:
+            # Less and less often: behind a pooler each try leaves a connection to the server that listens for nobody.
             self.reconnect()
-        if self._proofs_missed == _MISSED:
+        if self._proofs_missed == _MISSED and not self._said_deaf:
+            self._said_deaf = True
             logger.warning(
                 "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
                 "polling; give the Consumer an engine that is connected to the server itself, or say "
@@ -87,14 +90,14 @@ class Shift:
                 self.name,
             )
 
+    def hears_again(self) -> None:
+        """Note that a check-in has been heard."""
+        self._proofs_missed = 0
+
     @property
     def checked_in(self) -> bool:
         """Whether it is among the Consumers that are alive, as others see it."""
         return self.said_to_hear is not None
-
-    def hears_itself(self) -> None:
-        """Note that calls arrive."""
-        self._proofs_missed = 0
 
     def wants_look(self) -> bool:
         """Return whether it is time to look for jobs."""

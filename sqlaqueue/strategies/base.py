@@ -25,7 +25,9 @@ from sqlaqueue.config import STATES
 from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.outlook import coming
 from sqlaqueue.strategies.retention import attach_retention, oldest_first
+from sqlaqueue.strategies.rights import Right, rights_of_a_consumer
 from sqlaqueue.strategies.surveying import survey_of
 from sqlaqueue.strategies.wake_up_triggers import wake_up_triggers
 
@@ -104,6 +106,14 @@ class ClaimStrategy:
     def attach_retention(self, spec: QueueSpec) -> None:
         """Add what the deletion of finished jobs needs; called only where the config asks for that."""
         attach_retention(spec)
+
+    def rights(self, spec: QueueSpec) -> Iterable[Right]:
+        """Return what the role of a Consumer has to be granted; it is told when it starts without.
+
+        By default: to read the jobs, to write what the end of a run writes into them, and what the side tables of
+        this library need; of any other side table everything.
+        """
+        return rights_of_a_consumer(spec)
 
     # -- claiming ----------------------------------------------------------------------------------------
 
@@ -352,24 +362,6 @@ class ClaimStrategy:
         counted = sa.select(*claimed.c, time.label("sqlaqueue_time")).subquery("counted")
         once = sa.select(*(column_of(counted, column) for column in claimed.c)).where(counted.c.sqlaqueue_time == 1)
         return once.subquery("once_each")
-
-
-def coming(
-    spec: QueueSpec, scanned: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]], limit: int
-) -> AnySelect:
-    """Return when the next rows of ``scanned`` that meet ``conditions`` will be due, one priority after the other."""
-    run_at = scanned.c[spec.columns["run_at"].key]
-    moment = sa.extract("epoch", sa.cast(run_at, sa.DateTime(timezone=True))).label("moment")
-    later = sa.select(moment).where(*conditions, run_at > clock()).order_by(run_at).limit(limit)
-    if not spec.has("priority"):
-        return later
-    priority = scanned.c[spec.columns["priority"].key]
-    least = sa.select(sa.func.min(priority).label("level")).where(*conditions)
-    levels = least.cte("levels", recursive=True)
-    above = least.where(priority > levels.c.level).correlate(levels).scalar_subquery()
-    levels = levels.union_all(sa.select(above).where(levels.c.level.is_not(None)))
-    each = later.where(priority == levels.c.level).correlate(levels).lateral("each")
-    return sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
 
 
 def attribute_names(mapper: Mapper[Any]) -> dict[sa.ColumnElement[Any], str]:

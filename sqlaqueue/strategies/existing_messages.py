@@ -13,7 +13,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import sqlalchemy as sa
@@ -22,12 +23,14 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.ddl import sees_all
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
 from sqlaqueue.strategies.indexes import object_name
+from sqlaqueue.strategies.rights import Right, everything
 
 
 class _Messages(NamedTuple):
@@ -99,6 +102,14 @@ class ExistingMessages(ClaimStrategy):
             name = conv(object_name("ix", messages.table.name, "queue", "claim"))
             if name not in {index.name for index in messages.table.indexes}:
                 sa.Index(name, *messages.order, postgresql_where=messages.waits if messages.words else None)
+
+    def rights(self, spec: QueueSpec) -> Iterator[Right]:
+        """Messages are deleted, and one is inserted for a job that runs again."""
+        yield from super().rights(spec)
+        messages = self._messages(spec)
+        for right in everything(messages.table):
+            generated = [key for key in messages.ids if key.identity is None] if right.privilege == "INSERT" else []
+            yield replace(right, generated=generated)
 
     def claim(
         self,
@@ -178,7 +189,7 @@ class ExistingMessages(ClaimStrategy):
         columns = [*_labels("id", messages.ids), *_labels("job", messages.jobs)]
         gone = (
             sa.select(*columns)
-            .where(messages.waits, ~sa.exists().where(job).correlate(messages.table))
+            .where(messages.waits, ~sa.exists().where(job).correlate(messages.table), sees_all(spec.table))
             .with_for_update(of=messages.table, skip_locked=True)
             .cte("without_job")
         )

@@ -3,18 +3,22 @@
 Statement triggers with transition tables: they see INSERT .. SELECT, ON CONFLICT, COPY, MERGE and plain UPDATE,
 at one call a statement. Old and new rows are compared by EXCEPT, which hashes or sorts: PL/pgSQL keeps the plan that
 it made for the first call, and a join chosen for one row would be quadratic for ten thousand.
+
+The function runs with the rights of its owner, so that whoever writes jobs needs none on the messages. Nothing in its
+text may therefore mean something else to somebody who can create objects in a schema of the search path: tables
+are found in their own schema, and operators are those of PostgreSQL.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, version_comment
+from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, version_comment
 from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
 
-VERSION = 1
+VERSION = 2
 """To be raised whenever the text below changes: running consumers tell an older function by it."""
 
 
@@ -26,6 +30,7 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
         _body(spec),
         {"messages": messages},
         version_comment(VERSION),
+        definer=True,
     )
     rows = {
         "INSERT": {"NEW": "new_rows"},
@@ -46,9 +51,9 @@ def _body(spec: QueueSpec) -> str:
     keys = [preparer.quote(key.name) for key in spec.keys]
     order = [preparer.quote(spec.columns[role].name) for role in spec.order_roles]
     columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
-    waiting = f"{preparer.quote(status.name)} = {literal_text(spec.word('pending'), status.type)}"
+    waiting = f"{preparer.quote(status.name)} {equals(status)} {literal_text(spec.word('pending'), status.type)}"
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
-    same_key = " AND ".join(f"m.{key} = gone.{key}" for key in keys)
+    same_key = " AND ".join(f"m.{name} {equals(key)} gone.{name}" for name, key in zip(keys, spec.keys, strict=True))
     # Else a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
     return f"""\
 #variable_conflict use_column

@@ -8,7 +8,7 @@ the claim's transaction, or a crash, brings the row back as it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -24,6 +24,7 @@ from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.retention import attach_to_dead_letters, oldest_first
+from sqlaqueue.strategies.rights import Right, everything
 from sqlaqueue.strategies.surveying import SHOWN, labelled_keys
 
 
@@ -53,6 +54,11 @@ class OwnMessage(ClaimStrategy):
     def attach_retention(self, spec: QueueSpec) -> None:
         """Add an index to the dead letters."""
         attach_to_dead_letters(spec, side_tables.dead_letter(spec))
+
+    def rights(self, spec: QueueSpec) -> Iterator[Right]:
+        """The claim deletes the job's row, and a job that runs again is inserted."""
+        yield from everything(spec.table)
+        yield from (right for right in super().rights(spec) if right.table is not spec.table)
 
     def claim(
         self,

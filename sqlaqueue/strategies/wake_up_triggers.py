@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hashlib
 
-from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, objects_of, version_comment
+from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, objects_of, version_comment
 from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
 
-VERSION = 1
+VERSION = 2
 """To be raised whenever the text below changes: running consumers tell an older function by it."""
 
 PREFIX = "sqlaqueue_wake_"
@@ -57,12 +57,12 @@ def wake_up_triggers(spec: QueueSpec) -> list[QueueObject]:
     return objects
 
 
-def _waits(spec: QueueSpec, row: str = "") -> str:
+def _waits(spec: QueueSpec, row: str = "", *, equal: str = "=") -> str:
     if not spec.has("status"):
         return "TRUE"
     status = spec.columns["status"]
     name = NEUTRAL.identifier_preparer.quote(status.name)
-    return f"{row}{name} = {literal_text(spec.word('pending'), status.type)}"
+    return f"{row}{name} {equal} {literal_text(spec.word('pending'), status.type)}"
 
 
 def _begins_to_wait(spec: QueueSpec) -> str | None:
@@ -89,6 +89,8 @@ def _suspicion(spec: QueueSpec, channel: str) -> str:
 def _body(spec: QueueSpec) -> str:
     channel = channel_of(spec).replace("'", "''")
     run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name) if spec.has("run_at") else None
+    # It runs as whoever writes the rows, and others may have put operators and functions of theirs in its search path.
+    equal = equals(spec.columns["status"]) if spec.has("status") else "="
     first = last = own = "NULL"
     if run_at is not None:
         first, last = f"min({run_at})::timestamptz", f"max({run_at})::timestamptz"
@@ -107,7 +109,7 @@ BEGIN
   ELSE
     SELECT count(*), {first}, {last} INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
       FROM new_rows
-      WHERE {_waits(spec)};
+      WHERE {_waits(spec, equal=equal)};
   END IF;
   IF sqlaqueue_jobs = 0 THEN
     RETURN NULL;
@@ -115,10 +117,10 @@ BEGIN
   IF sqlaqueue_last > statement_timestamp() THEN
     sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, statement_timestamp()));
     IF TG_LEVEL = 'ROW' THEN
-      sqlaqueue_due := ceil(sqlaqueue_due / {_STEP}) * {_STEP};
+      sqlaqueue_due := ceil(sqlaqueue_due / {_STEP}::float8) * {_STEP}::float8;
     END IF;
   END IF;
-  PERFORM pg_notify('{channel}', concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,
+  PERFORM pg_catalog.pg_notify('{channel}', pg_catalog.concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,
     coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));
   RETURN NULL;
 END

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -17,34 +15,17 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 import sqlaqueue
-from sqlaqueue import Consumer, cancel, claim, complete, consumers, pause, paused, requeue, rescue, resume
+from sqlaqueue import Consumer, claim, complete, requeue, rescue
 from sqlaqueue.mapping import spec_of
 from sqlaqueue.serving import calls, keeping, pace
 from sqlaqueue.strategies.wake_up_triggers import channel_of
-from tests.consumer.bench import Bench, Server, nothing, wait_until
-
-LATER = 600.0
-"""Seconds that no test waits for."""
+from tests.consumer.bench import Bench, Server, wait_until
+from tests.consumer.hearing import LATER, await_hearing, execute, hears, idle
 
 
 @pytest.fixture(autouse=True)
 def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pace, "SWEEP", LATER)
-
-
-def hears(server: Server) -> bool:
-    """Tell whether it knows that it hears calls, and has said so."""
-    shift = server.consumer._shift
-    return shift is not None and shift.calls.hears and shift.said_to_hear is True and not shift.calls.wants_outlook()
-
-
-def idle(bench: Bench, **options: Any) -> Server:
-    return bench.consumer(nothing, **{"poll_interval": LATER} | options)
-
-
-def await_hearing(*servers: Server) -> None:
-    for server in servers:
-        wait_until(lambda server=server: hears(server), "that it hears itself")
 
 
 def listener(bench: Bench) -> psycopg.Connection[Any]:
@@ -178,10 +159,10 @@ def test_one_notification_a_statement(supply: Any, strategy: str) -> None:
 def test_a_rescued_job_is_called_out_as_a_suspect(supply: Any) -> None:
     bench = supply.take("update_status", "sync")
     bench.enqueue(2)
-    _execute(bench, claim(bench.Job, 2))
+    execute(bench, claim(bench.Job, 2))
     with listener(bench) as ear:
         bench.execute("UPDATE job SET lease_expires_at = now()")
-        _execute(bench, rescue(bench.Job))
+        execute(bench, rescue(bench.Job))
         first, second = words(ear)
         assert first == "suspects"
         assert second.startswith("call ")
@@ -403,106 +384,3 @@ def test_without_notifications(server: Any, strategy: str, colour: str) -> None:
             bench.enqueue()
             wait_until(lambda: bench.states() == {"completed": 1})
             assert _listening(bench) == 0
-
-
-# -- control --------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def paused_bench(mixed: Bench) -> Iterator[Bench]:
-    _execute(mixed, pause(mixed.Job))
-    yield mixed
-    _execute(mixed, resume(mixed.Job))
-
-
-def _execute(bench: Bench, statement: Any) -> Any:
-    with bench.sessions() as session:
-        result = session.execute(statement)
-        found = result.all() if getattr(result, "returns_rows", True) else None
-        session.commit()
-        return found
-
-
-def test_a_paused_queue_hands_nothing_out(paused_bench: Bench) -> None:
-    bench = paused_bench
-    bench.enqueue(2)
-    with bench.sessions() as session:
-        assert session.execute(claim(bench.Job, 2)).all() == []
-        assert session.scalar(paused(bench.Job)) is True
-    assert bench.consumer().drain() == 0
-    _execute(bench, pause(bench.Job))
-    _execute(bench, resume(bench.Job))
-    with bench.sessions() as session:
-        assert session.scalar(paused(bench.Job)) is False
-    assert bench.consumer().drain() == 2
-
-
-def test_consumers_obey_a_pause(mixed: Bench) -> None:
-    with idle(mixed).running() as server:
-        await_hearing(server)
-        _execute(mixed, pause(mixed.Job))
-        mixed.enqueue()
-        # It comes when it is called, and finds nothing: then it has no call left.
-        wait_until(lambda: not server.consumer._shift.calls.begin_look().tickets)
-        assert mixed.states() == {"pending": 1}
-        _execute(mixed, resume(mixed.Job))
-        wait_until(lambda: mixed.states() == {"completed": 1})
-
-
-def test_a_pause_is_not_forgotten(paused_bench: Bench) -> None:
-    """Requests to jobs are, after a day."""
-    bench = paused_bench
-    bench.execute("UPDATE sqlaqueue_control SET created_at = now() - interval '1 year'")
-    bench.execute("INSERT INTO sqlaqueue_control VALUES ('job', '[1]', now() - interval '1 year')")
-    with idle(bench).running():
-        wait_until(lambda: bench.execute("SELECT count(*) FROM sqlaqueue_control WHERE key = '[1]'") == 0)
-    with bench.sessions() as session:
-        assert session.scalar(paused(bench.Job)) is True
-
-
-def test_a_running_job_is_asked_to_stop_at_once(mixed: Bench) -> None:
-    key = mixed.enqueue()[0]
-    started, go_on = threading.Event(), threading.Event()
-
-    async def work(hands: Any, job: Any) -> None:
-        started.set()
-        await hands.wait(go_on)
-        raise ValueError
-
-    with mixed.consumer(work, poll_interval=LATER).running() as server:
-        await_hearing(server)
-        assert started.wait(30)
-        _execute(mixed, cancel(sa.select(mixed.Job).where(mixed.Job.id == key)))
-        wait_until(lambda: mixed.execute("SELECT count(*) FROM sqlaqueue_control") == 0)
-        go_on.set()
-        wait_until(lambda: mixed.states() == {"cancelled": 1})
-
-
-def test_who_serves_the_queue(mixed: Bench) -> None:
-    started, go_on = threading.Event(), threading.Event()
-
-    async def work(hands: Any, job: Any) -> None:
-        started.set()
-        await hands.wait(go_on)
-
-    key = mixed.enqueue()[0]
-    with mixed.consumer(work, poll_interval=LATER, name="left").running() as server:
-        assert started.wait(30)
-        await_hearing(server)
-        wait_until(lambda: [row.running for row in _execute(mixed, consumers(mixed.Job))] == [[[str(key)]]])
-        (row,) = _execute(mixed, consumers(mixed.Job))
-        assert (row.host, row.pid, row.version) == (socket.gethostname(), os.getpid(), sqlaqueue.__version__)
-        assert row.name == f"{socket.gethostname()}:{os.getpid()}:left"
-        assert row.hears is True
-        assert row.created_at <= row.seen_at
-        go_on.set()
-    assert _execute(mixed, consumers(mixed.Job)) == []
-
-
-def test_who_is_dead_serves_no_more(mixed: Bench) -> None:
-    with mixed.worker("work") as worker:
-        wait_until(lambda: len(_execute(mixed, consumers(mixed.Job))) == 1)
-        worker.process.kill()
-        worker.await_end()
-    mixed.execute("UPDATE sqlaqueue_consumer SET expires_at = now()")
-    assert _execute(mixed, consumers(mixed.Job)) == []

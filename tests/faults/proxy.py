@@ -62,6 +62,8 @@ class Proxy:
         self._database = database
         self._rules: list[Rule] = []
         self._links: set[asyncio.Task[None]] = set()
+        self.listening: set[_Link] = set()
+        """The connections by which somebody listens."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
@@ -90,6 +92,13 @@ class Proxy:
         port = self._server.sockets[0].getsockname()[1]
         return f"postgresql+{driver}://postgres@127.0.0.1:{port}/{self._database.name}"
 
+    def cut_listening(self) -> int:
+        """Let nothing more pass on the connections that listen, without an end to any; return their number."""
+        cut = [link for link in self.listening if not link.silent]
+        for link in cut:
+            link.silent = True
+        return len(cut)
+
     def once(self, kind: Kind, action: Action) -> Rule:
         """Do something with the next COMMIT of a kind."""
         self._rules.append(Rule(kind, action))
@@ -116,6 +125,7 @@ class Proxy:
                 try:
                     await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
                 finally:
+                    self.listening.discard(link)
                     for way in ways:
                         way.cancel()
                     await asyncio.gather(*ways, return_exceptions=True)
@@ -157,6 +167,8 @@ class _Link:
         self._prepared: dict[bytes, str] = {}
         self._losing: Rule | None = None
         """The server's answer is read, and not passed on."""
+        self.silent = False
+        """Nothing is passed on any more, in either direction: half of the connection is gone."""
 
     async def ask(self) -> None:
         """Pass on what the client says, but for the COMMITs for which there is a rule."""
@@ -174,8 +186,11 @@ class _Link:
                     return
             elif statement is not None:
                 self._statements.append(statement)
-            self._server.write(message)
-            await self._server.drain()
+                if statement.startswith("LISTEN"):
+                    self._proxy.listening.add(self)
+            if not self.silent:
+                self._server.write(message)
+                await self._server.drain()
 
     async def _start(self) -> bool:
         """Pass on what comes before the first message; return whether more of it follows."""
@@ -214,6 +229,8 @@ class _Link:
         """Pass on what the server says, until it has committed what is to be lost."""
         swallowed = b""
         while data := await self._answers.read(65536):
+            if self.silent:
+                continue
             if self._losing is None:
                 self._writer.write(data)
                 await self._writer.drain()

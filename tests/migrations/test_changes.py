@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 
 FUNCTION = "sqlaqueue_message_orders_sync"
+WAKE = "sqlaqueue_wake_orders"
 INSERT = "sqlaqueue_message_insert"
 
 
@@ -212,8 +213,12 @@ def test_a_function_of_an_older_version_is_replaced(make: Any, engine: sa.Engine
         f"""CREATE OR REPLACE TRIGGER {INSERT} AFTER INSERT ON orders REFERENCING NEW TABLE AS others
             FOR EACH STATEMENT EXECUTE FUNCTION {FUNCTION}()""",
         f"CREATE TRIGGER sqlaqueue_message_more AFTER UPDATE OF article ON orders EXECUTE FUNCTION {FUNCTION}()",
-        f"ALTER FUNCTION {FUNCTION} SECURITY DEFINER",
+        f"ALTER FUNCTION {FUNCTION} SECURITY INVOKER",
+        f"ALTER FUNCTION {FUNCTION} SET search_path = public",
         f"ALTER FUNCTION {FUNCTION} RESET search_path",
+        f"GRANT EXECUTE ON FUNCTION {FUNCTION} TO PUBLIC",
+        f"ALTER FUNCTION {WAKE} SECURITY DEFINER",
+        f"ALTER FUNCTION {WAKE} RESET search_path",
         f"ALTER FUNCTION {FUNCTION} SET work_mem = '1MB'",
         f"ALTER FUNCTION {FUNCTION} RENAME TO sqlaqueue_message_by_another_name",
         "DROP INDEX ix_sqlaqueue_message_orders_claim",
@@ -233,7 +238,7 @@ def test_what_was_changed_by_hand_is_mended(database: Database, make: Any, engin
 
 def test_the_search_path_of_this_session_is_no_difference(make: Any, engine: sa.Engine) -> None:
     project = make(order(QueueConfig(strategy="delete_returning")))
-    execute(engine, f"ALTER FUNCTION {FUNCTION} SET search_path = public")
+    execute(engine, f"ALTER FUNCTION {WAKE} SET search_path = public")
     project.check()
 
 

@@ -89,12 +89,14 @@ def test_a_function_of_an_older_version_is_told(
 ) -> None:
     """It goes on working: a later version writes what an earlier one reads."""
     with engine.begin() as connection:
-        name = connection.scalar(sa.text("SELECT oid::regprocedure::text FROM pg_proc WHERE proname ~ '^sqlaqueue'"))
+        name = connection.scalar(
+            sa.text("SELECT oid::regprocedure::text FROM pg_proc WHERE proname ~ '^sqlaqueue_message'")
+        )
         connection.exec_driver_sql(f"COMMENT ON FUNCTION {name} IS {comment}")
         connection.exec_driver_sql('INSERT INTO shop."the order\'s" DEFAULT VALUES')
     with caplog.at_level(logging.WARNING, "sqlaqueue"):
         assert Consumer(Order, handle, sessionmaker(engine)).drain() == 1
-    assert "is of version 0, and version 1 is needed" in caplog.text
+    assert "is of version 0, and version 2 is needed" in caplog.text
     assert "alembic upgrade head`" in caplog.text
 
 

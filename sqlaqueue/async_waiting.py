@@ -1,0 +1,86 @@
+"""Wait for the end of a job in async code: :func:`async_wait`, by the same script as :func:`~sqlaqueue.wait`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
+
+from sqlaqueue.aio import wait_for_event
+from sqlaqueue.backoff import Delay
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.serving.async_ears import async_ear_of
+from sqlaqueue.serving.steps import Beside, Pause
+from sqlaqueue.serving.waiting import JobResult, Listen, Waiter, await_end, make_waiter, maker_of
+from sqlaqueue.strategies.wake_up_triggers import channel_of
+
+T = TypeVar("T")
+AsyncSessionFactory = Callable[[], AsyncSession]
+
+
+@overload
+async def async_wait(
+    session_factory: AsyncSessionFactory,
+    job: tuple[type[T], Any],
+    /,
+    timeout: Delay | None = None,
+    *,
+    check: bool = False,
+) -> JobResult[T]: ...
+@overload
+async def async_wait(
+    session_factory: AsyncSessionFactory, job: T, /, timeout: Delay | None = None, *, check: bool = False
+) -> JobResult[T]: ...
+async def async_wait(
+    session_factory: AsyncSessionFactory, job: Any, /, timeout: Delay | None = None, *, check: bool = False
+) -> JobResult[Any]:
+    """Return how a job has ended, as soon as it has; see :func:`~sqlaqueue.wait` for parameters and errors.
+
+    :param session_factory: makes sessions on the primary, such as an ``async_sessionmaker(engine)``.
+    """
+    bell = asyncio.Event()
+    waiter = make_waiter("async_wait", job, timeout, bell.set, check=check)
+    make = maker_of(session_factory)
+    engine = await _engine_of(make, waiter)
+    script, ear = await_end(waiter), None
+    try:
+        result: Any = None
+        raised: Exception | None = None
+        while True:
+            step = script.send(result) if raised is None else script.throw(raised)
+            result = raised = None
+            try:
+                match step:
+                    case Beside():
+                        async with make() as session:
+                            result = await session.run_sync(step)
+                    case Pause():
+                        await wait_for_event(bell, step.seconds)
+                        bell.clear()
+                    case Listen():
+                        ear = async_ear_of(engine)
+                        ear.add(channel_of(waiter.spec), waiter.waiting)
+            except Exception as error:  # noqa: BLE001 - the script decides
+                raised = error
+    except StopIteration as end:
+        ended: JobResult[Any] = end.value
+        return ended
+    finally:
+        if ear is not None:
+            await ear.remove(waiter.waiting)
+
+
+async def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
+    """Return the engine of the sessions that ``make`` makes."""
+    if not callable(make):
+        msg = f"async_wait({make!r}, ...): give what makes sessions, such as an async_sessionmaker, and not a session"
+        raise ConfigurationError(msg)
+    session = make()
+    if not isinstance(session, AsyncSession):
+        msg = f"async_wait: {make!r} makes {type(session).__name__}; give an async_sessionmaker, or use wait"
+        raise ConfigurationError(msg)
+    async with session:
+        return session.get_bind(waiter.spec.mapper).engine

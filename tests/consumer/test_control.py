@@ -1,0 +1,115 @@
+"""Control of a queue while it is served: pauses, requests to running jobs, and who serves it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import sqlaqueue
+from sqlaqueue import cancel, claim, consumers, pause, paused, resume
+from sqlaqueue.serving import pace
+from tests.consumer.bench import Bench, wait_until
+from tests.consumer.hearing import LATER, await_hearing, execute, idle
+
+
+@pytest.fixture(autouse=True)
+def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SWEEP", LATER)
+
+
+@pytest.fixture
+def paused_bench(mixed: Bench) -> Iterator[Bench]:
+    execute(mixed, pause(mixed.Job))
+    yield mixed
+    execute(mixed, resume(mixed.Job))
+
+
+def test_a_paused_queue_hands_nothing_out(paused_bench: Bench) -> None:
+    bench = paused_bench
+    bench.enqueue(2)
+    with bench.sessions() as session:
+        assert session.execute(claim(bench.Job, 2)).all() == []
+        assert session.scalar(paused(bench.Job)) is True
+    assert bench.consumer().drain() == 0
+    execute(bench, pause(bench.Job))
+    execute(bench, resume(bench.Job))
+    with bench.sessions() as session:
+        assert session.scalar(paused(bench.Job)) is False
+    assert bench.consumer().drain() == 2
+
+
+def test_consumers_obey_a_pause(mixed: Bench) -> None:
+    with idle(mixed).running() as server:
+        await_hearing(server)
+        execute(mixed, pause(mixed.Job))
+        mixed.enqueue()
+        # It comes when it is called, and finds nothing: then it has no call left.
+        wait_until(lambda: not server.consumer._shift.calls.begin_look().tickets)
+        assert mixed.states() == {"pending": 1}
+        execute(mixed, resume(mixed.Job))
+        wait_until(lambda: mixed.states() == {"completed": 1})
+
+
+def test_a_pause_is_not_forgotten(paused_bench: Bench) -> None:
+    """Requests to jobs are, after a day."""
+    bench = paused_bench
+    bench.execute("UPDATE sqlaqueue_control SET created_at = now() - interval '1 year'")
+    bench.execute("INSERT INTO sqlaqueue_control VALUES ('job', '[1]', now() - interval '1 year')")
+    with idle(bench).running():
+        wait_until(lambda: bench.execute("SELECT count(*) FROM sqlaqueue_control WHERE key = '[1]'") == 0)
+    with bench.sessions() as session:
+        assert session.scalar(paused(bench.Job)) is True
+
+
+def test_a_running_job_is_asked_to_stop_at_once(mixed: Bench) -> None:
+    key = mixed.enqueue()[0]
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.set()
+        await hands.wait(go_on)
+        raise ValueError
+
+    with mixed.consumer(work, poll_interval=LATER).running() as server:
+        await_hearing(server)
+        assert started.wait(30)
+        execute(mixed, cancel(sa.select(mixed.Job).where(mixed.Job.id == key)))
+        wait_until(lambda: mixed.execute("SELECT count(*) FROM sqlaqueue_control") == 0)
+        go_on.set()
+        wait_until(lambda: mixed.states() == {"cancelled": 1})
+
+
+def test_who_serves_the_queue(mixed: Bench) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.set()
+        await hands.wait(go_on)
+
+    key = mixed.enqueue()[0]
+    with mixed.consumer(work, poll_interval=LATER, name="left").running() as server:
+        assert started.wait(30)
+        await_hearing(server)
+        wait_until(lambda: [row.running for row in execute(mixed, consumers(mixed.Job))] == [[[str(key)]]])
+        (row,) = execute(mixed, consumers(mixed.Job))
+        assert (row.host, row.pid, row.version) == (socket.gethostname(), os.getpid(), sqlaqueue.__version__)
+        assert row.name == f"{socket.gethostname()}:{os.getpid()}:left"
+        assert row.hears is True
+        assert row.created_at <= row.seen_at
+        go_on.set()
+    assert execute(mixed, consumers(mixed.Job)) == []
+
+
+def test_who_is_dead_serves_no_more(mixed: Bench) -> None:
+    with mixed.worker("work") as worker:
+        wait_until(lambda: len(execute(mixed, consumers(mixed.Job))) == 1)
+        worker.process.kill()
+        worker.await_end()
+    mixed.execute("UPDATE sqlaqueue_consumer SET expires_at = now()")
+    assert execute(mixed, consumers(mixed.Job)) == []

@@ -1,0 +1,72 @@
+"""A connection by which nothing arrives any more, though nobody has ended it: such as after a firewall forgot it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.serving import keeping, pace
+from tests.consumer.bench import Bench, Server, wait_until
+from tests.consumer.test_wake_ups import LATER, await_hearing
+from tests.faults.proxy import Proxy
+
+pytestmark = pytest.mark.once
+
+
+class Through(Server):
+    """A Consumer whose connections go through a proxy."""
+
+    def __init__(self, bench: Bench, proxy: Proxy, driver: str) -> None:
+        super().__init__(bench)
+        self.url = proxy.url(driver)
+        if bench.colour == "sync":
+            self.engine: Any = sa.create_engine(self.url)
+            self.consumer = Consumer(bench.Job, lambda *_: None, sessionmaker(self.engine), poll_interval=LATER)
+        else:
+
+            async def work(session: Any, job: Any) -> None:
+                """Do nothing."""
+
+            self.engine = create_async_engine(self.url)
+            self.consumer = AsyncConsumer(bench.Job, work, async_sessionmaker(self.engine), poll_interval=LATER)
+
+    def run(self) -> None:
+        if isinstance(self.consumer, Consumer):
+            self.consumer.run()
+            self.engine.dispose()
+        else:
+            asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        await self.consumer.run()
+        await self.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("colour", "driver"),
+    [("sync", "psycopg"), ("sync", "psycopg2"), ("async", "psycopg"), ("async", "asyncpg")],
+)
+def test_a_check_in_that_is_not_heard_gives_it_away(
+    supply: Any, colour: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """Another connection takes its place, and what was called out meanwhile is found by looking."""
+    monkeypatch.setattr(pace, "CHECK_IN", 0.5)
+    monkeypatch.setattr(keeping, "_PATIENCE", 0.3)
+    bench: Bench = supply.take("update_status", colour)
+    with Proxy(bench.database) as proxy, Through(bench, proxy, driver).running() as server:
+        for round_ in (1, 2):
+            await_hearing(server)
+            assert proxy.cut_listening() == 1
+            bench.enqueue()
+            wait_until(lambda done=2 * round_ - 1: bench.states() == {"completed": done})
+            # By the new connection it is woken as before.
+            await_hearing(server)
+            bench.enqueue()
+            wait_until(lambda done=2 * round_: bench.states() == {"completed": done})
+    assert "notifications do not arrive" not in log.text

@@ -1,0 +1,218 @@
+"""Behind PgBouncer: producers and Consumers work, and a Consumer says when it hears nothing there."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, cancel, claim, complete
+from sqlaqueue.serving import keeping, pace
+from tests.consumer.bench import Bench, Server, wait_until
+from tests.consumer.test_wake_ups import LATER, await_hearing, hears
+from tests.pooler import PROGRAM, Pooler
+
+pytestmark = [
+    pytest.mark.once,
+    pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed; apt-get install pgbouncer"),
+]
+
+# What docs/operating.md tells to do.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "psycopg": {"connect_args": {"prepare_threshold": None}},
+    "asyncpg": {
+        "connect_args": {
+            "statement_cache_size": 0,
+            "prepared_statement_cache_size": 0,
+            "prepared_statement_name_func": lambda: f"__asyncpg_{uuid.uuid4()}__",
+        }
+    },
+    "psycopg2": {},
+}
+
+
+class Behind(Server):
+    """A Consumer whose engine goes through a pooler."""
+
+    def __init__(self, bench: Bench, pooler: Pooler, driver: str, **options: Any) -> None:
+        super().__init__(bench)
+        make = {"pool_size": 5} | OPTIONS[driver]
+        if driver == "asyncpg":
+            self.engine: Any = create_async_engine(pooler.url(driver), **make)
+
+            async def work(session: AsyncSession, job: Any) -> None:
+                await session.execute(bench.effect(job.id))
+
+            factory: Any = async_sessionmaker(self.engine)
+            self.consumer = AsyncConsumer(bench.Job, work, factory, concurrency=4, **options)
+        else:
+            self.engine = sa.create_engine(pooler.url(driver), **make)
+
+            def handle(session: Session, job: Any) -> None:
+                session.execute(bench.effect(job.id))
+
+            self.consumer = Consumer(bench.Job, handle, sessionmaker(self.engine), concurrency=4, **options)
+        self._listen()
+
+    def run(self) -> None:
+        self._serve("run")
+
+    def drain(self) -> int:
+        return int(self._serve("drain"))
+
+    def _serve(self, verb: str) -> Any:
+        if isinstance(self.consumer, Consumer):
+            try:
+                return getattr(self.consumer, verb)()
+            finally:
+                self.engine.dispose()
+
+        async def serve() -> Any:
+            try:
+                return await getattr(self.consumer, verb)()
+            finally:
+                await self.engine.dispose()
+
+        return asyncio.run(serve())
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Check in more often than usual, and believe sooner that nothing is heard."""
+    monkeypatch.setattr(pace, "CHECK_IN", 0.3)
+    monkeypatch.setattr(keeping, "_PATIENCE", 0.2)
+
+
+@pytest.fixture(params=["update_status", "delete_returning", "batch_select"])
+def held(request: pytest.FixtureRequest, supply: Any) -> Bench:
+    return supply.take(request.param, "sync")  # type: ignore[no-any-return] # a fixture of the package
+
+
+@pytest.fixture
+def transactions(held: Bench) -> Iterator[Pooler]:
+    with Pooler(held.database, "transaction") as pooler:
+        yield pooler
+
+
+DRIVERS = pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "psycopg2"])
+
+
+@DRIVERS
+def test_a_consumer_works_behind_a_pooler(held: Bench, transactions: Pooler, driver: str) -> None:
+    """More than psycopg's five executions, after which it would prepare a statement, and asyncpg at once."""
+    held.enqueue(60)
+    server = Behind(held, transactions, driver, batch_size=3, poll_interval=0.05)
+    assert server.drain() == 60
+    assert set(held.effects().values()) == {1}
+    assert server.told() == {"claimed": 60, "completed": 60}
+    held.assert_tidy()
+
+
+@DRIVERS
+def test_who_enqueues_may_be_behind_a_pooler(held: Bench, transactions: Pooler, driver: str) -> None:
+    """A Consumer with an engine of its own is woken by the commit, and verbs work as well."""
+    consumer = held.consumer(poll_interval=LATER)
+    with consumer.running():
+        await_hearing(consumer)
+        for number in range(1, 13):
+            enqueue(transactions, driver, held)
+            wait_until(lambda number=number: held.states() == {"completed": number})
+
+
+def enqueue(pooler: Pooler, driver: str, bench: Bench) -> None:
+    if driver == "asyncpg":
+
+        async def add() -> None:
+            engine = create_async_engine(pooler.url(driver), **OPTIONS[driver])
+            async with AsyncSession(engine) as session:
+                session.add(bench.Job())
+                await session.commit()
+            await engine.dispose()
+
+        asyncio.run(add())
+        return
+    engine = sa.create_engine(pooler.url(driver), **OPTIONS[driver])
+    with Session(engine) as session:
+        session.add(bench.Job())
+        session.commit()
+    engine.dispose()
+
+
+def test_verbs_behind_a_pooler(held: Bench, transactions: Pooler) -> None:
+    engine = sa.create_engine(transactions.url("psycopg"), **OPTIONS["psycopg"])
+    for _ in range(10):
+        held.enqueue(2)
+        with Session(engine) as session:
+            jobs = session.scalars(claim(held.Job, 1)).all()
+            session.execute(complete(jobs))
+            session.commit()
+            session.execute(cancel(held.Job))
+            session.commit()
+    assert held.states() == {"completed": 10, "cancelled": 10}
+    engine.dispose()
+
+
+@DRIVERS
+@pytest.mark.usefixtures("impatient")
+def test_a_consumer_that_hears_nothing_says_so_once_and_polls(
+    held: Bench, transactions: Pooler, driver: str, log: pytest.LogCaptureFixture
+) -> None:
+    with Behind(held, transactions, driver, poll_interval=0.05).running():
+        held.enqueue(5)
+        wait_until(lambda: held.states() == {"completed": 5})
+        wait_until(lambda: "notifications do not arrive" in log.text)
+        assert "give the Consumer an engine that is connected to the server itself" in log.text
+        held.enqueue(5)
+        wait_until(lambda: held.states() == {"completed": 10})
+        checked_in = "SELECT count(*) FROM sqlaqueue_consumer WHERE seen_at > created_at + interval '3 s'"
+        wait_until(lambda: held.execute(checked_in))
+    assert log.text.count("notifications do not arrive") == 1
+
+
+@DRIVERS
+def test_in_session_mode_notifications_arrive(held: Bench, driver: str) -> None:
+    with Pooler(held.database, "session", size=20) as pooler:
+        server = Behind(held, pooler, driver, poll_interval=LATER)
+        with server.running():
+            wait_until(lambda: hears(server), "that it hears itself")
+            for number in (1, 2):
+                held.enqueue()
+                wait_until(lambda number=number: held.states() == {"completed": number})
+
+
+def test_no_setting_outlives_its_transaction(held: Bench) -> None:
+    """What a Consumer sets for a transaction, another client of the pooler would be given with the connection."""
+    settings = ("lock_timeout", "statement_timeout", "synchronous_commit", "idle_in_transaction_session_timeout")
+    query = sa.text("SELECT " + ", ".join(f"current_setting('{name}')" for name in settings))
+    # One connection to the server for one that runs and one that tends: each is everybody's in turn.
+    with Pooler(held.database, "transaction", size=2) as pooler:
+        engine = sa.create_engine(pooler.url("psycopg"), **OPTIONS["psycopg"])
+        with engine.connect() as one, engine.connect() as other:
+            before = {one.execute(query).one(), other.execute(query).one()}
+        held.enqueue(10)
+        consumer = Consumer(held.Job, lambda session, job: None, sessionmaker(engine), poll_interval=0.05, lease=1)
+        assert consumer.drain() == 10
+        with engine.connect() as one, engine.connect() as other:
+            assert {one.execute(query).one(), other.execute(query).one()} == before
+        engine.dispose()
+
+
+def test_the_option_is_needed(supply: Any) -> None:
+    """Without it psycopg prepares a statement on one connection to the server, and executes it on another."""
+    bench = supply.take("update_status", "sync")
+    with Pooler(bench.database, "transaction", size=2) as pooler:
+        engine = sa.create_engine(pooler.url("psycopg"), pool_size=2)
+        with pytest.raises(sa.exc.DBAPIError, match="prepared statement"), engine.connect() as one:
+            for _ in range(20):
+                one.execute(sa.text("SELECT 1"))
+                one.commit()
+                with engine.connect() as other:
+                    other.execute(sa.text("SELECT 1"))
+                    one.execute(sa.text("SELECT 1"))
+        engine.dispose()

@@ -1,0 +1,218 @@
+"""Each role does its work with the rights of docs/privileges.md, and a Consumer names the one that it lacks."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import ProgrammingError
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import (
+    Consumer,
+    Retry,
+    Snooze,
+    cancel,
+    claim,
+    consumers,
+    pause,
+    paused,
+    purge,
+    reconcile,
+    requeue,
+    resume,
+)
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping import spec_of
+from tests.privileges.conftest import Letter, Note, Roles, of_page
+
+pytestmark = pytest.mark.once
+
+
+def enqueue(roles: Roles, *, n: int = 1, as_role: str = "web", **values: Any) -> None:
+    with Session(roles.engine(as_role)) as session:
+        jobs = [roles.Job(**values) for _ in range(n)]
+        session.add_all(jobs)
+        session.flush()
+        if roles.Job is Letter:
+            session.add_all(Note(about=job.id) for job in jobs)
+        session.commit()
+
+
+def count(roles: Roles, what: str) -> Any:
+    with roles.database.connect() as connection:
+        row = connection.execute(f"SELECT count(*) FROM {what}".encode()).fetchone()
+        return row[0] if row else None
+
+
+def live(session: Any, job: Any) -> None:
+    """Have a job of each kind of ending, by the number of its attempt and its key."""
+    if job.id == 2 and job.attempts == 1:
+        raise Retry
+    if job.id == 3 and not session.info.setdefault("snoozed", False):
+        session.info["snoozed"] = True
+        raise Snooze(0)
+    if job.id == 4:
+        raise ValueError
+
+
+def test_who_enqueues_needs_nothing_of_ours(roles: Roles) -> None:
+    roles.grant_web()
+    enqueue(roles, n=3)
+    with Session(roles.engine("web")) as session, session.begin():
+        session.execute(sa.insert(roles.table).values(tenant="b"))
+    assert count(roles, roles.table.name) == 4
+    with roles.engine("web").connect() as connection:
+        for table in spec_of(roles.Job).side_tables.values():
+            for privilege in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+                has = sa.func.has_table_privilege(table.name, privilege)
+                assert connection.scalar(sa.select(has)) is False
+    if "messages" in spec_of(roles.Job).side_tables:
+        assert count(roles, "sqlaqueue_message_orders") == 4
+
+
+def test_who_enqueues_needs_each_of_its_rights(roles: Roles) -> None:
+    for grant in roles.grant_web():
+        roles.execute(revoked(grant))
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            enqueue(roles)
+        roles.execute(grant)
+    enqueue(roles)
+
+
+def revoked(grant: str) -> str:
+    return grant.replace("GRANT", "REVOKE").replace(" TO ", " FROM ")
+
+
+def test_a_consumer_does_all_of_its_work(roles: Roles, caplog: pytest.LogCaptureFixture) -> None:
+    roles.grant_web()
+    roles.execute(*roles.grants_of_worker())
+    enqueue(roles, n=5)
+    told: list[str] = []
+    seen: set[int] = set()
+
+    def work(session: Session, job: Any) -> None:
+        if job.id == 3 and job.id not in seen:
+            seen.add(job.id)
+            raise Snooze(0)
+        if job.id == 2 and job.attempts == 1:
+            raise Retry(0)
+        if job.id == 4:
+            raise ValueError
+
+    engine = roles.engine("worker")
+    consumer = Consumer(roles.Job, work, sessionmaker(engine))
+    for name in ("completed", "failed", "retried", "released"):
+        consumer.on(name, lambda event: told.append(event.name))  # type: ignore[arg-type] # one of these
+    consumer.drain()
+    assert {name: told.count(name) for name in told}["completed"] == 4
+    assert {"failed", "retried", "released"} <= set(told)
+    assert "permission denied" not in caplog.text
+    # What it does now and then, as well.
+    with Session(engine) as session:
+        session.execute(reconcile(roles.Job))
+        session.execute(consumers(roles.Job))
+        session.commit()
+
+
+def test_a_consumer_names_each_right_that_it_lacks(roles: Roles) -> None:
+    grants = roles.grants_of_worker()
+    roles.execute(*grants)
+    consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    assert consumer.drain() == 0
+    for right, where in rights_in(grants):
+        roles.execute(f"REVOKE {right} ON {where} FROM worker")
+        with pytest.raises(ConfigurationError) as refused:
+            consumer.drain()
+        said = str(refused.value)
+        assert f"the role of this Consumer of {roles.Job.__name__} may not do what its queue needs" in said
+        kind = where if where.startswith("SEQUENCE") else f"TABLE {where}"
+        name = kind.removeprefix("SEQUENCE ")
+        assert re.search(rf"GRANT {re.escape(right)} ON (SEQUENCE public\.)?{re.escape(name)} TO worker_", said), said
+        # What it says is what helps.
+        roles.execute(*(part for part in re.findall(r"GRANT .*? TO \w+", said)))
+        assert consumer.drain() == 0
+
+
+def rights_in(grants: list[str]) -> list[tuple[str, str]]:
+    """Return each privilege of some statements, and what it is on."""
+    found = []
+    for grant in grants:
+        matched = re.fullmatch(r"GRANT (.*) ON (.*) TO worker;", grant)
+        assert matched is not None
+        for right in re.split(r", (?![^(]*\))", matched[1]):
+            privilege, _, columns = right.partition(" (")
+            names = columns.rstrip(")").split(", ") if columns else [""]
+            found += [(f"{privilege} ({name})" if name else privilege, matched[2]) for name in names]
+    return found
+
+
+@pytest.mark.parametrize("kind", ["delete_returning"])
+def test_the_rights_may_be_given_column_by_column(roles: Roles) -> None:
+    roles.execute(*roles.grants_of_worker(), "REVOKE SELECT ON orders FROM worker")
+    columns = [column.name for column in roles.table.c]
+    roles.execute(f"GRANT SELECT ({', '.join(columns[1:])}) ON orders TO worker")
+    consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    with pytest.raises(ConfigurationError, match=r"execute: GRANT SELECT \(id\) ON TABLE orders TO worker_\w+$"):
+        consumer.drain()
+    roles.execute("GRANT SELECT (id) ON orders TO worker")
+    assert consumer.drain() == 0
+
+
+@pytest.mark.parametrize("kind", ["update_status"])
+def test_a_schema_that_may_not_be_used(roles: Roles) -> None:
+    roles.execute(*roles.grants_of_worker(), "REVOKE USAGE ON SCHEMA public FROM PUBLIC")
+    consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    with pytest.raises(ConfigurationError, match=r"email \(it is in the schema public, which the role may not use\)"):
+        consumer.drain()
+    named = sessionmaker(roles.engine("worker", execution_options={"schema_translate_map": {None: "public"}}))
+    consumer = Consumer(roles.Job, lambda session, job: None, named)
+    with pytest.raises(ConfigurationError, match=r"execute: GRANT USAGE ON SCHEMA public TO worker_\w+$"):
+        consumer.drain()
+
+
+@pytest.mark.parametrize("kind", ["update_status"])
+def test_notifications_that_may_not_be_sent(roles: Roles) -> None:
+    roles.execute(*roles.grants_of_worker(), "REVOKE EXECUTE ON FUNCTION pg_notify FROM PUBLIC")
+    consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    with pytest.raises(ConfigurationError, match=r"GRANT EXECUTE ON FUNCTION pg_notify\(text, text\) TO worker"):
+        consumer.drain()
+
+
+@pytest.mark.parametrize("kind", ["update_status"])
+def test_who_pauses_and_cancels(roles: Roles) -> None:
+    pausing, cancelling = (
+        of_page("`pause()` and `resume()`:"),
+        of_page("`cancel()`, `requeue()` and `purge()` as well:"),
+    )
+    roles.execute(*pausing)
+    roles.grant_web()
+    enqueue(roles)
+    with Session(roles.engine("operator")) as session:
+        for statement in (pause(roles.Job), resume(roles.Job)):
+            session.execute(statement)
+            session.commit()
+        with pytest.raises(ProgrammingError, match="permission denied"):
+            session.execute(cancel(roles.Job))
+        session.rollback()
+        roles.execute(*cancelling)
+        assert session.scalars(cancel(roles.Job)).all() == [1]
+        assert session.scalars(requeue(roles.Job)).all() == [1]
+        assert session.scalars(cancel(roles.Job)).all() == [1]
+        assert session.scalars(purge(roles.Job)).all() == [1]
+        session.commit()
+
+
+@pytest.mark.parametrize("kind", ["update_status"])
+def test_who_only_looks(roles: Roles) -> None:
+    roles.execute(*of_page("## Who only looks"))
+    with Session(roles.engine("reader")) as session:
+        assert session.scalars(sa.select(roles.Job)).all() == []
+        assert session.scalar(paused(roles.Job)) is False
+        assert session.execute(consumers(roles.Job)).all() == []
+        for statement in (claim(roles.Job, 1), pause(roles.Job), sa.insert(roles.table).values(tenant="a")):
+            with pytest.raises(ProgrammingError, match="permission denied"):
+                session.execute(statement)
+            session.rollback()

@@ -9,7 +9,7 @@ import venv
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.benchmarks.contestants import Contestant
+from tests.benchmarks.contestants import SELF, Contestant
 
 ROOT = Path(__file__).parents[2]
 HOME = ROOT / "build" / "benchmarks"
@@ -65,7 +65,9 @@ def _make(contestant: Contestant) -> None:
 def _pip(directory: Path, requirements: Iterable[str]) -> None:
     venv.create(directory, with_pip=True, symlinks=True)
     python = directory / "bin" / "python"
-    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements], check=True)
+    named = [["-e", str(ROOT)] if requirement == SELF else [requirement] for requirement in requirements]
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*install, *(word for words in named for word in words)], check=True)
 
 
 def _npm(directory: Path, requirements: Iterable[str]) -> None:

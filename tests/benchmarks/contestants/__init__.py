@@ -8,7 +8,9 @@ from itertools import product
 from typing import Any
 
 PSYCOPG = "psycopg[binary]==3.3.9"
-SQLALCHEMY = "sqlalchemy==2.1.9"
+SELF = "sqlaqueue"
+"""This very tree, installed so that it is edited in place."""
+SQLALCHEMY_ASYNC = "sqlalchemy[asyncio]==2.1.9"
 NODE_PG = "pg@8.16.3"
 
 
@@ -74,7 +76,7 @@ def _same_statements() -> list[Contestant]:
         Contestant(
             f"replay {strategy} {on_complete} {batch}",
             "replay.py",
-            (SQLALCHEMY, PSYCOPG),
+            (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
             {"strategy": strategy, "on_complete": on_complete, "batch": batch, "tuned": True},
         )
         for strategy, on_complete, batch in product(STRATEGIES, ("keep", "delete"), (100, 1000))
@@ -96,12 +98,21 @@ def _ours() -> list[Contestant]:
             Contestant(
                 f"sqlaqueue {strategy} {kind} {on_complete} ({how})",
                 "ours.py",
-                (f"{SQLALCHEMY.replace('==', '[asyncio]==')}", PSYCOPG),
+                (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
                 options | {"consumer": TUNED if tuned else {}},
                 ", ".join(f"{key}={value}" for key, value in TUNED.items()) if tuned else "",
             )
         )
     return made
+
+
+PLAIN = Contestant(
+    "sqlalchemy plain",
+    "ours.py",
+    (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
+    {"plain": True},
+)
+"""SQLAlchemy with a table that is no queue."""
 
 
 CONTESTANTS: dict[str, Contestant] = {
@@ -110,6 +121,7 @@ CONTESTANTS: dict[str, Contestant] = {
         *_raw(),
         *_same_statements(),
         *_ours(),
+        PLAIN,
         *_both(
             "procrastinate",
             "procrastinate.py",

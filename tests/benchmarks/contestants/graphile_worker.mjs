@@ -1,11 +1,10 @@
 // graphile-worker: a task by name, a payload of JSON.
 
-import graphileWorker from "graphile-worker";
+import { Logger, makeWorkerUtils, run } from "graphile-worker";
 import pg from "pg";
 import { readFile } from "node:fs/promises";
 import { main } from "./protocol.mjs";
 
-const { Logger, makeWorkerUtils, run } = graphileWorker;
 const quiet = new Logger(() => () => {});
 
 async function versions() {

@@ -106,7 +106,8 @@ class Ours(Adapter):
             with driver.cursor().copy(f"COPY job ({', '.join(names)}) FROM STDIN") as copy:
                 for job in jobs:
                     copy.write_row([job[name] for name in names])
-            connection.commit()
+            # SQLAlchemy knows nothing of this transaction.
+            driver.commit()
 
     # -- working ------------------------------------------------------------------------------------------------------
 

@@ -22,10 +22,6 @@ from tests.benchmarks.contestants.protocol import SLEEP, Adapter, Meter, main, t
 _PRIORITY, _DELAY = "priority", "delay"
 
 
-class Base(DeclarativeBase):
-    pass
-
-
 class Fields:
     """What each job carries."""
 
@@ -43,7 +39,11 @@ class Fields:
 
 
 def make_model(options: Mapping[str, Any]) -> Any:
-    """Map the class of this contestant; it is called once a process."""
+    """Map the class of this contestant, in a metadata of its own."""
+
+    class Base(DeclarativeBase):
+        pass
+
     if options.get("plain"):
         return type("Job", (Fields, Base), {"__tablename__": "job", "__module__": __name__})
     config = QueueConfig(strategy=options["strategy"], on_complete=options["on_complete"])
@@ -62,7 +62,7 @@ class Ours(Adapter):
 
     def prepare(self) -> Any:
         engine = sa.create_engine(self.driver_url)
-        Base.metadata.create_all(engine)
+        self.model.metadata.create_all(engine)
         engine.dispose()
         remaining = "SELECT 1 FROM job WHERE status IN ('pending', 'processing') AND run_at <= now()"
         words = {

@@ -22,7 +22,9 @@ def main() -> int:
     run = commands.add_parser("run", help="measure")
     run.add_argument("--workload", action="append", choices=WORKLOADS, help="one of several; all by default")
     run.add_argument("--only", action="append", default=[], help="contestants whose name begins like this")
-    run.add_argument("--without", action="append", default=[], help="contestants whose name begins like this are left out")
+    run.add_argument(
+        "--without", action="append", default=[], help="contestants whose name begins like this are left out"
+    )
     run.add_argument("--case", action="append", default=[], help="cases by their name")
     run.add_argument("--repeat", type=int, default=3)
     run.add_argument("--small", action="store_true", help="a fraction of everything: to see that it works")

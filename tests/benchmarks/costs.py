@@ -130,7 +130,9 @@ def count_work(database: Database, work: Work) -> Counts:
         engine.dispose()
         before = _dead_rows(database)
         counter = Counter(engine, database)
-        consumer: Consumer[Any] = Consumer(model, lambda _session, _job: None, sessionmaker(engine), batch_size=work.batch)
+        consumer: Consumer[Any] = Consumer(
+            model, lambda _session, _job: None, sessionmaker(engine), batch_size=work.batch
+        )
 
         counts: Counts = {}
         ended = itertools.count(1)

@@ -62,7 +62,9 @@ class Program:
                 if not self._listener.is_alive():
                     raise ContestantError(f"{self._name} ended without {event!r}:\n{self._last_words()}")
                 if time.monotonic() > deadline:
-                    raise ContestantError(f"{self._name} has not said {event!r} in {seconds:g} s:\n{self._last_words()}")
+                    raise ContestantError(
+                        f"{self._name} has not said {event!r} in {seconds:g} s:\n{self._last_words()}"
+                    )
                 self._changed.wait(0.1)
             return self._events.pop(event)
 

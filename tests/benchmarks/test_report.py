@@ -21,7 +21,9 @@ def samples(*values: tuple[int, str, float]) -> list[Sample]:
 
 def test_ratios_are_taken_within_a_run() -> None:
     # The machine was half as quick in the second run: it does not show in the ratio, and would in that of the medians.
-    measured = samples((0, "raw", 100), (0, "ours", 80), (1, "raw", 50), (1, "ours", 40), (2, "raw", 100), (2, "ours", 70))
+    measured = samples(
+        (0, "raw", 100), (0, "ours", 80), (1, "raw", 50), (1, "ours", 40), (2, "raw", 100), (2, "ours", 70)
+    )
     raw, ours = summarise(measured, REFERENCES)
     assert (raw.ratio, ours.ratio) == (1.0, 0.8)
     assert (ours.median, ours.least, ours.most, ours.runs) == (70, 40, 80, 3)
@@ -37,9 +39,7 @@ def test_the_spread_is_a_share_of_the_median() -> None:
     assert ours.spread == pytest.approx(0.4)
 
 
-@pytest.mark.parametrize(
-    ("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1), (0.0, 1)]
-)
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100), (0.001, 1), (0.0, 1)])
 def test_quantiles(share: float, expected: float) -> None:
     assert quantile(list(range(100, 0, -1)), share) == expected
 

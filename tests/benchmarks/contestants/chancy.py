@@ -33,9 +33,13 @@ class InChancy(Adapter):
     async def prepare(self) -> Any:
         async with self.app() as app:
             await app.migrate()
-            how: dict[str, Any] = {"concurrency": 1000, "eager_polling": True, "polling_interval": 1} if self.tuned else {}
+            how: dict[str, Any] = (
+                {"concurrency": 1000, "eager_polling": True, "polling_interval": 1} if self.tuned else {}
+            )
             await app.declare(Queue("default", executor=Chancy.Executor.Async, **how), upsert=True)
-        remaining = "SELECT 1 FROM chancy_jobs WHERE state IN ('pending', 'running', 'retrying') AND scheduled_at <= now()"
+        remaining = (
+            "SELECT 1 FROM chancy_jobs WHERE state IN ('pending', 'running', 'retrying') AND scheduled_at <= now()"
+        )
         words = {
             "finish": "UPDATE chancy_jobs SET state = 'succeeded', completed_at = now()",
             "lock": "SELECT 1 FROM chancy_jobs WHERE state = 'pending' ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",

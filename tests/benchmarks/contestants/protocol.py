@@ -248,5 +248,3 @@ async def _send_steadily(adapter: Adapter, order: Mapping[str, Any], first: int)
 def _chunks(number: int, size: int) -> Iterator[range]:
     for start in range(0, number, size):
         yield range(start, min(start + size, number))
-
-

@@ -60,7 +60,9 @@ class Replay(Ours):
         Consumer(self.model, lambda _session, _jobs: None, sessionmaker(engine), **arguments).drain()
         engine.dispose()
         with psycopg.connect(self.url) as connection:
-            tables = connection.execute("SELECT string_agg(format('%I', tablename), ', ') FROM pg_tables WHERE schemaname = 'public'")
+            tables = connection.execute(
+                "SELECT string_agg(format('%I', tablename), ', ') FROM pg_tables WHERE schemaname = 'public'"
+            )
             (names,) = tables.fetchone() or ("",)
             connection.execute(f"TRUNCATE {names} RESTART IDENTITY".encode())
         return _one_round(steps, self._is_claim)
@@ -117,7 +119,11 @@ def _watch(engine: sa.Engine) -> list[Step]:
 
 def _one_round(steps: list[Step], is_claim: Callable[[str], bool]) -> list[Step]:
     """Return what is sent from one claim to the next: the shortest such part, for in others something is tended."""
-    claims = [n for n, step in enumerate(steps) if step.statement and "SKIP LOCKED" in step.statement and is_claim(step.statement)]
+    claims = [
+        n
+        for n, step in enumerate(steps)
+        if step.statement and "SKIP LOCKED" in step.statement and is_claim(step.statement)
+    ]
     parts = [steps[begin:end] for begin, end in zip(claims, claims[1:], strict=False)]
     whole = [part for part in parts if sum(bool(_keys_of(step.parameters)) for step in part)]
     chosen = min(whole[1:], key=len)

@@ -97,7 +97,11 @@ def takes(contestant: Contestant) -> bool:
 CASES = [
     Case("100 k ready", partial(measure, load=ready), takes),
     Case("1 M ready", partial(measure, load=partial(ready, jobs=MILLION)), takes),
-    Case("10 M ready", partial(measure, load=partial(ready, jobs=10 * MILLION)), lambda one: _is_quick(one) and takes(one)),
+    Case(
+        "10 M ready",
+        partial(measure, load=partial(ready, jobs=10 * MILLION)),
+        lambda one: _is_quick(one) and takes(one),
+    ),
     Case("1 M future, more urgent", partial(measure, load=behind_future), takes),
     Case("1 M finished", partial(measure, load=beside_finished), takes),
     Case("1,000 priorities", partial(measure, load=of_many_priorities), takes),

@@ -65,10 +65,7 @@ def waits(contestant: Contestant) -> bool:
 
 
 CASES = [
-    *(
-        Case(f"{number} processes", partial(drain, processes=number), takes)
-        for number in (1, 2, 4, 8)
-    ),
+    *(Case(f"{number} processes", partial(drain, processes=number), takes) for number in (1, 2, 4, 8)),
     Case("500 handlers of 50 ms", sleeping, waits, reference="graphile-worker (tuned)"),
     Case("1 M jobs", memory, takes),
 ]

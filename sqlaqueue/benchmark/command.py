@@ -36,7 +36,7 @@ STRATEGIES = ("update_status", "delete_returning", "batch_select")
     help="Handlers at once, in each process.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
-def bench(
+def bench(  # noqa: PLR0917 - click passes options by their names
     model: str | None,
     url: str,
     strategy: str | None,
@@ -44,7 +44,7 @@ def bench(
     processes: int,
     batch_size: int,
     concurrency: int,
-    as_json: bool,  # noqa: FBT001 - click passes options by their names
+    as_json: bool,  # noqa: FBT001 - the same
 ) -> None:
     """Enqueue jobs that do nothing, let worker processes do them, and time both; then time single jobs.
 

@@ -1,4 +1,4 @@
-"""Fill a queue of some shape, drain it, wait for single jobs: on a database of the user's, in a schema that goes again."""
+"""Fill a queue, drain it, wait for single jobs: on a database of the user, in a schema that goes again."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Benchmark:
 
     :param enqueued_per_second: rows, by ``session.add_all()`` in transactions of 1,000.
     :param done_per_second: jobs whose handler does nothing, by all processes together.
-    :param picked_up: seconds from the call of ``commit()`` to the beginning of the handler in an idle Consumer, in order.
+    :param picked_up: seconds from the call of ``commit()`` to the beginning of the handler in an idle Consumer.
     """
 
     strategy: str
@@ -129,7 +129,7 @@ def find_model(path: str) -> type[Any]:
         msg = f"{path!r}: give a queue class as package.module:Class"
         raise ValueError(msg)
     try:
-        return getattr(importlib.import_module(module), name)  # type: ignore[no-any-return]  # whatever it is, shape_of() looks at it
+        found: type[Any] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
@@ -138,6 +138,7 @@ def find_model(path: str) -> type[Any]:
     except AttributeError:
         msg = f"{path!r}: the module {module} has no {name}"
         raise ValueError(msg) from None
+    return found
 
 
 def _shape(task: _Task) -> Shape:
@@ -262,7 +263,7 @@ def _drain_here(task: _Task, start: Any) -> None:
 
 
 def _wait_here(task: _Task, start: Any, begun: Any) -> None:
-    def tell(session: Session, job: Any) -> None:
+    def tell(session: Session, job: Any) -> None:  # noqa: ARG001 - the time is all
         begun.put(time.time())
 
     consumer = _consumer(task, tell)
@@ -271,7 +272,7 @@ def _wait_here(task: _Task, start: Any, begun: Any) -> None:
 
 
 def _do_nothing(session: Session, job: Any) -> None:
-    pass
+    """Be the handler."""
 
 
 def _consumer(task: _Task, handler: Any) -> Consumer[Any]:

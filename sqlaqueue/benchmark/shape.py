@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import decimal
 import uuid
 from collections.abc import Iterator, Mapping
@@ -85,7 +85,7 @@ def shape_of(model: type[Any]) -> Shape:
     """Return the shape of a queue class.
 
     Its queue attributes are there, those that it leaves out are not. Its other columns keep their types, sizes and
-    nullability; defaults, foreign keys, sequences and enums of the database are left behind, for they are shared with it.
+    nullability. Defaults, foreign keys, sequences and enums are left behind, for the database has only one of each.
 
     :raises NotAQueueError: when ``model`` is no queue.
     :raises ConfigurationError: when its rows cannot be imitated, saying which column is in the way.
@@ -120,7 +120,7 @@ def _field(model: type[Any], number: int, column: sa.Column[Any]) -> Field:
         raise ConfigurationError(msg)
     if value is None and not column.nullable and not column.primary_key:
         msg = (
-            f"{model.__name__}: the column {column.name} is not nullable and has the type {column.type!r}, of which no "
+            f"{model.__name__}: the column {column.name} is not nullable, and is {column.type!r}, of which no "
             "value can be made"
         )
         raise ConfigurationError(msg)
@@ -156,10 +156,10 @@ _VALUES: dict[type[Any], Any] = {
     list: [],
     decimal.Decimal: decimal.Decimal(1),
     uuid.UUID: uuid.UUID(int=1),
-    datetime.datetime: datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC),
-    datetime.date: datetime.date(2000, 1, 1),
-    datetime.time: datetime.time(12),
-    datetime.timedelta: datetime.timedelta(hours=1),
+    dt.datetime: dt.datetime(2000, 1, 1, tzinfo=dt.UTC),
+    dt.date: dt.date(2000, 1, 1),
+    dt.time: dt.time(12),
+    dt.timedelta: dt.timedelta(hours=1),
 }
 
 
@@ -169,8 +169,8 @@ def _value(kind: TypeEngine[Any]) -> Any:
     python = _kind(kind)
     if python is str:
         return "x" * min(getattr(kind, "length", None) or _LONGEST, _LONGEST)
-    if python is datetime.datetime and not getattr(kind, "timezone", False):
-        return datetime.datetime(2000, 1, 1)  # noqa: DTZ001 - the column has no zone
+    if python is dt.datetime and not getattr(kind, "timezone", False):
+        return dt.datetime(2000, 1, 1)  # noqa: DTZ001 - the column has no zone
     return None if python is None else _VALUES.get(python)
 
 

@@ -116,7 +116,7 @@ def _field(model: type[Any], number: int, column: sa.Column[Any]) -> Field:
     kind = _plain(column.type)
     value = None if column.primary_key else _value(kind)
     if column.primary_key and _kind(kind) not in {int, str, uuid.UUID}:
-        msg = f"{model.__name__}: the key column {column.name} has the type {column.type!r}, of which no values can be made"
+        msg = f"{model.__name__}: the key {column.name} is {column.type!r}, of which no values can be made"
         raise ConfigurationError(msg)
     if value is None and not column.nullable and not column.primary_key:
         msg = (

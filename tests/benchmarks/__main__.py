@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from tests.benchmarks.contestants import CONTESTANTS
-from tests.benchmarks.environments import HOME, ROOT
+from tests.benchmarks.environments import HOME
+from tests.benchmarks.tables import PAGE
 from tests.benchmarks.workloads import WORKLOADS
 
 RESULTS = HOME / "results.json"
-PAGE = ROOT / "docs" / "performance.md"
 
 
 def main() -> int:

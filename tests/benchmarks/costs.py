@@ -1,7 +1,7 @@
 """What a job costs, in counts that are the same on every machine: statements, round trips, WAL, dead row versions.
 
-They are taken from a Consumer at work, between the ends of two batches, so that what it does once when it begins and when it
-ends does not count. The server writes no full pages and vacuums nothing by itself: both depend on the time of day.
+They are taken from a Consumer at work, between the ends of two batches, so that what it does once, when it begins and
+when it ends, does not count. The server writes no full pages and vacuums nothing by itself: both depend on the time of day.
 
 - *Statements* are those that SQLAlchemy sends, without BEGIN and COMMIT.
 - *Round trips* are read off the protocol: each time that the server says it is ready for the next query, BEGIN, COMMIT
@@ -32,6 +32,7 @@ from tests import servers
 from tests.benchmarks.contestants import STRATEGIES
 from tests.benchmarks.contestants.ours import make_model
 from tests.benchmarks.contestants.protocol import payloads
+from tests.benchmarks.tables import PAGE, fill
 from tests.servers import Database, Server
 
 FILE = Path(__file__).with_name("costs.json")
@@ -52,7 +53,7 @@ Counts = dict[str, float]
 class Work:
     """A drain that is counted.
 
-    :param batches: how many batches are enqueued; the counts are those between the end of the third and that of the third but last.
+    :param batches: how many batches are enqueued; counted is from the end of the third to that of the third but last.
     """
 
     strategy: str
@@ -190,10 +191,13 @@ def _dead_rows(database: Database) -> int:
     """Return how many row versions have died; who checks in has nothing to do with the number of jobs."""
     with database.connect() as connection:
         # Others report what they did when they end.
-        busy = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
-        while (connection.execute(busy).fetchone() or (0,))[0] > 1:
+        others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        while connection.execute(others).fetchone():
             time.sleep(0.005)
-        dead = "SELECT coalesce(sum(n_tup_upd + n_tup_del), 0) FROM pg_stat_user_tables WHERE relname <> 'sqlaqueue_consumer'"
+        dead = """
+            SELECT coalesce(sum(n_tup_upd + n_tup_del), 0) FROM pg_stat_user_tables
+            WHERE relname <> 'sqlaqueue_consumer'
+        """
         return int((connection.execute(dead).fetchone() or (0,))[0])
 
 
@@ -244,6 +248,7 @@ def main(*, write: bool) -> int:
             print(f"  {what:12} {known.get(name, {}).get(what, 0):>12g} -> {number:g}")
     if write:
         FILE.write_text(json.dumps({"postgres": version, "costs": found}, indent=1) + "\n")
+        fill([], PAGE)
         return 0
     more = grown(known, found, list(TOLERANCES))
     print(*more, sep="\n")

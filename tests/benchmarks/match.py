@@ -190,8 +190,7 @@ class Match:
 
     def close(self) -> None:
         """End what is left."""
-        if self._feeder:
-            self._feeder.end()
+        self.end_enqueueing()
         self._admin.close()
 
     def _program(self, verb: str, **options: Any) -> Program:
@@ -212,6 +211,12 @@ class Match:
         enqueued = self.order(jobs, chunk=chunk, way=way, **more).wait_for("enqueued", seconds)
         return float(enqueued["seconds"])
 
+    def end_enqueueing(self) -> None:
+        """End the process that enqueues, and with it its connections; the next order starts another one."""
+        if self._feeder is not None:
+            self._feeder.end()
+            self._feeder = None
+
     # -- looking ------------------------------------------------------------------------------------------------------
 
     def execute(self, statement: str) -> Any:
@@ -231,12 +236,12 @@ class Match:
         self.server.checkpoint()
 
     def connections(self) -> int:
-        """How many connections the contestant has now."""
-        mine = 1 + (self._feeder is not None)
-        everybody = self.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_type = 'client backend'"
-        )
-        return int(everybody) - mine
+        """How many connections the workers have now."""
+        others = """
+            SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+            AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+        """
+        return int(self.execute(others))
 
     # -- working ------------------------------------------------------------------------------------------------------
 
@@ -254,6 +259,7 @@ class Match:
 
     def drain(self, jobs: int, *, processes: int = 1, limit: float = 60.0, **options: Any) -> dict[str, float]:
         """Let workers do ``jobs``, for up to ``limit`` seconds, and return the figures of it."""
+        self.end_enqueueing()
         with self.workers(processes, **options) as workers:
             server_cpu, begun = self.server.cpu(), time.perf_counter()
             workers.go()

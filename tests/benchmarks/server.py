@@ -15,7 +15,7 @@ import psycopg
 
 from tests import servers
 
-# What differs from initdb's own: an address on loopback, connections for fifty workers, and what is needed to look inside.
+# What differs from initdb's own: an address on loopback, and connections for fifty workers.
 SETTINGS = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = '{socket_directory}'

@@ -13,7 +13,6 @@ from chancy import Chancy, Queue, Worker, job
 from tests.benchmarks.contestants.protocol import Adapter, Meter, main, version_of
 
 # It imports the function of a job by its path: whoever runs the job finds the meter here.
-PATH = "tests.benchmarks.contestants.chancy"
 meters: list[Meter] = []
 
 
@@ -62,10 +61,7 @@ class InChancy(Adapter):
                 pass
 
     async def work(self, meter: Meter) -> None:
-        # This file runs under the name __main__, and is imported once more under its path.
-        from tests.benchmarks.contestants import chancy as imported
-
-        imported.meters.append(meter)
+        meters.append(meter)
         async with self.app() as app:
             meter.wait_for_go()
             async with Worker(app) as worker:
@@ -73,7 +69,7 @@ class InChancy(Adapter):
 
 
 if __name__ == "__main__":
-    # Jobs are pushed by the path of their function, which has to be that of the import.
+    # Jobs are pushed by the path of their function, which has to be that of an import and not __main__.
     from tests.benchmarks.contestants.chancy import InChancy as Imported
 
     main(Imported)

@@ -124,7 +124,7 @@ class Ours(Adapter):
 
     def _work(self, meter: Meter, arguments: dict[str, Any], pool: dict[str, int]) -> None:
         engine = sa.create_engine(self.driver_url, **pool)
-        self._look_at_claims(engine)
+        self._look_at_claims(engine, meter)
         batch, one = _batch_reader(self.columns, meter), _reader(self.columns, meter)
 
         def handle(session: Any, job: Any) -> None:
@@ -139,7 +139,7 @@ class Ours(Adapter):
 
     async def _work_async(self, meter: Meter, arguments: dict[str, Any], pool: dict[str, int]) -> None:
         engine = create_async_engine(self.driver_url, **pool)
-        self._look_at_claims(engine.sync_engine)
+        self._look_at_claims(engine.sync_engine, meter)
         batch, one = _batch_reader(self.columns, meter), _reader(self.columns, meter)
 
         async def handle(session: Any, job: Any) -> None:
@@ -157,19 +157,19 @@ class Ours(Adapter):
             meter.wait_for_go()
         await consumer.run()
 
-    def _look_at_claims(self, engine: sa.Engine) -> None:
-        """Let the server explain each so-manieth claim just before it is made, and undo what explaining has claimed."""
-        every, seen = self.options.get("explain"), 0
+    def _look_at_claims(self, engine: sa.Engine, meter: Meter) -> None:
+        """Let the server explain some of the claims just before they are made, and undo what explaining has claimed."""
+        every, after, seen = self.options.get("explain"), self.options.get("explain_after", 0), 0
         if not every:
             return
 
         @sa.event.listens_for(engine, "before_cursor_execute")
         def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
             nonlocal seen
-            if "SKIP LOCKED" not in statement or not self._is_claim(statement):
+            if meter.count() < after or "SKIP LOCKED" not in statement or not self._is_claim(statement):
                 return
             seen += 1
-            if seen % every != 1:
+            if seen % every:
                 return
             cursor.execute("SAVEPOINT benchmark")
             cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters)

@@ -52,7 +52,7 @@ await main({
     const boss = await started(url, { max: 1, supervise: false, schedule: false });
     return async (jobs, { way, priority, delay }) => {
       // Its greater priority goes first.
-      const options = { priority: priority === undefined ? undefined : -priority, startAfter: delay };
+      const options = { priority: -(priority ?? 0), ...(delay ? { startAfter: delay } : {}) };
       if (way === "one") {
         for (const job of jobs) await boss.send(QUEUE, job, options);
       } else {

@@ -36,7 +36,8 @@ class Procrastinate(Adapter):
         )
         words = {
             "finish": "UPDATE procrastinate_jobs SET status = 'succeeded'",
-            "lock": "SELECT 1 FROM procrastinate_jobs WHERE status = 'todo' ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",
+            "lock": "SELECT 1 FROM procrastinate_jobs WHERE status = 'todo' "
+            "ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",
         }
         return remaining, version_of("procrastinate", "psycopg"), words
 

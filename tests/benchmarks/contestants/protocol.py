@@ -123,7 +123,8 @@ class Meter:
         threading.Thread(target=self._report, daemon=True).start()
         threading.Thread(target=self._await_stop, daemon=True).start()
 
-    def _count(self) -> int:
+    def count(self) -> int:
+        """Return how many jobs have been handled."""
         # The only way to look at a counter without moving it.
         return int(self._counter.__reduce__()[1][0])
 
@@ -135,7 +136,7 @@ class Meter:
         told = 0
         while True:
             time.sleep(_REPORT_EVERY)
-            count = self._count()
+            count = self.count()
             if count != told:
                 told = count
                 tell("count", jobs=count, time=time.time(), stamps=self._take_stamps())
@@ -146,7 +147,7 @@ class Meter:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         tell(
             "end",
-            jobs=self._count(),
+            jobs=self.count(),
             cpu=time.process_time() - self._cpu,
             peak_kib=usage.ru_maxrss,
             stamps=self._take_stamps(),

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import psycopg
@@ -124,7 +125,7 @@ def _one_round(steps: list[Step], is_claim: Callable[[str], bool]) -> list[Step]
         for n, step in enumerate(steps)
         if step.statement and "SKIP LOCKED" in step.statement and is_claim(step.statement)
     ]
-    parts = [steps[begin:end] for begin, end in zip(claims, claims[1:], strict=False)]
+    parts = [steps[begin:end] for begin, end in pairwise(claims)]
     whole = [part for part in parts if sum(bool(_keys_of(step.parameters)) for step in part)]
     chosen = min(whole[1:], key=len)
     used = {step.connection for step in chosen if step.statement}

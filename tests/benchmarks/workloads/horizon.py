@@ -61,7 +61,7 @@ def takes(contestant: Contestant) -> bool:
     """The best settings of each peer, and each strategy as it comes."""
     options = contestant.options
     if contestant.family == "raw":
-        return bool(options["batch"] >= 100 and not options.get("listen"))  # noqa: PLR2004 - those that are quick
+        return bool(options["batch"] >= 100 and not options.get("listen"))
     if contestant.family == "sqlaqueue":
         return bool(options["kind"] == "sync" and not options["tuned"])
     return contestant.tuned and contestant.family != "replay"

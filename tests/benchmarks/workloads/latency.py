@@ -63,7 +63,7 @@ def _warm_up(match: Match, workers: Workers) -> None:
     """Let each worker get to where it waits: the first jobs meet empty caches and connections that are being made."""
     time.sleep(1.5)
     match.enqueue(20, chunk=1, way="one", interval=0.025)
-    workers.wait_until(lambda: workers.jobs >= 20, 60)  # noqa: PLR2004 - those of the line above
+    workers.wait_until(lambda: workers.jobs >= 20, 60)
 
 
 def _percentiles(workers: Workers, known: int) -> Figures:

@@ -84,6 +84,9 @@ def run_benchmark(
     It makes a schema of its own with a new name, works only in there, and drops it in the end, whatever happens. The
     database is busy meanwhile: it writes as much as the same number of real jobs would.
 
+    The workers are processes of :mod:`multiprocessing` that are spawned: a script calls this under
+    ``if __name__ == "__main__":``.
+
     :param url: the database, by a synchronous driver; the user needs the right to create a schema there.
     :param model: a queue class as ``"package.module:Class"``; None for a table of a key and a text.
     :param strategy: another strategy than the model's, by its name.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import json
 import sys
 from pathlib import Path
 
@@ -29,6 +31,7 @@ def main() -> int:
     run.add_argument("--repeat", type=int, default=3)
     run.add_argument("--small", action="store_true", help="a fraction of everything: to see that it works")
     run.add_argument("--postgres", type=int, help="the major version of the server; the newest by default")
+    run.add_argument("--consumer", type=json.loads, help="other arguments for sqlaqueue (tuned), as JSON")
     run.add_argument("--output", type=Path, default=RESULTS)
 
     commands.add_parser("list", help="print the contestants")
@@ -64,8 +67,11 @@ def _run(arguments: argparse.Namespace) -> int:
         small=arguments.small,
         postgres=arguments.postgres,
         output=arguments.output,
+        consumer=arguments.consumer,
     )
     print(f"\n{len(failures)} failures; the results are in {arguments.output}")
+    if importlib.util.find_spec("matplotlib"):
+        _draw([arguments.output], arguments.output.parent / "plots")
     return 1 if failures else 0
 
 
@@ -81,9 +87,13 @@ def _tables(arguments: argparse.Namespace) -> None:
 
 
 def _plots(arguments: argparse.Namespace) -> None:
+    _draw(arguments.results, arguments.directory)
+
+
+def _draw(results: list[Path], directory: Path) -> None:
     from tests.benchmarks.plots import draw
 
-    for path in draw(arguments.results, arguments.directory):
+    for path in draw(results, directory):
         print(path)
 
 

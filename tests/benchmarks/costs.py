@@ -1,7 +1,8 @@
 """What a job costs, in counts that are the same on every machine: statements, round trips, WAL, dead row versions.
 
 They are taken from a Consumer at work, between the ends of two batches, so that what it does once, when it begins and
-when it ends, does not count. The server writes no full pages and vacuums nothing by itself: both depend on the time of day.
+when it ends, does not count. The server writes no full pages and vacuums nothing by itself: both depend on the time of
+day.
 
 - *Statements* are those that SQLAlchemy sends, without BEGIN and COMMIT.
 - *Round trips* are read off the protocol: each time that the server says it is ready for the next query, BEGIN, COMMIT

@@ -7,12 +7,12 @@ import platform
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks import environments, report
-from tests.benchmarks.contestants import CONTESTANTS, Contestant
+from tests.benchmarks.contestants import CONTESTANTS, TUNED, Contestant
 from tests.benchmarks.match import ContestantError, Match
 from tests.benchmarks.server import BenchServer, bench_server
 from tests.benchmarks.workloads import FULL, SMALL, Case, Size, cases_of
@@ -72,13 +72,19 @@ def run(
     small: bool,
     postgres: int | None,
     output: Path,
+    consumer: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Run the work loads; return what failed."""
+    """Run the work loads; return what failed.
+
+    :param consumer: other arguments than `TUNED` for a Consumer at its best.
+    """
     size = SMALL if small else FULL
     session = Session(size, output)
     contestants = environments.available(one for one in CONTESTANTS.values() if chosen(one))
+    if consumer is not None:
+        contestants = [_driven_otherwise(one, consumer) for one in contestants]
     with bench_server(postgres) as server:
-        session.about = about(server, size, repeat)
+        session.about = about(server, size, repeat) | {"tuned": TUNED if consumer is None else consumer}
         for number in range(repeat):
             for workload in workloads:
                 for case in filter(cases, cases_of(workload)):
@@ -88,6 +94,12 @@ def run(
                         session.measure(server, number, workload, case, contestant)
                     session.write()
     return session.failures
+
+
+def _driven_otherwise(contestant: Contestant, consumer: dict[str, Any]) -> Contestant:
+    if contestant.family != "sqlaqueue" or not contestant.tuned:
+        return contestant
+    return replace(contestant, options={**contestant.options, "consumer": consumer})
 
 
 def about(server: BenchServer, size: Size, repeat: int) -> dict[str, Any]:

@@ -39,11 +39,15 @@ class Column:
 
 def significant(value: float) -> str:
     """Write a number with three significant digits, and thousands with a comma."""
-    if value == 0:
-        return "0"
-    digits = 3 - len(str(int(abs(value))))
-    rounded = round(value, digits) if abs(value) >= 1 else float(f"{value:.3g}")
-    return f"{rounded:,.{max(digits, 0)}f}" if abs(value) >= 1 else f"{rounded:g}"
+    rounded = float(f"{value:.3g}")
+    if abs(rounded) < 1:
+        return f"{rounded:g}"
+    return f"{rounded:,.{max(3 - len(str(int(abs(rounded)))), 0)}f}"
+
+
+def whole(value: float) -> str:
+    """Write a number of things."""
+    return f"{value:.0f}"
 
 
 TABLES: dict[str, Sequence[Column]] = {
@@ -52,7 +56,7 @@ TABLES: dict[str, Sequence[Column]] = {
         Column("2 processes", "drain", "2 processes", "jobs_per_second", significant, ratio=True),
         Column("server, µs a job", "drain", "1 process", "server_us_per_job", significant),
         Column("client, µs a job", "drain", "1 process", "client_us_per_job", significant),
-        Column("connections", "drain", "1 process", "connections", significant),
+        Column("connections", "drain", "1 process", "connections", whole),
     ],
     "enqueue": [
         Column("one by one", "enqueue", "one by one", "rows_per_second", significant, ratio=True),
@@ -72,7 +76,7 @@ TABLES: dict[str, Sequence[Column]] = {
     "idle": [
         Column("clients, ms of CPU a second", "latency", "50 idle workers", "client_ms_per_second", significant),
         Column("server, ms of CPU a second", "latency", "50 idle workers", "server_ms_per_second", significant),
-        Column("connections", "latency", "50 idle workers", "connections", significant),
+        Column("connections", "latency", "50 idle workers", "connections", whole),
     ],
     "backlog": [
         Column(name, "backlog", name, "jobs_per_second", significant)
@@ -166,7 +170,7 @@ def costs_table() -> str:
     }
     lines = [_line(["a job", *heads.values()]), _line(["---", *("--:" for _ in heads)])]
     for name, counts in json.loads(COSTS.read_text())["costs"].items():
-        cells = [significant(float(f"{counts[what]:.2g}")) if what in counts else "" for what in heads]
+        cells = [f"{float(f'{counts[what]:.2g}'):,g}" if what in counts else "" for what in heads]
         lines.append(_line([name, *cells]))
     return "\n".join(lines)
 

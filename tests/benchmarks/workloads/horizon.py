@@ -19,7 +19,8 @@ CHUNK = 10_000
 
 def hold(match: Match, size: Size) -> Figures:
     """Work under a snapshot that somebody holds, the queue being filled up meanwhile."""
-    held, window = size.seconds(HELD), size.seconds(WINDOW)
+    held = max(size.seconds(HELD), 4.0)
+    window = held * WINDOW / HELD
     ahead, chunk = size.jobs(AHEAD), size.jobs(CHUNK)
     match.enqueue(ahead, way="fill")
     match.settle_down()

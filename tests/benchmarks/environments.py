@@ -66,7 +66,7 @@ def _pip(directory: Path, requirements: Iterable[str]) -> None:
     venv.create(directory, with_pip=True, symlinks=True)
     python = directory / "bin" / "python"
     named = [["-e", str(ROOT)] if requirement == SELF else [requirement] for requirement in requirements]
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*install, *(word for words in named for word in words)], check=True)
 
 

@@ -15,11 +15,11 @@ import psycopg
 
 from tests import servers
 
-# What differs from initdb's own: an address on loopback, and connections for fifty workers.
+# What differs from initdb's own: an address on loopback, and connections for 500 handlers.
 SETTINGS = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = '{socket_directory}'
-max_connections = 400
+max_connections = 700
 timezone = 'UTC'
 log_timezone = 'UTC'
 """

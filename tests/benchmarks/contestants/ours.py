@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, __version__
+from sqlaqueue.mapping import spec_of
 from tests.benchmarks.contestants.protocol import SLEEP, Adapter, Meter, main, tell, version_of
 
 _PRIORITY, _DELAY = "priority", "delay"
@@ -114,8 +115,10 @@ class Ours(Adapter):
     def work(self, meter: Meter) -> Any:
         arguments = dict(self.options.get("consumer") or {})
         if "concurrency" in self.options:
-            # Handlers that wait are run one by one.
+            # Handlers that wait are run one by one. A held batch is that of one handler, so it is a small one here.
             arguments |= {"concurrency": self.options["concurrency"], "batch": False}
+            if spec_of(self.model).strategy.holds_transaction:
+                arguments["batch_size"] = 10
         connections = arguments.get("concurrency", 1) + 1
         pool = {"pool_size": min(connections, 50), "max_overflow": max(connections - 50, 0)}
         if self.options["kind"] == "async":

@@ -212,7 +212,10 @@ def main(adapter: type[Adapter]) -> None:
 
 
 def _now(result: Any, loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> Any:
-    return asyncio.run(result, loop_factory=loop_factory) if inspect.iscoroutine(result) else result
+    if not inspect.iscoroutine(result):
+        return result
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        return runner.run(result)
 
 
 async def _maybe(result: Any) -> Any:

@@ -143,7 +143,10 @@ def _keys_of(parameters: Mapping[str, Any] | None) -> list[Any]:
 def _filler(parameters: Mapping[str, Any] | None) -> Callable[[list[int], uuid.UUID], dict[str, Any]]:
     """Return what makes the parameters of a step, of the keys and the token of a round."""
     fixed = dict(parameters or {})
-    keys, words, documents, tokens = [], [], [], []
+    keys: list[str] = []
+    words: list[str] = []
+    documents: list[str] = []
+    tokens: list[str] = []
     for name, value in fixed.items():
         if isinstance(value, uuid.UUID):
             tokens.append(name)

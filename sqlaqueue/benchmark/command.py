@@ -14,6 +14,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from sqlaqueue.benchmark.run import PREFIX, Benchmark, BenchmarkError, run_benchmark
 from sqlaqueue.exc import SqlaqueueError
 
+_DRIVERS = {"psycopg", "psycopg2", "pg8000"}
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
 
@@ -49,7 +50,7 @@ def bench(  # noqa: PLR0917 - click passes options by their names
     """Enqueue jobs that do nothing, let worker processes do them, and time both; then time single jobs.
 
     MODULE:CLASS is a queue class of yours. A table with columns of the same types is made for it, in a new schema
-    sqlaqueue_bench_..., which is dropped in the end. No table, sequence, type or default of yours is read or written.
+    sqlaqueue_bench_..., which is dropped in the end; only a run that is killed leaves it behind. No table, sequence, type or default of yours is read or written.
     Without it, a queue with a key and a text is measured.
 
     The handlers do nothing, so the figures are what the queue itself can do at the most, on this database, over this
@@ -67,6 +68,11 @@ def bench(  # noqa: PLR0917 - click passes options by their names
             batch_size=batch_size,
             concurrency=concurrency,
         )
+    except ModuleNotFoundError as error:
+        if error.name not in _DRIVERS:
+            raise
+        msg = f"--url: its driver {error.name} is not installed: pip install 'sqlaqueue[psycopg]' brings psycopg"
+        raise click.UsageError(msg) from None
     except (SqlaqueueError, ValueError) as error:
         raise click.UsageError(str(error)) from error
     except (BenchmarkError, DBAPIError) as error:

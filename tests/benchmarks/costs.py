@@ -237,6 +237,11 @@ def grown(known: dict[str, Counts], found: dict[str, Counts], what: list[str]) -
     return words
 
 
+def least(one: dict[str, Counts], other: dict[str, Counts]) -> dict[str, Counts]:
+    """Return the least of two counts of everything."""
+    return {name: {what: min(number, other[name][what]) for what, number in one[name].items()} for name in one}
+
+
 def main(*, write: bool) -> int:
     """Count, print what has changed, and write the file if that is wanted."""
     (version,) = servers.choose_versions("newest", servers.find_installations())

@@ -160,3 +160,10 @@ def full(session: nox.Session) -> None:
     for sqlalchemy, postgres in product(axes["sqlalchemy"], axes["postgres"]):
         combination = {"sqlalchemy": sqlalchemy, "postgres": postgres}
         session.run(*PYTEST, *prepare(session, combination))
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure sqlaqueue beside other queues, each in an environment of its own under build/benchmarks."""
+    session.install("-e.[demo]", "matplotlib==3.10.7")
+    session.run("python", "-m", "tests.benchmarks", "run", *session.posargs)

@@ -177,13 +177,13 @@ class Server:
         """The data directory."""
         return self.directory / "data"
 
-    def create(self) -> Self:
+    def create(self, settings: str = SETTINGS) -> Self:
         """Set up the data directory and start the server."""
         self.directory.mkdir()
         give_away(self.directory)
         self._execute("initdb", "-A", "trust", "-U", "postgres", "-E", "UTF8", "--locale=C", "-N")
-        with (self.data / "postgresql.conf").open("a") as settings:
-            settings.write(SETTINGS.format(socket_directory=self.directory))
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write(settings.format(socket_directory=self.directory))
         self.start()
         return self
 

@@ -1,0 +1,184 @@
+"""The shape of a queue: which columns its rows have, and how it is configured, without anything that it refers to."""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, DOMAIN
+from sqlalchemy.orm import registry
+from sqlalchemy.types import TypeEngine
+
+from sqlaqueue.config import ROLES, QueueConfig, States
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping import QueueMixin, spec_of
+
+_LONGEST = 20
+"""Characters of the texts in the columns of a copy, at most."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One column of a model that is none of the queue's.
+
+    :param value: what each row has there; None for a key, which counts up.
+    """
+
+    name: str
+    type: TypeEngine[Any]
+    nullable: bool
+    is_key: bool
+    value: Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a copy of a model is made of."""
+
+    fields: tuple[Field, ...]
+    config: QueueConfig
+
+    def model(self, schema: str) -> type[Any]:
+        """Map a class of this shape, whose tables are in ``schema``."""
+        metadata = sa.MetaData(schema=schema)
+        columns = [
+            sa.Column(field.name, field.type, primary_key=field.is_key, nullable=field.nullable, autoincrement=alone)
+            for field, alone in self._with_counting()
+        ]
+        table = sa.Table("job", metadata, *columns)
+        # Its name is that of the channel as well: consumers of the original must not hear of these jobs.
+        config = replace(self.config, name=f"{schema}.job")
+        model = type("Job", (QueueMixin,), {"__queue__": config})
+        registry(metadata=metadata).map_imperatively(model, table)
+        return model
+
+    def rows(self, number: int, first: int = 1) -> Iterator[dict[str, Any]]:
+        """Return the values of ``number`` rows, counted from ``first``."""
+        fixed = {field.name: field.value for field in self.fields if not field.is_key and field.value is not None}
+        counted = [field for field, alone in self._with_counting() if field.is_key and not alone]
+        for count in range(first, first + number):
+            yield fixed | {field.name: _key(field, count) for field in counted}
+
+    def _with_counting(self) -> Iterator[tuple[Field, bool]]:
+        """Return each field, and whether the database counts it up."""
+        keys = [field for field in self.fields if field.is_key]
+        for field in self.fields:
+            yield field, field.is_key and len(keys) == 1 and _kind(field.type) is int
+
+
+PLAIN = Shape(
+    (
+        Field("id", sa.BigInteger(), nullable=False, is_key=True, value=None),
+        Field("payload", sa.String(), nullable=False, is_key=False, value="x" * _LONGEST),
+    ),
+    QueueConfig(),
+)
+"""A key and a text."""
+
+
+def shape_of(model: type[Any]) -> Shape:
+    """Return the shape of a queue class.
+
+    Its queue attributes are there, those that it leaves out are not. Its other columns keep their types, sizes and
+    nullability. Defaults, foreign keys, sequences and enums are left behind, for the database has only one of each.
+
+    :raises NotAQueueError: when ``model`` is no queue.
+    :raises ConfigurationError: when its rows cannot be imitated, saying which column is in the way.
+    """
+    spec = spec_of(model)
+    config = spec.config
+    if not isinstance(config.strategy, str):
+        msg = (
+            f"{model.__name__}: its strategy {config.strategy!r} is an object, which may have tables of its own; only "
+            "strategies that are given by their name can be copied"
+        )
+        raise ConfigurationError(msg)
+    roles = {column for column in spec.columns.values() if not column.primary_key}
+    fields = tuple(
+        _field(model, number, column) for number, column in enumerate(spec.table.columns, 1) if column not in roles
+    )
+    left_out: Mapping[str, str | None] = {
+        role: None for role in ROLES if role not in spec.columns and _may_be_named(config, role)
+    }
+    return Shape(fields, replace(config, columns=left_out, states=States()))
+
+
+def _may_be_named(config: QueueConfig, role: str) -> bool:
+    return role in config.columns
+
+
+def _field(model: type[Any], number: int, column: sa.Column[Any]) -> Field:
+    kind = _plain(column.type)
+    value = None if column.primary_key else _value(kind)
+    if column.primary_key and _kind(kind) not in {int, str, uuid.UUID}:
+        msg = f"{model.__name__}: the key {column.name} is {column.type!r}, of which no values can be made"
+        raise ConfigurationError(msg)
+    if value is None and not column.nullable and not column.primary_key:
+        msg = (
+            f"{model.__name__}: the column {column.name} is not nullable, and is {column.type!r}, of which no "
+            "value can be made"
+        )
+        raise ConfigurationError(msg)
+    # Not its own name, which may be that of a queue attribute.
+    return Field(f"column_{number}", kind, bool(column.nullable), column.primary_key, value)
+
+
+def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return a type that belongs to nobody: enums and domains are objects of the database, decorators run code."""
+    if isinstance(kind, sa.types.TypeDecorator):
+        return _plain(kind.impl_instance)
+    if isinstance(kind, sa.Enum):
+        return sa.String(kind.length)
+    if isinstance(kind, DOMAIN):
+        return _plain(sa.types.to_instance(kind.data_type))
+    if isinstance(kind, sa.ARRAY):
+        return ARRAY(_plain(kind.item_type), dimensions=kind.dimensions)
+    return kind
+
+
+def _kind(kind: TypeEngine[Any]) -> type[Any] | None:
+    try:
+        return kind.python_type
+    except NotImplementedError:
+        return None
+
+
+_VALUES: dict[type[Any], Any] = {
+    int: 1,
+    bool: False,
+    float: 0.5,
+    bytes: b"x" * _LONGEST,
+    list: [],
+    decimal.Decimal: decimal.Decimal(1),
+    uuid.UUID: uuid.UUID(int=1),
+    dt.datetime: dt.datetime(2000, 1, 1, tzinfo=dt.UTC),
+    dt.date: dt.date(2000, 1, 1),
+    dt.time: dt.time(12),
+    dt.timedelta: dt.timedelta(hours=1),
+}
+
+
+def _value(kind: TypeEngine[Any]) -> Any:
+    if isinstance(kind, sa.JSON):
+        return {}  # its python_type says something else in each version of SQLAlchemy
+    python = _kind(kind)
+    if python is str:
+        return "x" * min(getattr(kind, "length", None) or _LONGEST, _LONGEST)
+    if python is dt.datetime and not getattr(kind, "timezone", False):
+        return dt.datetime(2000, 1, 1)  # noqa: DTZ001 - the column has no zone
+    return None if python is None else _VALUES.get(python)
+
+
+def _key(field: Field, count: int) -> Any:
+    match _kind(field.type):
+        case kind if kind is int:
+            return count
+        case kind if kind is uuid.UUID:
+            return uuid.UUID(int=count)
+        case _:
+            return str(count)

@@ -1,0 +1,153 @@
+"""Who is measured: data only. One file beside this one drives each; `protocol` says how they are spoken to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+PSYCOPG = "psycopg[binary]==3.3.9"
+SELF = "sqlaqueue"
+"""This very tree, installed so that it is edited in place."""
+SQLALCHEMY_ASYNC = "sqlalchemy[asyncio]==2.1.9"
+NODE_PG = "pg@8.16.3"
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to run a queue, which is compared with others.
+
+    :param name: unique; what stands before the first space is the family.
+    :param program: the file beside this one that drives it.
+    :param requirements: what its environment holds, pinned.
+    :param options: what its program is told.
+    :param fair: how its best settings drive it, in words for the table.
+    """
+
+    name: str
+    program: str
+    requirements: tuple[str, ...]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    fair: str = ""
+
+    @property
+    def family(self) -> str:
+        """The project."""
+        return self.name.split()[0]
+
+    @property
+    def environment(self) -> str:
+        """The name of its environment, which contestants with the same program share."""
+        return self.program.partition(".")[0]
+
+    @property
+    def is_node(self) -> bool:
+        """Whether its program is written for Node."""
+        return self.program.endswith(".mjs")
+
+    @property
+    def tuned(self) -> bool:
+        """Whether it is driven as well as we know, and not by its defaults."""
+        return bool(self.options.get("tuned"))
+
+
+def _both(name: str, program: str, requirements: tuple[str, ...], fair: str) -> list[Contestant]:
+    """Return a contestant with its defaults and one with its best settings."""
+    return [
+        Contestant(f"{name} (defaults)", program, requirements, {"tuned": False}),
+        Contestant(f"{name} (tuned)", program, requirements, {"tuned": True}, fair),
+    ]
+
+
+def _raw() -> list[Contestant]:
+    needs = (PSYCOPG,)
+    made = [
+        Contestant(f"raw {ending} {batch}", "raw.py", needs, {"ending": ending, "batch": batch, "tuned": True})
+        for ending, batch in product(("delete", "update"), (1, 10, 100, 1000))
+    ]
+    made.append(Contestant("raw listen", "raw.py", needs, {"ending": "delete", "batch": 1, "listen": True}))
+    return made
+
+
+def _same_statements() -> list[Contestant]:
+    """Psycopg with the statements of sqlaqueue: what is between the two is the price of the library."""
+    return [
+        Contestant(
+            f"replay {strategy} {on_complete} {batch}",
+            "replay.py",
+            (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
+            {"strategy": strategy, "on_complete": on_complete, "batch": batch, "tuned": True},
+        )
+        for strategy, on_complete, batch in product(STRATEGIES, ("keep", "delete"), (100, 1000))
+    ]
+
+
+STRATEGIES = ("update_status", "delete_returning", "batch_select")
+
+TUNED: dict[str, Any] = {"batch_size": 1000, "batch": True}
+"""How a Consumer is driven at its best; a figure of the docs names it."""
+
+
+def _ours() -> list[Contestant]:
+    made = []
+    for strategy, kind, on_complete, tuned in product(STRATEGIES, ("sync", "async"), ("keep", "delete"), (False, True)):
+        options = {"strategy": strategy, "kind": kind, "on_complete": on_complete, "tuned": tuned}
+        how = "tuned" if tuned else "defaults"
+        made.append(
+            Contestant(
+                f"sqlaqueue {strategy} {kind} {on_complete} ({how})",
+                "ours.py",
+                (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
+                options | {"consumer": TUNED if tuned else {}},
+                ", ".join(f"{key}={value}" for key, value in TUNED.items()) if tuned else "",
+            )
+        )
+    return made
+
+
+PLAIN = Contestant(
+    "sqlalchemy plain",
+    "ours.py",
+    (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
+    {"plain": True},
+)
+"""SQLAlchemy with a table that is no queue."""
+
+
+CONTESTANTS: dict[str, Contestant] = {
+    each.name: each
+    for each in (
+        *_raw(),
+        *_same_statements(),
+        *_ours(),
+        PLAIN,
+        *_both(
+            "procrastinate",
+            "procrastinate.py",
+            ("procrastinate==3.10.0", PSYCOPG),
+            "concurrency 10, finished jobs deleted",
+        ),
+        *_both(
+            "pgqueuer",
+            "pgqueuer.py",
+            ("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop"),
+            "batches of 1,000, a pool of four asyncpg connections, uvloop",
+        ),
+        *_both("chancy", "chancy.py", ("chancy==0.26.0", PSYCOPG), "concurrency 1,000, eager polling"),
+        *_both("beanqueue", "beanqueue.py", ("beanqueue==2.0.0rc2", "psycopg2-binary"), "batches of 1,000"),
+        *_both(
+            "graphile-worker",
+            "graphile_worker.mjs",
+            ("graphile-worker@0.18.0", NODE_PG),
+            "24 jobs at once, a local queue of 2,000, completions gathered for 10 ms",
+        ),
+        *_both(
+            "pg-boss",
+            "pg_boss.mjs",
+            ("pg-boss@12.35.0", NODE_PG),
+            "two loops that fetch 500 and complete them",
+        ),
+    )
+}
+"""Every contestant by its name, in the order of the tables."""

@@ -1,0 +1,212 @@
+"""sqlaqueue: each strategy, both Consumers. A model with ten columns of its own; the handler reads all of its columns.
+
+With the option ``plain`` it is SQLAlchemy without a queue, for what enqueueing costs beyond an insert.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, __version__
+from sqlaqueue.mapping import spec_of
+from tests.benchmarks.contestants.protocol import SLEEP, Adapter, Meter, main, tell, version_of
+
+_PRIORITY, _DELAY = "priority", "delay"
+
+
+class Fields:
+    """What each job carries."""
+
+    id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
+    recipient: Mapped[str]
+    subject: Mapped[str]
+    note: Mapped[str]
+    reference: Mapped[str]
+    language: Mapped[str]
+    account: Mapped[int]
+    amount: Mapped[int]
+    share: Mapped[float]
+    urgent: Mapped[bool]
+    sent: Mapped[float]
+
+
+def make_model(options: Mapping[str, Any]) -> Any:
+    """Map the class of this contestant, in a metadata of its own."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    if options.get("plain"):
+        return type("Job", (Fields, Base), {"__tablename__": "job", "__module__": __name__})
+    config = QueueConfig(strategy=options["strategy"], on_complete=options["on_complete"])
+    body = {"__tablename__": "job", "__queue__": config, "__module__": __name__}
+    return type("Job", (QueueMixin, Fields, Base), body)
+
+
+class Ours(Adapter):
+    """A mapped class is the job."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.model = make_model(options)
+        self.driver_url = self.url.replace("postgresql:", "postgresql+psycopg:")
+        self.columns = [column.key for column in sa.inspect(self.model).column_attrs]
+
+    def prepare(self) -> Any:
+        engine = sa.create_engine(self.driver_url)
+        self.model.metadata.create_all(engine)
+        engine.dispose()
+        remaining = "SELECT 1 FROM job WHERE status IN ('pending', 'processing') AND run_at <= now()"
+        words = {
+            "finish": "UPDATE job SET status = 'completed', finished_at = now()",
+            "lock": "SELECT 1 FROM job WHERE status = 'pending' ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE",
+        }
+        return remaining, {"sqlaqueue": __version__, **version_of("sqlalchemy", "psycopg")}, words
+
+    # -- enqueueing ---------------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        self._engine = sa.create_engine(self.driver_url)
+        self._insert = sa.insert(self.model)
+
+    def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
+        self._place(jobs, order)
+        if order["way"] in {"copy", "fill"}:
+            self._copy(jobs)
+            return
+        with Session(self._engine) as session:
+            if order["way"] == "insert":
+                session.execute(self._insert, jobs)
+            else:
+                session.add_all(self.model(**job) for job in jobs)
+            session.commit()
+
+    def _place(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
+        """Give jobs the priority and the delay that are asked for."""
+        if _PRIORITY in order:
+            for job in jobs:
+                job["priority"] = order[_PRIORITY]
+        if _DELAY in order:
+            run_at = datetime.now(UTC) + timedelta(seconds=order[_DELAY])
+            for job in jobs:
+                job["run_at"] = run_at
+
+    def _copy(self, jobs: list[dict[str, Any]]) -> None:
+        names = list(jobs[0])
+        with self._engine.connect() as connection:
+            driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]  # of this driver
+            with driver.cursor().copy(f"COPY job ({', '.join(names)}) FROM STDIN") as copy:
+                for job in jobs:
+                    copy.write_row([job[name] for name in names])
+            # SQLAlchemy knows nothing of this transaction.
+            driver.commit()
+
+    # -- working ------------------------------------------------------------------------------------------------------
+
+    def work(self, meter: Meter) -> Any:
+        arguments = dict(self.options.get("consumer") or {})
+        if "concurrency" in self.options:
+            # Handlers that wait are run one by one. A held batch is that of one handler, so it is a small one here.
+            arguments |= {"concurrency": self.options["concurrency"], "batch": False}
+            if spec_of(self.model).strategy.holds_transaction:
+                arguments["batch_size"] = 10
+        connections = arguments.get("concurrency", 1) + 1
+        pool = {"pool_size": min(connections, 50), "max_overflow": max(connections - 50, 0)}
+        if self.options["kind"] == "async":
+            return self._work_async(meter, arguments, pool)
+        return self._work(meter, arguments, pool)
+
+    def _work(self, meter: Meter, arguments: dict[str, Any], pool: dict[str, int]) -> None:
+        engine = sa.create_engine(self.driver_url, **pool)
+        self._look_at_claims(engine, meter)
+        batch, one = _batch_reader(self.columns, meter), _reader(self.columns, meter)
+
+        def handle(session: Any, job: Any) -> None:
+            time.sleep(SLEEP)
+            one(session, job)
+
+        handler = handle if meter.handler == "sleep" else batch if arguments.get("batch") else one
+        consumer: Consumer[Any] = Consumer(self.model, handler, sessionmaker(engine), **arguments)
+        with engine.connect():
+            meter.wait_for_go()
+        consumer.run()
+
+    async def _work_async(self, meter: Meter, arguments: dict[str, Any], pool: dict[str, int]) -> None:
+        engine = create_async_engine(self.driver_url, **pool)
+        self._look_at_claims(engine.sync_engine, meter)
+        batch, one = _batch_reader(self.columns, meter), _reader(self.columns, meter)
+
+        async def handle(session: Any, job: Any) -> None:
+            if meter.handler == "sleep":
+                await asyncio.sleep(SLEEP)
+            one(session, job)
+
+        async def handle_batch(session: Any, jobs: list[Any]) -> None:
+            batch(session, jobs)
+
+        factory = async_sessionmaker(engine)
+        handler = handle_batch if arguments.get("batch") else handle
+        consumer: AsyncConsumer[Any] = AsyncConsumer(self.model, handler, factory, **arguments)
+        async with engine.connect():
+            meter.wait_for_go()
+        await consumer.run()
+
+    def _look_at_claims(self, engine: sa.Engine, meter: Meter) -> None:
+        """Let the server explain some of the claims just before they are made, and undo what explaining has claimed."""
+        every, after, seen = self.options.get("explain"), self.options.get("explain_after", 0), 0
+        if not every:
+            return
+
+        @sa.event.listens_for(engine, "before_cursor_execute")
+        def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            nonlocal seen
+            if meter.count() < after or "SKIP LOCKED" not in statement or not self._is_claim(statement):
+                return
+            seen += 1
+            if seen % every:
+                return
+            cursor.execute("SAVEPOINT benchmark")
+            cursor.execute(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}", parameters)
+            (plan,) = cursor.fetchone()[0]
+            cursor.execute("ROLLBACK TO SAVEPOINT benchmark")
+            top = plan["Plan"]
+            if top["Actual Rows"]:
+                buffers = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+                tell("claim", buffers=buffers, ms=plan["Execution Time"] + plan["Planning Time"])
+
+    @staticmethod
+    def _is_claim(statement: str) -> bool:
+        # The others that skip locked rows return keys, or nothing.
+        return "recipient" in statement
+
+
+def _reader(columns: list[str], meter: Meter) -> Any:
+    def read(session: Any, job: Any) -> None:
+        for name in columns:
+            getattr(job, name)
+        meter.done(job.sent)
+
+    return read
+
+
+def _batch_reader(columns: list[str], meter: Meter) -> Any:
+    read = _reader(columns, meter)
+
+    def read_all(session: Any, jobs: list[Any]) -> None:
+        for job in jobs:
+            read(session, job)
+
+    return read_all
+
+
+if __name__ == "__main__":
+    main(Ours)

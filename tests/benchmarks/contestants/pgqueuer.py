@@ -1,0 +1,67 @@
+"""pgqueuer: an entry point by name, a payload of bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import asyncpg
+import uvloop
+from pgqueuer import PgQueuer
+from pgqueuer.db import AsyncpgDriver, AsyncpgPoolDriver
+from pgqueuer.queries import Queries
+
+from tests.benchmarks.contestants.protocol import Adapter, Meter, main, version_of
+
+
+class Pgqueuer(Adapter):
+    """By asyncpg, its first driver; on uvloop if it is tuned."""
+
+    @property
+    def loop_factory(self) -> Any:
+        return uvloop.new_event_loop if self.tuned else None
+
+    async def prepare(self) -> Any:
+        connection = await asyncpg.connect(self.url)
+        await Queries(AsyncpgDriver(connection)).install()
+        await connection.close()
+        # It moves finished jobs to a log by itself, so that none can be made finished by a statement.
+        words = {
+            "lock": "SELECT 1 FROM pgqueuer WHERE status = 'queued' ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",
+        }
+        return "SELECT 1 FROM pgqueuer WHERE execute_after <= now()", version_of("pgqueuer", "asyncpg"), words
+
+    async def open(self) -> None:
+        self._queries = Queries(AsyncpgDriver(await asyncpg.connect(self.url)))
+
+    async def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
+        encoded: list[bytes | None] = [json.dumps(job).encode() for job in jobs]
+        # Its greater priority goes first.
+        priority = -order.get("priority", 0)
+        after = timedelta(seconds=order["delay"]) if "delay" in order else None
+        if order["way"] == "one":
+            for one in encoded:
+                await self._queries.enqueue("handle", one, priority, after)
+        else:
+            number = len(jobs)
+            await self._queries.enqueue(["handle"] * number, encoded, [priority] * number, [after] * number)
+
+    async def work(self, meter: Meter) -> None:
+        if self.tuned:
+            pool = await asyncpg.create_pool(self.url, min_size=4, max_size=4)
+            queuer = PgQueuer(AsyncpgPoolDriver(pool))
+        else:
+            queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(self.url)))
+
+        @queuer.entrypoint("handle")
+        async def handle(job: Any) -> None:
+            await meter.handle_async(json.loads(job.payload))
+
+        meter.wait_for_go()
+        await queuer.run(**({"batch_size": 1000} if self.tuned else {}))
+
+
+if __name__ == "__main__":
+    main(Pgqueuer)

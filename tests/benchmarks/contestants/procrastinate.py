@@ -1,0 +1,70 @@
+"""procrastinate: a function is the task, its arguments are JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import procrastinate
+import psycopg
+
+from tests.benchmarks.contestants.protocol import Adapter, Meter, main, version_of
+
+
+class Procrastinate(Adapter):
+    """The async worker, which is its recommended one."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        super().__init__(options)
+        self.app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=self.url))
+        self.meter: Meter | None = None
+
+        @self.app.task(name="handle")
+        async def handle(**payload: Any) -> None:
+            assert self.meter is not None
+            await self.meter.handle_async(payload)
+
+        self.task = handle
+
+    def prepare(self) -> Any:
+        with psycopg.connect(self.url) as connection:
+            connection.execute(procrastinate.schema.SchemaManager.get_schema().encode())
+        remaining = (
+            "SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') "
+            "AND (scheduled_at IS NULL OR scheduled_at <= now())"
+        )
+        words = {
+            "finish": "UPDATE procrastinate_jobs SET status = 'succeeded'",
+            "lock": "SELECT 1 FROM procrastinate_jobs WHERE status = 'todo' "
+            "ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",
+        }
+        return remaining, version_of("procrastinate", "psycopg"), words
+
+    async def open(self) -> None:
+        await self.app.open_async()
+
+    async def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
+        when = {}
+        if "delay" in order:
+            when["schedule_at"] = datetime.now(UTC) + timedelta(seconds=order["delay"])
+        # Its greater priority goes first.
+        deferrer = self.task.configure(priority=-order.get("priority", 0), **when)
+        if order["way"] == "one":
+            for job in jobs:
+                await deferrer.defer_async(**job)
+        else:
+            await deferrer.batch_defer_async(*jobs)
+
+    async def work(self, meter: Meter) -> None:
+        self.meter = meter
+        tuned = {"concurrency": 10, "delete_jobs": "always"} if self.tuned else {}
+        if "concurrency" in self.options:
+            tuned["concurrency"] = self.options["concurrency"]
+        async with self.app.open_async():
+            meter.wait_for_go()
+            await self.app.run_worker_async(**tuned)
+
+
+if __name__ == "__main__":
+    main(Procrastinate)

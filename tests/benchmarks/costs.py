@@ -1,0 +1,261 @@
+"""What a job costs, in counts that are the same on every machine: statements, round trips, WAL, dead row versions.
+
+They are taken from a Consumer at work, between the ends of two batches, so that what it does once, when it begins and
+when it ends, does not count. The server writes no full pages and vacuums nothing by itself: both depend on the time of
+day.
+
+- *Statements* are those that SQLAlchemy sends, without BEGIN and COMMIT.
+- *Round trips* are read off the protocol: each time that the server says it is ready for the next query, BEGIN, COMMIT
+  and the preparing of statements among them.
+- *WAL bytes* are the distance that the server's log has moved.
+- *Dead rows* are updates and deletes, of the job and of what the strategy keeps beside it: each leaves one row version
+  for vacuum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import Consumer
+from tests import servers
+from tests.benchmarks.contestants import STRATEGIES
+from tests.benchmarks.contestants.ours import make_model
+from tests.benchmarks.contestants.protocol import payloads
+from tests.benchmarks.tables import PAGE, fill
+from tests.servers import Database, Server
+
+FILE = Path(__file__).with_name("costs.json")
+
+TOLERANCES = {"statements": 0.02, "round_trips": 0.02, "wal_bytes": 0.03, "dead_rows": 0.02}
+"""Shares by which a count may exceed the one on file: WAL differs with where the pages of an index are split."""
+
+TENDING = {"statements": 2, "round_trips": 7}
+"""What may be there in all beyond that: a check-in, or a look for expired leases, may or may not fall in between.
+
+Each is a statement with its BEGIN and COMMIT, and one more round trip when it is prepared.
+"""
+
+Counts = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A drain that is counted.
+
+    :param batches: how many batches are enqueued; counted is from the end of the third to that of the third but last.
+    """
+
+    strategy: str
+    on_complete: str
+    batch: int
+    batches: int
+
+    @property
+    def name(self) -> str:
+        """Its name on file."""
+        return f"{self.strategy}, {self.on_complete}, batches of {self.batch}"
+
+
+WORKS = [
+    Work(strategy, on_complete, batch, batches)
+    for strategy in STRATEGIES
+    for on_complete, batch, batches in (("keep", 1, 65), ("keep", 10, 35), ("keep", 100, 15), ("delete", 100, 15))
+]
+
+ENQUEUEING = {"in one transaction": 1000, "one by one": 100}
+
+
+class Counter:
+    """Counts what an engine's connections do, from `begin` to `end`."""
+
+    def __init__(self, engine: sa.Engine, database: Database) -> None:
+        self._engine = engine
+        self._admin = database.connect()
+        self._traces: list[Any] = []
+        self._statements = 0
+        self._before: tuple[int, int, int] = (0, 0, 0)
+        sa.event.listen(engine, "connect", self._trace)
+        sa.event.listen(engine, "before_cursor_execute", self._count)
+
+    def _trace(self, connection: psycopg.Connection[Any], _: Any) -> None:
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the counter
+        connection.pgconn.trace(file.fileno())
+        self._traces.append(file)
+
+    def _count(self, *_: Any) -> None:
+        self._statements += 1
+
+    def _now(self) -> tuple[int, int, int]:
+        (position,) = self._admin.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone() or (0,)
+        trips = 0
+        for file in self._traces:
+            trips += Path(f"/dev/fd/{file.fileno()}").read_bytes().count(b"\tReadyForQuery\t")
+        return self._statements, trips, int(position)
+
+    def begin(self) -> None:
+        """Count from here."""
+        self._before = self._now()
+
+    def end(self) -> Counts:
+        """Return the counts since `begin`."""
+        counts = (after - before for before, after in zip(self._before, self._now(), strict=True))
+        return dict(zip(("statements", "round_trips", "wal_bytes"), map(float, counts), strict=True))
+
+    def close(self) -> None:
+        """Count no more."""
+        sa.event.remove(self._engine, "connect", self._trace)
+        sa.event.remove(self._engine, "before_cursor_execute", self._count)
+        self._admin.close()
+        for file in self._traces:
+            file.close()
+
+
+def count_work(database: Database, work: Work) -> Counts:
+    """Count what a job costs in a drain."""
+    with _queue(database, {"strategy": work.strategy, "on_complete": work.on_complete}) as (engine, model):
+        jobs = work.batch * work.batches
+        with Session(engine) as session:
+            session.add_all(model(**job) for job in payloads(jobs))
+            session.commit()
+        engine.dispose()
+        before = _dead_rows(database)
+        counter = Counter(engine, database)
+        consumer: Consumer[Any] = Consumer(
+            model, lambda _session, _job: None, sessionmaker(engine), batch_size=work.batch
+        )
+
+        counts: Counts = {}
+        ended = itertools.count(1)
+
+        def completed(_: Any) -> None:
+            number = next(ended)
+            if number == 3 * work.batch:
+                counter.begin()
+            elif number == (work.batches - 2) * work.batch:
+                counts.update(counter.end())
+
+        consumer.on("completed", completed)
+        assert consumer.drain() == jobs
+        engine.dispose()
+        counter.close()
+        between = (work.batches - 5) * work.batch
+        dead = _dead_rows(database) - before
+    return {"jobs": between, **{what: number / between for what, number in counts.items()}, "dead_rows": dead / jobs}
+
+
+def count_enqueueing(database: Database, options: dict[str, Any], way: str) -> Counts:
+    """Count what it costs to enqueue a job."""
+    jobs = ENQUEUEING[way]
+    with _queue(database, options) as (engine, model):
+        engine.dispose()
+        counter = Counter(engine, database)
+        with Session(engine) as session:
+            # Pages that are there, statements that have been sent.
+            session.add_all(model(**job) for job in payloads(jobs))
+            session.commit()
+            counter.begin()
+            for chunk in [payloads(jobs)] if way == "in one transaction" else [payloads(1)] * jobs:
+                session.add_all(model(**job) for job in chunk)
+                session.commit()
+            counts = counter.end()
+        engine.dispose()
+        counter.close()
+    return {"jobs": jobs, **{what: number / jobs for what, number in counts.items()}}
+
+
+@contextlib.contextmanager
+def _queue(database: Database, options: dict[str, Any]) -> Iterator[tuple[sa.Engine, Any]]:
+    """Make a queue in an empty database, and remove it."""
+    model = make_model(options)
+    engine = sa.create_engine(database.url("psycopg"))
+    model.metadata.create_all(engine)
+    try:
+        yield engine, model
+    finally:
+        model.metadata.drop_all(engine)
+        engine.dispose()
+
+
+def _dead_rows(database: Database) -> int:
+    """Return how many row versions have died; who checks in has nothing to do with the number of jobs."""
+    with database.connect() as connection:
+        # Others report what they did when they end.
+        others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        while connection.execute(others).fetchone():
+            time.sleep(0.005)
+        dead = """
+            SELECT coalesce(sum(n_tup_upd + n_tup_del), 0) FROM pg_stat_user_tables
+            WHERE relname <> 'sqlaqueue_consumer'
+        """
+        return int((connection.execute(dead).fetchone() or (0,))[0])
+
+
+def count_all(server: Server) -> dict[str, Counts]:
+    """Count everything, on a server of one's own."""
+    with psycopg.connect(server.dsn(), autocommit=True) as connection:
+        connection.execute("ALTER SYSTEM SET autovacuum = off")
+        connection.execute("SELECT pg_reload_conf()")
+    found: dict[str, Counts] = {}
+    for work in WORKS:
+        with server.database() as database:
+            found[work.name] = count_work(database, work)
+    for name, options in _enqueued().items():
+        for way in ENQUEUEING:
+            with server.database() as database:
+                found[f"{name}, enqueued {way}"] = count_enqueueing(database, options, way)
+    return {name: {what: round(number, 4) for what, number in counts.items()} for name, counts in found.items()}
+
+
+def _enqueued() -> dict[str, dict[str, Any]]:
+    return {"no queue": {"plain": True}} | {
+        strategy: {"strategy": strategy, "on_complete": "keep"} for strategy in STRATEGIES
+    }
+
+
+def grown(known: dict[str, Counts], found: dict[str, Counts], what: list[str]) -> list[str]:
+    """Return what has become more, in words; what nobody has counted before is more as well."""
+    words = []
+    for name, counts in found.items():
+        for each in what:
+            if each not in counts:
+                continue
+            before, now = known.get(name, {}).get(each, 0.0), counts[each]
+            if now > before * (1 + TOLERANCES[each]) + TENDING.get(each, 0) / counts["jobs"] + 1e-9:
+                words.append(f"{name}: {each} a job were {before:g} and are {now:g}")
+    return words
+
+
+def least(one: dict[str, Counts], other: dict[str, Counts]) -> dict[str, Counts]:
+    """Return the least of two counts of everything."""
+    return {name: {what: min(number, other[name][what]) for what, number in one[name].items()} for name in one}
+
+
+def main(*, write: bool) -> int:
+    """Count, print what has changed, and write the file if that is wanted."""
+    (version,) = servers.choose_versions("newest", servers.find_installations())
+    with servers.running([version]) as running, running.own(version) as server:
+        found = count_all(server)
+    known = json.loads(FILE.read_text())["costs"] if FILE.exists() else {}
+    for name, counts in found.items():
+        print(name)
+        for what, number in counts.items():
+            print(f"  {what:12} {known.get(name, {}).get(what, 0):>12g} -> {number:g}")
+    if write:
+        FILE.write_text(json.dumps({"postgres": version, "costs": found}, indent=1) + "\n")
+        fill([], PAGE)
+        return 0
+    more = grown(known, found, list(TOLERANCES))
+    print(*more, sep="\n")
+    return 1 if more else 0

@@ -1,0 +1,191 @@
+"""From results to the tables of docs/performance.md: no figure of that page is typed by hand.
+
+A table stands between ``<!-- table: NAME -->`` and ``<!-- /table -->``, and is written anew; without results for it, it
+stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.benchmarks import report
+from tests.benchmarks.report import Summary
+
+BLOCK = re.compile(r"(<!-- table: ([\w-]+) -->\n)(.*?)(<!-- /table -->)", re.DOTALL)
+
+PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
+COSTS = Path(__file__).with_name("costs.json")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: one figure of one case.
+
+    :param ratio: show its ratio to the reference as well.
+    :param show: writes a value.
+    """
+
+    head: str
+    workload: str
+    case: str
+    figure: str
+    show: Callable[[float], str]
+    ratio: bool = False
+
+
+def significant(value: float) -> str:
+    """Write a number with three significant digits, and thousands with a comma."""
+    rounded = float(f"{value:.3g}")
+    if abs(rounded) < 1:
+        return f"{rounded:g}"
+    return f"{rounded:,.{max(3 - len(str(int(abs(rounded)))), 0)}f}"
+
+
+def whole(value: float) -> str:
+    """Write a number of things."""
+    return f"{value:.0f}"
+
+
+TABLES: dict[str, Sequence[Column]] = {
+    "drain": [
+        Column("1 process", "drain", "1 process", "jobs_per_second", significant, ratio=True),
+        Column("2 processes", "drain", "2 processes", "jobs_per_second", significant, ratio=True),
+        Column("server, µs a job", "drain", "1 process", "server_us_per_job", significant),
+        Column("client, µs a job", "drain", "1 process", "client_us_per_job", significant),
+        Column("connections", "drain", "1 process", "connections", whole),
+    ],
+    "enqueue": [
+        Column("one by one", "enqueue", "one by one", "rows_per_second", significant, ratio=True),
+        Column("in chunks of 1,000", "enqueue", "in chunks", "rows_per_second", significant, ratio=True),
+    ],
+    "enqueue-orm": [
+        Column("`add_all()`", "enqueue", "add_all", "rows_per_second", significant, ratio=True),
+        Column("`insert()`", "enqueue", "insert", "rows_per_second", significant, ratio=True),
+        Column("COPY", "enqueue", "copy", "rows_per_second", significant, ratio=True),
+    ],
+    "latency": [
+        Column("idle, p50 ms", "latency", "idle", "p50_ms", significant, ratio=True),
+        Column("idle, p99 ms", "latency", "idle", "p99_ms", significant),
+        Column("1,000 jobs/s, p50 ms", "latency", "1,000 jobs/s, 8 workers", "p50_ms", significant),
+        Column("1,000 jobs/s, p99 ms", "latency", "1,000 jobs/s, 8 workers", "p99_ms", significant),
+    ],
+    "idle": [
+        Column("clients, ms of CPU a second", "latency", "50 idle workers", "client_ms_per_second", significant),
+        Column("server, ms of CPU a second", "latency", "50 idle workers", "server_ms_per_second", significant),
+        Column("connections", "latency", "50 idle workers", "connections", whole),
+    ],
+    "backlog": [
+        Column(name, "backlog", name, "jobs_per_second", significant)
+        for name in (
+            "100 k ready",
+            "1 M ready",
+            "10 M ready",
+            "1 M future, more urgent",
+            "1 M finished",
+            "1,000 priorities",
+            "not analysed",
+            "10 k locked at the head",
+        )
+    ],
+    "claims": [
+        column
+        for name in ("100 k ready", "1 M ready", "10 M ready", "1 M future, more urgent", "1 M finished")
+        for column in (
+            Column(f"{name}: buffers", "backlog", name, "claim_buffers", significant),
+            Column("ms", "backlog", name, "claim_ms", significant),
+        )
+    ],
+    "horizon": [
+        Column("first 10 s", "horizon", "60 s", "first_jobs_per_second", significant),
+        Column("last 10 s", "horizon", "60 s", "last_jobs_per_second", significant),
+        Column("kept", "horizon", "60 s", "kept", "{:.0%}".format),
+    ],
+    "scale": [
+        Column(f"{number} processes", "scale", f"{number} processes", "jobs_per_second", significant)
+        for number in (1, 2, 4, 8)
+    ]
+    + [
+        Column("500 handlers of 50 ms", "scale", "500 handlers of 50 ms", "jobs_per_second", significant),
+        Column("MiB after 100 k jobs", "scale", "1 M jobs", "early_mib", significant),
+        Column("MiB after 1 M jobs", "scale", "1 M jobs", "late_mib", significant),
+    ],
+}
+"""The tables of the page by their names."""
+
+
+def fill(results: Iterable[Path], page: Path) -> None:
+    """Write the tables of a page."""
+    paths = [path for path in results if path.exists()]
+    samples, references = report.join(paths)
+    summaries = report.summarise(samples, references)
+    made = {name: table(columns, summaries) for name, columns in TABLES.items()}
+    made |= {"costs": costs_table(), "about": about(paths)}
+
+    def replaced(block: re.Match[str]) -> str:
+        text = made[block[2]]
+        return f"{block[1]}{text}\n{block[4]}" if text else block[0]
+
+    page.write_text(BLOCK.sub(replaced, page.read_text()))
+
+
+def table(columns: Sequence[Column], summaries: Sequence[Summary]) -> str:
+    """Return a table with a row for each contestant of which one of its figures was measured; empty without any."""
+    found = {(one.workload, one.case, one.figure, one.contestant): one for one in summaries}
+    there = [column for column in columns if any(key[:3] == _of(column) for key in found)]
+    wanted = {_of(column) for column in there}
+    names = list(dict.fromkeys(key[3] for key in found if key[:3] in wanted))
+    if not names:
+        return ""
+    lines = [_line(["", *(column.head for column in there)]), _line(["---", *("--:" for _ in there)])]
+    lines += [_line([name, *(_cell(column, found.get((*_of(column), name))) for column in there)]) for name in names]
+    return "\n".join(lines)
+
+
+def _of(column: Column) -> tuple[str, str, str]:
+    return column.workload, column.case, column.figure
+
+
+def _cell(column: Column, summary: Summary | None) -> str:
+    if summary is None:
+        return ""
+    ratio = f" ({summary.ratio:.2f})" if column.ratio and summary.ratio is not None else ""
+    return column.show(summary.median) + ratio
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def costs_table() -> str:
+    """Return the table of what a job costs, from the counts on file."""
+    heads = {
+        "statements": "statements",
+        "round_trips": "round trips",
+        "wal_bytes": "WAL bytes",
+        "dead_rows": "dead rows",
+    }
+    lines = [_line(["a job", *heads.values()]), _line(["---", *("--:" for _ in heads)])]
+    for name, counts in json.loads(COSTS.read_text())["costs"].items():
+        cells = [f"{float(f'{counts[what]:.2g}'):,g}" if what in counts else "" for what in heads]
+        lines.append(_line([name, *cells]))
+    return "\n".join(lines)
+
+
+def about(results: Sequence[Path]) -> str:
+    """Return a sentence on the machine, the server and the versions; empty without results."""
+    if not results:
+        return ""
+    told = json.loads(results[-1].read_text())["about"]
+    server = told["server"]
+    versions = {name: version for of in told["versions"].values() for name, version in of.items()}
+    named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
+    same = ", ".join(f"{name} {value}" for name, value in server.items() if name != "server_version")
+    return (
+        f"Measured on {told['date']}: {told['cores']} cores, {told['memory_gib']} GiB, PostgreSQL "
+        f"{server['server_version']} on loopback ({same}), Python {told['python']}; {told['repeat']} runs in turn.\n"
+        f"Versions: {named}."
+    )

@@ -1,0 +1,118 @@
+"""`sqlaqueue bench` measures on the user's database, and leaves it as it was."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+
+from sqlaqueue.benchmark import BenchmarkError, run_benchmark, shape_of
+from sqlaqueue.benchmark.command import bench
+from sqlaqueue.exc import ConfigurationError, NotAQueueError
+from sqlaqueue.mapping import spec_of
+from tests.benchmarks import copied
+from tests.servers import Database
+
+MODULE = "tests.benchmarks.copied"
+
+
+def everything(database: Database) -> Any:
+    """What is in a database: schemas, tables, types, functions, and how far its sequences have counted."""
+    statement = """
+        SELECT 'schema', nspname, '' FROM pg_namespace WHERE nspname !~ '^pg_'
+        UNION ALL SELECT 'table', relname, relkind::text FROM pg_class WHERE relnamespace = 'public'::regnamespace
+        UNION ALL SELECT 'type', typname, typtype::text FROM pg_type WHERE typnamespace = 'public'::regnamespace
+        UNION ALL SELECT 'function', proname, '' FROM pg_proc WHERE pronamespace = 'public'::regnamespace
+        UNION ALL SELECT 'sequence', sequencename, last_value::text FROM pg_sequences
+        UNION ALL SELECT 'rows', relname, (n_tup_ins + n_tup_upd + n_tup_del)::text FROM pg_stat_user_tables
+        ORDER BY 1, 2, 3
+    """
+    with database.connect() as connection:
+        return connection.execute(statement).fetchall()
+
+
+def test_it_leaves_the_database_as_it_was(database: Database) -> None:
+    engine = sa.create_engine(database.url())
+    copied.Base.metadata.create_all(engine)
+    engine.dispose()
+    before = everything(database)
+    found = run_benchmark(database.url(), f"{MODULE}:Email", jobs=120, batch_size=50, singles=3)
+    assert everything(database) == before
+    assert (found.strategy, found.jobs, len(found.picked_up)) == ("delete_returning", 120, 3)
+    assert min(found.enqueued_per_second, found.done_per_second, *found.picked_up) > 0
+    assert found.picked_up_within(0.5) == found.picked_up[1]
+
+
+def test_it_needs_nothing_in_the_database(database: Database) -> None:
+    before = everything(database)
+    result = CliRunner().invoke(
+        bench, ["--url", database.url(), "--jobs", "100", "--strategy", "batch_select", "--json"]
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)["strategy"] == "batch_select"
+    assert everything(database) == before
+
+
+def test_the_schema_goes_when_a_worker_fails(database: Database) -> None:
+    before = everything(database)
+    with pytest.raises(BenchmarkError, match="a worker process failed"):
+        run_benchmark(database.url(), f"{MODULE}:FragileThere", jobs=100)
+    assert everything(database) == before
+
+
+@pytest.mark.once
+def test_a_copy_has_the_shape_and_nothing_of_the_original() -> None:
+    shape = shape_of(copied.Email)
+    spec = spec_of(shape.model("elsewhere"))
+    table, original = spec.table, spec_of(copied.Email).table
+    assert len(table.columns) == len(original.columns)
+    assert {each.schema for each in table.metadata.tables.values()} == {"elsewhere"}
+    assert not table.foreign_keys
+    assert spec.config.on_complete == "delete"
+    assert not spec.has("last_error")
+    assert {"email", "email_code"}.isdisjoint({table.name, *(index.name for index in table.indexes)})
+    assert spec.name != spec_of(copied.Email).name
+
+
+@pytest.mark.once
+def test_the_keys_of_a_copy_differ() -> None:
+    rows = list(shape_of(copied.Pair).rows(3, first=7))
+    assert [next(iter(row.values())) for row in rows] == [7, 8, 9]
+    assert len({tuple(row.values()) for row in rows}) == 3
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("model", "error", "message"),
+    [
+        (copied.Host, ConfigurationError, "Host: the column address is not nullable"),
+        (copied.Customer, NotAQueueError, "Customer is not a queue"),
+    ],
+)
+def test_what_cannot_be_copied_is_said(model: type[Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        shape_of(model)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--url", "nonsense"], "give something like postgresql://"),
+        (["--url", "sqlite://"], "is not served"),
+        (["--url", "postgresql+asyncpg://localhost/app"], "with a synchronous driver"),
+        (["--url", "postgresql+pg8000://localhost/app"], "its driver pg8000 is not installed"),
+        (["Email", "--url", "postgresql://localhost/app"], "give a queue class as package.module:Class"),
+        (["missing.module:Email", "--url", "postgresql://localhost/app"], "there is no module missing"),
+        ([f"{MODULE}:Missing", "--url", "postgresql://localhost/app"], "has no Missing"),
+        ([f"{MODULE}:Customer", "--url", "postgresql://localhost/app"], "Customer is not a queue"),
+        (["--url", "postgresql://localhost:1/app"], "Connection refused"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(bench, arguments)
+    assert result.exit_code in {1, 2}
+    assert message in result.output.replace("\n", " ")

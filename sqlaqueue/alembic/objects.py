@@ -113,8 +113,8 @@ def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> None
     by_function: dict[str, dict[str, ops.TriggerPlan]] = {}
     for name, trigger in seen.triggers.items():
         if name not in there:
-            rest = () if trigger.when is None else (trigger.when,)
-            by_function.setdefault(trigger.function.name, {})[name] = (trigger.event, trigger.rows, *rest)
+            plan = ops.plan_of(trigger.event, trigger.rows, trigger.when)
+            by_function.setdefault(trigger.function.name, {})[name] = plan
     for function, triggers in by_function.items():
         if seen.found is not None:
             log.info("Detected missing triggers of %r: %s", seen.name, ", ".join(triggers))

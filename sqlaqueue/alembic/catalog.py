@@ -190,8 +190,7 @@ class FoundTrigger:
     @property
     def plan(self) -> ops.TriggerPlan:
         """What it is, for the operation that creates it."""
-        plain = (self.event, dict(self.rows))
-        return plain if self.when is None else (*plain, self.when)
+        return ops.plan_of(self.event, dict(self.rows), self.when)
 
     def restored(self, quote: Any) -> MigrateOperation:
         """Return what brings the trigger back as it is."""

@@ -109,8 +109,7 @@ def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> None
     by_function: dict[str, dict[str, ops.TriggerPlan]] = {}
     for name, trigger in seen.triggers.items():
         if name not in there:
-            plain = (trigger.event, trigger.rows)
-            plan: ops.TriggerPlan = plain if trigger.when is None else (*plain, trigger.when)
+            plan = ops.plan_of(trigger.event, trigger.rows, trigger.when)
             by_function.setdefault(trigger.function.name, {})[name] = plan
     for function, triggers in by_function.items():
         if seen.found is not None:

@@ -28,6 +28,11 @@ TriggerPlan = tuple[str, Rows] | tuple[str, Rows, str]
 """The event of a trigger, its transition tables and, for one that fires for each row, the condition on it as SQL."""
 
 
+def plan_of(event: str, rows: Rows, when: str | None) -> TriggerPlan:
+    """Return what a trigger is, for :class:`CreateTriggers`."""
+    return (event, rows) if when is None else (event, rows, when)
+
+
 class QueueOp(MigrateOperation):
     """Base of the operations: a dataclass whose fields are the arguments that a migration gives."""
 

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 
     from tests.servers import Database
 
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+one_strategy = pytest.mark.parametrize(
+    "strategy",
+    [STRATEGIES[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in STRATEGIES[1:])],
+)
 
 FUNCTION = "sqlaqueue_wake_orders"
 INSERT = "sqlaqueue_wake_insert"
@@ -55,7 +58,9 @@ def update_trigger(model: type[Any]) -> Trigger:
     return trigger
 
 
-@every_strategy
+@pytest.mark.parametrize(
+    "strategy", ["update_status", "delete_returning", pytest.param("batch_select", marks=pytest.mark.thorough)]
+)
 def test_notify_is_switched_off_and_on(database: Database, make: Any, engine: sa.Engine, strategy: str) -> None:
     """Nothing else happens to the jobs, neither on the way up nor on the way down."""
     loud, silent = (order(QueueConfig(strategy=strategy, notify=notify)) for notify in (True, False))
@@ -112,7 +117,7 @@ def test_a_condition_that_only_reads_otherwise_is_the_same(make: Any, engine: sa
     project.check()
 
 
-@every_strategy
+@one_strategy
 def test_other_words_are_another_condition(database: Database, make: Any, engine: sa.Engine, strategy: str) -> None:
     old = order(QueueConfig(strategy=strategy))
     new = order(QueueConfig(strategy=strategy, states=States(pending="is :new 100% it's"), columns={"run_at": None}))

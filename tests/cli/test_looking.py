@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Shop, wait_until
 from tests.cli.shop.models import Bare, Email, Letter, Newsletter, Row, Task
 
 pytestmark = pytest.mark.once
@@ -155,8 +155,7 @@ def test_workers_shows_who_serves_a_queue(shop: Shop) -> None:
     nobody = shop.invoke("workers", f"{MODELS}:Email")
     assert (nobody.exit_code, nobody.stdout) == (1, "nobody serves it\n")
     worker = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--name", "postman")
-    while shop.invoke("workers", f"{MODELS}:Email", "--here").exit_code:
-        assert worker.process.poll() is None, worker.output
+    wait_until(lambda: shop.invoke("workers", f"{MODELS}:Email", "--here").exit_code == 0, lambda: worker.output)
     (row,) = shop.json("workers", f"{MODELS}:Email")
     assert row["pid"] == worker.process.pid
     assert row["name"].endswith("postman")

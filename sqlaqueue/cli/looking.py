@@ -22,6 +22,9 @@ from sqlaqueue.cli.showing import add_row, ago, console, echo_json, plain_key, s
 from sqlaqueue.cli.targets import Target, load_targets
 from sqlaqueue.statements import worker_name
 
+_MOST_KEYS = 5
+"""How many of the jobs that a Consumer runs are shown to people."""
+
 
 @click.command(short_help="Jobs by state, what is due, who serves it.")
 @targets_argument
@@ -79,13 +82,16 @@ def _watch(look: Any, seconds: float, *, json: bool) -> None:
 
 def _shown(found: Sequence[admin.Stats]) -> RenderableType:
     states = list(dict.fromkeys(state for one in found for state in one.states))
-    numbers = [*states, "due", "running", "consumers"]
-    shown = table("queue", *states, "due", "oldest due", "running", "consumers", "", right=numbers)
+    if all(one.states.get("processing", 0) in {0, one.running} for one in found):
+        states = [state for state in states if state != "processing"]
+    numbers = ["pending", "running", *states, "due", "consumers"]
+    shown = table("queue", *states, "running", "due", "oldest due", "consumers", right=numbers)
     notes = []
     for one in found:
         counts = [one.states.get(state, "-") for state in states]
-        paused = "paused" if one.paused else None
-        add_row(shown, one.queue, *counts, one.due, span(one.oldest_due), one.running, one.consumers, paused)
+        add_row(shown, one.queue, *counts, one.running, one.due, span(one.oldest_due), one.consumers)
+        if one.paused:
+            notes.append(Text(f"{one.queue} is paused"))
         if one.failed_by_attempts:
             parts = (f"{jobs} after {attempts}" for attempts, jobs in one.failed_by_attempts.items())
             notes.append(Text(f"{one.queue}: failed by attempts: {', '.join(parts)}"))
@@ -142,7 +148,9 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
     else:
         shown = table("queue", "host", "pid", "name", "since", "seen", "hears", "version", "running", right=["pid"])
         for row in rows:
-            running = " ".join(map(plain_key, row["running"]))
+            running = " ".join(map(plain_key, row["running"][:_MOST_KEYS]))
+            if len(row["running"]) > _MOST_KEYS:
+                running += f" ... ({len(row['running'])})"
             since, seen = ago(row["created_at"]), ago(row["seen_at"])
             hears = "yes" if row["hears"] else "no, it polls"
             add_row(

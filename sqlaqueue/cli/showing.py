@@ -17,6 +17,9 @@ from rich.text import Text
 _WIDE = 200
 """Columns where nobody has said how many there are: into a file or a pipe nothing is cut off."""
 
+_ROOMY = 100
+"""Columns from which on there is room for wider gaps."""
+
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
@@ -27,7 +30,8 @@ def console() -> Console:
 
 def table(*columns: str, right: Sequence[str] = ()) -> Table:
     """Return an empty table."""
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    gap = 2 if console().width >= _ROOMY else 1
+    made = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for column in columns:
         made.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return made

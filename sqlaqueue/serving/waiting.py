@@ -212,7 +212,9 @@ def _may_pass(error: Exception) -> bool:
 
 def _checked(waiter: Waiter, result: JobResult[Any]) -> JobResult[Any]:
     if waiter.check and result.state != "completed":
-        ended = {"failed": "has failed", "cancelled": "was cancelled", "gone": "is not there"}[result.state]
+        ended = {"failed": "has failed", "cancelled": "was cancelled", "gone": "is not there, or no longer a job"}[
+            result.state
+        ]
         msg = f"{waiter} {ended}{f': {result.error}' if result.error else ''}"
         raise JobFailed(msg, result)
     return result

@@ -36,7 +36,8 @@ def attach_retention(spec: QueueSpec) -> None:
             raise ConfigurationError(msg)
     check_roles(model, {"finished_at": "QueueConfig(retention=...)"}, spec.columns)
     columns = [spec.columns["status"], spec.columns["finished_at"]]
-    add_index(spec, PURPOSE, columns, where=spec.in_state(*spec.config.retention))
+    # Not IN: the server shows that otherwise than it was told, and otherwise again when it is told that.
+    add_index(spec, PURPOSE, columns, where=sa.or_(*(spec.in_state(state) for state in spec.config.retention)))
 
 
 def attach_to_dead_letters(spec: QueueSpec, dead: sa.Table) -> None:

@@ -304,13 +304,18 @@ def batch(queue: Queue, walk: Walk) -> tuple[int, datetime | None, datetime | No
         return deleting.delete_some(session, plan, walk)
 
 
-@pytest.mark.parametrize("analysed", [False, True])
-def test_a_look_reads_a_few_pages_of_a_large_table(leased: Queue, analysed: bool) -> None:  # noqa: FBT001 - a parameter
+@pytest.mark.parametrize("statistics", ["none", "right", "wrong"])
+def test_a_look_reads_a_few_pages_of_a_large_table(leased: Queue, statistics: str) -> None:
     leased.execute("ALTER TABLE job SET (autovacuum_enabled = off)")
-    leased.add(50_000, "completed", 5)
-    leased.execute("INSERT INTO child (job_id) SELECT id FROM job WHERE id % 10 = 0".replace("%", "%%"))
-    if analysed:
+    leased.add(50_000, "completed", 50 if statistics == "wrong" else 5)
+    leased.execute("INSERT INTO child (job_id) SELECT id FROM job WHERE mod(id, 10) = 0")
+    if statistics != "none":
         leased.execute("ANALYZE job, child")
+    if statistics == "wrong":
+        # The planner believes that all of them are old.
+        leased.execute("UPDATE job SET finished_at = now() - interval '5 days'")
+        with leased.database.connect() as connection:
+            connection.execute("VACUUM job")
     plans: list[str] = []
 
     @sa.event.listens_for(leased.engine, "before_cursor_execute", retval=True)

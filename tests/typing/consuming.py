@@ -9,7 +9,18 @@ from sqlalchemy import create_engine, select
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, Exponential, JobEvent, Retry
+from sqlaqueue import (
+    AsyncConsumer,
+    Consumer,
+    Exponential,
+    JobEvent,
+    JobFailed,
+    JobResult,
+    QueueConfig,
+    Retry,
+    async_wait,
+    wait,
+)
 from tests.typing.claiming import Email, User
 
 make_session = sessionmaker(create_engine("postgresql+psycopg://"))
@@ -68,3 +79,26 @@ def events_are_typed(consumer: Consumer[Email]) -> None:
 
     consumer.on("completed", count)
     consumer.on("finished", count)  # type: ignore[arg-type] # there is no such event
+
+
+def results_have_the_type_of_the_job(email: Email) -> None:
+    """An instance, or its class and key."""
+    result = wait(make_session, email, timeout=timedelta(seconds=10))
+    assert_type(result, JobResult[Email])
+    assert_type(result.job, Email | None)
+    assert_type(wait(make_session, (Email, 5), 10, check=True), JobResult[Email])
+    assert_type(wait(make_session, (Email, (5, "a"))).error, str | None)
+    wait(make_async_session, email)  # type: ignore[arg-type] # sessions of the other colour
+    assert_type(JobFailed("broken", result).result.state == "failed", bool)
+
+
+async def async_results_as_well(email: Email) -> None:
+    """The same for async_wait()."""
+    assert_type(await async_wait(make_async_session, email, timeout=10), JobResult[Email])
+    assert_type(await async_wait(make_async_session, (Email, 5)), JobResult[Email])
+
+
+def a_retention_is_time() -> None:
+    """Seconds or timedelta."""
+    QueueConfig(retention={"completed": timedelta(days=7), "failed": 90 * 86400})
+    QueueConfig(retention={"completed": "7 days"})  # type: ignore[dict-item] # no time

@@ -80,6 +80,9 @@ class AsyncEar:
                 # asyncpg's close() waits for the server's answer, and half of this connection may be gone.
                 driver.terminate()
             await connection.close()
+            if hasattr(driver, "fileno") and not driver.closed:
+                # A detached connection of psycopg is left open by that.
+                await driver.close()
 
     async def _serve(self, connection: AsyncConnection, driver: Any) -> None:
         quote = connection.dialect.identifier_preparer.quote_identifier

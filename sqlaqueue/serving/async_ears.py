@@ -79,8 +79,8 @@ class AsyncEar:
                 # asyncpg's close() waits for the server's answer, and half of this connection may be gone.
                 driver.terminate()
             await connection.close()
-            # SQLAlchemy closes a detached connection of psycopg without waiting for it.
-            if driver is not None:
+            if hasattr(driver, "fileno") and not driver.closed:
+                # SQLAlchemy closes a detached connection of psycopg without waiting for it.
                 await driver.close()
 
     async def _serve(self, connection: AsyncConnection, driver: Any) -> None:

@@ -64,10 +64,23 @@ def handlers_are_checked_against_the_model() -> None:
     Consumer(Email, send, make_async_session)  # type: ignore[arg-type] # sessions of the other colour
 
 
+def handlers_by_class() -> None:
+    """A handler for each class of a table; the classes are those of the model."""
+    Consumer(Email, {Email: send}, make_session, concurrency=4).run()
+    Consumer(Email, {Email: send_all}, make_session, batch=True).run()
+    Consumer(select(Email), {Email: send}, make_session).run()
+    Consumer(Email, {Email: send}, make_async_session)  # type: ignore[arg-type] # sessions of the other colour
+    Consumer.run_all(Consumer(Email, send, make_session), Consumer(User, greet, make_session))
+    Consumer.run_all(AsyncConsumer(Email, send_async, make_async_session))  # type: ignore[arg-type] # of the other colour
+
+
 async def async_handlers_as_well() -> None:
     """The same for AsyncConsumer."""
     await AsyncConsumer(Email, send_async, make_async_session, timeout=30).run()
     await AsyncConsumer(Email, send_all_async, make_async_session, batch=True).drain()
+    await AsyncConsumer(Email, {Email: send_async}, make_async_session).run()
+    await AsyncConsumer.run_all(AsyncConsumer(Email, send_async, make_async_session))
+    AsyncConsumer(Email, {Email: send}, make_async_session)  # type: ignore[dict-item] # no coroutine function
     AsyncConsumer(Email, send, make_async_session)  # type: ignore[arg-type] # no coroutine function
 
 

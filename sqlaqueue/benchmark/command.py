@@ -50,8 +50,8 @@ def bench(  # noqa: PLR0917 - click passes options by their names
     """Enqueue jobs that do nothing, let worker processes do them, and time both; then time single jobs.
 
     MODULE:CLASS is a queue class of yours. A table with columns of the same types is made for it, in a new schema
-    sqlaqueue_bench_..., which is dropped in the end; only a run that is killed leaves it behind. No table, sequence, type or default of yours is read or written.
-    Without it, a queue with a key and a text is measured.
+    sqlaqueue_bench_..., which is dropped in the end; only a run that is killed leaves it behind. No table, sequence,
+    type or default of yours is read or written. Without MODULE:CLASS, a queue with a key and a text is measured.
 
     The handlers do nothing, so the figures are what the queue itself can do at the most, on this database, over this
     network, from this machine.

@@ -36,6 +36,13 @@ STRATEGIES = ("update_status", "delete_returning", "batch_select")
     show_default=True,
     help="Handlers at once, in each process.",
 )
+@click.option(
+    "--singles",
+    type=click.IntRange(1, 100_000),
+    default=100,
+    show_default=True,
+    help="How many jobs are sent one by one, for the time until they begin.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(  # noqa: PLR0917 - click passes options by their names
     model: str | None,
@@ -45,6 +52,7 @@ def bench(  # noqa: PLR0917 - click passes options by their names
     processes: int,
     batch_size: int,
     concurrency: int,
+    singles: int,
     as_json: bool,  # noqa: FBT001 - the same
 ) -> None:
     """Enqueue jobs that do nothing, let worker processes do them, and time both; then time single jobs.
@@ -67,6 +75,7 @@ def bench(  # noqa: PLR0917 - click passes options by their names
             processes=processes,
             batch_size=batch_size,
             concurrency=concurrency,
+            singles=singles,
         )
     except ModuleNotFoundError as error:
         if error.name not in _DRIVERS:

@@ -41,6 +41,13 @@ STRATEGIES = ("update_status", "delete_returning", "batch_select")
     show_default=True,
     help="Handlers at once, in each process.",
 )
+@click.option(
+    "--singles",
+    type=click.IntRange(1, 100_000),
+    default=100,
+    show_default=True,
+    help="How many jobs are sent one by one, for the time until they begin.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def bench(  # noqa: PLR0917 - click passes options by their names
     model: str | None,
@@ -50,13 +57,14 @@ def bench(  # noqa: PLR0917 - click passes options by their names
     processes: int,
     batch_size: int,
     concurrency: int,
+    singles: int,
     as_json: bool,  # noqa: FBT001 - the same
 ) -> None:
     """Enqueue jobs that do nothing, let worker processes do them, and time both; then time single jobs.
 
     MODULE:CLASS is a queue class of yours. A table with columns of the same types is made for it, in a new schema
     sqlaqueue_bench_..., which is dropped in the end; only a run that is killed leaves it behind. No table, sequence,
-    type or default of yours is read or written. Without it, a queue with a key and a text is measured.
+    type or default of yours is read or written. Without MODULE:CLASS, a queue with a key and a text is measured.
 
     The handlers do nothing, so the figures are what the queue itself can do at the most, on this database, over this
     network, from this machine.
@@ -72,6 +80,7 @@ def bench(  # noqa: PLR0917 - click passes options by their names
             processes=processes,
             batch_size=batch_size,
             concurrency=concurrency,
+            singles=singles,
         )
     except ModuleNotFoundError as error:
         if error.name not in _DRIVERS:

@@ -49,7 +49,7 @@ def test_it_leaves_the_database_as_it_was(database: Database) -> None:
 def test_it_needs_nothing_in_the_database(database: Database) -> None:
     before = everything(database)
     result = CliRunner().invoke(
-        bench, ["--url", database.url(), "--jobs", "100", "--strategy", "batch_select", "--json"]
+        bench, ["--url", database.url(), "--jobs", "100", "--singles", "3", "--strategy", "batch_select", "--json"]
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["strategy"] == "batch_select"

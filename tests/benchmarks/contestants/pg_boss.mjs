@@ -67,7 +67,8 @@ await main({
     if (tuned && handler !== "stamp") {
       await Promise.all([loop(boss, meter), loop(boss, meter)]);
     } else {
-      await boss.work(QUEUE, async (jobs) => {
+      const best = { batchSize: 500, burstWhenBatchFull: true, localConcurrency: 2 };
+      await boss.work(QUEUE, tuned ? best : {}, async (jobs) => {
         await Promise.all(jobs.map((job) => meter.handle(job.data)));
       });
     }

@@ -98,6 +98,15 @@ def takes(contestant: Contestant) -> bool:
     return contestant.tuned and contestant.family != "replay"
 
 
+def _has_priorities(contestant: Contestant) -> bool:
+    return contestant.family != "beanqueue" and takes(contestant)
+
+
+def _is_quick(contestant: Contestant) -> bool:
+    """Whether ten million jobs can be loaded in reasonable time."""
+    return contestant.family in {"raw", "sqlaqueue", "graphile-worker"}
+
+
 CASES = [
     Case("100 k ready", partial(measure, load=ready), takes),
     Case("1 M ready", partial(measure, load=partial(ready, jobs=MILLION)), takes),
@@ -106,14 +115,9 @@ CASES = [
         partial(measure, load=partial(ready, jobs=10 * MILLION)),
         lambda one: _is_quick(one) and takes(one),
     ),
-    Case("1 M future, more urgent", partial(measure, load=behind_future), takes),
+    Case("1 M future, more urgent", partial(measure, load=behind_future), _has_priorities),
     Case("1 M finished", partial(measure, load=beside_finished), takes),
-    Case("1,000 priorities", partial(measure, load=of_many_priorities), takes),
+    Case("1,000 priorities", partial(measure, load=of_many_priorities), _has_priorities),
     Case("not analysed", partial(measure, load=ready, analyze=False), takes),
     Case("10 k locked at the head", partial(measure, load=ready, locked=True), takes),
 ]
-
-
-def _is_quick(contestant: Contestant) -> bool:
-    """Whether ten million jobs can be loaded in reasonable time."""
-    return contestant.family in {"raw", "sqlaqueue", "graphile-worker"}

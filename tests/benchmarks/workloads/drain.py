@@ -22,11 +22,6 @@ def takes(contestant: Contestant) -> bool:
     return not contestant.options.get("listen") and not contestant.options.get("plain")
 
 
-def replays(contestant: Contestant) -> bool:
-    """Those whose statements are the same as sqlaqueue's, over two connections."""
-    return contestant.family == "replay"
-
-
 CASES = [
     Case("1 process", lambda match, size: drain(match, size, 1), takes),
     Case("2 processes", lambda match, size: drain(match, size, 2), takes),

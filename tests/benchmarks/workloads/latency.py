@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from functools import partial
 
@@ -15,14 +16,12 @@ LISTEN = "raw listen"
 
 
 def idle(match: Match, size: Size) -> Figures:
-    """Send one job at a time to a worker that has nothing else to do."""
-    jobs = size.jobs(500) if size.factor < 1 else 500
+    """Send a job to a worker that has nothing to do, and the next one when that has been handled."""
     with match.workers(handler="stamp") as workers:
         workers.go()
         _warm_up(match, workers)
         known = workers.jobs
-        match.enqueue(jobs, chunk=1, way="one", interval=0.025)
-        workers.wait_until(lambda: workers.jobs >= known + jobs, size.limit)
+        _one_at_a_time(match, workers, 500 if size.factor == 1 else 50, size.limit)
         return _percentiles(workers, known)
 
 
@@ -62,8 +61,24 @@ def waiting(match: Match, size: Size, processes: int) -> Figures:
 def _warm_up(match: Match, workers: Workers) -> None:
     """Let each worker get to where it waits: the first jobs meet empty caches and connections that are being made."""
     time.sleep(1.5)
-    match.enqueue(20, chunk=1, way="one", interval=0.025)
-    workers.wait_until(lambda: workers.jobs >= 20, 60)
+    _one_at_a_time(match, workers, 20, 10.0)
+
+
+def _one_at_a_time(match: Match, workers: Workers, jobs: int, seconds: float) -> None:
+    """Send up to ``jobs``, as many as there is time for: some look for new ones every few seconds only."""
+    deadline = time.monotonic() + seconds
+    for _ in range(jobs):
+        wanted = workers.jobs + 1
+        match.enqueue(1, chunk=1, way="one")
+        workers.wait_until(partial(_have_done, workers, wanted), seconds)
+        if time.monotonic() > deadline:
+            return
+        # Not in step with whatever the worker does at intervals.
+        time.sleep(random.uniform(0.02, 0.04))
+
+
+def _have_done(workers: Workers, jobs: int) -> bool:
+    return workers.jobs >= jobs
 
 
 def _percentiles(workers: Workers, known: int) -> Figures:

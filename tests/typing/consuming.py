@@ -64,9 +64,18 @@ def handlers_are_checked_against_the_model() -> None:
     Consumer(Email, send, make_async_session)  # type: ignore[arg-type] # sessions of the other colour
 
 
+class Newsletter(Email):
+    """A subclass in the same table."""
+
+
+def send_newsletter(session: Session, newsletter: Newsletter) -> None:
+    """Handle a job of the subclass."""
+
+
 def handlers_by_class() -> None:
     """A handler for each class of a table; the classes are those of the model."""
     Consumer(Email, {Email: send}, make_session, concurrency=4).run()
+    Consumer(Email, {Email: send, Newsletter: send_newsletter}, make_session).run()
     Consumer(Email, {Email: send_all}, make_session, batch=True).run()
     Consumer(select(Email), {Email: send}, make_session).run()
     Consumer(Email, {Email: send}, make_async_session)  # type: ignore[arg-type] # sessions of the other colour

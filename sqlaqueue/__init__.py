@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from sqlaqueue import exc
+from sqlaqueue._version import __version__
 from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.config import QueueConfig, States
 from sqlaqueue.consumer import Consumer
@@ -74,8 +75,6 @@ __all__ = [
     "retry",
     "wait",
 ]
-
-__version__ = "0.1.0"
 
 
 # SQLAlchemy's asyncio part needs greenlet, without which sync code must be able to import this package.

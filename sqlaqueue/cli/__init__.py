@@ -10,7 +10,7 @@ except ModuleNotFoundError as missing:
     raise SystemExit(msg) from None
 
 from sqlaqueue import __version__
-from sqlaqueue.benchmark.command import bench
+from sqlaqueue.cli.benching import bench
 from sqlaqueue.cli.changing import cancel, purge, reconcile, requeue, rescue
 from sqlaqueue.cli.controlling import pause, resume
 from sqlaqueue.cli.demonstrating import alembic_template, demo

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 import click
 from rich.console import Console
 from sqlalchemy.exc import DBAPIError
 
+from sqlaqueue.cli.ending import tidy_end
 from sqlaqueue.demo.display import Display
 from sqlaqueue.demo.errors import CannotRunError
 
@@ -62,7 +59,7 @@ def demo(path: Path | None, strategy: str, workers: int, batch: int, url: str | 
         raise click.UsageError("The demo needs psycopg: pip install 'sqlaqueue[demo]'") from None
     strategies = STRATEGIES if strategy == "all" else (strategy,)
     try:
-        with _tidy_end():
+        with tidy_end():
             held = run(strategies, path, url, workers=workers, batch=batch, display=Display(Console(highlight=False)))
     except CannotRunError as error:
         raise click.UsageError(str(error)) from None
@@ -84,21 +81,3 @@ def _templates() -> Path:
 def alembic_template(name: str) -> None:
     """Print the path of a template, for `alembic init -t "$(sqlaqueue alembic-template sync)" migrations`."""
     click.echo(_templates() / name)
-
-
-@contextmanager
-def _tidy_end() -> Iterator[None]:
-    """Let a signal that ends programs interrupt the block; a second one must not interrupt the cleaning up."""
-    numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        for number in numbers:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from importlib.metadata import version
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +12,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Session
 
+from sqlaqueue._version import __version__
 from sqlaqueue.serving import ledger
 from sqlaqueue.serving.operations import QUIET
 from sqlaqueue.serving.plan import Plan
@@ -111,7 +111,7 @@ def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str],
         name=plan.worker(),
         host=host,
         pid=int(pid),
-        version=version("sqlaqueue"),
+        version=__version__,
         **seen,
     )
     again = {name: insert.excluded[name] for name in seen}

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 
 from sqlaqueue.benchmark import BenchmarkError, run_benchmark, shape_of
-from sqlaqueue.benchmark.command import bench
+from sqlaqueue.cli.benching import bench
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
 from sqlaqueue.mapping import spec_of
 from tests.benchmarks import copied

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from sqlaqueue.benchmark.run import PREFIX, Benchmark, BenchmarkError, run_benchmark
+from sqlaqueue.cli.ending import tidy_end
 from sqlaqueue.exc import SqlaqueueError
 
 _DRIVERS = {"psycopg", "psycopg2", "pg8000"}
@@ -72,16 +73,17 @@ def bench(  # noqa: PLR0917 - click passes options by their names
     # As python -m does: the model's module is often one of the working directory.
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found = run_benchmark(
-            _address(url),
-            model,
-            strategy=strategy,
-            jobs=jobs,
-            processes=processes,
-            batch_size=batch_size,
-            concurrency=concurrency,
-            singles=singles,
-        )
+        with tidy_end():
+            found = run_benchmark(
+                _address(url),
+                model,
+                strategy=strategy,
+                jobs=jobs,
+                processes=processes,
+                batch_size=batch_size,
+                concurrency=concurrency,
+                singles=singles,
+            )
     except ModuleNotFoundError as error:
         if error.name not in _DRIVERS:
             raise

@@ -56,6 +56,7 @@ __all__ = [
     "SqlaqueueError",
     "States",
     "WaitTimeout",
+    "__version__",
     "async_wait",
     "cancel",
     "claim",

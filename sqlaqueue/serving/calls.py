@@ -122,6 +122,8 @@ class Calls:
         self._heard_myself: float | None = None
         self.asked_to_stop = False
         """Somebody has asked running jobs to stop, and it has not been looked which."""
+        self.wants_check_in = False
+        """There is a connection by which no check-in has been heard, nor been missed."""
         self.has_looked = False
         """A look has been answered by the database, whatever it found."""
         self.suspects = True
@@ -216,6 +218,8 @@ class Calls:
     def _hear_check_in(self, consumer: str) -> None:
         with self._lock:
             if consumer == self._me:
+                # What was said before may have been missed.
+                self.suspects |= not self.hears
                 self._heard_myself = self._now()
             else:
                 self._others.add(consumer)
@@ -227,6 +231,7 @@ class Calls:
         """Note that a check-in is on its way: from now on it may be heard."""
         with self._lock:
             self._news.clear()
+            self.wants_check_in = False
             if self._checked_in is None or self.hears:
                 self._checked_in = self._now()
 
@@ -247,6 +252,7 @@ class Calls:
         """Forget that calls arrive, such as when the connection that they come by is lost."""
         with self._lock:
             self._heard_myself = self._checked_in = None
+            self.wants_check_in = self.suspects = True
             self._next_poll = self._known_until = self._now()
         self._called()
 

@@ -88,7 +88,7 @@ def _check_in(shift: Shift, now: float) -> Script:
         shift.hears_nothing()
     elif calls.hears:
         shift.hears_again()
-    if not shift.agenda.due("check-in", now) and calls.hears == shift.said_to_hear:
+    if not (shift.agenda.due("check-in", now) or calls.wants_check_in or calls.hears != shift.said_to_hear):
         return
     pause = shift.crew.pace.check_in(calls.crowd)
     shift.agenda.set("check-in", now + pause)
@@ -124,8 +124,9 @@ def _sweep(shift: Shift, now: float) -> Script:
         return
     shift.agenda.set("sweep", now + shift.crew.pace.sweep())
     if shift.plan.has_leases and shift.calls.rank < TENDERS:
-        shift.crew.tell_rescued((yield Beside(tending.rescue_expired, (shift.plan,))))
-        shift.plan.look_for_suspects |= not shift.calls.hears
+        rescued = yield Beside(tending.rescue_expired, (shift.plan,))
+        shift.crew.tell_rescued(rescued)
+        shift.plan.look_for_suspects |= bool(rescued) or not shift.calls.hears
 
 
 def _mend(shift: Shift, now: float) -> Script:

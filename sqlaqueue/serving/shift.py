@@ -77,6 +77,8 @@ class Shift:
     def hears_nothing(self) -> None:
         """Note that a check-in has not been heard: look by polling, and try another connection."""
         self.calls.went_deaf()
+        # By this connection another one would be missed as well.
+        self.calls.wants_check_in = False
         self._proofs_missed += 1
         if self._proofs_missed.bit_count() == 1:
             # Less and less often: behind a pooler each try leaves a connection to the server that listens for nobody.

@@ -65,7 +65,7 @@ def test_the_page(database: Database, tmp_path: Path) -> None:
 def test_the_page_knows_every_command_and_option() -> None:
     for name, command in main.commands.items():
         assert f"`{name}`" in PAGE or f"sqlaqueue {name}" in PAGE, name
-        if name in {"demo", "alembic-template"}:
+        if name in {"bench", "demo", "alembic-template"}:  # the pages that are named there have more
             continue
         for option in command.params:
             for flag in option.opts:

@@ -352,6 +352,7 @@ def test_whoever_hears_nothing_polls_and_says_so_once(
 ) -> None:
     """As behind a pooler in transaction mode, by which nothing arrives, though nothing fails."""
     monkeypatch.setattr(keeping, "_PATIENCE", 0.05)
+    monkeypatch.setattr(pace, "CHECK_IN", 0.2)
     monkeypatch.setattr(calls.Calls, "hear", lambda self, words: None)
     with idle(mixed, poll_interval=0.05).running():
         mixed.enqueue()

@@ -13,6 +13,8 @@ nitpicky = True
 nitpick_ignore_regex = [
     # What other projects document.
     ("py:.*", r"(?!sqlaqueue\.).*"),
+    # Type variables, which stand for the job's class.
+    ("py:.*", r"sqlaqueue\..*\.T"),
 ]
 
 html_theme = "furo"

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from tests.servers import Database, Server
 
 COLOURS = ("sync", "async")
+POOLED = [("update_status", "psycopg"), ("delete_returning", "asyncpg"), ("batch_select", "psycopg2")]
+"""The strategies behind a pooler, each with one of the drivers."""
 MIXED = [("update_status", "sync"), ("delete_returning", "async"), ("batch_select", "sync")]
 
 
@@ -32,6 +34,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             pair = (parameters["strategy"], parameters["colour"])
             if pair not in MIXED:
                 item.add_marker(pytest.mark.thorough)
+        if {"held", "driver"} <= parameters.keys() and (parameters["held"], parameters["driver"]) not in POOLED:
+            item.add_marker(pytest.mark.thorough)
 
 
 class Supply:

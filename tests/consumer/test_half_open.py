@@ -50,7 +50,12 @@ class Through(Server):
 
 @pytest.mark.parametrize(
     ("colour", "driver"),
-    [("sync", "psycopg"), ("sync", "psycopg2"), ("async", "psycopg"), ("async", "asyncpg")],
+    [
+        ("sync", "psycopg"),
+        pytest.param("sync", "psycopg2", marks=pytest.mark.thorough),
+        pytest.param("async", "psycopg", marks=pytest.mark.thorough),
+        ("async", "asyncpg"),
+    ],
 )
 def test_a_check_in_that_is_not_heard_gives_it_away(
     supply: Any, colour: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture

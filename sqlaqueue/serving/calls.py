@@ -13,6 +13,7 @@ The words on a queue's channel::
     gone <consumer>                      a consumer has ended
     look                                 the queue goes on after a pause
     suspects                             jobs have been rescued, of which one may have killed its worker
+    swept                                somebody is looking for jobs whose lease is over
     stop                                 running jobs have been asked to stop
 
 and those of :mod:`~sqlaqueue.serving.awaited`.
@@ -122,6 +123,7 @@ class Calls:
         self._heard_myself: float | None = None
         self.asked_to_stop = False
         """Somebody has asked running jobs to stop, and it has not been looked which."""
+        self._swept = float("-inf")
         self.wants_check_in = False
         """There is a connection by which no check-in has been heard, nor been missed."""
         self.has_looked = False
@@ -148,6 +150,8 @@ class Calls:
                     self._news[consumer] = False
             case ["look"]:
                 self.look_at_once()
+            case ["swept"]:
+                self._swept = self._now()
             case ["suspects"]:
                 self.suspects = True
             case ["stop"]:
@@ -280,6 +284,10 @@ class Calls:
         """The place of this Consumer among those that hear, from 0: the first few do what one has to do for all."""
         with self._lock:
             return sorted([*self._others, self._me]).index(self._me) if self.hears else 0
+
+    def has_heard_sweep(self, within: float) -> bool:
+        """Return whether somebody has looked for jobs whose lease is over, in the last so many seconds."""
+        return self._now() - self._swept <= within
 
     # -- when to look --------------------------------------------------------------------------------------------
 

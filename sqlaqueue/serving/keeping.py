@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.serving import operations as ops
-from sqlaqueue.serving import tending
+from sqlaqueue.serving import pace, tending
 from sqlaqueue.serving.operations import Ended
 from sqlaqueue.serving.outcomes import RELEASED
 from sqlaqueue.serving.retention import Walk
@@ -123,7 +123,8 @@ def _sweep(shift: Shift, now: float) -> Script:
     if not shift.agenda.due("sweep", now):
         return
     shift.agenda.set("sweep", now + shift.crew.pace.sweep())
-    if shift.plan.has_leases and shift.calls.rank < TENDERS:
+    # Not by rank: those before this one may have died, and with them the workers that are to be noticed here.
+    if shift.plan.has_leases and not shift.calls.has_heard_sweep(within=0.6 * pace.SWEEP):
         rescued = yield Beside(tending.rescue_expired, (shift.plan,))
         shift.crew.tell_rescued(rescued)
         shift.plan.look_for_suspects |= bool(rescued) or not shift.calls.hears

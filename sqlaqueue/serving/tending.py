@@ -27,14 +27,14 @@ _MOST_SHOWN = 100
 _LONGEST_TIMEOUT = 2**31 - 1
 
 
-def _be_brief(session: Session, plan: Plan) -> None:
+def _be_brief(session: Session, plan: Plan, *others: sa.ColumnElement[Any]) -> None:
     """Have the server end this transaction if it does not come to its commit within a lease.
 
     A process that is frozen just before it would keep the rows locked, and nobody could rescue them.
     """
     patience = min(int(plan.lease.total_seconds() * 1000), _LONGEST_TIMEOUT)
     setting = sa.func.set_config("idle_in_transaction_session_timeout", str(patience), sa.true())
-    session.execute(sa.select(setting), bind_arguments=plan.bind)
+    session.execute(sa.select(setting, *others), bind_arguments=plan.bind)
 
 
 def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
@@ -50,8 +50,8 @@ def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
 
 
 def rescue_expired(session: Session, plan: Plan) -> list[Key]:
-    """Take back jobs whose lease has expired, of whatever worker."""
-    _be_brief(session, plan)
+    """Take back jobs whose lease has expired, of whatever worker; the others hear that it is done."""
+    _be_brief(session, plan, *([notification(plan.spec, "swept")] if plan.is_told else []))
     keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
     rescued = list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
     # Some of them may have failed with that.

@@ -272,3 +272,13 @@ def test_requests_to_stop_are_noted(crowd: list[Calls]) -> None:
 def test_what_it_does_not_understand_is_let_pass(crowd: list[Calls], clock: Clock, words: str) -> None:
     tell(crowd, words)
     assert waits(crowd, clock) == [NET] * 5
+
+
+def test_a_sweep_of_another_is_as_good_as_ones_own(clock: Clock) -> None:
+    calls = hearing(clock, "me", "another")
+    assert not calls.has_heard_sweep(within=2)
+    calls.hear("swept")
+    clock.now += 2
+    assert calls.has_heard_sweep(within=2)
+    clock.now += 1
+    assert not calls.has_heard_sweep(within=2)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import Mapper, QueryContext
-from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm import InstanceState, Mapper, QueryContext
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.columns import add_fields, check_subclass, complete_table, new_columns, placed_roles
 from sqlaqueue.config import QueueConfig
@@ -228,16 +228,16 @@ def _column(mapper: Mapper[Any], role: str, attribute: str) -> sa.Column[Any]:
 
 def run_of(job: Any) -> Run | None:
     """Return the run for which a claim handed this instance out, None when it holds none."""
-    run: Run | None = sa.inspect(job).info.get(_RUN)
+    run: Run | None = instance_state(job).info.get(_RUN)
     return run
 
 
 def set_run(job: Any, run: Run | None) -> None:
     """Keep ``run`` beside an instance; None forgets it."""
     if run is None:
-        sa.inspect(job).info.pop(_RUN, None)
+        instance_state(job).info.pop(_RUN, None)
     else:
-        sa.inspect(job).info[_RUN] = run
+        instance_state(job).info[_RUN] = run
 
 
 def show_claimed(job: Any, spec: QueueSpec) -> int:
@@ -257,12 +257,13 @@ def show_claimed(job: Any, spec: QueueSpec) -> int:
     return max(attempt, 1)
 
 
-def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any, token: str | None = None) -> None:
+def hand_out(job: Any, spec: QueueSpec, session: Any, token: str | None = None) -> None:
     """Note that a claim has just handed out ``job``, whose columns are loaded."""
-    values, attributes = job.__dict__, spec.attributes
+    state, values, attributes = instance_state(job), job.__dict__, spec.attributes
     limit = values.get(attributes.get("max_attempts", ""))
     holder = session if spec.strategy.holds_transaction else None
-    before = run_of(job)
+    before: Run | None = state.info.get(_RUN)
+    key: Any = state.identity
     run = Run(
         key=key,
         token=values.get(attributes.get("lease_token", ""), token),
@@ -273,11 +274,11 @@ def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any, toke
     )
     if before is not None and _is_same_run(before, run):
         msg = (
-            f"{type(job).__name__} {key} was claimed twice in one transaction, which already holds it: settle what a "
-            "claim handed out and commit before the next claim"
+            f"{type(job).__name__} {run.key} was claimed twice in one transaction, which already holds it: settle what "
+            "a claim handed out and commit before the next claim"
         )
         raise StatementError(msg)
-    set_run(job, run)
+    state.info[_RUN] = run
 
 
 def _is_same_run(one: Run, other: Run) -> bool:
@@ -288,14 +289,24 @@ def _is_same_run(one: Run, other: Run) -> bool:
     return not undone and one.attempt == other.attempt
 
 
-@event.listens_for(QueueMixin, "load", propagate=True)
-def _loaded(job: Any, context: QueryContext | None) -> None:
+# Both are called for each row that is loaded: so they are given the state, as the Session has it at hand.
+
+
+@event.listens_for(QueueMixin, "load", propagate=True, raw=True)
+def _loaded(state: InstanceState[Any], context: QueryContext | None) -> None:
     # None: Session.merge() says so of what it copies.
     if context is not None and CLAIM_OPTION in context.query.get_execution_options():
-        hand_out(job, spec_of(type(job)), sa.inspect(job).identity, context.session)
+        _hand_out_loaded(state, context)
 
 
-@event.listens_for(QueueMixin, "refresh", propagate=True)
-def _refreshed(job: Any, context: QueryContext | None, attributes: Any) -> None:  # noqa: ARG001 - the event's signature
+@event.listens_for(QueueMixin, "refresh", propagate=True, raw=True)
+def _refreshed(state: InstanceState[Any], context: QueryContext | None, attributes: Any) -> None:  # noqa: ARG001 - the event's signature
     if context is not None and CLAIM_OPTION in context.query.get_execution_options():
-        hand_out(job, spec_of(type(job)), sa.inspect(job).identity, context.session)
+        _hand_out_loaded(state, context)
+
+
+def _hand_out_loaded(state: InstanceState[Any], context: QueryContext) -> None:
+    job = state.obj()
+    spec = queue_spec(type(job))
+    if spec is not None:
+        hand_out(job, spec, context.session)

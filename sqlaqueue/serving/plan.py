@@ -20,7 +20,8 @@ from sqlaqueue.serving.dispatch import Dispatch
 from sqlaqueue.serving.ledger import Entries
 from sqlaqueue.serving.outcomes import Outcome, judge
 from sqlaqueue.spec import Key, QueueSpec, Run
-from sqlaqueue.statements import claim_statement, worker_name
+from sqlaqueue.statements import claim_statement, settle_statement, worker_name
+from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import SHARED
 from sqlaqueue.strategies.wake_up_triggers import wakes
 
@@ -28,6 +29,7 @@ LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
 EXCEPT = "sqlaqueue_except"
 TICKETS = "sqlaqueue_tickets"
+TOKEN = "sqlaqueue_held_token"  # noqa: S105 - the name of a parameter
 
 
 @dataclass(eq=False)
@@ -43,6 +45,9 @@ class Plan:
     """Claims one job that is marked as a suspect; None where rows cannot be marked."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    complete: Any
+    """Ends runs of the claim bound as ``TOKEN`` with success, of the jobs bound as ``KEYS``; None where it takes
+    their instances to do so."""
     takes_all: bool
     """The Consumer serves every job of its queue: what it does not find is not there."""
     options: tuple[Any, ...]
@@ -171,6 +176,14 @@ def _check_words(spec: QueueSpec) -> None:
             raise ConfigurationError(msg)
 
 
+def _completion(spec: QueueSpec) -> Any:
+    if not spec.strategy.hands_out_rows:
+        return None
+    keys: sa.BindParameter[Any] = sa.bindparam(KEYS, expanding=len(spec.keys) > 1)
+    statement = settle_statement(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
+    return statement.execution_options(synchronize_session=False)
+
+
 def make_plan(
     model: Any,
     *,
@@ -231,6 +244,7 @@ def make_plan(
         claim_aloud=claims(usual, limit, mark, tickets=sa.bindparam(TICKETS, type_=sa.Text())),
         claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
         claim_key=claims(chosen.select.where(is_among(KEYS)), one),
+        complete=_completion(spec),
         takes_all=chosen.entity is spec.model and chosen.select.whereclause is None,
         options=chosen.options,
         worker=worker,

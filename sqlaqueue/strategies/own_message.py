@@ -71,10 +71,10 @@ class OwnMessage(ClaimStrategy):
         within: Within | None = None,
     ) -> AnySelect:
         """Lock the best rows, delete them and return them."""
-        picked = self.best(spec, self.pick(spec, candidates, *spec.keys), spec.table, limit, within)
+        picked = self.take(spec, self.pick(spec, candidates, *spec.keys), spec.table, limit, within)
         claimed = (
             sa.delete(spec.table)
-            .where(self.among(spec, self.lock(spec, picked)))
+            .where(self.same_key(spec, spec.keys, picked))
             .returning(*named(spec.table.c))
             .cte("claimed")
         )

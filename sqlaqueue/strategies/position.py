@@ -1,0 +1,165 @@
+"""Where in the claim order a claim begins, and how it passes over what is not due.
+
+In an index of ``(priority, run_at, key)`` the jobs of a better priority that are not due yet stand before those of a
+worse one that are: a plain scan walks over all of them. By :func:`by_priority` a claim takes one priority after the
+other, from its first job to the last that is due, until it has enough. Each priority on the way costs one look into the
+index.
+
+An index holds the entries of jobs that are done for as long as anybody's snapshot may see them, and a scan from the
+head walks over those as well. By :func:`from_mark` a claim begins where another one has ended. It finds nothing before
+that, nor in another priority: whoever claims so has to look from the head now and then.
+
+All comparisons are of rows, ``(priority, run_at) >= (..)``: for the index they are boundaries, and the planner, which
+knows nothing of rows, expects a part of the table from each, however few it takes to be waiting. Where it expects fewer
+rows than are to be claimed, it would read all that are due and sort them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.spec import QueueSpec, clock
+
+Within = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
+"""Makes a condition on the columns of the claim order, as they are called in the table that a claim scans."""
+
+MARK = "sqlaqueue_mark"
+"""How the parameters of a claim begin that starts at a mark, one for each column of the claim order."""
+
+# A bound LIMIT may be a tenth of the table, for all that a generic plan knows: guessed from step to step, that adds up
+# to a query which the server takes to be so expensive that it compiles it first (JIT).
+_ONE = sa.literal_column("1", sa.Integer())
+
+Lock = Callable[[AnySelect], AnySelect]
+
+
+def by_priority(order: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+    """Narrow nothing: as ``within``, this asks a strategy to take one priority after the other.
+
+    A strategy that does not know of it scans the claim order from its head, with the same result.
+    """
+    return sa.true()
+
+
+def from_mark(spec: QueueSpec) -> Within:
+    """Return what narrows a claim to due jobs from a mark on, in the mark's priority; see :func:`mark_of`."""
+    mark = [
+        sa.bindparam(f"{MARK}_{number}", type_=column.type, unique=False)
+        for number, column in enumerate(spec.claim_order)
+    ]
+
+    def within(order: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+        behind = _at_least(order, mark)
+        if spec.has("priority"):
+            return sa.and_(behind, _up_to(spec, order, mark[0]))
+        # Said once more where a missing time counts as due: such a condition is no boundary, and this one is.
+        return sa.and_(behind, order[0] <= clock()) if spec.has("run_at") else behind
+
+    return within
+
+
+def mark_of(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
+    """Return the parameters of a claim that begins at ``job``, as it was handed out; None when no claim can.
+
+    That is so for a job without a priority or a time, and for one whose attributes are not loaded.
+    """
+    names = [spec.mapper.get_property_by_column(column).key for column in spec.claim_order]
+    values = [job.__dict__.get(name) for name in names]
+    if None in values:
+        return None
+    return {f"{MARK}_{number}": value for number, value in enumerate(values)}
+
+
+def first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:
+    """Return the first ``limit`` of ``rows``, locked, in the order that ``scanned`` knows of them."""
+    order = [scanned.c[column.key] for column in spec.claim_order]
+    return _few(lock(_sorted(rows, order, limit)).subquery("sqlaqueue_each"), limit)
+
+
+def first_by_priority(spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:
+    """Return the first ``limit`` due rows of ``waiting``, locked, from one priority of ``scanned`` after the other.
+
+    The rows of a priority are looked for when those of the ones before were not enough, and locked as they are found.
+    """
+    order = [scanned.c[column.key] for column in spec.claim_order]
+    levels = _levels(spec, scanned, order)
+    parts = [lock(_sorted(waiting.where(part), order, limit)) for part in _parts(spec, order, levels)]
+    if len(parts) == 1:
+        each = parts[0].correlate(levels).lateral("sqlaqueue_each")
+    else:
+        laterals = [part.correlate(levels).lateral(f"sqlaqueue_part_{number}") for number, part in enumerate(parts)]
+        each = sa.union_all(*(sa.select(*part.c) for part in laterals)).lateral("sqlaqueue_each")
+    return _few(each, limit, levels.join(each, _may_be_due(spec, levels)))
+
+
+def _levels(spec: QueueSpec, scanned: sa.FromClause, order: Sequence[sa.ColumnElement[Any]]) -> sa.CTE:
+    """Return the priorities that occur, best first, each with the least time of its jobs."""
+    waiting = [spec.in_state("pending")] if scanned is spec.table and spec.has("status") else []
+    priority = order[0]
+    first = order[1].label("first") if spec.has("run_at") else sa.null().label("first")
+    head = sa.select(priority.label("level"), first).where(*waiting).order_by(*order[:2]).limit(_ONE)
+    levels = head.cte("sqlaqueue_level", recursive=True)
+    above = head.where(priority > levels.c.level).correlate(levels).lateral("sqlaqueue_above")
+    return levels.union_all(sa.select(*above.c).select_from(levels.join(above, sa.true())))
+
+
+def _parts(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], levels: sa.CTE) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions of the due rows of one level, part by part in the claim order."""
+    level, priority = levels.c.level, order[0]
+    if not spec.has("run_at"):
+        parts = [sa.and_(_at_least([priority, priority], [level, level]), _up_to(spec, order, level))]
+        return [*parts, sa.and_(level.is_(None), priority.is_(None))] if spec.columns["priority"].nullable else parts
+    run_at = order[1]
+    # Nothing that this statement sees stands before the first, but the entries of jobs that are done may.
+    parts = [sa.and_(_at_least([priority, run_at], [level, levels.c.first]), _up_to(spec, order, level))]
+    timeless = spec.columns["run_at"].nullable
+    if timeless:
+        parts.append(sa.and_(priority == level, run_at.is_(None)))
+    if spec.columns["priority"].nullable:
+        last = sa.and_(level.is_(None), priority.is_(None))
+        parts.append(sa.and_(last, run_at <= clock()))
+        if timeless:
+            parts.append(sa.and_(last, run_at.is_(None)))
+    return parts
+
+
+def _may_be_due(spec: QueueSpec, levels: sa.CTE) -> sa.ColumnElement[bool]:
+    if not spec.has("run_at") or spec.columns["run_at"].nullable:
+        return sa.true()
+    return levels.c.first <= clock()
+
+
+def _at_least(
+    columns: Sequence[sa.ColumnElement[Any]], bounds: Sequence[sa.ColumnElement[Any]]
+) -> sa.ColumnElement[bool]:
+    return columns[0] >= bounds[0] if len(columns) == 1 else sa.tuple_(*columns) >= sa.tuple_(*bounds)
+
+
+def _up_to(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], level: Any) -> sa.ColumnElement[bool]:
+    """Return the condition that a row's priority is at most ``level``, and that one of that level is due."""
+    last = (order[1], clock()) if spec.has("run_at") else (order[0], level)
+    return sa.tuple_(order[0], last[0]) <= sa.tuple_(level, last[1])
+
+
+def _sorted(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any) -> AnySelect:
+    # Of a LIMIT whose number it does not see, the planner expects a tenth of the rows, be they ever so few: that makes
+    # it walk along the index, where for all of the rows it might as well read and sort them.
+    return rows.order_by(*order).limit(sa.select(limit).scalar_subquery())
+
+
+def _few(each: Any, limit: Any, source: sa.FromClause | None = None) -> AnySelect:
+    """Return up to ``limit`` rows of ``source`` with the columns of ``each``.
+
+    The planner does not know that the condition holds for every row, and expects one or a few. So what is joined to them
+    is looked up by its key, in a small table as in a large one.
+    """
+    one = sa.literal_column("1", sa.Integer()).label("sqlaqueue_one")
+    found = sa.select(*each.c, one).select_from(each if source is None else source).limit(limit)
+    rows = found.subquery("sqlaqueue_found")
+    return sa.select(*(column for column in rows.c if column is not rows.c.sqlaqueue_one)).where(
+        rows.c.sqlaqueue_one == _ONE
+    )

@@ -80,6 +80,9 @@ class ClaimStrategy:
     hands_out_rows: ClassVar[bool] = True
     """Whether a claimed job's row still exists; where not, instances are handed out detached."""
 
+    takes_positions: ClassVar[bool] = False
+    """Whether a claim is served by an index of the claim order, so that Consumers may have it begin at a position."""
+
     needs: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The roles this strategy cannot do without, each with the reason for the error message."""
 

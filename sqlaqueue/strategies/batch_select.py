@@ -25,6 +25,7 @@ class BatchSelect(ClaimStrategy):
 
     name: ClassVar[str] = "batch_select"
     holds_transaction: ClassVar[bool] = True
+    takes_positions: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "batch_select"'}
 
     def attach(self, spec: QueueSpec) -> None:

@@ -37,6 +37,7 @@ class DeleteReturning(ClaimStrategy):
 
     name: ClassVar[str] = "delete_returning"
     holds_transaction: ClassVar[bool] = True
+    takes_positions: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "delete_returning" with a message table'}
 
     def bind(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:

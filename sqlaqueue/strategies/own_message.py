@@ -34,6 +34,7 @@ class OwnMessage(ClaimStrategy):
     name: ClassVar[str] = "delete_returning"
     holds_transaction: ClassVar[bool] = True
     hands_out_rows: ClassVar[bool] = False
+    takes_positions: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {}
 
     def attach(self, spec: QueueSpec) -> None:

@@ -20,6 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.selectable import Lateral, NamedFromClause, SelectBase
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.spec import QueueSpec, clock
@@ -35,6 +37,27 @@ MARK = "sqlaqueue_mark"
 _ONE = sa.literal_column("1", sa.Integer())
 
 Lock = Callable[[AnySelect], AnySelect]
+
+
+class _Each(Lateral):
+    """A LATERAL of several tables.
+
+    SQLAlchemy notes what ties the tables in a LATERAL for the query around it, and then warns that within it they are
+    not connected. Of this one the query around it notes nothing.
+    """
+
+    inherit_cache = True
+
+
+@compiles(_Each)
+def _render(each: _Each, compiler: Any, **options: Any) -> str:
+    options.pop("from_linter", None)
+    rendered: str = compiler.visit_lateral(each, **options)
+    return rendered
+
+
+def _each(rows: SelectBase, name: str) -> _Each:
+    return _Each._construct(rows.self_group(), name=name)  # noqa: SLF001 - lateral() makes no other class
 
 
 def by_priority(order: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
@@ -89,25 +112,33 @@ def first_by_priority(spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClaus
     levels = _levels(spec, scanned, order)
     parts = [lock(_sorted(waiting.where(part), order, limit)) for part in _parts(spec, order, levels)]
     if len(parts) == 1:
-        each = parts[0].correlate(levels).lateral("sqlaqueue_each")
+        each = _each(parts[0].correlate(levels), "sqlaqueue_each")
     else:
-        laterals = [part.correlate(levels).lateral(f"sqlaqueue_part_{number}") for number, part in enumerate(parts)]
-        each = sa.union_all(*(sa.select(*part.c) for part in laterals)).lateral("sqlaqueue_each")
+        laterals = [_each(part.correlate(levels), f"sqlaqueue_part_{number}") for number, part in enumerate(parts)]
+        each = _each(sa.union_all(*(sa.select(*part.c) for part in laterals)), "sqlaqueue_each")
     return _few(each, limit, levels.join(each, _may_be_due(spec, levels)))
 
 
-def _levels(spec: QueueSpec, scanned: sa.FromClause, order: Sequence[sa.ColumnElement[Any]]) -> sa.CTE:
-    """Return the priorities that occur, best first, each with the least time of its jobs."""
+def _levels(spec: QueueSpec, scanned: sa.FromClause, order: Sequence[sa.ColumnElement[Any]]) -> NamedFromClause:
+    """Return the priorities that occur, best first, each with the least time of its jobs.
+
+    Where a priority may be missing, such jobs come last, under a level that is null.
+    """
     waiting = [spec.in_state("pending")] if scanned is spec.table and spec.has("status") else []
-    priority = order[0]
+    priority, may_be_missing = order[0], spec.columns["priority"].nullable
+    if may_be_missing:
+        waiting.append(priority.is_not(None))
     first = order[1].label("first") if spec.has("run_at") else sa.null().label("first")
     head = sa.select(priority.label("level"), first).where(*waiting).order_by(*order[:2]).limit(_ONE)
     levels = head.cte("sqlaqueue_level", recursive=True)
     above = head.where(priority > levels.c.level).correlate(levels).lateral("sqlaqueue_above")
-    return levels.union_all(sa.select(*above.c).select_from(levels.join(above, sa.true())))
+    levels = levels.union_all(sa.select(*above.c).select_from(levels.join(above, sa.true())))
+    if not may_be_missing:
+        return levels
+    return sa.union_all(sa.select(*levels.c), sa.select(sa.null(), sa.null())).subquery("sqlaqueue_any_level")
 
 
-def _parts(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], levels: sa.CTE) -> list[sa.ColumnElement[bool]]:
+def _parts(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], levels: sa.FromClause) -> list[sa.ColumnElement[bool]]:
     """Return the conditions of the due rows of one level, part by part in the claim order."""
     level, priority = levels.c.level, order[0]
     if not spec.has("run_at"):
@@ -127,10 +158,11 @@ def _parts(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], levels: sa.C
     return parts
 
 
-def _may_be_due(spec: QueueSpec, levels: sa.CTE) -> sa.ColumnElement[bool]:
+def _may_be_due(spec: QueueSpec, levels: sa.FromClause) -> sa.ColumnElement[bool]:
     if not spec.has("run_at") or spec.columns["run_at"].nullable:
         return sa.true()
-    return levels.c.first <= clock()
+    due = levels.c.first <= clock()
+    return sa.or_(due, levels.c.level.is_(None)) if spec.columns["priority"].nullable else due
 
 
 def _at_least(

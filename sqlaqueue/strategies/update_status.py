@@ -30,6 +30,7 @@ class UpdateStatus(ClaimStrategy):
     """The strategy for long handlers, network calls and many workers."""
 
     name: ClassVar[str] = "update_status"
+    takes_positions: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
     def attach(self, spec: QueueSpec) -> None:

@@ -138,7 +138,9 @@ def _levels(spec: QueueSpec, scanned: sa.FromClause, order: Sequence[sa.ColumnEl
     return sa.union_all(sa.select(*levels.c), sa.select(sa.null(), sa.null())).subquery("sqlaqueue_any_level")
 
 
-def _parts(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], levels: sa.FromClause) -> list[sa.ColumnElement[bool]]:
+def _parts(
+    spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], levels: sa.FromClause
+) -> list[sa.ColumnElement[bool]]:
     """Return the conditions of the due rows of one level, part by part in the claim order."""
     level, priority = levels.c.level, order[0]
     if not spec.has("run_at"):
@@ -178,9 +180,16 @@ def _up_to(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], level: Any) 
 
 
 def _sorted(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any) -> AnySelect:
-    # Of a LIMIT whose number it does not see, the planner expects a tenth of the rows, be they ever so few: that makes
-    # it walk along the index, where for all of the rows it might as well read and sort them.
-    return rows.order_by(*order).limit(sa.select(limit).scalar_subquery())
+    """Return the first ``limit`` of ``rows``, which the server finds by walking along the index of their order.
+
+    Where the planner expects fewer rows than the limit, it might as well read all of them and sort them; so each row is
+    joined to a single one, of which the planner believes that there are a thousand.
+    """
+    once = sa.func.generate_series(_ONE, sa.select(_ONE).scalar_subquery(), type_=sa.Integer())
+    thousand = once.table_valued(
+        sa.column("sqlaqueue_once", sa.Integer()), name="sqlaqueue_once", joins_implicitly=True
+    )
+    return rows.where(thousand.c.sqlaqueue_once.is_not(None)).order_by(*order).limit(limit)
 
 
 def _few(each: Any, limit: Any, source: sa.FromClause | None = None) -> AnySelect:

@@ -100,7 +100,12 @@ def mark_of(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
 def first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:
     """Return the first ``limit`` of ``rows``, locked, in the order that ``scanned`` knows of them."""
     order = [scanned.c[column.key] for column in spec.claim_order]
-    return _few(lock(_sorted(rows, order, limit)).subquery("sqlaqueue_each"), limit)
+    # What is LATERAL is planned as if all of its rows were fetched; else the planner prefers for a few of them what it
+    # can begin with at once, such as to go through one table for each row of another.
+    start = _series(_ONE, "sqlaqueue_start")
+    found = lock(_sorted(rows.where(start.c[0].is_not(None)), order, limit))
+    each = _each(found.correlate(start), "sqlaqueue_each")
+    return _few(each, limit, start.join(each, sa.true()))
 
 
 def first_by_priority(spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:
@@ -182,24 +187,29 @@ def _up_to(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], level: Any) 
 def _sorted(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any) -> AnySelect:
     """Return the first ``limit`` of ``rows``, which the server finds by walking along the index of their order.
 
-    Where the planner expects fewer rows than the limit, it might as well read all of them and sort them; so each row is
-    joined to a single one, of which the planner believes that there are a thousand.
+    Of a LIMIT whose number it does not see, the planner expects a tenth of the rows, and for a tenth of them it does not
+    read and sort all. A tenth of a few rows it takes for all of them, though. So each row is joined to a single one, of
+    which it believes that there are a thousand.
     """
-    once = sa.func.generate_series(_ONE, sa.select(_ONE).scalar_subquery(), type_=sa.Integer())
-    thousand = once.table_valued(
-        sa.column("sqlaqueue_once", sa.Integer()), name="sqlaqueue_once", joins_implicitly=True
-    )
-    return rows.where(thousand.c.sqlaqueue_once.is_not(None)).order_by(*order).limit(limit)
+    thousand = _series(sa.select(_ONE).scalar_subquery(), "sqlaqueue_thousand")
+    limit = sa.select(limit).scalar_subquery()
+    return rows.where(thousand.c[0].is_not(None)).order_by(*order).limit(limit)
 
 
-def _few(each: Any, limit: Any, source: sa.FromClause | None = None) -> AnySelect:
+def _series(end: Any, name: str) -> sa.TableValuedAlias:
+    """Return the numbers from 1 to ``end``, which is 1: the planner expects a thousand, unless it sees that."""
+    series = sa.func.generate_series(_ONE, end, type_=sa.Integer())
+    return series.table_valued(sa.column(name, sa.Integer()), name=name, joins_implicitly=True)
+
+
+def _few(each: sa.FromClause, limit: Any, source: sa.FromClause) -> AnySelect:
     """Return up to ``limit`` rows of ``source`` with the columns of ``each``.
 
     The planner does not know that the condition holds for every row, and expects one or a few. So what is joined to them
     is looked up by its key, in a small table as in a large one.
     """
     one = sa.literal_column("1", sa.Integer()).label("sqlaqueue_one")
-    found = sa.select(*each.c, one).select_from(each if source is None else source).limit(limit)
+    found = sa.select(*each.c, one).select_from(source).limit(limit)
     rows = found.subquery("sqlaqueue_found")
     return sa.select(*(column for column in rows.c if column is not rows.c.sqlaqueue_one)).where(
         rows.c.sqlaqueue_one == _ONE

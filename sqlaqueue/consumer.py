@@ -9,8 +9,8 @@
 
 ``concurrency`` is the number of threads. Under a strategy with leases the threads share the claimed jobs, one
 handler call each; every call that uses its session has it for itself, and commits by itself. Under a strategy that
-holds a transaction each thread claims a batch of its own and runs its jobs one after the other in that transaction; what
-each of them writes is in a savepoint.
+holds a transaction each thread claims a batch of its own and runs its jobs one after the other in that transaction;
+what each of them writes is in a savepoint.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Crew:
         self.claiming = 0
         """How many threads or tasks are claiming, or rest after they found nothing."""
         self.plenty = False
-        """Whether the last claim found as many jobs as it may take."""
+        """Whether there may be more jobs than the last claim has found."""
         self.works_ended = 0
         """How many times claimed jobs have been put out of hand: they may be due again."""
         self._inbox: deque[Sequence[Any]] = deque()

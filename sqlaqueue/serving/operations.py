@@ -6,6 +6,7 @@ unless its name says otherwise.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.serving import ledger
+from sqlaqueue.serving.bearings import Mark
 from sqlaqueue.serving.calls import Look
 from sqlaqueue.serving.ending import commit, settle, settle_surely
 from sqlaqueue.serving.outcomes import Ended
@@ -27,18 +29,34 @@ from sqlaqueue.strategies import Held
 # -- claiming --------------------------------------------------------------------------------------------------
 
 
-def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> list[Any]:
-    """Claim up to ``n`` jobs.
+def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> tuple[list[Any], bool]:
+    """Claim up to ``n`` jobs, from the head of the queue or from where the last claim has ended.
 
     :param tickets: the calls that this answers, of which the others hear when it commits.
+    :return: the jobs, and whether there may be more.
     """
-    parameters: dict[str, Any] = {LIMIT: n}
+    mark = plan.bearings.begin()
+    jobs = _claim_from(session, plan, mark, n, tickets)
+    if mark is not None and not jobs:
+        mark = None
+        jobs = _claim_from(session, plan, mark, n, tickets)
+    return jobs, len(jobs) >= n or mark is not None
+
+
+def _claim_from(session: Session, plan: Plan, mark: Mark | None, n: int, tickets: Sequence[str]) -> list[Any]:
+    began = time.monotonic()
+    parameters: dict[str, Any] = {LIMIT: n, **(mark or {})}
     if tickets:
         parameters[TICKETS] = " ".join(tickets)
     if plan.claim_suspect is None:
         parameters[EXCEPT] = plan.spec.bind_keys(plan.suspects.remembered())
-    statement = plan.claim_aloud if tickets else plan.claim
-    return list(session.execute(statement, parameters, bind_arguments=plan.bind).scalars())
+    if mark is None:
+        statement = plan.claim_aloud if tickets else plan.claim
+    else:
+        statement = plan.claim_from_aloud if tickets else plan.claim_from
+    jobs = list(session.execute(statement, parameters, bind_arguments=plan.bind).scalars())
+    plan.bearings.claimed(mark, plan.mark_of(jobs) if len(jobs) >= n else None, time.monotonic() - began)
+    return jobs
 
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
@@ -52,8 +70,8 @@ class Claimed(NamedTuple):
     jobs: list[Any]
     lost: list[Ended]
     """The runs whose lease had been lost."""
-    suspect: bool
-    """Whether the one job is a suspect."""
+    more: bool
+    """Whether there may be more to claim."""
 
 
 def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
@@ -74,15 +92,16 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
     """
     lost = settle_surely(session, plan, ended) if ended else []
     jobs: list[Any] = []
-    suspect = False
+    suspect = more = False
     if alone and not plan.had_suspect:
         jobs = _claim_suspect(session, plan)
-        suspect = bool(jobs)
+        suspect = more = bool(jobs)
     if not jobs:
-        jobs = claim(session, plan, n, look.tickets)
+        jobs, more = claim(session, plan, n, look.tickets)
     if alone and not jobs:
         jobs = _claim_suspect(session, plan)
-        suspect = bool(jobs)
+        # Whatever else waits: a suspect is claimed by itself.
+        suspect = more = bool(jobs)
     if not jobs:
         spare_others(session, plan, look)
     expires, session.expire_on_commit = session.expire_on_commit, False
@@ -94,7 +113,7 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
         plan.had_suspect = suspect
     if suspect:
         plan.suspects.begin(tuple(sa.inspect(jobs[0]).identity))
-    return Claimed(jobs, lost, suspect)
+    return Claimed(jobs, lost, more)
 
 
 def _claim_suspect(session: Session, plan: Plan) -> list[Any]:

@@ -16,13 +16,15 @@ from sqlaqueue.config import check_lease
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.serving.awaited import Awaited
+from sqlaqueue.serving.bearings import Bearings
 from sqlaqueue.serving.dispatch import Dispatch
 from sqlaqueue.serving.ledger import Entries
 from sqlaqueue.serving.outcomes import Outcome, judge
 from sqlaqueue.spec import Key, QueueSpec, Run
 from sqlaqueue.statements import claim_statement, settle_statement, worker_name
 from sqlaqueue.strategies import Held, Settlement
-from sqlaqueue.strategies.base import SHARED
+from sqlaqueue.strategies.base import SHARED, Within
+from sqlaqueue.strategies.position import by_priority, from_mark, mark_of
 from sqlaqueue.strategies.wake_up_triggers import wakes
 
 LIMIT = "sqlaqueue_limit"
@@ -41,6 +43,10 @@ class Plan:
     """Claims up to ``LIMIT`` jobs that are not marked as suspects, nor among the keys bound as ``EXCEPT``."""
     claim_aloud: Any
     """The same; when it commits, the others hear that jobs of the calls bound as ``TICKETS`` are taken."""
+    claim_from: Any
+    """As ``claim``, from the mark on whose parameters :meth:`mark_of` returns; None where a claim has no such order."""
+    claim_from_aloud: Any
+    """As ``claim_aloud``, from a mark on."""
     claim_suspect: Any
     """Claims one job that is marked as a suspect; None where rows cannot be marked."""
     claim_key: Any
@@ -68,6 +74,8 @@ class Plan:
     suspects: Suspects = field(default_factory=lambda: Suspects())  # noqa: PLW0108 - the class is defined below
     entries: Entries = field(default_factory=Entries)
     """This Consumer's rows in the ledger."""
+    bearings: Bearings = field(default_factory=Bearings)
+    """From where it claims."""
     awaited: Awaited = field(default_factory=Awaited)
     """The jobs for whose end somebody waits."""
     asked: set[Key] = field(default_factory=set)
@@ -77,7 +85,7 @@ class Plan:
 
     def for_a_shift(self) -> Plan:
         """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
-        return replace(self, suspects=Suspects(), awaited=Awaited(), asked=set(), stopping=False)
+        return replace(self, suspects=Suspects(), bearings=Bearings(), awaited=Awaited(), asked=set(), stopping=False)
 
     def units(self, jobs: Sequence[Any]) -> list[list[Any]]:
         """Return claimed jobs in lists for one call of a handler each."""
@@ -94,6 +102,12 @@ class Plan:
             # The table cannot say it, and the run has to end somehow: else it would be claimed again for ever.
             return replace(outcome, ending="failed")
         return outcome
+
+    def mark_of(self, jobs: Sequence[Any]) -> Mapping[str, Any] | None:
+        """Return the parameters of a ``claim_from`` that goes on where that of ``jobs`` ended; None if none can."""
+        if self.claim_from is None or not jobs:
+            return None
+        return mark_of(self.spec, jobs[-1])
 
     @property
     def bind(self) -> dict[str, Any]:
@@ -226,22 +240,29 @@ def make_plan(
     def worker() -> str:
         return worker_name() if name is None else f"{worker_name()}:{name}"
 
-    def claims(narrowed: AnySelect, limit: Any, mark: str = "", *, tickets: Any = None) -> Any:
+    def claims(
+        narrowed: AnySelect, limit: Any, shared: str = "", *, tickets: Any = None, within: Within | None = None
+    ) -> Any:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
-        who = sa.bindparam(None, callable_=lambda: worker() + mark, type_=sa.Text())
-        return claim_statement(chosen._replace(select=narrowed), limit, lease=span, worker=who, tickets=tickets)
+        who = sa.bindparam(None, callable_=lambda: worker() + shared, type_=sa.Text())
+        asked = chosen._replace(select=narrowed)
+        return claim_statement(asked, limit, lease=span, worker=who, tickets=tickets, within=within)
 
     def is_among(name: str) -> sa.ColumnElement[bool]:
         return spec.matches(spec.keys, sa.bindparam(name, expanding=len(spec.keys) > 1))
 
     limit, one = sa.bindparam(LIMIT, type_=sa.Integer()), sa.literal(1)
     suspect = spec.strategy.suspect(spec)
-    mark = "" if concurrency == 1 else SHARED
+    shared = "" if concurrency == 1 else SHARED
     usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
+    tickets = sa.bindparam(TICKETS, type_=sa.Text())
+    head, behind = (by_priority, from_mark(spec)) if spec.strategy.takes_positions else (None, None)
     return Plan(
         spec=spec,
-        claim=claims(usual, limit, mark),
-        claim_aloud=claims(usual, limit, mark, tickets=sa.bindparam(TICKETS, type_=sa.Text())),
+        claim=claims(usual, limit, shared, within=head),
+        claim_aloud=claims(usual, limit, shared, tickets=tickets, within=head),
+        claim_from=behind and claims(usual, limit, shared, within=behind),
+        claim_from_aloud=behind and claims(usual, limit, shared, tickets=tickets, within=behind),
         claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
         claim_key=claims(chosen.select.where(is_among(KEYS)), one),
         complete=_completion(spec),

@@ -48,15 +48,15 @@ def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
     plan = crew.plan
     if suspect is None:
         look = calls.begin_look()
-        jobs = yield Do(ops.claim, (plan, plan.batch_size))
-        calls.looked(len(jobs), plan.batch_size)
+        jobs, more = yield Do(ops.claim, (plan, plan.batch_size))
+        calls.looked(more=more)
     else:
         look = NO_CALL
-        jobs = yield Do(ops.claim_key, (plan, suspect))
+        jobs, more = (yield Do(ops.claim_key, (plan, suspect))), False
     runs = runs_of(jobs)
     if jobs:
         turn.hold(runs)
-    turn.claimed(len(jobs), plan.batch_size)
+    turn.claimed(found=bool(jobs), more=more)
     if not jobs:
         if look.spares_others:
             yield Beside(spare_others_and_commit, (plan, look))
@@ -218,19 +218,17 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
     crew.pace.succeeded()
     if finished:
         crew.settled(finished, claimed.lost)
-    # A suspect is claimed by itself, whatever else waits.
-    limit = 1 if claimed.suspect else limit
-    calls.looked(len(jobs), limit)
+    calls.looked(more=claimed.more)
     crew.tell_claimed(runs_of(jobs))
     units = plan.units(jobs)
     enough = crew.pace.at_one_go(len(units)) if jobs else None
     if enough is None:
         yield Do(_expunge)
         crew.fill(units)
-        turn.claimed(len(jobs), limit)
+        turn.claimed(found=bool(jobs), more=claimed.more)
         return len(jobs)
     hand = turn.take(units, enough)
-    turn.claimed(len(jobs), limit)
+    turn.claimed(found=bool(jobs), more=claimed.more)
     yield from _run_leased(crew, hand)
     return len(jobs)
 

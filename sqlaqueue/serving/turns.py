@@ -51,11 +51,14 @@ class Turn:
             self._works_ended = crew.works_ended
             return True
 
-    def claimed(self, found: int, limit: int) -> None:
-        """Note what the claim found; if there was something, another one may claim."""
+    def claimed(self, *, found: bool, more: bool) -> None:
+        """Note what a claim has come to: if there was something, another one may claim.
+
+        :param more: whether there may be more, so that several may claim at once.
+        """
         crew = self._crew
         with crew.lock:
-            crew.plenty = found >= limit
+            crew.plenty = more
             if not found:
                 return
             self._claims = False

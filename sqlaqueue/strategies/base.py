@@ -11,7 +11,7 @@ whether it keeps the contract.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 from uuid import UUID
@@ -26,6 +26,8 @@ from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.outlook import coming
+from sqlaqueue.strategies.position import Within as Within  # noqa: PLC0414 - part of the contract
+from sqlaqueue.strategies.position import by_priority, first_by_priority, first_of
 from sqlaqueue.strategies.retention import attach_retention, oldest_first
 from sqlaqueue.strategies.rights import Right, rights_of_a_consumer
 from sqlaqueue.strategies.surveying import survey_of
@@ -36,9 +38,6 @@ Token = UUID | str | sa.BindParameter[Any] | None
 
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The name of the column in which a claim that hands out no rows returns the token of its runs."""
-
-Within = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
-"""Makes a condition on the columns of the claim order, as they are called in the table that a claim scans."""
 
 Verb = sa.Update | sa.Delete | sa.Insert | AnySelect
 """A statement that changes jobs; whoever executes it adds the RETURNING of their keys."""
@@ -81,6 +80,9 @@ class ClaimStrategy:
 
     hands_out_rows: ClassVar[bool] = True
     """Whether a claimed job's row still exists; where not, instances are handed out detached."""
+
+    takes_positions: ClassVar[bool] = False
+    """Whether a claim is served by an index of the claim order, so that Consumers may have it begin at a position."""
 
     needs: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The roles this strategy cannot do without, each with the reason for the error message."""
@@ -307,6 +309,26 @@ class ClaimStrategy:
         due = spec.due(None if run_at is None else scanned.c[run_at.key])
         part = () if within is None else (within(order),)
         return waiting.where(*due, *part).order_by(*order).limit(limit)
+
+    @classmethod
+    def take(
+        cls,
+        spec: QueueSpec,
+        waiting: AnySelect,
+        scanned: sa.FromClause,
+        limit: Any,
+        within: Within | None,
+        *others: sa.FromClause,
+    ) -> sa.CTE:
+        """Return the best due rows of ``waiting``, locked with ``others``, for statements that look rows up by keys."""
+
+        def lock(rows: AnySelect) -> AnySelect:
+            return cls.lock(spec, rows, *others)
+
+        if within is by_priority and spec.has("priority"):
+            return first_by_priority(spec, waiting, scanned, limit, lock).cte("picked")
+        due = cls.best(spec, waiting, scanned, limit, within)
+        return first_of(spec, due, scanned, limit, lock).cte("picked")
 
     @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:

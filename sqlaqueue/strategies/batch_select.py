@@ -25,6 +25,7 @@ class BatchSelect(ClaimStrategy):
 
     name: ClassVar[str] = "batch_select"
     holds_transaction: ClassVar[bool] = True
+    takes_positions: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "batch_select"'}
 
     def attach(self, spec: QueueSpec) -> None:
@@ -45,8 +46,8 @@ class BatchSelect(ClaimStrategy):
     ) -> AnySelect:
         """Lock the best waiting rows; the lock is the claim."""
         waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-        picked = self.best(spec, waiting, spec.table, limit, within)
-        return self.in_claim_order(spec, self.once_each(spec, candidates, self.lock(spec, picked).cte("claimed")))
+        picked = self.take(spec, waiting, spec.table, limit, within)
+        return self.in_claim_order(spec, self.once_each(spec, candidates, picked))
 
     def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
         """The rows are locked by this transaction; one that it has settled already is left as it is."""

@@ -23,7 +23,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.ddl import StorageParameters, attach, sees_all
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, named
+from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
 from sqlaqueue.strategies.indexes import object_name
 from sqlaqueue.strategies.message_triggers import message_triggers
 from sqlaqueue.strategies.outlook import coming
@@ -37,6 +37,7 @@ class DeleteReturning(ClaimStrategy):
 
     name: ClassVar[str] = "delete_returning"
     holds_transaction: ClassVar[bool] = True
+    takes_positions: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "delete_returning" with a message table'}
 
     def bind(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
@@ -85,7 +86,7 @@ class DeleteReturning(ClaimStrategy):
             # them, and look for those first, in a table that may hold millions of finished jobs.
             sa.case((spec.in_state("pending"), sa.true())),
         )
-        picked = self.lock(spec, self.best(spec, waiting, messages, limit, within), messages).cte("picked")
+        picked = self.take(spec, waiting, messages, limit, within, messages)
         consumed = (
             sa.delete(messages)
             .where(self.same_key(spec, [messages.c[key.key] for key in spec.keys], picked))
@@ -93,8 +94,11 @@ class DeleteReturning(ClaimStrategy):
             .cte("consumed")
         )
         jobs = self.once_each(spec, candidates, picked)
-        mine = self.same_key(spec, [consumed.c[key.key] for key in spec.keys], jobs)
-        return self.in_claim_order(spec, jobs).where(mine)
+        keys = sa.select(*(consumed.c[key.key] for key in spec.keys))
+        mine = sa.tuple_(*(column_of(jobs, key) for key in spec.keys)).in_(keys)
+        # As a CASE it is looked up in a hash; as a join of the few rows that the planner expects, each row would be
+        # compared with each.
+        return self.in_claim_order(spec, jobs).where(sa.case((mine, sa.true())))
 
     def outlook(self, spec: QueueSpec, limit: int) -> AnySelect:
         """The messages know when their jobs will be due."""

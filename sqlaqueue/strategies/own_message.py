@@ -34,6 +34,7 @@ class OwnMessage(ClaimStrategy):
     name: ClassVar[str] = "delete_returning"
     holds_transaction: ClassVar[bool] = True
     hands_out_rows: ClassVar[bool] = False
+    takes_positions: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {}
 
     def attach(self, spec: QueueSpec) -> None:
@@ -71,10 +72,10 @@ class OwnMessage(ClaimStrategy):
         within: Within | None = None,
     ) -> AnySelect:
         """Lock the best rows, delete them and return them."""
-        picked = self.best(spec, self.pick(spec, candidates, *spec.keys), spec.table, limit, within)
+        picked = self.take(spec, self.pick(spec, candidates, *spec.keys), spec.table, limit, within)
         claimed = (
             sa.delete(spec.table)
-            .where(self.among(spec, self.lock(spec, picked)))
+            .where(self.same_key(spec, spec.keys, picked))
             .returning(*named(spec.table.c))
             .cte("claimed")
         )

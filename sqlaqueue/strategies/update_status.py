@@ -30,6 +30,7 @@ class UpdateStatus(ClaimStrategy):
     """The strategy for long handlers, network calls and many workers."""
 
     name: ClassVar[str] = "update_status"
+    takes_positions: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
     def attach(self, spec: QueueSpec) -> None:
@@ -60,10 +61,10 @@ class UpdateStatus(ClaimStrategy):
     ) -> AnySelect:
         """Lock the best waiting rows and mark them as processing in one statement."""
         waiting = self.pick(spec, candidates, *spec.keys).where(spec.in_state("pending"))
-        picked = self.best(spec, waiting, spec.table, limit, within)
+        picked = self.take(spec, waiting, spec.table, limit, within)
         claimed = (
             sa.update(spec.table)
-            .where(self.among(spec, self.lock(spec, picked)))
+            .where(self.same_key(spec, spec.keys, picked))
             .values(self._claimed_values(spec, lease, worker))
             .returning(*named(spec.table.c))
             .cte("claimed")

@@ -36,7 +36,8 @@ _KINDS: list[tuple[Kind, re.Pattern[str]]] = [
 def kind_of(statements: list[str]) -> Kind:
     """Return what a Consumer's transaction is for.
 
-    ``settle`` commits what a handler did with the end of its run, ``bulk`` the ends of runs that did nothing, mostly with the next claim.
+    ``settle`` commits what a handler did with the end of its run, ``bulk`` the ends of runs that did nothing, mostly
+    with the next claim.
     """
     kinds = (kind for kind, pattern in _KINDS if any(map(pattern.search, statements)))
     return next(kinds, "other")

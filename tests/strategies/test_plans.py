@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-import sqlalchemy as sa
-from psycopg import sql
-from sqlalchemy.dialects.postgresql import asyncpg
 
 from sqlaqueue import claim
 from sqlaqueue.testing import QueueUnderTest
+from tests.strategies.explaining import CUSTOM, GENERIC, buffers_of, explain, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import sqlalchemy as sa
 
 
 N = 10
@@ -77,45 +77,21 @@ def _fill(queue: QueueUnderTest, numbers: range, column: str, value: str) -> Non
     )
 
 
-def explain(queue: QueueUnderTest, cache: str) -> dict[str, Any]:
-    """Claim, and return what the executor says of it."""
-    dialect = asyncpg.dialect()  # its placeholders are those of PREPARE
-    compiled = claim(queue.Job, N).compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
-    parameters = compiled.construct_params()
-    values = [sql.Literal(parameters[name]) for name in compiled.positiontup or ()]
-    with queue.engine.connect() as connection:
-        execute = sql.SQL("({})").format(sql.SQL(", ").join(values)) if values else sql.SQL("")
-        arguments = execute.as_string(connection.connection.driver_connection)
-        connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {cache}")
-        connection.exec_driver_sql(f"PREPARE claiming AS {compiled.string}")
-        explained = connection.exec_driver_sql(
-            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE claiming{arguments}"
-        ).scalar_one()
-        connection.exec_driver_sql("DEALLOCATE claiming")
-        plan: dict[str, Any] = explained[0]["Plan"]
-        return plan
-
-
-def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    yield plan
-    for part in plan.get("Plans", ()):
-        yield from _nodes(part)
-
-
 class TestPlans:
     def test_a_claim_reads_what_it_takes(self, filled: QueueUnderTest, size: Size) -> None:
         """Without statistics and with them, planned for its values and for any."""
         for analysed in (False, True):
             for table in filled.models.base.metadata.sorted_tables if analysed else ():
                 filled.execute(f"ANALYZE {table.name}")
-            for cache in ("force_custom_plan", "force_generic_plan"):
-                self._check(explain(filled, cache), size, f"{cache}, {analysed=}")
+            for cache in (CUSTOM, GENERIC):
+                plan = explain(filled.engine, claim(filled.Job, N), {}, cache)
+                self._check(plan, size, f"{cache}, {analysed=}")
 
     @staticmethod
     def _check(plan: dict[str, Any], size: Size, circumstances: str) -> None:
         assert plan["Actual Rows"] == min(N, size.waiting)
-        blocks = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+        blocks = buffers_of(plan)
         assert blocks <= FEW_BLOCKS, f"{blocks} blocks with {circumstances}"
         if size.finished and size.waiting:
-            used = {node.get("Index Name", "") for node in _nodes(plan)}
+            used = {node.get("Index Name", "") for node in nodes_of(plan)}
             assert any(name.endswith("_claim") for name in used), f"{used} with {circumstances}"

@@ -1,0 +1,47 @@
+"""What the server does for a statement, as it says itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from psycopg import sql
+from sqlalchemy.dialects.postgresql import asyncpg
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import sqlalchemy as sa
+
+GENERIC = "force_generic_plan"
+CUSTOM = "force_custom_plan"
+
+
+def explain(engine: sa.Engine, statement: Any, parameters: Mapping[str, Any], cache: str = GENERIC) -> dict[str, Any]:
+    """Execute a statement, as a prepared one, and roll it back; return what the executor says of it."""
+    # Its placeholders are those of PREPARE.
+    prepared = statement.compile(dialect=asyncpg.dialect()).construct_expanded_state(parameters)
+    values = [sql.Literal(prepared.parameters[name]) for name in prepared.positiontup or ()]
+    with engine.connect() as connection:
+        execute = sql.SQL("({})").format(sql.SQL(", ").join(values)) if values else sql.SQL("")
+        arguments = execute.as_string(connection.connection.driver_connection)
+        connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {cache}")
+        connection.exec_driver_sql(f"PREPARE explained AS {prepared.statement}")
+        explained = connection.exec_driver_sql(
+            f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE explained{arguments}"
+        ).scalar_one()
+        connection.exec_driver_sql("DEALLOCATE explained")
+        plan: dict[str, Any] = explained[0]["Plan"]
+        return plan
+
+
+def buffers_of(plan: dict[str, Any]) -> int:
+    """Return how many blocks were looked at."""
+    blocks: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+    return blocks
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Return the steps of a plan."""
+    yield plan
+    for part in plan.get("Plans", ()):
+        yield from nodes_of(part)

@@ -1,0 +1,251 @@
+"""A Consumer's claim costs the same however many jobs wait, will be due or are over, and whatever is known of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.serving.plan import EXCEPT, LIMIT, TICKETS, make_plan
+from sqlaqueue.testing import QueueUnderTest
+from tests.strategies.explaining import CUSTOM, GENERIC, buffers_of, explain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from sqlaqueue.serving.plan import Plan
+
+SMALL = 1_000
+BATCHES = (1, 100)
+TIMES = 1.3
+A_FEW = 16
+"""Blocks more that a claim may look at: trees are higher, and each priority on the way costs a look."""
+JIT_ABOVE = 100_000
+"""The cost above which the server compiles a query before it executes it, which takes longer than the claim."""
+
+LATER = "now() + interval '1 day'"
+OWN_MESSAGE: dict[str, str | None] = {"status": None}
+QUEUES = {
+    "update_status": ("update_status", {}, False),
+    "update_status-composite": ("update_status", {}, True),
+    "batch_select": ("batch_select", {}, False),
+    "delete_returning": ("delete_returning", {}, False),
+    "delete_returning-composite": ("delete_returning", {}, True),
+    "own_message": ("delete_returning", OWN_MESSAGE, False),
+    "own_message-composite": ("delete_returning", OWN_MESSAGE, True),
+}
+
+
+def _sizes() -> Iterator[Any]:
+    yield pytest.param(50_000, id="50k")
+    yield pytest.param(1_000_000, id="1M", marks=pytest.mark.thorough)
+
+
+def _queues() -> Iterator[Any]:
+    for name in QUEUES:
+        yield pytest.param(name, marks=pytest.mark.thorough if "composite" in name else ())
+
+
+class Backlog:
+    """A queue that is filled by plain SQL, with the statements of a Consumer."""
+
+    def __init__(self, queue: QueueUnderTest) -> None:
+        self.queue, self.filled = queue, 0
+        self.plan: Plan = make_plan(
+            queue.Job, batch_size=1, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
+        )
+
+    def create(self) -> None:
+        """Begin with empty tables, which autovacuum does not look at."""
+        self.queue.create()
+        self.filled = 0
+        for table in self.queue.models.base.metadata.sorted_tables:
+            self.queue.execute(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
+
+    def fill(self, jobs: int, **columns: str) -> None:
+        """Add jobs, with columns as SQL has them."""
+        keys = {"tenant": "'a'", "id": "i"} if self.queue.composite else {"id": "i"}
+        values = keys | {"number": "i"} | columns
+        first, self.filled = self.filled, self.filled + jobs
+        self.queue.execute(
+            f"INSERT INTO conformance_job ({', '.join(values)}) SELECT {', '.join(values.values())}"
+            f" FROM generate_series({first}, {self.filled} - 1) AS i"
+        )
+
+    def tidy(self, verb: str) -> None:
+        """VACUUM or ANALYZE the tables."""
+        with self.queue.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            for table in self.queue.models.base.metadata.sorted_tables:
+                connection.exec_driver_sql(f"{verb} {table.name}")
+
+    def parameters(self, n: int, mark: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return what a Consumer binds for a claim of ``n`` jobs."""
+        bound = {LIMIT: n, TICKETS: "1", **(mark or {})}
+        return bound if self.plan.claim_suspect is not None else bound | {EXCEPT: self.plan.spec.bind_keys([])}
+
+    def claim(self, session: Session, n: int, mark: Mapping[str, Any] | None = None) -> list[Any]:
+        """Claim as a Consumer does."""
+        statement = self.plan.claim if mark is None else self.plan.claim_from
+        parameters = {name: value for name, value in self.parameters(n, mark).items() if name != TICKETS}
+        return list(session.execute(statement, parameters).scalars())
+
+    def cost(
+        self, n: int, cache: str = GENERIC, mark: Mapping[str, Any] | None = None, claimed: int | None = None
+    ) -> int:
+        """Return how many blocks a claim of ``n`` jobs looks at."""
+        statement = self.plan.claim if mark is None else self.plan.claim_from
+        explained = explain(self.queue.engine, statement, self.parameters(n, mark), cache)
+        assert explained["Actual Rows"] == (n if claimed is None else claimed)
+        assert explained["Total Cost"] < JIT_ABOVE
+        return buffers_of(explained)
+
+    def forget(self) -> None:
+        """Delete the jobs that a claim touched which was rolled back: another look at such a row is a dearer one."""
+        self.queue.execute("DELETE FROM conformance_job WHERE xmax::text <> '0'")
+        self.tidy("VACUUM (INDEX_CLEANUP ON)")
+
+    def check(self, base: Mapping[int, int], circumstances: str) -> None:
+        """Compare the cost with that of a claim of as many from a small table."""
+        costs = {}
+        for n in BATCHES:
+            for cache in (GENERIC, CUSTOM):
+                costs[n, cache] = self.cost(n, cache)
+                self.forget()
+        dear = {each: cost for each, cost in costs.items() if cost > TIMES * base[each[0]] + A_FEW}
+        assert not dear, f"{dear} with {circumstances}, where a small table takes {base}"
+
+
+@pytest.fixture(scope="class", params=[*_queues()])
+def backlog(engine: sa.Engine, request: pytest.FixtureRequest) -> Iterator[Backlog]:
+    strategy, columns, composite = QUEUES[request.param]
+    with QueueUnderTest(engine, strategy, columns, composite=composite) as queue:
+        yield Backlog(queue)
+
+
+@pytest.fixture(scope="class")
+def base(backlog: Backlog) -> dict[int, int]:
+    """The cost of claims from a small table that the server knows."""
+    backlog.create()
+    backlog.fill(SMALL)
+    backlog.tidy("ANALYZE")
+    costs = {}
+    for n in BATCHES:
+        costs[n] = backlog.cost(n)
+        backlog.forget()
+    return costs
+
+
+def ready(backlog: Backlog, size: int) -> None:
+    backlog.fill(size)
+
+
+def more_urgent_ones_later(backlog: Backlog, size: int) -> None:
+    backlog.fill(SMALL)
+    backlog.fill(size, priority="-1 - i % 2", run_at=LATER)
+
+
+def all_urgencies_later(backlog: Backlog, size: int) -> None:
+    backlog.fill(SMALL)
+    backlog.fill(size, run_at=LATER)
+
+
+def over(backlog: Backlog, size: int) -> None:
+    if backlog.queue.has_status:
+        backlog.fill(size, status="'completed'")
+        backlog.tidy("ANALYZE")
+    backlog.fill(SMALL)
+
+
+def many_priorities(backlog: Backlog, size: int) -> None:
+    # The jobs of each side by side, as in the small table: a page for each of them would cost more in any table.
+    backlog.fill(size, priority=f"i / {size // 1000}")
+
+
+def known_in_another_state(backlog: Backlog, size: int) -> None:
+    """All that the server knows is that nothing waits."""
+    if backlog.queue.has_status:
+        backlog.fill(size // 2, status="'completed'")
+    backlog.tidy("ANALYZE")
+    backlog.fill(size)
+
+
+SCENES = [ready, more_urgent_ones_later, all_urgencies_later, over, many_priorities, known_in_another_state]
+
+
+@pytest.mark.parametrize("size", [*_sizes()])
+@pytest.mark.parametrize("scene", SCENES)
+class TestBacklog:
+    def test_a_claim_costs_what_it_costs_in_a_small_table(
+        self, backlog: Backlog, base: dict[int, int], scene: Callable[[Backlog, int], None], size: int
+    ) -> None:
+        """Planned for its values and for any, before and after the server has looked at the table."""
+        backlog.create()
+        scene(backlog, size)
+        backlog.check(base, "statistics of before")
+        backlog.tidy("ANALYZE")
+        backlog.check(base, "statistics of today")
+
+
+class TestHead:
+    def test_a_locked_row_costs_a_look(self, backlog: Backlog) -> None:
+        """At the head stand jobs that others hold."""
+        backlog.create()
+        backlog.fill(20_000)
+        two_tables = "messages" in backlog.plan.spec.side_tables
+        with backlog.queue.engine.connect() as holder:
+            for n in BATCHES:
+                free = backlog.cost(n)
+                backlog.forget()
+                keys = "(SELECT id FROM conformance_job ORDER BY id LIMIT 1000)"
+                held = f"SELECT FROM conformance_job WHERE id IN {keys} FOR UPDATE"
+                assert len(holder.exec_driver_sql(held).all()) == 1000
+                more = backlog.cost(n) - free
+                holder.rollback()
+                backlog.forget()
+                # Besides the rows there are the pages of the index that names them.
+                assert more <= (6 if two_tables else 2) * 1000 + 60
+
+    def test_an_idle_look_costs_next_to_nothing(self, backlog: Backlog) -> None:
+        """All that waits will be due later."""
+        backlog.create()
+        backlog.fill(100_000, priority="i % 3", run_at=LATER)
+        for _ in range(2):
+            for cache in (GENERIC, CUSTOM):
+                assert backlog.cost(100, cache, claimed=0) <= 25
+            backlog.tidy("ANALYZE")
+
+    def test_one_claim_takes_what_is_spread_over_the_priorities(self, backlog: Backlog) -> None:
+        """However many priorities hold a job each, among many that hold none that is due."""
+        backlog.create()
+        backlog.fill(1_000, priority="i", run_at=f"CASE WHEN i % 10 = 0 THEN now() ELSE {LATER} END")
+        with Session(backlog.queue.engine) as session:
+            assert [job.number for job in backlog.claim(session, 70)] == list(range(0, 700, 10))
+
+
+class TestMark:
+    def test_a_claim_from_a_mark_passes_over_what_was_done(self, backlog: Backlog, base: dict[int, int]) -> None:
+        """Somebody's snapshot keeps the index entries of all jobs that have been done since."""
+        backlog.create()
+        backlog.fill(20_000)
+        with backlog.queue.engine.connect() as watcher:
+            watcher.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            watcher.exec_driver_sql("SELECT count(*) FROM conformance_job")
+            backlog.queue.execute("DELETE FROM conformance_job WHERE id < 10000")
+            with Session(backlog.queue.engine) as session:
+                mark = backlog.plan.mark_of(backlog.claim(session, 10))
+            assert backlog.cost(1) > 100, "there is nothing to pass over"
+            for n in BATCHES:
+                assert backlog.cost(n, mark=mark) <= TIMES * base[n] + A_FEW + n
+
+    def test_a_claim_from_a_mark_stays_in_its_priority(self, backlog: Backlog) -> None:
+        """What comes after it in the claim order, among the due jobs of its priority."""
+        backlog.create()
+        backlog.fill(300, priority="i / 100", run_at=f"CASE WHEN i % 2 = 0 THEN now() ELSE {LATER} END")
+        with Session(backlog.queue.engine) as session:
+            jobs = backlog.claim(session, 70)
+            assert [job.number for job in jobs] == list(range(0, 140, 2))
+            mark = backlog.plan.mark_of(jobs)
+        with Session(backlog.queue.engine) as session:
+            assert [job.number for job in backlog.claim(session, 100, mark)] == list(range(138, 200, 2))

@@ -41,6 +41,12 @@ from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
 
+_LONGEST_JOIN = 0.25
+"""Seconds after which the main thread looks whether it has been told to stop.
+
+It must not wait for an event: the signal's handler, which runs in this very thread, could not set it.
+"""
+
 T = TypeVar("T")
 SessionFactory = Callable[[], Session]
 
@@ -163,7 +169,7 @@ class Consumer(ConsumerBase, Generic[T]):
                 thread.start()
             try:
                 while working := [thread for thread in threads if thread.is_alive()]:
-                    working[0].join(0.05)
+                    working[0].join(_LONGEST_JOIN)
             finally:
                 together.stop()
                 for thread in threads:
@@ -272,7 +278,7 @@ class _Threads(Shift):
             if time.monotonic() >= deadline:
                 self._abandon()
                 return
-            working[0].join(0.05)
+            working[0].join(_LONGEST_JOIN)
 
     def _abandon(self) -> None:
         """Give up handlers that outlived the grace period; their results are refused."""

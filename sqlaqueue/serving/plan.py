@@ -96,7 +96,7 @@ class Plan:
         return outcome
 
     def mark_of(self, jobs: Sequence[Any]) -> Mapping[str, Any] | None:
-        """Return the parameters of a ``claim_from`` that goes on where the claim of ``jobs`` ended; None if none can."""
+        """Return the parameters of a ``claim_from`` that goes on where the claim of ``jobs`` ended; None for none."""
         if self.claim_from is None or not jobs:
             return None
         return mark_of(self.spec, jobs[-1])

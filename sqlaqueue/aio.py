@@ -27,6 +27,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.async_ears import async_ear_of
 from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import keep
 from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
@@ -270,7 +271,7 @@ class _Tasks(Shift):
 
     async def _abandon(self, lanes: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the handlers at work; their results are refused."""
-        running = self.crew.running()
+        running = self.crew.at_work()
         if running:
             logger.warning("%s: %d handlers are given up; their jobs are given back", self.name, len(running))
         for one in running:
@@ -301,7 +302,7 @@ class _Tasks(Shift):
                         async with self._factory() as own:
                             result = await self._carry_out(step.script, own)
                     case Handle():
-                        result = await self._call(session, step.jobs)
+                        await self._call(needed(session), step.hand)
                     case Pause() | Watch() | Rest():
                         await self._pass_time(step)
             except Exception as error:  # noqa: BLE001 - the script decides
@@ -318,36 +319,36 @@ class _Tasks(Shift):
                 self._changed.clear()
                 await wait_for_event(self._changed, step.seconds)
 
-    async def _call(self, session: Any, jobs: Sequence[Any]) -> BaseException | None:
-        """Run the handler as a task of its own and return what it raised."""
-        running = self.crew.start(jobs)
-        task = asyncio.create_task(self._guard(session, list(jobs) if self.plan.batch else jobs[0]))
-        running.interrupt = task.cancel
-        if running.asked:
-            task.cancel()
+    async def _call(self, session: AsyncSession, hand: Hand) -> None:
+        """Call the handler in a task of its own, which can be cancelled."""
+        self.crew.start(hand)
+        task = asyncio.create_task(self._work_through(session, hand))
+        hand.interrupt = task.cancel
         try:
-            done, _ = await asyncio.wait([task], timeout=self.plan.timeout)
-            if not done:
-                self.crew.time_out(running)
-                task.cancel()
-                await asyncio.wait([task])
+            while not (await asyncio.wait([task], timeout=hand.time_left()))[0]:
+                if hand.time_left() == 0:
+                    self.crew.time_out(hand)
+                    task.cancel()
+                    await asyncio.wait([task])
         except asyncio.CancelledError:
             # Somebody cancels every task there is: the handler goes as well, before its session is closed.
             task.cancel()
             await asyncio.wait([task], timeout=_LAST_WORDS)
             raise
         finally:
-            self.crew.stop(running)
-        raised = asyncio.CancelledError() if task.cancelled() else task.result()
-        return running.verdict(raised, self.plan.timeout)
+            self.crew.stop(hand)
 
-    async def _guard(self, session: Any, argument: Any) -> BaseException | None:
-        """Return what the handler raises: SystemExit and KeyboardInterrupt would end the event loop with the task."""
-        try:
-            await self._handler(session, argument)
-        except BaseException as error:  # noqa: BLE001 - as above
-            return caught(error)
-        return None
+    async def _work_through(self, session: AsyncSession, hand: Hand) -> None:
+        """Make one call after the other, as long as nobody cancels this task, who may have meant the last one."""
+        cancelled = getattr(asyncio.current_task(), "cancelling", int)
+        while not cancelled() and (argument := hand.begin()) is not None:
+            raised: BaseException | None = None
+            try:
+                await self._handler(session, argument)
+            except BaseException as error:  # noqa: BLE001 - SystemExit would end the event loop with the task
+                raised = caught(error)
+            if not hand.end(raised, session.sync_session):
+                return
 
 
 async def wait_for_event(event: asyncio.Event, seconds: float) -> None:

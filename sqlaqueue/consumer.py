@@ -8,8 +8,9 @@
     Consumer(Email, send, sessionmaker(engine)).run()
 
 ``concurrency`` is the number of threads. Under a strategy with leases the threads share the claimed jobs, one
-handler call each, every call with a session of its own. Under a strategy that holds a transaction each thread claims a
-batch of its own and runs its jobs one after the other in that transaction, each in a savepoint.
+handler call each; every call that uses its session has it for itself, and commits by itself. Under a strategy that
+holds a transaction each thread claims a batch of its own and runs its jobs one after the other in that transaction;
+what each of them writes is in a savepoint.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.serving import ears
 from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import keep
 from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
@@ -274,7 +276,7 @@ class _Threads(Shift):
 
     def _abandon(self) -> None:
         """Give up handlers that outlived the grace period; their results are refused."""
-        running = self.crew.running()
+        running = self.crew.at_work()
         for one in running:
             one.abandoned = True
         logger.warning("%s: %d handlers outlived the grace period; their jobs are given back", self.name, len(running))
@@ -302,7 +304,7 @@ class _Threads(Shift):
                         with self._factory() as own:
                             result = self._carry_out(step.script, own)
                     case Handle():
-                        result = self._call(session, step.jobs)
+                        self._call(needed(session), step.hand)
                     case Pause() | Watch() | Rest():
                         self._pass_time(step)
             except Exception as error:  # noqa: BLE001 - the script decides
@@ -319,19 +321,22 @@ class _Threads(Shift):
                 with self._changed:
                     self._changed.wait_for(lambda: self.crew.version != step.seen or self.plan.stopping, step.seconds)
 
-    def _call(self, session: Any, jobs: Sequence[Any]) -> BaseException | None:
-        """Call the handler and return what it raised; its result counts only while nobody has given it up."""
-        running = self.crew.start(jobs)
-        raised: BaseException | None = None
+    def _call(self, session: Session, hand: Hand) -> None:
+        """Call the handler; a result counts only while nobody has given the call up."""
+        self.crew.start(hand)
         try:
-            result = self._handler(session, list(jobs) if self.plan.batch else jobs[0])
-            if inspect.isawaitable(result) or inspect.isgenerator(result):
-                raised = _not_run(result)
-        except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
-            raised = caught(error)
+            while (argument := hand.begin()) is not None:
+                raised: BaseException | None = None
+                try:
+                    result = self._handler(session, argument)
+                    if result is not None and (inspect.isawaitable(result) or inspect.isgenerator(result)):
+                        raised = _not_run(result)
+                except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
+                    raised = caught(error)
+                if not hand.end(raised, session):
+                    return
         finally:
-            self.crew.stop(running)
-        return running.verdict(raised, self.plan.timeout)
+            self.crew.stop(hand)
 
 
 def _not_run(result: Any) -> HandlerMisuseError:

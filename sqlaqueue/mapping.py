@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import Mapper, QueryContext
-from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm import InstanceState, Mapper, QueryContext, Session, SessionTransaction
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.columns import add_fields, check_subclass, complete_table, new_columns, placed_roles
 from sqlaqueue.config import QueueConfig
@@ -228,16 +228,16 @@ def _column(mapper: Mapper[Any], role: str, attribute: str) -> sa.Column[Any]:
 
 def run_of(job: Any) -> Run | None:
     """Return the run for which a claim handed this instance out, None when it holds none."""
-    run: Run | None = sa.inspect(job).info.get(_RUN)
+    run: Run | None = instance_state(job).info.get(_RUN)
     return run
 
 
 def set_run(job: Any, run: Run | None) -> None:
     """Keep ``run`` beside an instance; None forgets it."""
     if run is None:
-        sa.inspect(job).info.pop(_RUN, None)
+        instance_state(job).info.pop(_RUN, None)
     else:
-        sa.inspect(job).info[_RUN] = run
+        instance_state(job).info[_RUN] = run
 
 
 def show_claimed(job: Any, spec: QueueSpec) -> int:
@@ -247,37 +247,45 @@ def show_claimed(job: Any, spec: QueueSpec) -> int:
     before, so that a handler reads the same under every strategy.
     """
     attributes = spec.attributes
-    attempt: int = job.__dict__.get(attributes.get("attempts", ""), 0) or 0
+    attempt: int = (job.__dict__.get(attributes["attempts"]) or 0) if "attempts" in attributes else 0
     if spec.strategy.holds_transaction:
         attempt += 1
         if "attempts" in attributes:
             set_committed_value(job, attributes["attempts"], attempt)
         if "status" in attributes and spec.config.states.processing is not None:
             set_committed_value(job, attributes["status"], spec.config.states.processing)
-    return max(attempt, 1)
+    return attempt or 1
 
 
-def hand_out(job: Any, spec: QueueSpec, key: tuple[Any, ...], session: Any, token: str | None = None) -> None:
-    """Note that a claim has just handed out ``job``, whose columns are loaded."""
-    values, attributes = job.__dict__, spec.attributes
-    limit = values.get(attributes.get("max_attempts", ""))
-    holder = session if spec.strategy.holds_transaction else None
-    before = run_of(job)
-    run = Run(
-        key=key,
-        token=values.get(attributes.get("lease_token", ""), token),
-        attempt=show_claimed(job, spec),
-        max_attempts=spec.config.max_attempts if limit is None else limit,
-        transaction=None if holder is None else holder.get_transaction(),
-        savepoint=None if holder is None else holder.get_nested_transaction(),
-    )
-    if before is not None and _is_same_run(before, run):
+def hand_out(job: Any, spec: QueueSpec, session: Any, token: str | None = None) -> None:
+    """Note that a claim has just handed out ``job``, whose columns are loaded.
+
+    This is done for every job: what is alike for all of a queue is looked up in ``spec.run_names`` once.
+    """
+    state, values = instance_state(job), job.__dict__
+    token_name, limit_name = spec.run_names
+    limit = values.get(limit_name)
+    if limit is None:
+        limit = spec.config.max_attempts
+    key: Any = state.identity
+    if spec.strategy.holds_transaction:
+        transaction, savepoint = (None, None) if session is None else _holders(session)
+    else:
+        transaction = savepoint = None
+    run = Run(key, values.get(token_name, token), show_claimed(job, spec), limit, transaction, savepoint)
+    info = state.info
+    if _RUN in info and _is_same_run(info[_RUN], run):
         msg = (
-            f"{type(job).__name__} {key} was claimed twice in one transaction, which already holds it: settle what a "
-            "claim handed out and commit before the next claim"
+            f"{type(job).__name__} {run.key} was claimed twice in one transaction, which already holds it: settle what "
+            "a claim handed out and commit before the next claim"
         )
         raise StatementError(msg)
-    set_run(job, run)
+    info[_RUN] = run
+
+
+def _holders(session: Session) -> tuple[SessionTransaction | None, SessionTransaction | None]:
+    """Return the transaction and the innermost savepoint in which a claim is made."""
+    return session.get_transaction(), session.get_nested_transaction()
 
 
 def _is_same_run(one: Run, other: Run) -> bool:
@@ -288,14 +296,24 @@ def _is_same_run(one: Run, other: Run) -> bool:
     return not undone and one.attempt == other.attempt
 
 
-@event.listens_for(QueueMixin, "load", propagate=True)
-def _loaded(job: Any, context: QueryContext | None) -> None:
+# Both are called for each row that is loaded: so they are given the state, as the Session has it at hand.
+
+
+@event.listens_for(QueueMixin, "load", propagate=True, raw=True)
+def _loaded(state: InstanceState[Any], context: QueryContext | None) -> None:
     # None: Session.merge() says so of what it copies.
     if context is not None and CLAIM_OPTION in context.query.get_execution_options():
-        hand_out(job, spec_of(type(job)), sa.inspect(job).identity, context.session)
+        _hand_out_loaded(state, context)
 
 
-@event.listens_for(QueueMixin, "refresh", propagate=True)
-def _refreshed(job: Any, context: QueryContext | None, attributes: Any) -> None:  # noqa: ARG001 - the event's signature
+@event.listens_for(QueueMixin, "refresh", propagate=True, raw=True)
+def _refreshed(state: InstanceState[Any], context: QueryContext | None, attributes: Any) -> None:  # noqa: ARG001 - the event's signature
     if context is not None and CLAIM_OPTION in context.query.get_execution_options():
-        hand_out(job, spec_of(type(job)), sa.inspect(job).identity, context.session)
+        _hand_out_loaded(state, context)
+
+
+def _hand_out_loaded(state: InstanceState[Any], context: QueryContext) -> None:
+    job = state.obj()
+    spec = queue_spec(type(job))
+    if spec is not None:
+        hand_out(job, spec, context.session)

@@ -78,7 +78,7 @@ class _DetachedRow(Bundle[Any]):
                 if column in values:
                     set_committed_value(job, name, values[column])
             make_transient_to_detached(job)
-            hand_out(job, spec, sa.inspect(job).identity, None, values.get(TOKEN))
+            hand_out(job, spec, None, values.get(TOKEN))
             return job
 
         return make

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
@@ -89,6 +90,11 @@ class QueueSpec:
     def lease(self) -> timedelta:
         """The configured lease."""
         return self.config.lease_duration
+
+    @cached_property
+    def run_names(self) -> tuple[str, str]:
+        """The attributes that hold the token and the limit of a run; empty names for those that are left out."""
+        return self.attributes.get("lease_token", ""), self.attributes.get("max_attempts", "")
 
     def has(self, role: str) -> bool:
         """Whether some column plays ``role``."""

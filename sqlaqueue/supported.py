@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import HasPrefixes
 
 from sqlaqueue.exc import ConfigurationError
@@ -16,8 +17,12 @@ from sqlaqueue.exc import ConfigurationError
 Statement = TypeVar("Statement", bound=HasPrefixes)
 
 
-class _Marker(sa.ColumnElement[None]):
-    """Renders as nothing, or not at all."""
+class _Marker(FunctionElement[None]):
+    """Renders as nothing, or not at all.
+
+    A function, since of a bare column element SQLAlchemy does not know how to make a key for its cache: each statement
+    with it would be compiled anew, each time.
+    """
 
     inherit_cache = True
 

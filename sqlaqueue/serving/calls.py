@@ -312,10 +312,13 @@ class Calls:
                 del self._open[ticket]
             return Look(tickets[-MOST_TICKETS:], self.crowd)
 
-    def looked(self, found: int, limit: int) -> None:
-        """Note what a look found: as many as it may take means that there may be more."""
+    def looked(self, *, more: bool) -> None:
+        """Note that a look has been made.
+
+        :param more: whether there may be more jobs than it has found.
+        """
         self.has_looked = True
-        if found >= limit:
+        if more:
             self.look_at_once()
             return
         with self._lock:

@@ -9,51 +9,20 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlaqueue.exc import JobTimeout, LeaseLost
-from sqlaqueue.mapping import run_of
+from sqlaqueue.exc import LeaseLost
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.events import Announcer, JobEvent
-from sqlaqueue.serving.operations import Ended
-from sqlaqueue.serving.outcomes import Abandoned, StopRequested
+from sqlaqueue.serving.hands import Hand, runs_of
+from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.steps import Report
 from sqlaqueue.spec import Key, Run
 
 logger = logging.getLogger("sqlaqueue")
-
-
-@dataclass(eq=False)
-class Running:
-    """A handler at work."""
-
-    runs: Sequence[Run]
-    started: float = field(default_factory=time.monotonic)
-    timed_out: bool = False
-    abandoned: bool = False
-    asked: set[Key] = field(default_factory=set)
-    """Which of its jobs somebody asked to stop."""
-    interrupt: Callable[[], object] = lambda: None
-    """Ends the handler early, where that can be done: it cancels the task of an AsyncConsumer."""
-
-    def verdict(self, raised: BaseException | None, timeout: float | None) -> BaseException | None:
-        """Return what the handler's run came to, given what it raised and what happened to it meanwhile."""
-        if self.abandoned:
-            return Abandoned()
-        if timeout is not None and (self.timed_out or time.monotonic() - self.started > timeout):
-            return JobTimeout(f"the handler ran for longer than {timeout:g} seconds")
-        if self.asked and raised is not None:
-            return StopRequested(self.asked)
-        return raised
-
-
-def runs_of(jobs: Iterable[Any]) -> list[Run]:
-    """Return the runs for which claims handed out ``jobs``."""
-    return [run for job in jobs if (run := run_of(job)) is not None]
 
 
 class Crew:
@@ -69,16 +38,18 @@ class Crew:
         self.version = 0
         """Counts what has changed for those who rest: whoever compares it cannot miss a change."""
         self.jobs_ended = 0
-        self.claiming = False
-        """Whether some thread or task is claiming, or rests after it found nothing."""
+        self.claiming = 0
+        """How many threads or tasks are claiming, or rest after they found nothing."""
+        self.plenty = False
+        """Whether there may be more jobs than the last claim has found."""
         self.works_ended = 0
         """How many times claimed jobs have been put out of hand: they may be due again."""
-        self._inbox: deque[list[Any]] = deque()
-        self._in_hand: dict[object, list[Run]] = {}
+        self._inbox: deque[Sequence[Any]] = deque()
+        self._in_hand: dict[object, Callable[[], list[Run]]] = {}
         self._finished: list[Ended] = []
         self._settling: set[Ended] = set()
         self._finished_since: float | None = None
-        self._running: set[Running] = set()
+        self._at_work: set[Hand] = set()
 
     def changed(self) -> None:
         """Wake those who rest."""
@@ -88,23 +59,26 @@ class Crew:
 
     # -- claimed jobs: waiting for a handler, or in hand ---------------------------------------------------------
 
-    def fill(self, jobs: Sequence[Any], *, apart: bool = False) -> None:
-        """Take claimed jobs in, to be handled together when the handler takes batches, else one by one."""
+    def fill(self, units: Sequence[Sequence[Any]]) -> None:
+        """Take claimed jobs in, detached, in lists for one call of the handler each."""
         with self.lock:
-            self._inbox.extend([[job] for job in jobs] if apart else self.plan.units(jobs))
-        if jobs:
+            self._inbox.extend(units)
+        if units:
             self.changed()
 
-    def next_unit(self) -> list[Any]:
+    def next_unit(self) -> Sequence[Any]:
         """Return the jobs for the next call of the handler; empty when there are none."""
         with self.lock:
             return self._inbox.popleft() if self._inbox else []
 
-    def empty_inbox(self) -> list[Run]:
+    def forget_waiting(self) -> list[Run]:
         """Return the runs of jobs that nobody has started, and forget them."""
         with self.lock:
             runs = runs_of(job for unit in self._inbox for job in unit)
             self._inbox.clear()
+            for hand in self._at_work:
+                runs += runs_of(job for unit in hand.leave_rest() for job in unit)
+                hand.rest_has_left()
             return runs
 
     def forget_held(self) -> list[Run]:
@@ -121,10 +95,13 @@ class Crew:
         """Whether claimed jobs wait for a handler."""
         return bool(self._inbox)
 
-    def take_in_hand(self, owner: object, runs: list[Run]) -> None:
-        """Note that ``owner`` has begun to work on claimed jobs."""
+    def take_in_hand(self, owner: object, held: Callable[[], list[Run]]) -> None:
+        """Note that ``owner`` has begun to work on claimed jobs.
+
+        :param held: returns those runs that are still in hand.
+        """
         with self.lock:
-            self._in_hand[owner] = runs
+            self._in_hand[owner] = held
 
     def put_down(self, owner: object) -> bool:
         """Note that ``owner`` has done with its jobs; return whether it had any."""
@@ -143,7 +120,7 @@ class Crew:
     def runs_in_hand(self) -> list[Run]:
         """Return the runs that somebody works on."""
         with self.lock:
-            return [run for runs in self._in_hand.values() for run in runs]
+            return [run for held in self._in_hand.values() for run in held()]
 
     def held(self) -> list[Run]:
         """Return the runs that have not ended."""
@@ -153,30 +130,27 @@ class Crew:
     def alive(self) -> list[Run]:
         """Return the runs whose leases are to be extended: all that are here and not given up."""
         with self.lock:
-            given_up = {id(run) for one in self._running if one.timed_out or one.abandoned for run in one.runs}
+            hands = [one for one in self._at_work if one.timed_out or one.abandoned]
+            given_up = {id(run) for one in hands for run in runs_of(one.unit)}
             ended = [one.run for one in (*self._finished, *self._settling)]
             return [run for run in self.held() + ended if id(run) not in given_up]
 
     # -- handlers at work ----------------------------------------------------------------------------------
 
-    def start(self, jobs: Sequence[Any]) -> Running:
-        """Note that a handler begins with ``jobs``."""
-        running = Running(runs_of(jobs))
+    def start(self, hand: Hand) -> None:
+        """Note that calls of the handler begin."""
         with self.lock:
-            running.asked.update(run.key for run in running.runs if run.key in self.plan.asked)
-            self._running.add(running)
-        return running
+            self._at_work.add(hand)
 
-    def stop(self, running: Running) -> None:
-        """Note that a handler has returned."""
+    def stop(self, hand: Hand) -> None:
+        """Note that they have ended."""
         with self.lock:
-            self._running.discard(running)
-            self.pace.ended((time.monotonic() - running.started) / max(1, len(running.runs)))
+            self._at_work.discard(hand)
 
-    def running(self) -> list[Running]:
-        """Return the handlers at work."""
+    def at_work(self) -> list[Hand]:
+        """Return the hands from which a handler is at work."""
         with self.lock:
-            return list(self._running)
+            return [hand for hand in self._at_work if hand.unit]
 
     def asked_to_stop(self, asked: Sequence[tuple[Key, float]], now: float) -> None:
         """Take in that somebody asked jobs to stop; a request that is older than the run was meant for an earlier one.
@@ -187,18 +161,18 @@ class Crew:
         with self.lock:
             meant = [run for run in self.held() if run.key in ages and ages[run.key] <= now - run.handed_out + 1]
             for run in meant:
-                at_work = [one for one in self._running if any(run.key == other.key for other in one.runs)]
+                at_work = [one for one in self._at_work if any(run.key == other.key for other in runs_of(one.unit))]
                 if not at_work:
                     self.plan.asked.add(run.key)
                 for one in at_work:
                     one.asked.add(run.key)
                     one.interrupt()
 
-    def time_out(self, running: Running) -> None:
+    def time_out(self, hand: Hand) -> None:
         """Note that a handler has run into the Consumer's timeout."""
-        if not running.timed_out:
-            running.timed_out = True
-            keys = [run.key for run in running.runs]
+        if not hand.timed_out:
+            hand.timed_out = True
+            keys = [run.key for run in runs_of(hand.unit)]
             self.plan.suspects.end(keys)
             logger.error(
                 "the handler of queue %s ran into its timeout of %g s; its result is refused for %s",
@@ -207,33 +181,38 @@ class Crew:
                 ", ".join(str(key[0]) if len(key) == 1 else str(key) for key in keys),
             )
 
-    def overdue(self, now: float) -> list[Running]:
-        """Return the handlers that have just run into the Consumer's timeout, and mark them."""
+    def overdue(self, now: float) -> list[Run]:
+        """Return the runs whose handlers have just run into the Consumer's timeout, and mark these."""
         timeout = self.plan.timeout
         if timeout is None:
             return []
-        late = [one for one in self.running() if not one.timed_out and now - one.started > timeout]
-        for one in late:
-            self.time_out(one)
-        return late
+        with self.lock:
+            late = [one for one in self.at_work() if not one.timed_out and now - one.started > timeout]
+            for one in late:
+                self.time_out(one)
+            return [run for one in late for run in runs_of(one.unit)]
 
     @property
     def is_stuck(self) -> bool:
         """Whether every handler that may run at once has run into its timeout, and goes on."""
-        return sum(one.timed_out for one in self.running()) >= self.plan.concurrency
+        return sum(one.timed_out for one in self.at_work()) >= self.plan.concurrency
 
     # -- runs that ended ---------------------------------------------------------------------------------------
 
     def report(self, report: Report) -> None:
         """Take in what a script has done."""
-        for ended in report.settled:
-            self.announce(ended)
+        self._announce_all(report.settled)
         self.tell_lost(report.lost)
         with self.lock:
-            if report.unsettled and not self._finished:
-                self._finished_since = time.monotonic()
-            self._finished.extend(report.unsettled)
-        self.fill(report.apart, apart=True)
+            for ended in report.unsettled:
+                self.finish(ended)
+        self.fill([[job] for job in report.apart])
+
+    def finish(self, ended: Ended) -> None:
+        """Take in a run that is to be settled together with others; the lock is held."""
+        if not self._finished:
+            self._finished_since = time.monotonic()
+        self._finished.append(ended)
 
     def take_finished(self) -> list[Ended]:
         """Return the runs that are to be settled together; they stay here until it is known how that went."""
@@ -242,12 +221,18 @@ class Crew:
             self._settling.update(finished)
             return finished
 
-    def give_back(self, finished: Sequence[Ended]) -> None:
-        """Take runs back that could not be settled, to try again."""
+    def give_back(self, finished: Sequence[Ended]) -> bool:
+        """Take runs back that could not be settled, to try again, and return whether there are any.
+
+        Not those that were settled before something else went wrong.
+        """
         with self.lock:
-            self._settling.difference_update(finished)
-            self._finished = [*finished, *self._finished]
-            self._finished_since = self._finished_since or time.monotonic()
+            unsettled = [one for one in finished if one in self._settling]
+            self._settling.difference_update(unsettled)
+            self._finished = [*unsettled, *self._finished]
+            if unsettled:
+                self._finished_since = self._finished_since or time.monotonic()
+            return bool(unsettled)
 
     def wants_settling(self, now: float) -> bool:
         """Return whether runs have ended that should not wait for others to be settled with them."""
@@ -267,32 +252,36 @@ class Crew:
             self._settling.difference_update(finished)
             self.works_ended += 1
         without = {*lost, *stuck}
-        for ended in finished:
-            if ended not in without:
-                self.announce(ended)
+        self._announce_all([ended for ended in finished if ended not in without] if without else finished)
         self.tell_lost(lost)
         self.changed()
 
+    def look_at_once(self) -> None:
+        """Have somebody look for jobs."""
+        self._calls.look_at_once()
+
     # -- events ----------------------------------------------------------------------------------------------
 
-    def announce(self, ended: Ended) -> None:
-        """Tell how one run ended."""
-        outcome = ended.outcome
+    def _announce_all(self, ended: Sequence[Ended]) -> None:
+        """Tell how runs ended."""
         with self.lock:
-            self.plan.asked.discard(ended.run.key)
-            if outcome.ending != "released":
-                self.jobs_ended += 1
-        if outcome.state == "pending" and not outcome.delay:
-            # No trigger calls out a row that has read as pending all the time.
-            self._calls.look_at_once()
-        self._tell(
-            JobEvent(
-                outcome.ending, self.plan.spec.name, ended.run.key, ended.run.attempt, outcome.delay, outcome.cause
-            )
-        )
+            for one in ended:
+                if self.plan.asked:
+                    self.plan.asked.discard(one.run.key)
+                self.jobs_ended += one.outcome.ending != "released"
+        for one in ended:
+            outcome = one.outcome
+            if outcome.state == "pending" and not outcome.delay:
+                # No trigger calls out a row that has read as pending all the time.
+                self.look_at_once()
+            if self.announcer.heeds(outcome.ending):
+                run, queue = one.run, self.plan.spec.name
+                self._tell(JobEvent(outcome.ending, queue, run.key, run.attempt, outcome.delay, outcome.cause))
 
     def tell_claimed(self, runs: Sequence[Run]) -> None:
         """Tell which jobs were claimed."""
+        if not self.announcer.heeds("claimed"):
+            return
         for run in runs:
             self._tell(JobEvent("claimed", self.plan.spec.name, run.key, run.attempt))
 

@@ -59,6 +59,10 @@ class Announcer:
             raise ConfigurationError(msg)
         self._listeners[name].append(listener)
 
+    def heeds(self, name: EventName) -> bool:
+        """Return whether anybody listens to an event, or the log has it."""
+        return bool(self._listeners[name]) or logger.isEnabledFor(_LEVELS.get(name, logging.DEBUG))
+
     def tell(self, event: JobEvent) -> None:
         """Announce ``event``; a listener that raises is logged and never disturbs the work."""
         level = _LEVELS.get(event.name, logging.DEBUG)

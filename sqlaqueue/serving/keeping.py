@@ -11,11 +11,10 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.exc import JobTimeout
-from sqlaqueue.serving import operations as ops
-from sqlaqueue.serving import pace, tending
-from sqlaqueue.serving.operations import Ended
-from sqlaqueue.serving.outcomes import RELEASED
+from sqlaqueue.serving import ending, pace, tending
+from sqlaqueue.serving.outcomes import RELEASED, Ended
 from sqlaqueue.serving.retention import Walk
+from sqlaqueue.serving.runs import pass_on
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Pause, Report, Script, Step
@@ -49,16 +48,24 @@ def _look_at_timeouts(shift: Shift, now: float) -> Script:
     if shift.interrupts:
         return
     crew = shift.crew
-    late = [run for one in crew.overdue(now) for run in one.runs]
+    late = crew.overdue(now)
     if late and not shift.plan.holds_transaction:
         timeout = JobTimeout(f"the handler ran for longer than {shift.plan.timeout:g} seconds")
         ended = [Ended(run, shift.plan.judge(timeout, run)) for run in late]
         # A row that its handler has locked is settled when it returns.
-        lost, stuck = yield Beside(partial(ops.settle_each, wait=False), (shift.plan, ended))
+        lost, stuck = yield Beside(partial(ending.settle_each, wait=False), (shift.plan, ended))
         crew.report(Report(settled=[one for one in ended if one not in [*lost, *stuck]], lost=lost))
     if crew.is_stuck:
         # Nobody is left to run these, and their leases would be extended for as long as the handlers hang.
-        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in crew.empty_inbox()]))
+        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in crew.forget_waiting()]))
+
+
+def _pass_on_blocked(shift: Shift, now: float) -> Script:
+    """Give other lanes the jobs behind a handler that takes longer than was expected when its lane kept them."""
+    if shift.plan.concurrency > 1 and not shift.plan.holds_transaction:
+        for hand in shift.crew.at_work():
+            if hand.is_blocked(now, pace.BLOCKED):
+                yield from pass_on(shift.crew, hand)
 
 
 def _extend_leases(shift: Shift, now: float) -> Script:
@@ -181,7 +188,7 @@ def _delete_batch(shift: Shift, walk: Walk) -> Generator[Step, Any, bool]:
     try:
         deleted, newest, bound = yield Beside(retention.delete_some, (shift.plan, walk))
     except DBAPIError as error:
-        if ops.will_pass(error):
+        if ending.will_pass(error):
             raise
         return not (walk.failed() and (yield Beside(retention.leave_first, (shift.plan, walk, error))))
     more = walk.went(deleted, newest, bound, time.monotonic() - began)
@@ -192,6 +199,7 @@ def _delete_batch(shift: Shift, walk: Walk) -> Generator[Step, Any, bool]:
 
 _DUTIES = (
     _look_at_timeouts,
+    _pass_on_blocked,
     _extend_leases,
     _settle_overlooked,
     _check_in,

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 from sqlalchemy import exc
 
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.serving import checks, tending
-from sqlaqueue.serving import operations as ops
-from sqlaqueue.serving.crew import runs_of
+from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import mend_messages
-from sqlaqueue.serving.operations import Ended
-from sqlaqueue.serving.outcomes import RELEASED
-from sqlaqueue.serving.runs import held_batch, leased_unit, strike
+from sqlaqueue.serving.outcomes import RELEASED, Ended
+from sqlaqueue.serving.runs import held_batch, leased_batch, leased_unit, strike
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, InSession, Pause, Report, Rest, Script, Step, Watch
@@ -77,7 +75,7 @@ def _held_turn(shift: Shift, turn: Turn) -> Script:
     yield from strike(shift.plan)
     suspect = shift.plan.suspects.take()
     try:
-        report: Report = yield InSession(held_batch(shift.plan, turn, suspect, shift.calls))
+        report: Report = yield InSession(held_batch(shift.crew, turn, suspect, shift.calls))
     finally:
         if suspect is not None:
             shift.plan.suspects.end([suspect])
@@ -89,44 +87,45 @@ def _held_turn(shift: Shift, turn: Turn) -> Script:
 
 
 def _leased_turn(shift: Shift, turn: Turn) -> Script:
-    crew, plan = shift.crew, shift.plan
-    unit = turn.to_work()
-    if unit:
-        crew.report((yield from _work(shift, unit)))
-        if plan.suspects.end([run.key for run in runs_of(unit)]):
-            shift.calls.look_at_once()
+    crew = shift.crew
+    hand = turn.to_work()
+    if hand is not None:
+        yield from _work(shift, hand)
+    elif turn.to_claim():
+        if shift.wants_look():
+            return bool((yield from _claim(shift, turn)))
+        if not crew.wants_settling(time.monotonic()):
+            return False
+    elif not crew.wants_settling(time.monotonic()):
+        yield Rest(turn.version, _LONGEST_REST)
     if crew.wants_settling(time.monotonic()):
         yield from settle_finished(shift)
-        return True
-    if unit:
-        return True
-    if not turn.to_claim():
-        yield Rest(turn.version, _LONGEST_REST)
-        return True
-    if not shift.wants_look():
-        return False
+    return True
+
+
+def _claim(shift: Shift, turn: Turn) -> Script:
+    """Claim, and settle with the same commit what has ended."""
+    crew, plan = shift.crew, shift.plan
     yield from _check(shift)
     if shift.calls.suspects:
         plan.look_for_suspects, shift.calls.suspects = True, False
-    limit = crew.pace.claim_size()
-    jobs = yield Beside(ops.claim_and_commit, (plan, limit, shift.calls.begin_look()))
-    shift.works()
-    # A suspect is claimed by itself, whatever else waits.
-    shift.calls.looked(len(jobs), 1 if plan.had_suspect else limit)
-    runs = runs_of(jobs)
-    crew.tell_claimed(runs)
-    crew.fill(jobs)
-    turn.claimed(runs)
-    return bool(jobs)
+    finished = crew.take_finished()
+    try:
+        return (yield InSession(leased_batch(crew, turn, shift.calls, finished)))
+    except Exception:
+        if crew.give_back(finished):
+            # Which of the two it was that failed is not known; they must not hold each other up.
+            yield from settle_finished(shift)
+        raise
 
 
-def _work(shift: Shift, unit: Sequence[Any]) -> Script:
+def _work(shift: Shift, hand: Hand) -> Script:
     """Run one job, or one batch; whatever goes wrong on the way, its runs end."""
     try:
-        return (yield InSession(leased_unit(shift.plan, unit)))
+        yield InSession(leased_unit(shift.crew, hand))
     except Exception as error:  # noqa: BLE001 - such as a session that cannot be made
         logger.warning("%s: %s: %s", shift.name, type(error).__name__, error)
-        return Report(unsettled=[Ended(run, RELEASED) for run in runs_of(unit)])
+        shift.crew.report(Report(unsettled=[Ended(run, RELEASED) for run in hand.held()]))
 
 
 def _check(shift: Shift) -> Script:

@@ -6,71 +6,57 @@ unless its name says otherwise.
 
 from __future__ import annotations
 
-import logging
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
-from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.serving import ledger
-from sqlaqueue.serving.calls import NO_CALL, Look
-from sqlaqueue.serving.outcomes import COMPLETED, Outcome
+from sqlaqueue.serving.bearings import Mark
+from sqlaqueue.serving.calls import Look
+from sqlaqueue.serving.ending import commit, settle, settle_surely
+from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, TICKETS, Plan
-from sqlaqueue.serving.telling import spare_others, tell_ended
+from sqlaqueue.serving.telling import spare_others
 from sqlaqueue.spec import Key, Run
-from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
-
-logger = logging.getLogger("sqlaqueue")
-
-QUIET = {"synchronize_session": False}
-"""Consumers settle beside the ORM: nobody looks at the instances any more."""
-
-
-@dataclass(slots=True, eq=False)
-class Ended:
-    """A run with its outcome, on the way to being settled."""
-
-    run: Run
-    outcome: Outcome
-    job: Any = None
-    starts: int = 1
-    uncertain: bool = False
-    """A commit was tried: unless its answer arrives, the run may have been settled or not."""
-
-
-def will_pass(error: BaseException) -> bool:
-    """Return whether trying again is all there is to do: the connection is gone, or the database asks for it.
-
-    It does at a deadlock, and at a conflict under a strict isolation level.
-    """
-    if not isinstance(error, DBAPIError):
-        return False
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    return error.connection_invalidated or state in {"40001", "40P01"}
-
 
 # -- claiming --------------------------------------------------------------------------------------------------
 
 
-def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> list[Any]:
-    """Claim up to ``n`` jobs.
+def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> tuple[list[Any], bool]:
+    """Claim up to ``n`` jobs, from the head of the queue or from where the last claim has ended.
 
     :param tickets: the calls that this answers, of which the others hear when it commits.
+    :return: the jobs, and whether there may be more.
     """
-    parameters: dict[str, Any] = {LIMIT: n}
+    mark = plan.bearings.begin()
+    jobs = _claim_from(session, plan, mark, n, tickets)
+    if mark is not None and not jobs:
+        mark = None
+        jobs = _claim_from(session, plan, mark, n, tickets)
+    return jobs, len(jobs) >= n or mark is not None
+
+
+def _claim_from(session: Session, plan: Plan, mark: Mark | None, n: int, tickets: Sequence[str]) -> list[Any]:
+    began = time.monotonic()
+    parameters: dict[str, Any] = {LIMIT: n, **(mark or {})}
     if tickets:
         parameters[TICKETS] = " ".join(tickets)
     if plan.claim_suspect is None:
         parameters[EXCEPT] = plan.spec.bind_keys(plan.suspects.remembered())
-    statement = plan.claim_aloud if tickets else plan.claim
-    return list(session.execute(statement, parameters, bind_arguments=plan.bind).scalars())
+    if mark is None:
+        statement = plan.claim_aloud if tickets else plan.claim
+    else:
+        statement = plan.claim_from_aloud if tickets else plan.claim_from
+    jobs = list(session.execute(statement, parameters, bind_arguments=plan.bind).scalars())
+    plan.bearings.claimed(mark, plan.mark_of(jobs) if len(jobs) >= n else None, time.monotonic() - began)
+    return jobs
 
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
@@ -78,35 +64,63 @@ def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
     return list(session.execute(plan.claim_key, {KEYS: plan.spec.bind_keys([key])}, bind_arguments=plan.bind).scalars())
 
 
-def claim_and_commit(session: Session, plan: Plan, n: int, look: Look = NO_CALL) -> list[Any]:
-    """Claim up to ``n`` jobs under a lease, or one suspect: in turn, as long as there are suspects.
+class Claimed(NamedTuple):
+    """What came of settling and claiming."""
 
-    They come back detached, and leave the session before the commit: ``expire_on_commit`` would have each read again.
+    jobs: list[Any]
+    lost: list[Ended]
+    """The runs whose lease had been lost."""
+    more: bool
+    """Whether there may be more to claim."""
+
+
+def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
+    session: Session,
+    plan: Plan,
+    ended: Sequence[Ended],
+    n: int,
+    look: Look,
+    alone: bool,  # noqa: FBT001 - called positionally by its step
+) -> Claimed:
+    """Settle runs, claim up to ``n`` jobs under a lease, or one suspect, and commit: all in one transaction.
+
+    Suspects come in turn with the others, as long as there are some. The jobs stay in the session as they were
+    loaded: ``expire_on_commit`` would have each read again.
 
     :param look: the calls that this answers.
+    :param alone: whether nobody else in this process claims meanwhile, who might take a suspect as well.
     """
+    lost = settle_surely(session, plan, ended) if ended else []
     jobs: list[Any] = []
-    if not plan.had_suspect:
+    suspect = more = False
+    if alone and not plan.had_suspect:
         jobs = _claim_suspect(session, plan)
+        suspect = more = bool(jobs)
     if not jobs:
-        plan.had_suspect = False
-        jobs = claim(session, plan, n, look.tickets)
-    if not jobs:
+        jobs, more = claim(session, plan, n, look.tickets)
+    if alone and not jobs:
         jobs = _claim_suspect(session, plan)
+        # Whatever else waits: a suspect is claimed by itself.
+        suspect = more = bool(jobs)
     if not jobs:
         spare_others(session, plan, look)
-    session.expunge_all()
-    session.commit()
-    if plan.had_suspect:
+    expires, session.expire_on_commit = session.expire_on_commit, False
+    try:
+        commit(session, ended)
+    finally:
+        session.expire_on_commit = expires
+    if alone:
+        plan.had_suspect = suspect
+    if suspect:
         plan.suspects.begin(tuple(sa.inspect(jobs[0]).identity))
-    return jobs
+    return Claimed(jobs, lost, more)
 
 
 def _claim_suspect(session: Session, plan: Plan) -> list[Any]:
     if plan.claim_suspect is None or not plan.look_for_suspects or plan.suspects.one_runs:
         return []
     jobs = list(session.execute(plan.claim_suspect, bind_arguments=plan.bind).scalars())
-    plan.had_suspect = plan.look_for_suspects = bool(jobs)
+    plan.look_for_suspects = bool(jobs)
     return jobs
 
 
@@ -128,6 +142,25 @@ def adopt(session: Session, jobs: Sequence[Any]) -> list[Any]:
     return adopted
 
 
+def load_again(session: Session, plan: Plan, runs: Sequence[Run]) -> list[Any]:
+    """Return new instances of claimed jobs, detached; not of those that are no longer held.
+
+    For jobs whose instances are in a session that is not free to give them up.
+    """
+    spec = plan.spec
+    claims: dict[Any, list[Key]] = {}
+    for run in runs:
+        claims.setdefault(run.token, []).append(run.key)
+    mine = sa.select(spec.model).where(spec.strategy.fence(spec, Held(list(claims.items())))).options(*plan.options)
+    found = {sa.inspect(job).identity: job for job in session.execute(mine).unique().scalars()}
+    for run in runs:
+        if run.key in found:
+            set_run(found[run.key], run)
+    session.expunge_all()
+    session.rollback()
+    return [found[run.key] for run in runs if run.key in found]
+
+
 def reload(session: Session, plan: Plan, jobs: Sequence[Any]) -> None:
     """Show jobs again as their claim handed them out, after what a handler did to them was undone.
 
@@ -144,161 +177,6 @@ def reload(session: Session, plan: Plan, jobs: Sequence[Any]) -> None:
     session.execute(again.execution_options(populate_existing=True)).unique().scalars().all()
     for job in jobs:
         show_claimed(job, spec)
-
-
-# -- ending runs ---------------------------------------------------------------------------------------------
-
-
-def touched(session: Session) -> bool:
-    """Return whether a handler has used the session: something to flush, or a transaction with a connection."""
-    if session.new or session.dirty or session.deleted:
-        return True
-    transaction = session.get_transaction()
-    return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - asking by session.connection() would begin one
-
-
-def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
-    """Write how runs ended and return those whose lease had been lost: nothing was changed about them."""
-    spec, lost = plan.spec, []
-    groups: dict[Any, list[Ended]] = {}
-    for one in ended:
-        outcome = one.outcome
-        alike = (outcome.ending, outcome.delay, outcome.error, one.starts)
-        groups.setdefault(alike, []).append(one)
-    for group in groups.values():
-        claims: dict[Any, list[Key]] = {}
-        for one in group:
-            claims.setdefault(one.run.token, []).append(one.run.key)
-        # Only rows that the claim deleted are written anew from their instances.
-        jobs = () if spec.strategy.hands_out_rows else [one.job for one in group]
-        held = Held(list(claims.items()), jobs)
-        statement = settle_statement(spec, held, group[0].outcome.settlement(group[0].starts))
-        changed = session.execute(statement, execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
-        settled = set(changed) if len(spec.keys) > 1 else {(key,) for key in changed}
-        if not plan.holds_transaction:
-            lost += [one for one in group if one.run.key not in settled]
-        if group[0].outcome.state != "pending":
-            tell_ended(session, plan, settled)
-    return lost
-
-
-def settle_and_commit(session: Session, plan: Plan, ended: Sequence[Ended], *, wait: bool = True) -> list[Ended]:
-    """Settle runs in a transaction of their own and return those whose lease had been lost.
-
-    :param wait: whether to wait for rows that somebody has locked for more than a moment.
-    """
-    if not wait:
-        session.execute(sa.text("SET LOCAL lock_timeout = '500ms'"), bind_arguments=plan.bind)
-    lost = settle(session, plan, ended)
-    if any(one.uncertain for one in lost):
-        lost = _look_again(session, plan, lost)
-    _commit(session, ended)
-    return lost
-
-
-def _commit(session: Session, ended: Sequence[Ended]) -> None:
-    # Not before: what failed on the way to the commit was surely not settled, and by now may be by somebody else.
-    for one in ended:
-        one.uncertain = True
-    session.commit()
-
-
-def _look_again(session: Session, plan: Plan, lost: Sequence[Ended]) -> list[Ended]:
-    """Return those of ``lost`` that are, when they may have been settled by a commit whose answer got lost."""
-    spec = plan.spec
-    keys = [one.run.key for one in lost]
-    statement = sa.select(*spec.keys, spec.columns["status"]).where(spec.matches(spec.keys, keys))
-    found = session.execute(statement, bind_arguments=plan.bind)
-    states = {tuple(row[:-1]): row[-1] for row in found}
-    completed = spec.word("completed")
-    if_gone = completed if spec.config.on_complete == "delete" else None
-    lost_indeed = []
-    for one in lost:
-        state = states.get(one.run.key, if_gone)
-        if one.uncertain and state == completed:
-            one.outcome = COMPLETED
-        elif not one.uncertain or state != spec.word(one.outcome.state):
-            lost_indeed.append(one)
-    return lost_indeed
-
-
-def settle_each(
-    session: Session, plan: Plan, ended: Sequence[Ended], *, wait: bool = True
-) -> tuple[list[Ended], list[Ended]]:
-    """Settle runs one by one, so that one that cannot be settled does not hold up the others.
-
-    :return: the runs whose lease had been lost, and those that could not be settled.
-    """
-    lost: list[Ended] = []
-    stuck: list[Ended] = []
-    for one in ended:
-        try:
-            lost += settle_and_commit(session, plan, [one], wait=wait)
-        except DBAPIError as error:
-            session.rollback()
-            if will_pass(error):
-                raise
-            logger.warning("job %s cannot be settled as %s: %s", one.run.key, one.outcome.ending, error)
-            found_lost = _settle_otherwise(session, plan, one, error) if wait else None
-            if found_lost is None:
-                stuck.append(one)
-            else:
-                lost += found_lost
-    return lost, stuck
-
-
-def _settle_otherwise(session: Session, plan: Plan, one: Ended, error: DBAPIError) -> list[Ended] | None:
-    """End a run that the database refuses to end as it did: a success as a failed attempt, an error without its text.
-
-    :return: the run if its lease had been lost; None when it cannot be settled at all.
-    """
-    outcome = plan.judge(error, one.run) if one.outcome is COMPLETED else one.outcome
-    for other in (outcome, replace(outcome, error=None)):
-        one.outcome = other
-        try:
-            return settle_and_commit(session, plan, [one])
-        except DBAPIError as again:
-            session.rollback()
-            if will_pass(again):
-                raise
-    return None
-
-
-def complete_and_commit(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
-    """Commit a handler's writes together with the completion of its jobs, or neither.
-
-    :return: the runs whose lease had been lost; if there is one, everything was rolled back.
-    :raises HandlerMisuseError: when a handler has settled its job itself.
-    """
-    # The fence needs the row: of a job that its handler deletes, it is there until the flush.
-    deleted = [one for one in ended if one.job in session.deleted]
-    with session.no_autoflush:
-        lost = settle(session, plan, deleted)
-    if not lost:
-        session.flush()
-        lost = settle(session, plan, [one for one in ended if not _is_gone(one.job)])
-    if not lost:
-        _commit(session, ended)
-        return lost
-    for one in lost:
-        _refuse_settled(plan, one.job)
-    session.rollback()
-    return lost
-
-
-def _is_gone(job: Any) -> bool:
-    state = sa.inspect(job)
-    return bool(state.deleted or state.was_deleted)
-
-
-def _refuse_settled(plan: Plan, job: Any) -> None:
-    status, running = plan.spec.attributes["status"], plan.spec.word("processing")
-    if job.__dict__.get(status, running) != running:
-        msg = (
-            f"the handler set {type(job).__name__}.{status} itself, and nothing of what it wrote was kept; let it "
-            "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer writes the state"
-        )
-        raise HandlerMisuseError(msg)
 
 
 # -- held batches --------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import logging
 import traceback
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -74,6 +74,18 @@ class StopRequested(Cancel):
 
 COMPLETED = Outcome("completed")
 RELEASED = Outcome("released")
+
+
+@dataclass(slots=True, eq=False)
+class Ended:
+    """A run with its outcome, on the way to being settled."""
+
+    run: Run
+    outcome: Outcome
+    job: Any = None
+    starts: int = 1
+    uncertain: bool = False
+    """A commit was tried: unless its answer arrives, the run may have been settled or not."""
 
 
 def concerns_all(error: BaseException) -> bool:

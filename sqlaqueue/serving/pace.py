@@ -26,10 +26,18 @@ RETENTION = 60.0
 FLUSH_AFTER = 0.05
 """Seconds that a finished run may wait to be settled together with others."""
 
+BLOCKED = 0.1
+"""Seconds after which a handler is so slow that others should have the jobs behind it."""
+
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 3.0
 _IN_HAND = 1.0
 _SHORTEST_PAUSE = 0.05
 _SMOOTHING = 0.2
+
+_ALONE, _AMONG_OTHERS = 0.1, 0.01
+"""Seconds for which one thread or task may work through a claim: where there are others, they could help."""
+
+_QUIET_ENOUGH = 20
 
 
 class Pace:
@@ -55,6 +63,7 @@ class Pace:
         self._together, self._draw = together, draw
         self._failures = 0
         self._duration: float | None = None
+        self._quiet = 0
 
     def claim_size(self) -> int:
         """Return how many jobs to claim: about a second's work, so that none waits here while others are idle.
@@ -69,10 +78,31 @@ class Pace:
         fitting = self._concurrency * _IN_HAND / max(self._duration, 1e-6)
         return max(1, min(self._batch_size, int(max(fitting, self._concurrency))))
 
-    def ended(self, duration: float) -> None:
-        """Note that a handler ran for ``duration`` seconds."""
+    def ended(self, duration: float, *, quiet: bool) -> None:
+        """Note that a handler ran for ``duration`` seconds.
+
+        :param quiet: whether it left no trace in its session.
+        """
         known = duration if self._duration is None else self._duration
         self._duration = known + _SMOOTHING * (duration - known)
+        self._quiet = self._quiet + 1 if quiet else 0
+
+    def at_one_go(self, calls: int) -> float | None:
+        """Return for how many seconds one thread or task should make so many calls by itself; None when it should not.
+
+        Calls in one session and without sharing them with the others are for what is over in a moment. A handler that
+        has left no trace for a while is taken to go on like that.
+        """
+        longest = _ALONE if self._concurrency == 1 else _AMONG_OTHERS
+        if calls == 1:
+            return longest
+        expected = calls * (self._duration or longest)
+        return longest if self._quiet >= min(calls, _QUIET_ENOUGH) and expected <= longest else None
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether handlers take no time, so that to claim is most of the work."""
+        return self._duration is not None and self._duration * self._batch_size <= _ALONE
 
     @property
     def is_slow(self) -> bool:

@@ -16,11 +16,13 @@ from sqlaqueue.config import check_lease
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.serving.awaited import Awaited
+from sqlaqueue.serving.bearings import Bearings
 from sqlaqueue.serving.dispatch import Dispatch
 from sqlaqueue.serving.ledger import Entries
 from sqlaqueue.serving.outcomes import Outcome, judge
 from sqlaqueue.spec import Key, QueueSpec, Run
-from sqlaqueue.statements import claim_statement, worker_name
+from sqlaqueue.statements import claim_statement, settle_statement, worker_name
+from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import SHARED, Within
 from sqlaqueue.strategies.position import by_priority, from_mark, mark_of
 from sqlaqueue.strategies.wake_up_triggers import wakes
@@ -29,6 +31,7 @@ LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
 EXCEPT = "sqlaqueue_except"
 TICKETS = "sqlaqueue_tickets"
+TOKEN = "sqlaqueue_held_token"  # noqa: S105 - the name of a parameter
 
 
 @dataclass(eq=False)
@@ -48,6 +51,9 @@ class Plan:
     """Claims one job that is marked as a suspect; None where rows cannot be marked."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    complete: Any
+    """Ends runs of the claim bound as ``TOKEN`` with success, of the jobs bound as ``KEYS``; None where it takes
+    their instances to do so."""
     takes_all: bool
     """The Consumer serves every job of its queue: what it does not find is not there."""
     options: tuple[Any, ...]
@@ -68,6 +74,8 @@ class Plan:
     suspects: Suspects = field(default_factory=lambda: Suspects())  # noqa: PLW0108 - the class is defined below
     entries: Entries = field(default_factory=Entries)
     """This Consumer's rows in the ledger."""
+    bearings: Bearings = field(default_factory=Bearings)
+    """From where it claims."""
     awaited: Awaited = field(default_factory=Awaited)
     """The jobs for whose end somebody waits."""
     asked: set[Key] = field(default_factory=set)
@@ -77,7 +85,7 @@ class Plan:
 
     def for_a_shift(self) -> Plan:
         """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
-        return replace(self, suspects=Suspects(), awaited=Awaited(), asked=set(), stopping=False)
+        return replace(self, suspects=Suspects(), bearings=Bearings(), awaited=Awaited(), asked=set(), stopping=False)
 
     def units(self, jobs: Sequence[Any]) -> list[list[Any]]:
         """Return claimed jobs in lists for one call of a handler each."""
@@ -96,7 +104,7 @@ class Plan:
         return outcome
 
     def mark_of(self, jobs: Sequence[Any]) -> Mapping[str, Any] | None:
-        """Return the parameters of a ``claim_from`` that goes on where the claim of ``jobs`` ended; None for none."""
+        """Return the parameters of a ``claim_from`` that goes on where that of ``jobs`` ended; None if none can."""
         if self.claim_from is None or not jobs:
             return None
         return mark_of(self.spec, jobs[-1])
@@ -182,6 +190,14 @@ def _check_words(spec: QueueSpec) -> None:
             raise ConfigurationError(msg)
 
 
+def _completion(spec: QueueSpec) -> Any:
+    if not spec.strategy.hands_out_rows:
+        return None
+    keys: sa.BindParameter[Any] = sa.bindparam(KEYS, expanding=len(spec.keys) > 1)
+    statement = settle_statement(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
+    return statement.execution_options(synchronize_session=False)
+
+
 def make_plan(
     model: Any,
     *,
@@ -249,6 +265,7 @@ def make_plan(
         claim_from_aloud=behind and claims(usual, limit, shared, tickets=tickets, within=behind),
         claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
         claim_key=claims(chosen.select.where(is_among(KEYS)), one),
+        complete=_completion(spec),
         takes_all=chosen.entity is spec.model and chosen.select.whereclause is None,
         options=chosen.options,
         worker=worker,

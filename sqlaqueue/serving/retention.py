@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.backoff import seconds
-from sqlaqueue.serving.operations import QUIET
+from sqlaqueue.serving.ending import QUIET
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies.retention import index_name

@@ -11,15 +11,18 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
 from sqlaqueue.mapping import run_of
+from sqlaqueue.serving import ending
 from sqlaqueue.serving import operations as ops
 from sqlaqueue.serving.calls import NO_CALL, Calls
+from sqlaqueue.serving.crew import Crew
+from sqlaqueue.serving.hands import Hand, runs_of
 from sqlaqueue.serving.ledger import Entry
-from sqlaqueue.serving.operations import Ended
-from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Abandoned, Outcome, StopRequested, concerns_all
+from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Abandoned, Ended, Outcome, StopRequested, concerns_all
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.savepoint import Savepoint
 from sqlaqueue.serving.steps import Beside, Do, Handle, Report, Script, Step
 from sqlaqueue.serving.telling import spare_others_and_commit
+from sqlaqueue.serving.traces import is_expired
 from sqlaqueue.spec import Key, Run
 
 if TYPE_CHECKING:
@@ -37,27 +40,23 @@ def _run(job: Any) -> Run:
     return run
 
 
-def _withdraw_asked(plan: Plan, jobs: Sequence[Any]) -> tuple[list[Any], list[Ended]]:
-    """Return the jobs that are to be run, and the ends of those that somebody has cancelled since their claim."""
-    wanted = [job for job in jobs if _run(job).key not in plan.asked]
-    asked = [job for job in jobs if _run(job).key in plan.asked]
-    return wanted, [Ended(_run(job), plan.judge(StopRequested(), _run(job)), job) for job in asked]
-
-
 # -- a transaction holds the batch ---------------------------------------------------------------------------
 
 
-def held_batch(plan: Plan, turn: Turn, suspect: Key | None, calls: Calls) -> Script:
+def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Script:
     """Claim a batch, or one suspect, run it and settle it in the one transaction that holds it."""
+    plan = crew.plan
     if suspect is None:
         look = calls.begin_look()
-        jobs = yield Do(ops.claim, (plan, plan.batch_size))
-        calls.looked(len(jobs), plan.batch_size)
+        jobs, more = yield Do(ops.claim, (plan, plan.batch_size))
+        calls.looked(more=more)
     else:
         look = NO_CALL
-        jobs = yield Do(ops.claim_key, (plan, suspect))
-    runs = [_run(job) for job in jobs]
-    turn.claimed(runs)
+        jobs, more = (yield Do(ops.claim_key, (plan, suspect))), False
+    runs = runs_of(jobs)
+    if jobs:
+        turn.hold(runs)
+    turn.claimed(found=bool(jobs), more=more)
     if not jobs:
         if look.spares_others:
             yield Beside(spare_others_and_commit, (plan, look))
@@ -72,7 +71,7 @@ def held_batch(plan: Plan, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
             yield from _give_up(plan, entry)
             return Report(claimed=len(suspects))
         turn.tell_claimed(runs)
-        ended = yield from _run_held(plan, jobs, runs, entry)
+        ended = yield from _run_held(crew, jobs, entry)
         return (yield from _settle_held(plan, ended, entry))
     except _BatchBroken as broken:
         yield from _give_up(plan, entry)
@@ -86,7 +85,7 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
     try:
         yield Do(ops.settle_held, (plan, ended, entry))
     except DBAPIError as error:
-        if ops.will_pass(error):
+        if ending.will_pass(error):
             raise
         # Such as a deferred constraint, which is checked by the commit: one job must not undo the others for ever.
         yield from _give_up(plan, entry)
@@ -98,63 +97,66 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
     return Report(settled=ended, claimed=len(ended))
 
 
-def _run_held(plan: Plan, jobs: Sequence[Any], runs: Sequence[Run], entry: Entry) -> Generator[Step, Any, list[Ended]]:
+def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, Any, list[Ended]]:
+    plan, starts, ended = crew.plan, entry.deaths + 1, list[Ended]()
     if entry.deaths:
-        runs[0].attempt += entry.deaths
-        if runs[0].attempt > runs[0].max_attempts:
+        run = _run(jobs[0])
+        run.attempt += entry.deaths
+        if run.attempt > run.max_attempts:
             msg = f"the worker died {entry.deaths} times while it ran this job alone"
             died = WorkerDied(msg)
-            return [Ended(runs[0], Outcome("failed", error=f"WorkerDied: {died}", cause=died), jobs[0], entry.deaths)]
-    starts = entry.deaths + 1
-    ended: list[Ended] = []
+            return [Ended(run, Outcome("failed", error=f"WorkerDied: {died}", cause=died), jobs[0], entry.deaths)]
     units = plan.units(jobs)
     while units:
-        unit = units.pop(0)
-        if plan.stopping:
-            ended += [Ended(_run(job), RELEASED, job) for job in unit]
-            continue
-        unit, withdrawn = _withdraw_asked(plan, unit)
-        ended += withdrawn
-        if not unit:
-            continue
-        error = yield from _in_savepoint(plan, unit)
-        if error is not None and not plan.spec.strategy.hands_out_rows:
-            # These are no part of the session, and would be written again with what a failing handler did to them.
-            yield Do(ops.reload, (plan, unit))
-        if error is None or len(unit) == 1 or concerns_all(error):
-            ended += [Ended(_run(job), plan.judge(error, _run(job)), job, starts) for job in unit]
-            continue
-        # One bad job must not take its mates along: each is tried by itself.
-        yield Do(ops.reload, (plan, unit))
-        asked = error.keys if isinstance(error, StopRequested) else ()
-        plan.asked.update(asked)
-        units = [[job] for job in unit] + units
+        hand = Hand(crew, units, ended.append)
+        units = []
+        while not (hand.is_done or plan.stopping):
+            yield from _in_savepoint(plan, hand)
+            unit, error = hand.unit, hand.error
+            if error is not None and not plan.spec.strategy.hands_out_rows:
+                # These are no part of the session, and would be written again with what a failing handler did to them.
+                yield Do(ops.reload, (plan, unit))
+            if error is None or len(unit) == 1 or concerns_all(error):
+                ended += [Ended(_run(job), plan.judge(error, _run(job)), job) for job in unit]
+            else:
+                # One bad job must not take its mates along: each is tried by itself.
+                yield Do(ops.reload, (plan, unit))
+                plan.asked.update(error.keys if isinstance(error, StopRequested) else ())
+                units += [[job] for job in unit]
+            hand.put_down()
+            if hand.first and is_expired(hand.first[0]):
+                yield Do(ops.reload, (plan, [job for unit in hand.left() for job in unit]))
+        ended += [Ended(_run(job), RELEASED, job) for unit in hand.leave_rest() for job in unit]
+    for one in ended:
+        one.starts = starts
     return ended
 
 
-def _in_savepoint(plan: Plan, unit: Sequence[Any]) -> Generator[Step, Any, BaseException | None]:
-    """Run the handler in a savepoint, and return what it raised, or what the database said of what it wrote."""
+def _in_savepoint(plan: Plan, hand: Hand) -> Script:
+    """Make calls of the handler in a savepoint; of what the database says to its writes, the last one has the error."""
     savepoint: Savepoint = yield Do(Savepoint, (plan,))
-    raised: BaseException | None = yield Handle(unit)
-    error = raised
+    hand.savepoint = savepoint
+    yield Handle(hand)
+    raised = hand.error
     try:
-        if error is None:
+        if raised is None:
             try:
                 yield Do(_close, (savepoint, True))
             except HandlerMisuseError:
                 raise
-            except Exception as failed:  # noqa: BLE001 - the flush's or the savepoint's error is the job's
-                error = failed
-        if error is not None:
+            except Exception as failed:
+                if not hand.unit:
+                    raise
+                hand.error = failed  # the flush's or the savepoint's error is the job's
+        if hand.error is not None:
             yield Do(_close, (savepoint, False))
     except HandlerMisuseError as misuse:
         cause = raised if isinstance(raised, Abandoned) else misuse
-        raise _BatchBroken([_run(job) for job in unit], cause) from raised
+        raise _BatchBroken(runs_of(hand.unit), cause) from raised
     except Exception as broken:
         # The transaction was lost while this handler ran, by whatever it did: were nobody blamed, the batch
         # would be claimed and lost again for ever.
-        raise _BatchBroken([_run(job) for job in unit], error or broken) from broken
-    return error
+        raise _BatchBroken(runs_of(hand.unit), hand.error or broken) from broken
 
 
 def _close(_: Session, savepoint: Savepoint, keep: bool) -> None:  # noqa: FBT001 - called positionally by its step
@@ -205,54 +207,128 @@ def _settle_alone(plan: Plan, runs: Sequence[Run], cause: BaseException, entry: 
 # -- leases hold the jobs --------------------------------------------------------------------------------------
 
 
-def leased_unit(plan: Plan, jobs: Sequence[Any]) -> Script:
-    """Run one job, or one batch, whose claim is committed."""
-    jobs, withdrawn = _withdraw_asked(plan, jobs)
-    if not jobs:
-        return Report(unsettled=withdrawn)
-    adopted: list[Any] = yield Do(ops.adopt, (jobs,))
-    error: BaseException | None = yield Handle(adopted)
+def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]) -> Script:
+    """Settle what has ended and claim, in one transaction; run at once what is over in a moment.
+
+    :return: how many jobs were claimed.
+    """
+    plan, limit, look = crew.plan, crew.pace.claim_size(), calls.begin_look()
+    claimed: ops.Claimed = yield Do(ops.settle_and_claim, (plan, finished, limit, look, turn.claims_alone))
+    jobs = claimed.jobs
+    crew.pace.succeeded()
+    if finished:
+        crew.settled(finished, claimed.lost)
+    calls.looked(more=claimed.more)
+    crew.tell_claimed(runs_of(jobs))
+    units = plan.units(jobs)
+    enough = crew.pace.at_one_go(len(units)) if jobs else None
+    if enough is None:
+        yield Do(_expunge)
+        crew.fill(units)
+        turn.claimed(found=bool(jobs), more=claimed.more)
+        return len(jobs)
+    hand = turn.take(units, enough)
+    turn.claimed(found=bool(jobs), more=claimed.more)
+    yield from _run_leased(crew, hand)
+    return len(jobs)
+
+
+def leased_unit(crew: Crew, hand: Hand) -> Script:
+    """Run the jobs in a hand, whose claim is committed and whose instances are detached."""
+    yield Do(_adopt, (hand,))
+    yield from _run_leased(crew, hand)
+
+
+def _adopt(session: Session, hand: Hand) -> None:
+    hand.replace_first(ops.adopt(session, hand.first))
+
+
+def _run_leased(crew: Crew, hand: Hand) -> Script:
+    """Run the jobs in a hand, whose claim is committed and whose instances are in the script's session."""
+    plan, clean = crew.plan, True
+    first = runs_of(hand.first)
+    while clean:
+        yield Handle(hand)
+        if not hand.unit:
+            break
+        report, clean = yield from _conclude(plan, hand.unit, hand.error)
+        crew.report(report)
+        hand.put_down()
+    if plan.suspects.end([run.key for run in first]):
+        crew.look_at_once()
+    if hand.is_done:
+        return
+    if clean:
+        # In time for whoever takes them: they belong to one session at most.
+        yield Do(_expunge)
+        crew.fill(hand.leave_rest())
+        hand.rest_has_left()
+    else:
+        yield from pass_on(crew, hand)
+
+
+def pass_on(crew: Crew, hand: Hand) -> Script:
+    """Give others the jobs that a hand does not come to, while their instances are in a session that is in use."""
+    left = runs_of(job for unit in hand.leave_rest() for job in unit)
+    if left:
+        jobs = yield Beside(ops.load_again, (crew.plan, left))
+        there = {run.key for run in runs_of(jobs)}
+        crew.fill(crew.plan.units(jobs))
+        # Somebody else holds these by now, or has deleted them: to settle them says so.
+        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in left if run.key not in there]))
+        hand.rest_has_left()
+
+
+def _conclude(
+    plan: Plan, jobs: Sequence[Any], error: BaseException | None
+) -> Generator[Step, Any, tuple[Report, bool]]:
+    """End the runs of jobs whose handler has raised, or has left a trace in the session.
+
+    :return: what has been done, and whether the session is as clean as before.
+    """
     if error is None:
-        report, error = yield from _finish(plan, adopted)
-        if report is not None:
-            report.unsettled = [*report.unsettled, *withdrawn]
-            return report
-    yield Do(_rollback)
-    if error is None or len(adopted) == 1 or concerns_all(error):
-        ended = [Ended(_run(job), plan.judge(error, _run(job))) for job in adopted]
-        return Report(unsettled=ended + withdrawn)
+        finished = yield from _finish(plan, jobs)
+        if isinstance(finished, Report):
+            return finished, False
+        error = finished
+    clean = not (yield Do(_undo))
+    if len(jobs) == 1 or concerns_all(error):
+        return Report(unsettled=[Ended(_run(job), plan.judge(error, _run(job))) for job in jobs]), clean
     if isinstance(error, StopRequested):
         plan.asked.update(error.keys)
-    yield Do(ops.reload, (plan, adopted))
+    yield Do(ops.reload, (plan, jobs))
     yield Do(_expunge)
-    return Report(unsettled=withdrawn, apart=adopted)
+    return Report(apart=jobs), False
+
+
+def _undo(session: Session) -> bool:
+    """Undo what a handler did, and return whether there was something."""
+    used = session.in_transaction()
+    session.rollback()
+    return used
 
 
 def _expunge(session: Session) -> None:
     session.expunge_all()
 
 
-def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, tuple[Report | None, BaseException | None]]:
-    """Commit a handler's writes with the completion of its jobs; leave jobs without writes to be settled in bulk.
+def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, Report | BaseException]:
+    """Commit a handler's writes with the completion of its jobs.
 
-    :return: a report when all is said with it, or what the database said of what the handler wrote.
+    :return: a report, or what the database said of what the handler wrote.
     """
-    if not (yield Do(ops.touched)):
-        return None, None
     ended = [Ended(_run(job), COMPLETED, job) for job in jobs]
     try:
-        lost = yield Do(ops.complete_and_commit, (plan, ended))
+        lost = yield Do(ending.complete_and_commit, (plan, ended))
     except Exception as failed:  # noqa: BLE001 - whatever the flush or the commit raises is the job's error
-        if not ops.will_pass(failed):
-            return None, failed
+        if not ending.will_pass(failed):
+            return failed
         yield Do(_rollback)
         if not (isinstance(failed, DBAPIError) and failed.connection_invalidated):
-            return Report(unsettled=[Ended(one.run, RELEASED) for one in ended]), None
+            return Report(unsettled=[Ended(one.run, RELEASED) for one in ended])
         # If it got as far as the commit: was it committed, or not? Whoever settles it looks again.
-        doubtful = [Ended(one.run, plan.judge(failed, one.run), uncertain=one.uncertain) for one in ended]
-        return Report(unsettled=doubtful), None
+        return Report(unsettled=[Ended(one.run, plan.judge(failed, one.run), uncertain=one.uncertain) for one in ended])
     if not lost:
-        return Report(settled=ended), None
+        return Report(settled=ended)
     # A batch is one transaction: the mates of a lost job are rolled back with it, and run again uncounted.
-    mates = [Ended(one.run, RELEASED) for one in ended if one not in lost]
-    return Report(unsettled=mates, lost=lost), None
+    return Report(unsettled=[Ended(one.run, RELEASED) for one in ended if one not in lost], lost=lost)

@@ -1,4 +1,4 @@
-"""The part of a held transaction in which one handler runs: undone by itself, without losing the batch."""
+"""The part of a held transaction in which handlers run: undone by itself, without losing the batch."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.serving.plan import Plan
+from sqlaqueue.serving.traces import touched
 
 _GUARD = "sqlaqueue_guard"
 
@@ -16,7 +17,7 @@ class BatchLost(Exception):
 
 
 class Savepoint:
-    """A savepoint for one call of the handler.
+    """A savepoint for calls of the handler, of which the last one only may leave a trace.
 
     While it is open, the session refuses to commit: the commit would unlock the whole batch, without an error. A
     rollback or close cannot be refused; :meth:`close` finds out.
@@ -35,6 +36,13 @@ class Savepoint:
     def refuses(self) -> bool:
         """Return whether a commit that is under way would end more than a part of the handler's own."""
         return self._open and self._session.get_nested_transaction() in {self._own, None}
+
+    def touched(self) -> bool:
+        """Return whether a handler has left a trace since it was opened, if only by ending what it should not."""
+        session = self._session
+        if session.get_transaction() is not self._root or session.get_nested_transaction() is not self._own:
+            return True
+        return touched(session, self._own)
 
     def close(self, *, keep: bool) -> None:
         """Keep or undo what the handler wrote.

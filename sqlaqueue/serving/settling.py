@@ -7,8 +7,8 @@ from functools import partial
 
 from sqlalchemy import exc
 
-from sqlaqueue.serving import operations as ops
-from sqlaqueue.serving.operations import Ended
+from sqlaqueue.serving import ending
+from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Script
 
@@ -27,11 +27,11 @@ def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
     stuck: list[Ended] = []
     try:
         try:
-            lost = yield Beside(partial(ops.settle_and_commit, wait=wait), (shift.plan, finished))
+            lost = yield Beside(partial(ending.settle_and_commit, wait=wait), (shift.plan, finished))
         except exc.DBAPIError as error:
-            if ops.will_pass(error):
+            if ending.will_pass(error):
                 raise
-            lost, stuck = yield Beside(partial(ops.settle_each, wait=wait), (shift.plan, finished))
+            lost, stuck = yield Beside(partial(ending.settle_each, wait=wait), (shift.plan, finished))
     except Exception:
         crew.give_back(finished)
         raise

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.serving.operations import Ended
+from sqlaqueue.serving.hands import Hand
+from sqlaqueue.serving.outcomes import Ended
 
 S = TypeVar("S")
 
@@ -44,9 +45,9 @@ class InSession:
 
 @dataclass(frozen=True, slots=True)
 class Handle:
-    """Call the handler with these jobs; send what it raised, or None."""
+    """Call the handler for one unit of a hand after the other, until one is to be looked at, or none is to be begun."""
 
-    jobs: Sequence[Any]
+    hand: Hand
 
 
 @dataclass(frozen=True, slots=True)

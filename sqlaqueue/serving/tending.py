@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._version import __version__
 from sqlaqueue.serving import ledger
-from sqlaqueue.serving.operations import QUIET
+from sqlaqueue.serving.ending import QUIET
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.telling import tell_ended
 from sqlaqueue.spec import Key, Run, clock

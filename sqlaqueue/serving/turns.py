@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from sqlaqueue.serving.crew import Crew, runs_of
+from sqlaqueue.serving.crew import Crew
+from sqlaqueue.serving.hands import Hand
 from sqlaqueue.spec import Run
+
+_MOST_CLAIMERS = 2
 
 
 class Turn:
@@ -15,37 +19,55 @@ class Turn:
         self._crew = crew
         self.version = crew.version
         """What this turn's decisions are based on; who rests because of them is woken by anything newer."""
+        self.claims_alone = False
+        """Whether nobody else claims meanwhile."""
         self._claims = False
         self._works_ended = 0
 
-    def to_work(self) -> list[Any]:
-        """Return claimed jobs for one call of the handler; empty when none wait."""
+    def to_work(self) -> Hand | None:
+        """Return claimed jobs for one call of the handler; None when none wait."""
         with self._crew.lock:
             unit = self._crew.next_unit()
-            if unit:
-                self._crew.take_in_hand(self, runs_of(unit))
-            return unit
+            return self.take([unit]) if unit else None
+
+    def take(self, units: Sequence[Sequence[Any]], enough: float | None = None) -> Hand:
+        """Return claimed jobs as what this turn has in hand."""
+        hand = Hand(self._crew, units, self._crew.finish, enough)
+        self._crew.take_in_hand(self, hand.held)
+        return hand
 
     def to_claim(self) -> bool:
-        """Return whether it is this one's turn to claim; not while somebody else does, or has just found something."""
+        """Return whether it is this one's turn to claim.
+
+        Not while somebody else does, unless there is plenty: then the server works for one while another works.
+        """
         crew = self._crew
         with crew.lock:
-            if crew.claiming or crew.has_work:
+            if crew.has_work or crew.claiming >= (_MOST_CLAIMERS if crew.plenty and crew.pace.is_quick else 1):
                 return False
-            crew.claiming = self._claims = True
+            self.claims_alone = crew.claiming == 0
+            crew.claiming += 1
+            self._claims = True
             self._works_ended = crew.works_ended
             return True
 
-    def claimed(self, runs: list[Run]) -> None:
-        """Note what the claim found; if there was something, another one may claim."""
+    def claimed(self, *, found: bool, more: bool) -> None:
+        """Note what a claim has come to: if there was something, another one may claim.
+
+        :param more: whether there may be more, so that several may claim at once.
+        """
         crew = self._crew
         with crew.lock:
-            if not runs:
+            crew.plenty = more
+            if not found:
                 return
-            self._claims = crew.claiming = False
-            if crew.plan.holds_transaction:
-                crew.take_in_hand(self, runs)
+            self._claims = False
+            crew.claiming -= 1
         crew.changed()
+
+    def hold(self, runs: list[Run]) -> None:
+        """Note that this turn's transaction holds jobs."""
+        self._crew.take_in_hand(self, lambda: runs)
 
     def tell_claimed(self, runs: list[Run]) -> None:
         """Announce that jobs are about to be run."""
@@ -57,7 +79,7 @@ class Turn:
         with crew.lock:
             claimed, self._claims = self._claims, False
             if claimed:
-                crew.claiming = False
+                crew.claiming -= 1
             worked = crew.put_down(self)
         if claimed or worked:
             crew.changed()

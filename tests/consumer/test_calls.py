@@ -35,7 +35,7 @@ def hearing(clock: Clock, me: str, *others: str) -> Calls:
     calls.hear(f"here {me}")
     calls.see_ahead([], all_of_them=True)
     calls.begin_look()
-    calls.looked(0, 1)
+    calls.looked(more=False)
     return calls
 
 
@@ -127,14 +127,14 @@ def test_a_look_answers_all_calls(crowd: list[Calls], clock: Clock) -> None:
     tell(crowd, "call 1 1 0")
     tell(crowd, "call 2 1 0")
     assert sorted(crowd[3].begin_look().tickets) == ["1", "2"]
-    crowd[3].looked(0, 1)
+    crowd[3].looked(more=False)
     assert crowd[3].next_look() == clock.now + NET
 
 
 def test_a_full_hand_looks_again(crowd: list[Calls], clock: Clock) -> None:
-    crowd[0].looked(10, 10)
+    crowd[0].looked(more=True)
     assert crowd[0].wants_look()
-    crowd[0].looked(9, 10)
+    crowd[0].looked(more=False)
     assert crowd[0].next_look() == clock.now + NET
 
 
@@ -142,7 +142,7 @@ def test_the_deaf_poll_alone(clock: Clock) -> None:
     calls = Calls("me", lambda: POLL, lambda: None, now=clock)
     assert calls.wants_look(), "it looks at once"
     calls.checked_in(["a", "b"], 0.0)
-    calls.looked(0, 1)
+    calls.looked(more=False)
     assert calls.next_look() == clock.now + POLL
     assert not calls.wants_outlook()
     assert calls.rank == 0, "it tends the queue by itself"
@@ -177,7 +177,7 @@ def test_what_others_say_brings_no_look_forward(clock: Clock) -> None:
     calls.hear(f"call 4711 1 {clock.now + 0.3}")
     calls.hear(taken(1, ["another"]))
     assert calls.begin_look().tickets == []
-    calls.looked(0, 1)
+    calls.looked(more=False)
     assert calls.next_look() == clock.now + 0.3
 
 
@@ -191,7 +191,7 @@ def test_more_of_a_statement_are_asked_for(clock: Clock) -> None:
     calls.see_ahead([clock.now + 1, clock.now + 2], all_of_them=False)
     assert calls.wants_look(), "for what has come due before it was asked"
     calls.begin_look()
-    calls.looked(1, 10)
+    calls.looked(more=False)
     assert calls.next_look() == clock.now + 1
     assert not calls.wants_outlook()
     clock.now += 2

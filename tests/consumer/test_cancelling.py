@@ -60,7 +60,7 @@ def test_a_running_thread_is_marked(supply: Any, strategy: str) -> None:
         assert at_work.acquire(timeout=30)
         assert at_work.acquire(timeout=30)
         ask(bench, succeeds, fails)
-        wait_until(lambda: all(one.asked for one in server.consumer._shift.crew.running()))
+        wait_until(lambda: all(one.asked for one in server.consumer._shift.crew.at_work()))
         go_on.set()
         wait_until(lambda: bench.states() == {"completed": 1, "cancelled": 1})
     assert server.told("cancelled") == [fails]

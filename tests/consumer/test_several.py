@@ -116,7 +116,7 @@ def test_an_error_of_one_ends_the_others_and_is_raised(mixed: Bench, log: pytest
     thread, errors = in_thread(crowd)
     assert started.wait(30)
     wait_until(lambda: all(one._shift is not None for one in crowd.consumers))
-    idle = next(one for one in crowd.consumers if not one._shift.crew.running())
+    idle = next(one for one in crowd.consumers if not one._shift.crew.at_work())
     idle._shift.fail(LookupError("this one is broken"))
     wait_until(lambda: all(one._shift is None or one._shift.plan.stopping for one in crowd.consumers))
     assert thread.is_alive()

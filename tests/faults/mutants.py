@@ -15,10 +15,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue import aio, consumer
-from sqlaqueue.serving import crew, lanes, ledger, operations, plan, runs, savepoint, tending
-from sqlaqueue.serving.crew import Crew, Running
+from sqlaqueue.serving import crew, ending, lanes, ledger, operations, plan, runs, savepoint, tending
+from sqlaqueue.serving.crew import Crew
+from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.ledger import Entries, Entry
-from sqlaqueue.serving.operations import Ended
+from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.steps import Pause, Report, Script
 from sqlaqueue.strategies.update_status import UpdateStatus
 from tests.strategies import mutants as strategies
@@ -116,11 +117,11 @@ def commits_effects_before_the_end() -> None:
 
     def complete_and_commit(session: Any, plan: Any, ended: Sequence[Ended]) -> list[Ended]:
         session.commit()
-        lost = operations.settle(session, plan, ended)
+        lost = ending.settle(session, plan, ended)
         session.commit()
         return lost
 
-    operations.complete_and_commit = complete_and_commit
+    ending.complete_and_commit = complete_and_commit
 
 
 # -- doubts about a commit -------------------------------------------------------------------------------------------
@@ -128,24 +129,24 @@ def commits_effects_before_the_end() -> None:
 
 @mutant
 def does_not_look_again() -> None:
-    operations._look_again = lambda session, plan, lost: list(lost)
+    ending._look_again = lambda session, plan, lost: list(lost)
 
 
 @mutant
 def doubts_nothing() -> None:
-    operations._commit = lambda session, ended: session.commit()
+    ending.commit = operations.commit = lambda session, ended: session.commit()
 
 
 @mutant
 def doubts_what_was_not_committed() -> None:
-    original = operations.complete_and_commit
+    original = ending.complete_and_commit
 
     def complete_and_commit(session: Any, plan: Any, ended: Sequence[Ended]) -> list[Ended]:
         for one in ended:
             one.uncertain = True
         return original(session, plan, ended)
 
-    operations.complete_and_commit = complete_and_commit
+    ending.complete_and_commit = complete_and_commit
 
 
 @mutant
@@ -179,23 +180,27 @@ def keeps_what_it_has_not_begun() -> None:
 
 @mutant
 def runs_its_batch_to_the_end() -> None:
-    original = runs._run_held
+    original = Hand.begin
 
-    def run_held(plan: Any, *arguments: Any) -> Any:
-        return (yield from original(replace(plan), *arguments))
+    def begin(self: Hand) -> Any:
+        stopping, self._plan.stopping = self._plan.stopping, False
+        try:
+            return original(self)
+        finally:
+            self._plan.stopping = stopping
 
-    runs._run_held = run_held
+    Hand.begin = begin
 
 
 @mutant
 def counts_what_it_gave_up() -> None:
-    original = Running.verdict
+    original = Hand._verdict
 
-    def verdict(self: Running, raised: Any, timeout: Any) -> Any:
+    def verdict(self: Hand, raised: Any, now: float) -> Any:
         self.abandoned = False
-        return original(self, raised, timeout)
+        return original(self, raised, now)
 
-    Running.verdict = verdict
+    Hand._verdict = verdict
 
 
 @mutant
@@ -262,7 +267,7 @@ def settles_a_lost_job_by_its_old_token() -> None:
     def settle_alone(session: Any, plan: Any, ended: Ended, entry: Entry) -> Ended | None:
         for job in operations.claim_key(session, plan, ended.run.key):
             again = replace(ended, job=job)
-            operations.settle(session, plan, [again])
+            ending.settle(session, plan, [again])
             operations._leave(session, plan, [again], entry)
             session.commit()
             return again

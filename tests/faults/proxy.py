@@ -24,10 +24,10 @@ _WITHOUT_TYPE = {80877102, 80877103, 80877104}
 _KINDS: list[tuple[Kind, re.Pattern[str]]] = [
     ("settle", re.compile(r"INSERT INTO effect")),
     ("ledger", re.compile(r"INSERT INTO sqlaqueue_ledger")),
+    ("bulk", re.compile(r"^UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
     ("claim", re.compile(r"LIMIT.*SKIP LOCKED", re.DOTALL)),
     ("extend", re.compile(r"UPDATE job SET lease_expires_at")),
     ("rescue", re.compile(r"expired_job")),
-    ("bulk", re.compile(r"UPDATE job SET")),
     ("strike", re.compile(r"DELETE FROM sqlaqueue_ledger")),
 ]
 """The first that is found in a transaction says what it is for."""
@@ -36,7 +36,8 @@ _KINDS: list[tuple[Kind, re.Pattern[str]]] = [
 def kind_of(statements: list[str]) -> Kind:
     """Return what a Consumer's transaction is for.
 
-    ``settle`` commits what a handler did with the end of its run, ``bulk`` the ends of runs that did nothing.
+    ``settle`` commits what a handler did with the end of its run, ``bulk`` the ends of runs that did nothing, mostly
+    with the next claim.
     """
     kinds = (kind for kind, pattern in _KINDS if any(map(pattern.search, statements)))
     return next(kinds, "other")

@@ -1,0 +1,203 @@
+"""Ending runs: what Consumers do in a Session about jobs whose handler has returned.
+
+Plain functions ``operation(session, ...)``, as in :mod:`sqlaqueue.serving.operations`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.serving.outcomes import COMPLETED, Ended
+from sqlaqueue.serving.plan import KEYS, TOKEN, Plan
+from sqlaqueue.serving.telling import tell_ended
+from sqlaqueue.spec import Key
+from sqlaqueue.statements import settle_statement
+from sqlaqueue.strategies import Held
+
+logger = logging.getLogger("sqlaqueue")
+
+QUIET = {"synchronize_session": False}
+"""Consumers settle beside the ORM: nobody looks at the instances any more."""
+
+
+def will_pass(error: BaseException) -> bool:
+    """Return whether trying again is all there is to do: the connection is gone, or the database asks for it.
+
+    It does at a deadlock, and at a conflict under a strict isolation level.
+    """
+    if not isinstance(error, DBAPIError):
+        return False
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    return error.connection_invalidated or state in {"40001", "40P01"}
+
+
+def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
+    """Write how runs ended and return those whose lease had been lost: nothing was changed about them."""
+    lost: list[Ended] = []
+    groups: dict[Any, list[Ended]] = {}
+    for one in ended:
+        outcome = one.outcome
+        alike = (outcome.ending, outcome.delay, outcome.error, one.starts)
+        groups.setdefault(alike, []).append(one)
+    for group in groups.values():
+        settled = _settle_alike(session, plan, group)
+        if not plan.holds_transaction and len(settled) < len(group):
+            lost += [one for one in group if one.run.key not in settled]
+        if group[0].outcome.state != "pending":
+            tell_ended(session, plan, settled)
+    return lost
+
+
+def _settle_alike(session: Session, plan: Plan, group: Sequence[Ended]) -> set[Key]:
+    """End runs that end alike, and return the keys of those that were held."""
+    spec, first = plan.spec, group[0]
+    claims: dict[Any, list[Key]] = {}
+    for one in group:
+        claims.setdefault(one.run.token, []).append(one.run.key)
+    if first.outcome is COMPLETED and plan.complete is not None:
+        settled: set[Key] = set()
+        for token, keys in claims.items():
+            bound = {TOKEN: token, KEYS: spec.bind_keys(keys)}
+            settled |= _keys(plan, session.execute(plan.complete, bound, bind_arguments=plan.bind).scalars())
+        return settled
+    # Only rows that the claim deleted are written anew from their instances.
+    jobs = () if spec.strategy.hands_out_rows else [one.job for one in group]
+    held = Held(list(claims.items()), jobs)
+    statement = settle_statement(spec, held, first.outcome.settlement(first.starts))
+    return _keys(plan, session.execute(statement, execution_options=QUIET, bind_arguments=plan.bind).scalars())
+
+
+def _keys(plan: Plan, found: Iterable[Any]) -> set[Key]:
+    return set(found) if len(plan.spec.keys) > 1 else {(key,) for key in found}
+
+
+def settle_and_commit(session: Session, plan: Plan, ended: Sequence[Ended], *, wait: bool = True) -> list[Ended]:
+    """Settle runs in a transaction of their own and return those whose lease had been lost.
+
+    :param wait: whether to wait for rows that somebody has locked for more than a moment.
+    """
+    if not wait:
+        session.execute(sa.text("SET LOCAL lock_timeout = '500ms'"), bind_arguments=plan.bind)
+    lost = settle_surely(session, plan, ended)
+    commit(session, ended)
+    return lost
+
+
+def settle_surely(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
+    """The same as :func:`settle`, and look again at runs of which an earlier commit left the end in doubt."""
+    lost = settle(session, plan, ended)
+    return _look_again(session, plan, lost) if any(one.uncertain for one in lost) else lost
+
+
+def commit(session: Session, ended: Sequence[Ended]) -> None:
+    """Commit what ends runs; should its answer not arrive, their end is in doubt."""
+    # Not before: what failed on the way to the commit was surely not settled, and by now may be by somebody else.
+    for one in ended:
+        one.uncertain = True
+    session.commit()
+
+
+def _look_again(session: Session, plan: Plan, lost: Sequence[Ended]) -> list[Ended]:
+    """Return those of ``lost`` that are, when they may have been settled by a commit whose answer got lost."""
+    spec = plan.spec
+    keys = [one.run.key for one in lost]
+    statement = sa.select(*spec.keys, spec.columns["status"]).where(spec.matches(spec.keys, keys))
+    found = session.execute(statement, bind_arguments=plan.bind)
+    states = {tuple(row[:-1]): row[-1] for row in found}
+    completed = spec.word("completed")
+    if_gone = completed if spec.config.on_complete == "delete" else None
+    lost_indeed = []
+    for one in lost:
+        state = states.get(one.run.key, if_gone)
+        if one.uncertain and state == completed:
+            one.outcome = COMPLETED
+        elif not one.uncertain or state != spec.word(one.outcome.state):
+            lost_indeed.append(one)
+    return lost_indeed
+
+
+def settle_each(
+    session: Session, plan: Plan, ended: Sequence[Ended], *, wait: bool = True
+) -> tuple[list[Ended], list[Ended]]:
+    """Settle runs one by one, so that one that cannot be settled does not hold up the others.
+
+    :return: the runs whose lease had been lost, and those that could not be settled.
+    """
+    lost: list[Ended] = []
+    stuck: list[Ended] = []
+    for one in ended:
+        try:
+            lost += settle_and_commit(session, plan, [one], wait=wait)
+        except DBAPIError as error:
+            session.rollback()
+            if will_pass(error):
+                raise
+            logger.warning("job %s cannot be settled as %s: %s", one.run.key, one.outcome.ending, error)
+            found_lost = _settle_otherwise(session, plan, one, error) if wait else None
+            if found_lost is None:
+                stuck.append(one)
+            else:
+                lost += found_lost
+    return lost, stuck
+
+
+def _settle_otherwise(session: Session, plan: Plan, one: Ended, error: DBAPIError) -> list[Ended] | None:
+    """End a run that the database refuses to end as it did: a success as a failed attempt, an error without its text.
+
+    :return: the run if its lease had been lost; None when it cannot be settled at all.
+    """
+    outcome = plan.judge(error, one.run) if one.outcome is COMPLETED else one.outcome
+    for other in (outcome, replace(outcome, error=None)):
+        one.outcome = other
+        try:
+            return settle_and_commit(session, plan, [one])
+        except DBAPIError as again:
+            session.rollback()
+            if will_pass(again):
+                raise
+    return None
+
+
+def complete_and_commit(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
+    """Commit a handler's writes together with the completion of its jobs, or neither.
+
+    :return: the runs whose lease had been lost; if there is one, everything was rolled back.
+    :raises HandlerMisuseError: when a handler has settled its job itself.
+    """
+    # The fence needs the row: of a job that its handler deletes, it is there until the flush.
+    deleted = [one for one in ended if one.job in session.deleted]
+    with session.no_autoflush:
+        lost = settle(session, plan, deleted)
+    if not lost:
+        session.flush()
+        lost = settle(session, plan, [one for one in ended if not _is_gone(one.job)])
+    if not lost:
+        commit(session, ended)
+        return lost
+    for one in lost:
+        _refuse_settled(plan, one.job)
+    session.rollback()
+    return lost
+
+
+def _is_gone(job: Any) -> bool:
+    state = sa.inspect(job)
+    return bool(state.deleted or state.was_deleted)
+
+
+def _refuse_settled(plan: Plan, job: Any) -> None:
+    status, running = plan.spec.attributes["status"], plan.spec.word("processing")
+    if job.__dict__.get(status, running) != running:
+        msg = (
+            f"the handler set {type(job).__name__}.{status} itself, and nothing of what it wrote was kept; let it "
+            "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer writes the state"
+        )
+        raise HandlerMisuseError(msg)

@@ -1,0 +1,178 @@
+"""What one thread or task has in hand: claimed jobs on their way through the handler, in one session. No I/O.
+
+A session for every job costs more than many a job. A handler that leaves no trace in its session leaves it as good as
+new, so the next job can be run in it too. The first that does leave one ends that: its writes are committed with the
+end of its run, and what is left goes on elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from sqlalchemy.orm import Session
+
+from sqlaqueue.exc import JobTimeout
+from sqlaqueue.mapping import run_of
+from sqlaqueue.serving.outcomes import COMPLETED, Abandoned, Ended, StopRequested
+from sqlaqueue.serving.traces import is_expired, left_trace
+from sqlaqueue.spec import Key, Run
+
+if TYPE_CHECKING:
+    from sqlaqueue.serving.crew import Crew
+    from sqlaqueue.serving.savepoint import Savepoint
+
+
+def runs_of(jobs: Iterable[Any]) -> list[Run]:
+    """Return the runs for which claims handed out ``jobs``."""
+    return [run for job in jobs if (run := run_of(job)) is not None]
+
+
+class Hand:
+    """Claimed jobs for one call of the handler after the other.
+
+    Its thread or task takes unit after unit out of it, while the keeper looks on: what both need is changed under the
+    crew's lock.
+
+    :param units: the jobs, in lists for one call of the handler each.
+    :param ended: is told of each run that ends without a trace.
+    :param enough: the seconds after which no further unit is begun.
+    """
+
+    def __init__(
+        self, crew: Crew, units: Iterable[Sequence[Any]], ended: Callable[[Ended], object], enough: float | None = None
+    ) -> None:
+        self._crew, self._plan, self._ended = crew, crew.plan, ended
+        self._units, self._leaving = deque(units), list[Sequence[Any]]()
+        self._until = None if enough is None else time.monotonic() + enough
+        self.unit: Sequence[Any] = ()
+        """The jobs of the call that is under way, or has ended in a way that its lane must look at."""
+        self.error: BaseException | None = None
+        """What that call came to."""
+        self.savepoint: Savepoint | None = None
+        """By what the handler's writes are undone, where the transaction holds more than its own jobs."""
+        self.started = 0.0
+        self.timed_out = self.abandoned = False
+        self.asked: set[Key] = set()
+        """Which jobs of the call somebody asked to stop."""
+        self.interrupt: Callable[[], object] = lambda: None
+        """Ends the call early, where that can be done: it cancels the task of an AsyncConsumer."""
+
+    # -- one call after the other --------------------------------------------------------------------------------
+
+    def begin(self) -> Any:
+        """Return the argument for the next call of the handler; None when there is none to make now."""
+        plan = self._plan
+        with self._crew.lock:
+            while self._units and not self.unit and not plan.stopping:
+                now = time.monotonic()
+                if self._until is not None and now > self._until:
+                    return None
+                unit = self._units.popleft()
+                if plan.asked:
+                    unit = self._without_asked(unit)
+                if unit:
+                    self.unit, self.error, self.started, self.timed_out = unit, None, now, False
+                    return list(unit) if plan.batch else unit[0]
+        return None
+
+    def _without_asked(self, unit: Sequence[Any]) -> Sequence[Any]:
+        """Return a unit without the jobs that somebody has cancelled since their claim: those have ended."""
+        wanted = []
+        for job, run in zip(unit, runs_of(unit), strict=True):
+            if run.key in self._plan.asked:
+                self._ended(Ended(run, self._plan.judge(StopRequested(), run), job))
+            else:
+                wanted.append(job)
+        return wanted
+
+    def end(self, raised: BaseException | None, session: Session) -> bool:
+        """Note that the call has returned or raised; return whether that is all, and the next one can be made.
+
+        :param session: the one that the handler was given.
+        """
+        crew, unit = self._crew, self.unit
+        if self.savepoint is None:
+            trace = left_trace(session, unit[0])
+        else:
+            trace = self.savepoint.touched() or is_expired(unit[0])
+        with crew.lock:
+            now = time.monotonic()
+            error = self._verdict(raised, now)
+            quiet = error is None and not trace
+            crew.pace.ended((now - self.started) / max(1, len(unit)), quiet=not trace)
+            if quiet:
+                for job, run in zip(unit, runs_of(unit), strict=True):
+                    self._ended(Ended(run, COMPLETED, job))
+                self.put_down()
+            else:
+                self.error = error
+        return quiet
+
+    def _verdict(self, raised: BaseException | None, now: float) -> BaseException | None:
+        """Return what the call came to, given what it raised and what happened to it meanwhile."""
+        timeout = self._plan.timeout
+        if self.abandoned:
+            return Abandoned()
+        if timeout is not None and (self.timed_out or now - self.started > timeout):
+            return JobTimeout(f"the handler ran for longer than {timeout:g} seconds")
+        if self.asked and raised is not None:
+            return StopRequested(frozenset(self.asked))
+        return raised
+
+    def time_left(self) -> float | None:
+        """Return the seconds until the call under way runs into the Consumer's timeout; None when there is none."""
+        timeout = self._plan.timeout
+        if timeout is None:
+            return None
+        return max(0.0, self.started + timeout - time.monotonic()) if self.unit else timeout
+
+    def put_down(self) -> None:
+        """Let go of the jobs of the last call: their runs have ended, or go on elsewhere."""
+        self.unit = ()
+        if self.asked:
+            self.asked = set()
+
+    # -- what is left ------------------------------------------------------------------------------------------
+
+    def held(self) -> list[Run]:
+        """Return the runs that are in this hand."""
+        with self._crew.lock:
+            return [run for unit in (self.unit, *self._leaving, *self._units) for run in runs_of(unit)]
+
+    @property
+    def first(self) -> Sequence[Any]:
+        """The jobs of the next call."""
+        return self._units[0] if self._units else ()
+
+    def replace_first(self, jobs: Sequence[Any]) -> None:
+        """Take other instances of the same jobs instead."""
+        self._units[0] = jobs
+
+    def left(self) -> list[Sequence[Any]]:
+        """Return the units that are left."""
+        return list(self._units)
+
+    def leave_rest(self) -> list[Sequence[Any]]:
+        """Begin no more of the units that are left, and return them; they stay in hand until :meth:`rest_has_left`."""
+        with self._crew.lock:
+            units = list(self._units)
+            self._leaving += units
+            self._units.clear()
+            return units
+
+    def rest_has_left(self) -> None:
+        """Note that others have what was left."""
+        with self._crew.lock:
+            self._leaving.clear()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no unit is left."""
+        return not self._units
+
+    def is_blocked(self, now: float, patience: float) -> bool:
+        """Whether units wait behind a call that takes longer than expected."""
+        return bool(self.unit and self._units) and now - self.started > patience

@@ -1,0 +1,32 @@
+"""Whether a handler has left a trace in its session, so that its run ends with a commit of its own. No I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session, SessionTransaction
+from sqlalchemy.orm.attributes import instance_state
+
+
+def left_trace(session: Session, job: Any) -> bool:
+    """Return whether a handler has used a session that was clean: it may have read or written something.
+
+    :param job: one of its jobs.
+    """
+    # Adding, deleting or changing an instance begins a transaction as well, so most handlers are done with here.
+    if session.in_transaction():
+        return touched(session, session.get_transaction())
+    # It may have committed, rolled back or closed the session.
+    return is_expired(job) or instance_state(job).detached
+
+
+def touched(session: Session, transaction: SessionTransaction | None) -> bool:
+    """Return whether there is something to flush, or the transaction has been to the database."""
+    if session.new or session.dirty or session.deleted:
+        return True
+    return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - asking by session.connection() would begin one
+
+
+def is_expired(job: Any) -> bool:
+    """Return whether a job is no longer as it was loaded, and neither are those that share its session."""
+    return instance_state(job).expired

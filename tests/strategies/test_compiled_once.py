@@ -1,0 +1,77 @@
+"""Statements are compiled once: their keys for SQLAlchemy's cache are there, and alike from call to call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, extend, fail, requeue, rescue, retry
+from sqlaqueue.serving.plan import Plan, make_plan
+
+STATEMENTS = ["claim", "claim_aloud", "claim_from", "claim_from_aloud", "claim_suspect", "claim_key", "complete"]
+VERBS: dict[str, Callable[[Any], Any]] = {
+    "complete": complete,
+    "retry": retry,
+    "fail": lambda jobs: fail(jobs, error="why"),
+    "extend": extend,
+    "cancel": cancel,
+    "requeue": requeue,
+}
+
+pytestmark = pytest.mark.everywhere
+
+
+def make_model(strategy: str) -> Any:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(
+            strategy=strategy.removesuffix("-own"), columns={"status": None} if strategy.endswith("-own") else {}
+        )
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    return Job
+
+
+@pytest.fixture(params=["update_status", "batch_select", "delete_returning", "delete_returning-own"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return make_model(request.param)
+
+
+def plan_of(model: Any) -> Plan:
+    return make_plan(model, batch_size=10, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False)
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_what_a_consumer_executes(model: Any, name: str) -> None:
+    statement, again = getattr(plan_of(model), name), getattr(plan_of(model), name)
+    if statement is not None:
+        assert statement._generate_cache_key() is not None
+        assert statement._generate_cache_key() == again._generate_cache_key()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_verbs(model: Any, verb: str, engine: sa.Engine) -> None:
+    model.metadata.create_all(engine)
+    try:
+        with Session(engine) as session:
+            session.add_all(model() for _ in range(4))
+            session.flush()
+            jobs = session.scalars(claim(model, 4)).all()
+            keys = [VERBS[verb](some)._generate_cache_key() for some in (jobs[:2], jobs[2:])]
+            assert keys[0] is not None
+            assert keys[0] == keys[1]
+    finally:
+        model.metadata.drop_all(engine)
+
+
+def test_rescue() -> None:
+    statement = rescue(make_model("update_status"))
+    assert statement._generate_cache_key() is not None

@@ -26,8 +26,7 @@ from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.outlook import coming
-from sqlaqueue.strategies.position import Within as Within  # noqa: PLC0414 - part of the contract
-from sqlaqueue.strategies.position import by_priority, first_by_priority, first_of
+from sqlaqueue.strategies.position import Within as Within  # noqa: PLC0414 - part of the contract, exported here
 from sqlaqueue.strategies.retention import attach_retention, oldest_first
 from sqlaqueue.strategies.rights import Right, rights_of_a_consumer
 from sqlaqueue.strategies.surveying import survey_of
@@ -309,26 +308,6 @@ class ClaimStrategy:
         due = spec.due(None if run_at is None else scanned.c[run_at.key])
         part = () if within is None else (within(order),)
         return waiting.where(*due, *part).order_by(*order).limit(limit)
-
-    @classmethod
-    def take(
-        cls,
-        spec: QueueSpec,
-        waiting: AnySelect,
-        scanned: sa.FromClause,
-        limit: Any,
-        within: Within | None,
-        *others: sa.FromClause,
-    ) -> sa.CTE:
-        """Return the best due rows of ``waiting``, locked with ``others``, for statements that look rows up by keys."""
-
-        def lock(rows: AnySelect) -> AnySelect:
-            return cls.lock(spec, rows, *others)
-
-        if within is by_priority and spec.has("priority"):
-            return first_by_priority(spec, waiting, scanned, limit, lock).cte("picked")
-        due = cls.best(spec, waiting, scanned, limit, within)
-        return first_of(spec, due, scanned, limit, lock).cte("picked")
 
     @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:

@@ -18,6 +18,7 @@ from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Within
 from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.position import take
 
 
 class BatchSelect(ClaimStrategy):
@@ -46,7 +47,7 @@ class BatchSelect(ClaimStrategy):
     ) -> AnySelect:
         """Lock the best waiting rows; the lock is the claim."""
         waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-        picked = self.take(spec, waiting, spec.table, limit, within)
+        picked = take(self, spec, waiting, spec.table, limit=limit, within=within)
         return self.in_claim_order(spec, self.once_each(spec, candidates, picked))
 
     def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:

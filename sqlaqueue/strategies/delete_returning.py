@@ -28,6 +28,7 @@ from sqlaqueue.strategies.indexes import object_name
 from sqlaqueue.strategies.message_triggers import message_triggers
 from sqlaqueue.strategies.outlook import coming
 from sqlaqueue.strategies.own_message import OwnMessage
+from sqlaqueue.strategies.position import take
 
 MESSAGES = "messages"
 
@@ -86,7 +87,7 @@ class DeleteReturning(ClaimStrategy):
             # them, and look for those first, in a table that may hold millions of finished jobs.
             sa.case((spec.in_state("pending"), sa.true())),
         )
-        picked = self.take(spec, waiting, messages, limit, within, messages)
+        picked = take(self, spec, waiting, messages, messages, limit=limit, within=within)
         consumed = (
             sa.delete(messages)
             .where(self.same_key(spec, [messages.c[key.key] for key in spec.keys], picked))

@@ -23,6 +23,7 @@ from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.position import take
 from sqlaqueue.strategies.retention import attach_to_dead_letters, oldest_first
 from sqlaqueue.strategies.rights import Right, everything
 from sqlaqueue.strategies.surveying import SHOWN, labelled_keys
@@ -72,7 +73,7 @@ class OwnMessage(ClaimStrategy):
         within: Within | None = None,
     ) -> AnySelect:
         """Lock the best rows, delete them and return them."""
-        picked = self.take(spec, self.pick(spec, candidates, *spec.keys), spec.table, limit, within)
+        picked = take(self, spec, self.pick(spec, candidates, *spec.keys), spec.table, limit=limit, within=within)
         claimed = (
             sa.delete(spec.table)
             .where(self.same_key(spec, spec.keys, picked))

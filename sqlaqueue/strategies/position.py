@@ -17,7 +17,7 @@ rows than are to be claimed, it would read all that are due and sort them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
@@ -25,6 +25,9 @@ from sqlalchemy.sql.selectable import Lateral, NamedFromClause, SelectBase
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.spec import QueueSpec, clock
+
+if TYPE_CHECKING:
+    from sqlaqueue.strategies.base import ClaimStrategy
 
 Within = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
 """Makes a condition on the columns of the claim order, as they are called in the table that a claim scans."""
@@ -60,7 +63,7 @@ def _each(rows: SelectBase, name: str) -> _Each:
     return _Each._construct(rows.self_group(), name=name)  # noqa: SLF001 - lateral() makes no other class
 
 
-def by_priority(order: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+def by_priority(_: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
     """Narrow nothing: as ``within``, this asks a strategy to take one priority after the other.
 
     A strategy that does not know of it scans the claim order from its head, with the same result.
@@ -97,7 +100,31 @@ def mark_of(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
     return {f"{MARK}_{number}": value for number, value in enumerate(values)}
 
 
-def first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:
+def take(
+    strategy: ClaimStrategy,
+    spec: QueueSpec,
+    waiting: AnySelect,
+    scanned: sa.FromClause,
+    *others: sa.FromClause,
+    limit: Any,
+    within: Within | None,
+) -> sa.CTE:
+    """Return the best due rows of ``waiting``, locked with ``others`` as ``strategy`` locks and orders them.
+
+    The planner expects one row, or a few. So what is joined to them is looked up by its key, in a small table as in a
+    large one.
+    """
+
+    def lock(rows: AnySelect) -> AnySelect:
+        return strategy.lock(spec, rows, *others)
+
+    if within is by_priority and spec.has("priority"):
+        return _first_by_priority(spec, waiting, scanned, limit, lock).cte("picked")
+    best = strategy.best(spec, waiting, scanned, limit, within)
+    return _first_of(spec, best, scanned, limit, lock).cte("picked")
+
+
+def _first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:
     """Return the first ``limit`` of ``rows``, locked, in the order that ``scanned`` knows of them."""
     order = [scanned.c[column.key] for column in spec.claim_order]
     # What is LATERAL is planned as if all of its rows were fetched; else the planner prefers for a few of them what it
@@ -108,7 +135,9 @@ def first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: An
     return _few(each, limit, start.join(each, sa.true()))
 
 
-def first_by_priority(spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:
+def _first_by_priority(
+    spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock
+) -> AnySelect:
     """Return the first ``limit`` due rows of ``waiting``, locked, from one priority of ``scanned`` after the other.
 
     The rows of a priority are looked for when those of the ones before were not enough, and locked as they are found.
@@ -187,9 +216,9 @@ def _up_to(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], level: Any) 
 def _sorted(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any) -> AnySelect:
     """Return the first ``limit`` of ``rows``, which the server finds by walking along the index of their order.
 
-    Of a LIMIT whose number it does not see, the planner expects a tenth of the rows, and for a tenth of them it does not
-    read and sort all. A tenth of a few rows it takes for all of them, though. So each row is joined to a single one, of
-    which it believes that there are a thousand.
+    Of a LIMIT whose number it does not see, the planner expects a tenth of the rows, and for a tenth of them it does
+    not read and sort all. A tenth of a few rows it takes for all of them, though. So each row is joined to a single
+    one, of which it believes that there are a thousand.
     """
     thousand = _series(sa.select(_ONE).scalar_subquery(), "sqlaqueue_thousand")
     limit = sa.select(limit).scalar_subquery()
@@ -203,14 +232,12 @@ def _series(end: Any, name: str) -> sa.TableValuedAlias:
 
 
 def _few(each: sa.FromClause, limit: Any, source: sa.FromClause) -> AnySelect:
-    """Return up to ``limit`` rows of ``source`` with the columns of ``each``.
+    """Return up to ``limit`` rows of ``source`` with the columns of ``each``, under a condition that holds for all.
 
-    The planner does not know that the condition holds for every row, and expects one or a few. So what is joined to them
-    is looked up by its key, in a small table as in a large one.
+    Of the condition the planner knows nothing, so it expects one row in a hundred or two.
     """
     one = sa.literal_column("1", sa.Integer()).label("sqlaqueue_one")
     found = sa.select(*each.c, one).select_from(source).limit(limit)
     rows = found.subquery("sqlaqueue_found")
-    return sa.select(*(column for column in rows.c if column is not rows.c.sqlaqueue_one)).where(
-        rows.c.sqlaqueue_one == _ONE
-    )
+    *columns, all_ones = rows.c
+    return sa.select(*columns).where(all_ones == _ONE)

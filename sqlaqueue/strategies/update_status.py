@@ -24,6 +24,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.position import take
 
 
 class UpdateStatus(ClaimStrategy):
@@ -61,7 +62,7 @@ class UpdateStatus(ClaimStrategy):
     ) -> AnySelect:
         """Lock the best waiting rows and mark them as processing in one statement."""
         waiting = self.pick(spec, candidates, *spec.keys).where(spec.in_state("pending"))
-        picked = self.take(spec, waiting, spec.table, limit, within)
+        picked = take(self, spec, waiting, spec.table, limit=limit, within=within)
         claimed = (
             sa.update(spec.table)
             .where(self.same_key(spec, spec.keys, picked))

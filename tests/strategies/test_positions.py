@@ -1,0 +1,172 @@
+"""Where a Consumer's claim begins: at the head, one priority after the other, or at a mark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Session, load_only, mapped_column
+
+from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue.serving.plan import EXCEPT, LIMIT, make_plan
+from sqlaqueue.strategies import ClaimStrategy, find_strategy
+from sqlaqueue.strategies.existing_messages import ExistingMessages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from sqlaqueue.serving.plan import Plan
+    from tests.servers import Database
+
+HOUR = timedelta(hours=1)
+NOW = datetime.now(UTC)
+
+
+class Order(NamedTuple):
+    """What jobs are ordered by: each of the columns is present, missing, or may be null."""
+
+    priority: str = "present"
+    run_at: str = "present"
+
+
+ORDERS = [Order(*each) for each in product(("present", "missing", "nullable"), repeat=2)]
+STRATEGIES: dict[str, tuple[str, dict[str, str | None]]] = {
+    "update_status": ("update_status", {}),
+    "batch_select": ("batch_select", {}),
+    "delete_returning": ("delete_returning", {}),
+    "own_message": ("delete_returning", {"status": None}),
+}
+
+
+def make_model(strategy: str | ClaimStrategy, columns: Mapping[str, str | None], order: Order) -> Any:
+    roles = {role: None if kind == "missing" else f"my_{role}" for role, kind in order._asdict().items()}
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(strategy=strategy, columns={**columns, **roles})
+        tenant = mapped_column(sa.String(5), primary_key=True)
+        number = mapped_column("my number", sa.Integer(), primary_key=True, autoincrement=False)
+        if order.priority != "missing":
+            my_priority = mapped_column("my priority", sa.SmallInteger(), nullable=order.priority == "nullable")
+        if order.run_at != "missing":
+            my_run_at = mapped_column(sa.DateTime(timezone=True), nullable=order.run_at == "nullable")
+
+    return Job
+
+
+def values_of(order: Order) -> Iterator[dict[str, Any]]:
+    """All combinations of priorities and times, and a priority with nothing that is due."""
+    priorities = {"present": [2, -1, 0], "nullable": [2, None, -1, 0], "missing": [None]}[order.priority]
+    times = [NOW - HOUR, NOW - 2 * HOUR, NOW + HOUR]
+    times = {"present": times, "nullable": [*times, None], "missing": [None]}[order.run_at]
+    combinations = [*product(priorities, times)]
+    if order == ORDERS[0]:
+        combinations.append((-7, NOW + HOUR))
+    for priority, run_at in combinations:
+        values = {"my_priority": priority, "my_run_at": run_at}
+        yield {name: value for name, value in values.items() if getattr(order, name[3:]) != "missing"}
+
+
+class Queue:
+    def __init__(self, engine: sa.Engine, model: Any) -> None:
+        self.engine, self.model = engine, model
+        model.metadata.create_all(engine)
+        self.plan: Plan = make_plan(
+            model, batch_size=1, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
+        )
+
+    def claimed(self, n: int, mark: Mapping[str, Any] | None = None) -> list[Any]:
+        """Return what a Consumer would claim."""
+        parameters = {LIMIT: n, **(mark or {})}
+        if self.plan.claim_suspect is None:
+            parameters[EXCEPT] = []
+        with Session(self.engine) as session:
+            jobs = (
+                session.execute(self.plan.claim if mark is None else self.plan.claim_from, parameters).scalars().all()
+            )
+            session.expunge_all()
+            return list(jobs)
+
+
+def position(job: Any) -> tuple[Any, ...]:
+    """Return where a job stands in the claim order; what is missing comes last."""
+    parts = [getattr(job, name, 0) for name in ("my_priority", "my_run_at")]
+    return (*((part is None, part) for part in parts), job.tenant, job.number)
+
+
+def key(job: Any) -> tuple[Any, ...]:
+    return job.tenant, job.number
+
+
+@pytest.fixture
+def engine(database: Database) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(database.url())
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_claims_take_the_claim_order_from_where_they_begin(engine: sa.Engine, name: str, order: Order) -> None:
+    queue = Queue(engine, make_model(*STRATEGIES[name], order))
+    with Session(engine) as session:
+        every = [values for values in values_of(order) for _ in range(3)]
+        session.add_all([queue.model(tenant="ba"[i % 2], number=i, **values) for i, values in enumerate(every)])
+        session.commit()
+        jobs = session.scalars(sa.select(queue.model)).all()
+    due = sorted((job for job in jobs if (getattr(job, "my_run_at", None) or NOW) <= NOW), key=position)
+    for n in (1, 4, len(due), len(due) + 1):
+        assert [key(job) for job in queue.claimed(n)] == [key(job) for job in due[:n]]
+    for at, job in enumerate(queue.claimed(len(due))):
+        mark = queue.plan.mark_of([due[0], job])
+        assert (mark is None) == (None in {getattr(job, name, 0) for name in ("my_priority", "my_run_at")})
+        if mark is None:
+            continue
+        level = getattr(job, "my_priority", 0)
+        rest = [other for other in due[at:] if getattr(other, "my_priority", 0) == level]
+        rest = [other for other in rest if getattr(other, "my_run_at", 0) is not None]
+        for n in (2, len(due)):
+            assert [key(other) for other in queue.claimed(n, mark)] == [key(other) for other in rest[:n]]
+
+
+def test_a_job_that_is_not_wholly_loaded_is_no_mark(engine: sa.Engine) -> None:
+    model = make_model("update_status", {}, Order())
+    queue = Queue(engine, model)
+    with Session(engine) as session:
+        session.add(model(tenant="a", number=1, my_priority=0, my_run_at=NOW))
+        session.commit()
+        job = session.scalars(sa.select(model).options(load_only(model.tenant))).one()
+        assert queue.plan.mark_of([job]) is None
+    assert queue.plan.mark_of([]) is None
+
+
+@pytest.mark.once
+def test_a_strategy_has_to_say_that_it_takes_positions() -> None:
+    """Messages of an application have an order of their own, and of other packages' strategies nothing is known."""
+    assert not ClaimStrategy.takes_positions
+    assert not ExistingMessages.takes_positions
+    assert all(find_strategy(name).takes_positions for name, _ in STRATEGIES.values())
+
+
+@pytest.mark.once
+def test_a_claim_of_a_strategy_without_positions_is_the_plain_one() -> None:
+    class ByLock(ClaimStrategy):
+        name = "by_lock"
+        holds_transaction = True
+
+        def claim(self, spec: Any, candidates: Any, limit: Any, *, lease: Any, worker: Any, within: Any = None) -> Any:
+            assert within is None
+            waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
+            rows = self.best(spec, waiting, spec.table, limit, within)
+            return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
+
+    model = make_model(ByLock(), {}, Order())
+    plan = make_plan(model, batch_size=1, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False)
+    assert plan.claim_from is plan.claim_from_aloud is None
+    assert plan.mark_of([model(tenant="a", number=1, my_priority=0, my_run_at=NOW)]) is None

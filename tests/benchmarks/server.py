@@ -108,7 +108,7 @@ def bench_server(version: int | None = None, *, durable: bool = True, more: str 
     (chosen,) = [version] if version else servers.choose_versions("newest", installed)
     port = _free_port()
     with tempfile.TemporaryDirectory(prefix="sqlaqueue-bench-", dir="/tmp") as home:
-        servers._give_away(Path(home))
+        servers.give_away(Path(home))
         programs = servers._usable(installed[chosen], Path(home))
         more = more if durable else f"{more}\nfsync = off\nfull_page_writes = off"
         settings = f"{SETTINGS}port = {port}\n{more}\n"

@@ -43,7 +43,15 @@ async def nothing(hands: Any, job: Any) -> None:
 class Bench:
     """A database with the queue of one strategy, to be worked on by Consumers of one colour."""
 
-    def __init__(self, database: Database, strategy: str, colour: str = "sync", *, notify: bool = True) -> None:
+    def __init__(
+        self,
+        database: Database,
+        strategy: str,
+        colour: str = "sync",
+        *,
+        notify: bool = True,
+        engine: sa.Engine | None = None,
+    ) -> None:
         self.database, self.strategy, self.colour = database, strategy, colour
         self.models = models(strategy, notify=notify)
         self.Job, self.Owner, self.Effect = self.models.job, self.models.owner, self.models.effect
@@ -51,7 +59,7 @@ class Bench:
         """Whether an open transaction holds claimed jobs, not a lease."""
         self.has_status = strategy != "own_message"
         # No pool: what the tests of a lost database do to connections must not be seen here.
-        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
+        self.engine = engine or sa.create_engine(database.url(), poolclass=sa.NullPool)
         self.sessions = sessionmaker(self.engine)
 
     # -- the tables ------------------------------------------------------------------------------------------

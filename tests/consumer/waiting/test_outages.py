@@ -12,7 +12,7 @@ from sqlaqueue import claim, wait
 from sqlaqueue.serving import awaited, pace
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.hearing import LATER
-from tests.consumer.waiting.waiter import Gate, Waiter, enqueue_for_later, heard, knows, serving
+from tests.consumer.waiting.waiter import Gate, Waiter, enqueue_for_later, heard, knows, make_due, serving
 
 
 @pytest.mark.usefixtures("no_polling")
@@ -40,6 +40,7 @@ def test_a_consumer_that_comes_later_learns_of_it(mixed: Bench, monkeypatch: pyt
     gate = Gate()
     with serving(mixed, gate) as server:
         wait_until(lambda: knows(server, key))
+        make_due(mixed)
         gate.go_on.release()
         assert waiter.end().state == "completed"
 
@@ -52,6 +53,7 @@ def test_connections_are_lost_meanwhile(mixed: Bench) -> None:
         waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
         wait_until(lambda: knows(server, key))
         mixed.database.kill_backends()
+        make_due(mixed)
         gate.await_start()
         gate.go_on.release()
         assert waiter.end().state == "completed"

@@ -106,7 +106,11 @@ def heard(bench: Bench) -> Iterator[Callable[[], list[str]]]:
 
 
 def enqueue_for_later(bench: Bench) -> int:
-    """Add a job that is due when a Consumer has long begun: one that holds a transaction hears when it is idle."""
-    bench.execute("INSERT INTO job (run_at) VALUES (now() + interval '2 s')")
+    """Add a job that is not due before a test says so: a Consumer that holds a transaction hears when it is idle."""
+    bench.execute("INSERT INTO job (run_at) VALUES (now() + interval '1 h')")
     (key,) = bench.rows()
     return key
+
+
+def make_due(bench: Bench) -> None:
+    bench.execute("UPDATE job SET run_at = now()")

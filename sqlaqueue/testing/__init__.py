@@ -18,8 +18,8 @@ class or longer; the engine needs a pool of a dozen connections, and a database 
         strategy = "mine"
 
 Every test goes through the public verbs, or asks for the survey that an operator is shown, on real sessions and
-connections. The suite waits for conditions,
-never for a span of time to prove something, so a slow machine makes it slow and not wrong.
+connections. The suite waits for conditions, never for a span of time to prove something, so a slow machine makes it
+slow and not wrong.
 
 This package needs pytest; nothing else of sqlaqueue does.
 """

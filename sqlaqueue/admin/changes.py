@@ -26,6 +26,7 @@ def in_batches(
 ) -> Iterator[int]:
     """Change jobs, and yield after each commit how many the batch has changed.
 
+    :param change: what is done to a batch, such as :func:`requeue_some`, :func:`cancel_some` or :func:`purge_some`.
     :param size: how many jobs make a batch.
     :param limit: the most jobs to look at; None for all.
     :raises StatementError: when the queue cannot do what is asked.

@@ -17,8 +17,9 @@ class or longer; the engine needs a pool of a dozen connections, and a database 
     class TestMine(StrategyConformance):
         strategy = "mine"
 
-Every test goes through the public verbs, on real sessions and connections. The suite waits for conditions,
-never for a span of time to prove something, so a slow machine makes it slow and not wrong.
+Every test goes through the public verbs, or asks for the survey that an operator is shown, on real sessions and
+connections. The suite waits for conditions, never for a span of time to prove something, so a slow machine makes it
+slow and not wrong.
 
 This package needs pytest; nothing else of sqlaqueue does.
 """
@@ -36,6 +37,7 @@ _TOPICS = (
     "queue",
     "racing",
     "settling",
+    "surveying",
     "tending",
 )
 # Before any of them is imported, or their assertions fail without showing the values.

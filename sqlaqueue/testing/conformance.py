@@ -17,6 +17,7 @@ from sqlaqueue.testing.planning import PlanningConformance
 from sqlaqueue.testing.queue import QueueUnderTest, concerns, traits_of
 from sqlaqueue.testing.racing import RacingConformance
 from sqlaqueue.testing.settling import SettlingConformance
+from sqlaqueue.testing.surveying import SurveyingConformance
 from sqlaqueue.testing.tending import TendingConformance
 
 
@@ -27,6 +28,7 @@ class StrategyConformance(
     SettlingConformance,
     LeasingConformance,
     TendingConformance,
+    SurveyingConformance,
     EnqueueingConformance,
     PlanningConformance,
 ):

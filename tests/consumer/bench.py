@@ -43,7 +43,15 @@ async def nothing(hands: Any, job: Any) -> None:
 class Bench:
     """A database with the queue of one strategy, to be worked on by Consumers of one colour."""
 
-    def __init__(self, database: Database, strategy: str, colour: str = "sync", *, notify: bool = True) -> None:
+    def __init__(
+        self,
+        database: Database,
+        strategy: str,
+        colour: str = "sync",
+        *,
+        notify: bool = True,
+        engine: sa.Engine | None = None,
+    ) -> None:
         self.database, self.strategy, self.colour = database, strategy, colour
         self.models = models(strategy, notify=notify)
         self.Job, self.Owner, self.Effect = self.models.job, self.models.owner, self.models.effect
@@ -51,7 +59,7 @@ class Bench:
         """Whether an open transaction holds claimed jobs, not a lease."""
         self.has_status = strategy != "own_message"
         # No pool: what the tests of a lost database do to connections must not be seen here.
-        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
+        self.engine = engine or sa.create_engine(database.url(), poolclass=sa.NullPool)
         self.sessions = sessionmaker(self.engine)
 
     # -- the tables ------------------------------------------------------------------------------------------
@@ -146,7 +154,7 @@ class Server:
         self.bench = bench
         self.events: list[JobEvent] = []
         self.error: BaseException | None = None
-        self.finished = threading.Event()
+        self.finished, self.given_up = threading.Event(), threading.Event()
         self.session: Any = None
         """The maker of sessions."""
 
@@ -193,6 +201,10 @@ class Server:
         wait_until(lambda: self.consumer._shift is not None or self.finished.is_set())
         try:
             yield self
+        except BaseException:
+            # A handler that waits on would outlive its test, and its connection be found unclosed in another one.
+            self.given_up.set()
+            raise
         finally:
             self.stop()
             assert self.finished.wait(DEADLINE), "the Consumer did not stop"
@@ -214,7 +226,7 @@ class SyncServer(Server):
         super().__init__(bench)
         self.engine = sa.create_engine(bench.database.url(), **pool_of(options, engine))
         self.session = sessionmaker(self.engine, **session)
-        self.consumer = Consumer(model, for_sync(handler), self.session, **options)
+        self.consumer = Consumer(model, for_sync(handler, self.given_up), self.session, **options)
         self._listen()
 
     @property
@@ -242,7 +254,7 @@ class AsyncServer(Server):
         url = bench.database.url("asyncpg")
         self.engine = create_async_engine(url, **pool_of(options, engine))
         self.session = async_sessionmaker(self.engine, **session)
-        self.consumer = AsyncConsumer(model, for_async(handler), self.session, **options)
+        self.consumer = AsyncConsumer(model, for_async(handler, self.given_up), self.session, **options)
         self._listen()
 
     @property

@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
+import sqlalchemy as sa
 
 from sqlaqueue.serving import pace
 from tests.consumer.bench import Bench
@@ -45,14 +46,20 @@ class Supply:
         self._server = server
         self._stack = contextlib.ExitStack()
         self._databases: dict[str, Database] = {}
+        self._engines: dict[str, sa.Engine] = {}
 
     def take(self, strategy: str, colour: str) -> Bench:
         if strategy not in self._databases:
-            self._databases[strategy] = self._stack.enter_context(self._server.database())
-            Bench(self._databases[strategy], strategy).create()
+            database = self._stack.enter_context(self._server.database())
+            Bench(database, strategy).create()
+            # Tests look every few milliseconds what has become of their jobs. Some end all connections: these are
+            # asked before they are used.
+            engine = sa.create_engine(database.url(), pool_pre_ping=True)
+            self._stack.callback(engine.dispose)
+            self._databases[strategy], self._engines[strategy] = database, engine
         # Threads that a failed test has left behind would hold their locks in the next one.
         self._databases[strategy].kill_backends()
-        bench = Bench(self._databases[strategy], strategy, colour)
+        bench = Bench(self._databases[strategy], strategy, colour, engine=self._engines[strategy])
         bench.clear()
         return bench
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -23,8 +24,9 @@ Handler = Callable[[Any, Any], Awaitable[object]]
 class Hands:
     """What a handler has to work with: the session it was given, and a way to wait."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, given_up: threading.Event | None = None) -> None:
         self.session: Any = session
+        self._given_up = given_up or threading.Event()
         self.add, self.info = session.add, session.info
 
     async def execute(self, *arguments: Any) -> Any:
@@ -57,7 +59,13 @@ class Hands:
         self.session.begin_nested()
 
     async def wait(self, event: threading.Event) -> None:
-        assert event.wait(DEADLINE), "what the handler waits for did not happen"
+        deadline = time.monotonic() + DEADLINE
+        while not event.wait(0.05):
+            self._go_on_waiting(deadline)
+
+    def _go_on_waiting(self, deadline: float) -> None:
+        assert not self._given_up.is_set(), "the test that this handler belongs to has failed"
+        assert time.monotonic() < deadline, "what the handler waits for did not happen"
 
 
 class AsyncHands(Hands):
@@ -65,8 +73,8 @@ class AsyncHands(Hands):
 
     session: AsyncSession
 
-    def __init__(self, session: AsyncSession) -> None:
-        super().__init__(session.sync_session)
+    def __init__(self, session: AsyncSession, given_up: threading.Event | None = None) -> None:
+        super().__init__(session.sync_session, given_up)
         self.session = session
 
     async def execute(self, *arguments: Any) -> Any:
@@ -99,16 +107,17 @@ class AsyncHands(Hands):
         await self.session.begin_nested()
 
     async def wait(self, event: threading.Event) -> None:
-        async with asyncio.timeout(DEADLINE):
-            while not event.is_set():
-                await asyncio.sleep(0.005)
+        deadline = time.monotonic() + DEADLINE
+        while not event.is_set():
+            self._go_on_waiting(deadline)
+            await asyncio.sleep(0.005)
 
 
-def for_sync(handler: Handler) -> Callable[[Session, Any], None]:
-    """Return the handler for a Consumer."""
+def for_sync(handler: Handler, given_up: threading.Event | None = None) -> Callable[[Session, Any], None]:
+    """Return the handler for a Consumer; once it is ``given_up``, it waits for nothing any more."""
 
     def handle(session: Session, jobs: Any) -> None:
-        coroutine: Any = handler(Hands(session), jobs)
+        coroutine: Any = handler(Hands(session, given_up), jobs)
         try:
             coroutine.send(None)
         except StopIteration:
@@ -120,10 +129,12 @@ def for_sync(handler: Handler) -> Callable[[Session, Any], None]:
     return handle
 
 
-def for_async(handler: Handler) -> Callable[[AsyncSession, Any], Awaitable[None]]:
-    """Return the handler for an AsyncConsumer."""
+def for_async(
+    handler: Handler, given_up: threading.Event | None = None
+) -> Callable[[AsyncSession, Any], Awaitable[None]]:
+    """Return the handler for an AsyncConsumer; once it is ``given_up``, it waits for nothing any more."""
 
     async def handle(session: AsyncSession, jobs: Any) -> None:
-        await handler(AsyncHands(session), jobs)
+        await handler(AsyncHands(session, given_up), jobs)
 
     return handle

@@ -11,7 +11,7 @@ LATER = 600.0
 
 
 def hears(server: Server) -> bool:
-    """Tell whether it knows that it hears calls, and has said so."""
+    """Tell whether it knows that it hears calls, and has said so, or is about to."""
     shift = server.consumer._shift
     return shift is not None and shift.calls.hears and shift.said_to_hear is True and not shift.calls.wants_outlook()
 

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sqlaqueue.cli import main
 from tests.demo.commandline import COMMAND, environment, fill, sqlaqueue
 from tests.servers import Database
 
@@ -253,8 +255,8 @@ BAD_INPUT = {
 @pytest.mark.once
 @pytest.mark.parametrize("arguments", BAD_INPUT, ids=" ".join)
 def test_bad_input_is_refused(arguments: tuple[str, str]) -> None:
-    result = sqlaqueue("demo", *arguments)
-    assert result.returncode == 2
+    result = CliRunner().invoke(main, ["demo", *arguments], env={"COLUMNS": "200"}, prog_name="sqlaqueue")
+    assert result.exit_code == 2
     assert BAD_INPUT[arguments] in result.stderr
     assert "Traceback" not in result.stderr
 

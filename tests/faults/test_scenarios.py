@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,14 +15,22 @@ from tests.faults.scenarios import IN_TURN, ONLY, SCENARIOS
 pytestmark = pytest.mark.once
 
 
-def casts() -> Iterator[tuple[str, str, str]]:
-    """Return who plays what: every scenario, the strategy, the Consumer."""
-    for name in SCENARIOS:
-        for turn, strategy in enumerate(ONLY.get(name, (*STRATEGIES, "own_message"))):
+def casts() -> Iterator[Any]:
+    """Return who plays what: every scenario, the strategy, the Consumer.
+
+    Each strategy plays a scenario with one of the two Consumers, and with the other in the session that runs
+    everything. Whose turn it is changes from scenario to scenario, so that each strategy meets both.
+    """
+    for row, name in enumerate(SCENARIOS):
+        strategies = ONLY.get(name, (*STRATEGIES, "own_message"))
+        for turn, strategy in enumerate(strategies):
+            first, second = COLOURS if (row + turn) % 2 == 0 else COLOURS[::-1]
+            yield name, strategy, first
+            if len(strategies) == 1:
+                yield name, strategy, second
             # A row that is its own message is served as one that has a message: one Consumer shows it.
-            one = name in IN_TURN or strategy == "own_message"
-            for colour in [COLOURS[turn % 2]] if one else COLOURS:
-                yield name, strategy, colour
+            elif name not in IN_TURN and strategy != "own_message":
+                yield pytest.param(name, strategy, second, marks=pytest.mark.thorough)
 
 
 @pytest.mark.parametrize(("name", "strategy", "colour"), list(casts()))

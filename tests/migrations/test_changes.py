@@ -17,7 +17,11 @@ from tests.models.kind import STRATEGIES
 if TYPE_CHECKING:
     from tests.servers import Database
 
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+# What batch_select has in a database, delete_returning has as well.
+every_strategy = pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(each, marks=pytest.mark.thorough) if each == "batch_select" else each for each in STRATEGIES],
+)
 
 FUNCTION = "sqlaqueue_message_orders_sync"
 WAKE = "sqlaqueue_wake_orders"

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 
     from tests.servers import Database
 
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
+# What batch_select has in a database, delete_returning has as well.
+every_strategy = pytest.mark.parametrize(
+    "strategy",
+    [pytest.param(each, marks=pytest.mark.thorough) if each == "batch_select" else each for each in STRATEGIES],
+)
 
 WITH_MESSAGES = QueueConfig(strategy="delete_returning")
 

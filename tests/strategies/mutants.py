@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from sqlaqueue.config import STATES
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
@@ -259,3 +260,57 @@ class RequeuesWithItsPast(BatchSelect):
     def requeue(self, spec: QueueSpec, chosen: Rows) -> Verb:
         finished = self.pick(spec, chosen, *spec.keys).where(spec.finished)
         return sa.update(spec.model).where(self.among(spec, finished)).values(status="pending")
+
+
+class SurveysOneTable(OwnMessage):
+    """survey() of the rows, without the dead letters."""
+
+    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+        every = super().survey(spec, chosen, states).subquery()
+        return sa.select(*every.c).where(every.c.state == "pending")
+
+
+class SurveysAllLetters(OwnMessage):
+    """survey() of all dead letters, whatever the filter."""
+
+    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+        every = super().survey(spec, sa.select(spec.model), states).subquery()
+        some = super().survey(spec, chosen, states)
+        return some.union_all(sa.select(*every.c).where(every.c.state == "failed")).subquery().select().distinct()
+
+
+class SurveysEveryState(UpdateStatus):
+    """survey() without its choice of states."""
+
+    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+        return super().survey(spec, chosen)
+
+
+class SurveysTwice(BatchSelect):
+    """survey() that joins each job with all owners."""
+
+    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+        other = spec.table.metadata.tables["conformance_owner"].alias()
+        return super().survey(spec, chosen.join(other, sa.true()), states)
+
+
+class SurveysUnderALock(BatchSelect):
+    """survey() that locks what it shows."""
+
+    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+        return super().survey(spec, chosen.with_for_update(of=spec.table), states)
+
+
+class SurveysNoErrors(DeleteReturning):
+    """survey() that leaves out why a job failed."""
+
+    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+        survey = super().survey(spec, chosen, states).subquery()
+        return sa.select(*(column for column in survey.c if column.name != "last_error"))
+
+
+class SurveysKnownStates(BatchSelect):
+    """survey() that passes over a status which is none of the queue's."""
+
+    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+        return super().survey(spec, chosen, STATES if states is None else states)

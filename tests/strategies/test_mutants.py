@@ -89,6 +89,13 @@ CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.OwnMessageBelievesAnybody, by("test_a_result_after_the_rollback_changes_nothing", done=True)),
     (m.PurgesTooMuch, by("test_purge_obeys_a_filter_and_a_limit")),
     (m.RequeuesWithItsPast, by("test_requeue_starts_from_zero")),
+    (m.SurveysOneTable, by("test_a_survey_shows_each_job_once_in_its_state")),
+    (m.SurveysTwice, by("test_a_survey_shows_each_job_once_in_its_state")),
+    (m.SurveysNoErrors, by("test_a_survey_shows_what_is_known_of_a_job")),
+    (m.SurveysAllLetters, by("test_a_survey_obeys_a_filter_and_a_choice_of_states")),
+    (m.SurveysEveryState, by("test_a_survey_obeys_a_filter_and_a_choice_of_states")),
+    (m.SurveysUnderALock, by("test_a_survey_waits_for_nobody")),
+    (m.SurveysKnownStates, by("test_a_survey_shows_a_status_that_is_none_of_the_queue_s")),
 ]
 """Mutant to the test that catches it."""
 

@@ -1,0 +1,104 @@
+"""What an operator is shown of a queue: the survey of a strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue import cancel, complete, fail, retry
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.config import STATES
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.strategies.surveying import OTHER, SHOWN, key_labels
+from sqlaqueue.testing.queue import HOUR, QueueUnderTest, needs
+
+
+def _survey(
+    queue: QueueUnderTest, chosen: AnySelect | None = None, states: Sequence[str] | None = None
+) -> dict[Any, sa.RowMapping]:
+    """Return what a survey shows of each job, by its key; it must not wait for anybody."""
+    spec = spec_of(queue.Job)
+    survey = spec.strategy.survey(spec, sa.select(queue.Job) if chosen is None else chosen, states)
+    with queue.impatient() as session:
+        rows = session.execute(survey).mappings().all()
+    labels = key_labels(spec)
+    shown = {tuple(row[name] for name in labels) if queue.composite else row[labels[0]]: row for row in rows}
+    assert len(shown) == len(rows), "a job is shown twice"
+    return shown
+
+
+def _states(shown: dict[Any, sa.RowMapping]) -> dict[Any, str]:
+    return {key: row["state"] for key, row in shown.items()}
+
+
+def _fill(queue: QueueUnderTest) -> dict[int, str]:
+    """Enqueue jobs that come to each state in which nobody holds them; return it by their number."""
+    queue.enqueue([0, 2, 4, 6], owner_id=1)
+    queue.enqueue([1, 3, 5], owner_id=2)
+    queue.run(complete, 0)
+    queue.run(partial(fail, error="broken"), 1, 2)
+    queue.run(partial(retry, delay=HOUR), 3)
+    with queue.session() as session:
+        session.execute(cancel(queue.only(4)))
+        session.commit()
+    states = {1: "failed", 2: "failed", 3: "pending", 4: "cancelled", 5: "pending", 6: "pending"}
+    return {0: "completed", **states} if queue.keeps_rows else states
+
+
+class SurveyingConformance:
+    """One row a job, whatever table it is kept in."""
+
+    def test_a_survey_shows_each_job_once_in_its_state(self, queue: QueueUnderTest) -> None:
+        """All those of which something is left."""
+        states = _fill(queue)
+        assert _states(_survey(queue)) == {queue.key(number): state for number, state in states.items()}
+
+    def test_a_survey_shows_what_is_known_of_a_job(self, queue: QueueUnderTest) -> None:
+        """Under the names of the roles that the queue has."""
+        _fill(queue)
+        shown, spec = _survey(queue), spec_of(queue.Job)
+        failed, waiting = shown[queue.key(1)], shown[queue.key(5)]
+        assert {*key_labels(spec), "state", *(role for role in SHOWN if spec.has(role))} <= failed.keys()
+        assert failed["last_error"] == "broken"
+        assert failed["finished_at"] >= failed["created_at"]
+        assert (waiting["last_error"], waiting["finished_at"]) == (None, None)
+        assert waiting["run_at"] <= waiting["created_at"]
+        assert shown[queue.key(3)]["run_at"] > waiting["run_at"]
+        assert [shown[queue.key(number)]["attempts"] for number in (1, 3, 5)] == [1, 1, 0]
+
+    def test_a_survey_obeys_a_filter_and_a_choice_of_states(self, queue: QueueUnderTest) -> None:
+        """One, the other and both."""
+        states = _fill(queue)
+        for state in STATES:
+            wanted = queue.keys(*(number for number in states if states[number] == state))
+            assert _survey(queue, states=[state]).keys() == wanted
+        assert _survey(queue, states=["pending", "cancelled"]).keys() == queue.keys(3, 4, 5, 6)
+        assert _survey(queue, states=[]).keys() == set()
+        assert _survey(queue, queue.only(1, 5)).keys() == queue.keys(1, 5)
+        assert _survey(queue, queue.only(1, 3, 5), ["failed"]).keys() == queue.keys(1)
+        of_vips = sa.select(queue.Job).where(queue.Job.owner.has(queue.Owner.vip))
+        assert _survey(queue, of_vips, ["failed", "pending"]).keys() == queue.keys(2, 6)
+
+    def test_a_survey_waits_for_nobody(self, queue: QueueUnderTest) -> None:
+        """And shows jobs that somebody holds as others see them."""
+        queue.enqueue(3)
+        with queue.session() as holder, queue.session() as session:
+            queue.claim(session, of=queue.only(0))
+            holder.execute(queue.only(1).with_for_update())
+            running = "processing" if queue.leased else "pending"
+            assert _states(_survey(queue)) == {
+                queue.key(0): running,
+                queue.key(1): "pending",
+                queue.key(2): "pending",
+            }
+
+    @needs(status=True)
+    def test_a_survey_shows_a_status_that_is_none_of_the_queue_s(self, queue: QueueUnderTest) -> None:
+        """Such as one that somebody has written by hand."""
+        queue.enqueue(2)
+        queue.execute("UPDATE conformance_job SET status = 'elsewhere' WHERE number = 1")
+        assert _states(_survey(queue)) == {queue.key(0): "pending", queue.key(1): OTHER}
+        assert _survey(queue, states=STATES).keys() == queue.keys(0)

@@ -1,0 +1,39 @@
+"""Queues of which somebody waits for a job. Nobody polls here unless a test is about that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sqlaqueue.serving import awaited, pace
+from tests.consumer.bench import Bench
+from tests.consumer.hearing import LATER
+
+MIXED = [("update_status", "async"), ("delete_returning", "sync"), ("batch_select", "async"), ("own_message", "sync")]
+
+
+@pytest.fixture(params=MIXED, ids="-".join)
+def mixed(request: pytest.FixtureRequest, supply: Any) -> Bench:
+    """Each strategy, rows that are their own messages too, and each colour."""
+    return supply.take(*request.param)
+
+
+@pytest.fixture
+def leased(supply: Any) -> Bench:
+    return supply.take("update_status", "sync")
+
+
+@pytest.fixture
+def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever waits looks when it begins, and when it is told something; until it hears, as ever."""
+    monkeypatch.setattr(pace, "SWEEP", LATER)
+    monkeypatch.setattr(awaited, "LONGEST_PAUSE", LATER)
+    looked = awaited.Waiting.looked
+
+    def not_again(self: awaited.Waiting) -> None:
+        looked(self)
+        if self.hears:
+            self._look_at = self._now() + LATER
+
+    monkeypatch.setattr(awaited.Waiting, "looked", not_again)

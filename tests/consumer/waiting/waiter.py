@@ -1,0 +1,116 @@
+"""Somebody who waits for the end of a job, a handler that lets him wait, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlaqueue import JobResult, async_wait, wait
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.strategies.wake_up_triggers import channel_of
+from tests.consumer.bench import Bench, Server, wait_until
+
+
+class Waiter:
+    """Somebody who waits in a thread, in the colour of a bench."""
+
+    def __init__(self, bench: Bench, job: Any, **options: Any) -> None:
+        self.bench, self.job, self.options = bench, job, options
+        self.result: JobResult[Any] | None = None
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._wait, daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        try:
+            if self.bench.colour == "sync":
+                engine = sa.create_engine(self.bench.database.url(), poolclass=sa.NullPool)
+                self.result = wait(sessionmaker(engine), self.job, **self.options)
+            else:
+                self.result = asyncio.run(self._wait_async())
+        except BaseException as error:  # noqa: BLE001 - for the test to see
+            self.error = error
+
+    async def _wait_async(self) -> JobResult[Any]:
+        engine = create_async_engine(self.bench.database.url("asyncpg"), poolclass=sa.NullPool)
+        try:
+            return await async_wait(async_sessionmaker(engine), self.job, **self.options)
+        finally:
+            await engine.dispose()
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._thread.is_alive()
+
+    def end(self) -> JobResult[Any]:
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "it waits on"
+        if self.error is not None:
+            raise self.error
+        assert self.result is not None
+        return self.result
+
+
+class Gate:
+    """A handler that waits for its turn, and then does as it is told."""
+
+    def __init__(self, *raised: Exception) -> None:
+        self.started, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
+        self.raised = [*raised]
+
+    async def __call__(self, hands: Any, job: Any) -> None:
+        self.started.release()
+        event = threading.Event()
+        threading.Thread(target=lambda: (self.go_on.acquire(), event.set()), daemon=True).start()
+        await hands.wait(event)
+        if self.raised:
+            raise self.raised.pop(0)
+
+    def await_start(self) -> None:
+        assert self.started.acquire(timeout=60), "the handler was not called"
+
+
+@contextlib.contextmanager
+def serving(bench: Bench, gate: Gate, **options: Any) -> Iterator[Server]:
+    async def handle(hands: Any, job: Any) -> None:
+        await gate(hands, job)
+
+    with bench.consumer(handle, **{"poll_interval": 0.05} | options).running() as server:
+        wait_until(lambda: server.consumer._shift.calls.hears, "that the Consumer hears")
+        yield server
+
+
+def knows(server: Server, key: int) -> bool:
+    """Tell whether a Consumer knows that somebody waits for a job."""
+    return str(key) in server.consumer._shift.plan.awaited._until
+
+
+@contextlib.contextmanager
+def heard(bench: Bench) -> Iterator[Callable[[], list[str]]]:
+    """Give a function that returns what has been said of ends by now."""
+    with bench.database.connect() as connection:
+        connection.execute(f'LISTEN "{channel_of(spec_of(bench.Job))}"'.encode())
+
+        def said() -> list[str]:
+            connection.execute("SELECT 1")
+            return [each.payload for each in connection.notifies(timeout=0.1) if each.payload.startswith("ended")]
+
+        yield said
+
+
+def enqueue_for_later(bench: Bench) -> int:
+    """Add a job that is not due before a test says so: a Consumer that holds a transaction hears when it is idle."""
+    bench.execute("INSERT INTO job (run_at) VALUES (now() + interval '1 h')")
+    (key,) = bench.rows()
+    return key
+
+
+def make_due(bench: Bench) -> None:
+    bench.execute("UPDATE job SET run_at = now()")

@@ -27,38 +27,30 @@ class Feed:
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
         """Iterate over the values of rows, in the order of the plan's columns."""
-        try:
-            yield from self._values()
-        except Exception as error:
-            self.error = error
-            raise
-
-    def _values(self) -> Iterator[Sequence[Any]]:
         plan = self.plan
-        take, given, constants, calls, processors = (
-            plan.take,
-            plan.given,
-            plan.constants,
-            plan.calls,
-            plan.processors,
-        )
-        context = Context(plan)
-        for self.number, row in enumerate(self._rows, 1):  # noqa: B020 - the number of the row at hand
-            self._row = row
-            values: Any = take(row)
-            # After the look at its keys, since a defaultdict makes up those that it lacks.
-            if len(row) != given:
-                raise KeyError
-            if constants:
-                values += constants
-            if calls or processors:
-                values = list(values)
+        take, given, constants, calls = plan.take, plan.given, plan.constants, plan.calls
+        processors, context = plan.processors, Context(plan)
+        is_made = bool(calls or processors)
+        try:
+            for self.number, self._row in enumerate(self._rows, 1):  # noqa: B020 - what explain() looks at
+                row = self._row
+                values: Any = take(row)
+                # After that, since a defaultdict makes up what it lacks.
+                if len(row) != given:
+                    raise KeyError  # noqa: TRY301 - as for a key that is missing
+                if not is_made:
+                    yield values + constants
+                    continue
+                values = [*values, *constants]
                 if calls:
                     context.row = row
                     values += [call(context) for call in calls]
                 for place, process in processors:
                     values[place] = process(values[place])
-            yield values
+                yield values
+        except Exception as error:
+            self.error = error
+            raise
 
     def explain(self) -> None:
         """Raise an error that says what is wrong with the row at hand, if anything is.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import itemgetter
@@ -22,7 +22,7 @@ Process = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value in each row, as the driver takes it."""
+    """The same value in each row."""
 
     value: Any
 
@@ -41,6 +41,8 @@ class Plan:
     take: Callable[[Row], tuple[Any, ...]]
     """Reads them off a row."""
     constants: tuple[Any, ...]
+    scalars: Mapping[str, Any]
+    """The same by the keys of their columns, as they were before their types saw them."""
     calls: tuple[Callable[[Any], Any], ...]
     """Defaults that are functions; each is handed what SQLAlchemy calls the context."""
     processors: tuple[tuple[int, Process], ...]
@@ -64,7 +66,7 @@ def make_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any, diale
         raise StatementError(msg)
     check_mapping(what, mapper, first, 1)
     given = {key: _column(what, mapper, key) for key in first}
-    constants, calls = _defaults(what, mapper, {column.key for column in given.values()}, dialect)
+    constants, calls = _defaults(what, mapper, given)
     columns = {**given, **{key: column for key, (column, _) in (constants | calls).items()}}
     if not columns:
         msg = f"{what}: the rows are empty, and no column has a default in Python; give at least one attribute"
@@ -80,7 +82,10 @@ def make_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any, diale
         columns=tuple(columns.values()),
         given=len(given),
         take=_taker(tuple(given)),
-        constants=tuple(value for _, value in constants.values()),
+        constants=tuple(
+            _processed(value, _type_process(what, key, column, dialect)) for key, (column, value) in constants.items()
+        ),
+        scalars={column.key: value for column, value in constants.values()},
         calls=tuple(call for _, call in calls.values()),
         processors=tuple(processors),
     )
@@ -128,17 +133,17 @@ _Constants = dict[str, tuple[sa.Column[Any], Any]]
 _Calls = dict[str, tuple[sa.Column[Any], Callable[[Any], Any]]]
 
 
-def _defaults(what: str, mapper: Mapper[Any], given: set[str], dialect: sa.Dialect) -> tuple[_Constants, _Calls]:
-    """Return the defaults that are Python's, by attribute: constants as the driver takes them, and functions."""
+def _defaults(what: str, mapper: Mapper[Any], given: Collection[str]) -> tuple[_Constants, _Calls]:
+    """Return the defaults that are Python's, by attribute: constants, and functions."""
     constants: _Constants = {}
     calls: _Calls = {}
     for prop in mapper.column_attrs:
         column = prop.columns[0]
-        if not isinstance(column, sa.Column) or column.key in given:
+        if not isinstance(column, sa.Column) or prop.key in given:
             continue
         default = _default(what, mapper, prop.key, column)
         if isinstance(default, Constant):
-            constants[prop.key] = column, _processed(default.value, _type_process(what, prop.key, column, dialect))
+            constants[prop.key] = column, default.value
         elif default is not None:
             calls[prop.key] = column, default
     return constants, calls
@@ -169,9 +174,10 @@ def _default(
 
 
 class Context:
-    """What a default that takes a context may ask for: the values that its row gives."""
+    """What a default that takes a context may ask for: the values that its row gives, and constant defaults."""
 
     def __init__(self, plan: Plan) -> None:
+        self._scalars = plan.scalars
         self._keys = [column.key for column in plan.columns[: plan.given]]
         self._take = plan.take
         self.row: Row = {}
@@ -179,7 +185,7 @@ class Context:
     @property
     def current_parameters(self) -> dict[str, Any]:
         """The values of the row, by the keys of its columns."""
-        return dict(zip(self._keys, self._take(self.row), strict=True))
+        return {**self._scalars, **dict(zip(self._keys, self._take(self.row), strict=True))}
 
     def get_current_parameters(self, isolate_multiinsert_groups: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - SQLAlchemy's signature
         """Return the values of the row, by the keys of its columns."""

@@ -40,12 +40,30 @@ class Copy:
         return adapted.run_async(send)
 
 
+class _Busy:
+    """Stands in for the lock of psycopg's connection, which is held meanwhile and would be waited for for ever."""
+
+    def __init__(self, feed: Feed) -> None:
+        self._feed = feed
+
+    def __enter__(self) -> None:
+        raise self._feed.busy()
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 def _psycopg(copy: Copy) -> int:
-    with copy.driver.cursor() as cursor:
+    driver = copy.driver
+    with driver.cursor() as cursor:
         with cursor.copy(copy.command) as stream:
-            write = stream.write_row
-            for values in copy.feed:
-                write(values)
+            write, lock = stream.write_row, driver.lock
+            driver.lock = _Busy(copy.feed)
+            try:
+                for values in copy.feed:
+                    write(values)
+            finally:
+                driver.lock = lock
         return int(cursor.rowcount)
 
 
@@ -121,6 +139,9 @@ def send(copy: Copy) -> int:
     except Exception as error:
         copy.feed.explain()
         if copy.feed.error is not None:
+            if getattr(copy.driver, "closed", False):
+                # psycopg2 lets rows use the connection, and has lost it afterwards.
+                copy.connection.invalidate(error)
             # That of whoever makes the rows; what the driver or the server say of it is no more than an echo.
             raise copy.feed.error from None
         raise_as_sqlalchemy(copy.connection, copy.command, error)

@@ -87,6 +87,14 @@ class Feed:
         """Return the error for a row that the driver cannot write."""
         return StatementError(f"{self.plan.what}: the driver refuses row {self.number}: {error}. {UNDO}")
 
+    def busy(self) -> StatementError:
+        """Return the error for rows that need the connection on which they are being copied."""
+        msg = (
+            f"{self.plan.what}: what makes row {self.number + 1} uses the session, whose connection is busy with "
+            "the COPY; make a list of the rows before, or read in another session"
+        )
+        return StatementError(f"{msg}. {UNDO}")
+
     def _check_keys(self, row: Mapping[str, Any]) -> None:
         first = set(self.plan.attributes[: self.plan.given])
         for differing, words in ((first - set(row), "lacks"), (set(row) - first, "has")):

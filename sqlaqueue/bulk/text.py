@@ -72,6 +72,9 @@ def writer_for(kind: type[Any]) -> Write:
     for known, write in _WRITERS:
         if issubclass(kind, known):
             return write
+    if hasattr(kind, "adapted"):
+        # SQLAlchemy wraps bytes into psycopg2's Binary, which knows how to be a literal and no more.
+        return lambda value: writer_for(type(value.adapted))(value.adapted)
     msg = f"psycopg2 has no COPY for {kind.__name__}; use psycopg 3, or session.execute(insert(...), rows)"
     raise TypeError(msg)
 

@@ -29,7 +29,7 @@ FIRST: dict[str, Any] = {
     "uid_as_char": uuid.UUID(int=7),
     "moment": datetime(2024, 2, 29, 23, 59, 59, 123456, tzinfo=timezone(timedelta(hours=5, minutes=30))),
     "local": datetime(2024, 2, 29, 1, 2, 3),  # noqa: DTZ001 - of a column without a zone
-    "day": date(1, 1, 1),
+    "day": date(2, 1, 1),
     "clock": time(23, 59, 59, 999999),
     "span": timedelta(days=-3, seconds=5, microseconds=7),
     "tags": [HARD, "", None, "NULL", "a,b", "{}", " "],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,8 +19,20 @@ from tests.copying.models import Base, Unmapped
 if TYPE_CHECKING:
     from tests.servers import Database, Server
 
+HERE = Path(__file__).parent
 WAYS = ("psycopg", "psycopg2", "async psycopg", "asyncpg")
+ALIKE = ("psycopg2", "async psycopg")
+"""Both are a half of each of the others: one has its colour, one its protocol."""
+ON_ALL = ("test_each_type", "test_a_key_that_is_there_already", "test_it_is_rolled_back_with_its_transaction")
 Step = Callable[[Session], Any]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave what is alike to the session that runs everything."""
+    for item in items:
+        parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
+        if HERE in item.path.parents and parameters.get("way") in ALIKE and not item.name.startswith(ON_ALL):
+            item.add_marker(pytest.mark.thorough)
 
 
 def nothing(session: Session) -> None:

@@ -19,6 +19,8 @@ from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from tests.copying.conftest import Way
 from tests.copying.models import Anything, Customer, Defaults, Email, Message, Order, Parcel, SqlDefault, rows_of
 
+pytestmark = pytest.mark.once
+
 UNDO = "None of the rows is enqueued; roll the transaction, or the savepoint around the call, back"
 
 
@@ -55,7 +57,6 @@ def test_a_row_that_is_not_like_the_first(rows: list[Any], expected: str, way: W
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize(
     ("model", "row", "expected"),
     [
@@ -111,7 +112,6 @@ def test_a_value_that_the_column_refuses(way: Way, engine: sa.Engine) -> None:
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 def test_a_default_that_raises(one_way: Way, engine: sa.Engine) -> None:
     class Wrong(Exception):
         pass
@@ -178,21 +178,18 @@ def test_rows_that_need_the_connection_meanwhile(read: str, way: Way, engine: sa
     assert rows_of(engine, Order, "id") == [(99,)]
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("rows", [None, 5, {"id": 1}, "abc"])
 def test_what_is_no_iterable_of_rows(rows: Any, one_way: Way) -> None:
     with pytest.raises(StatementError, match=r"copy_in\(Order\): the rows are \w+; give an iterable of mappings"):
         one_way.copy(Order, rows)
 
 
-@pytest.mark.once
 @pytest.mark.parametrize("model", [Customer, 5])
 def test_what_is_no_queue(model: Any, one_way: Way) -> None:
     with pytest.raises(NotAQueueError):
         one_way.copy(model, [{"id": 1}])
 
 
-@pytest.mark.once
 def test_a_session_of_the_other_colour(engine: sa.Engine) -> None:
     with pytest.raises(StatementError, match="for an AsyncSession there is async_copy_in"):
         copy_in(AsyncSession(), Order, [])  # type: ignore[arg-type]  # that is the point
@@ -202,7 +199,6 @@ def test_a_session_of_the_other_colour(engine: sa.Engine) -> None:
         asyncio.run(async_copy_in(Session(), Order, []))  # type: ignore[arg-type]  # that is the point
 
 
-@pytest.mark.once
 def test_another_database_and_another_driver() -> None:
     with pytest.raises(ConfigurationError, match="is for sqlite, and sqlaqueue needs PostgreSQL"):
         copy_in(Session(sa.create_engine("sqlite://")), Email, [{"id": 1}])

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import DBAPIError, IntegrityError, NotSupportedError, ProgrammingError
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlaqueue import claim, copy_in
@@ -159,3 +159,42 @@ def test_a_connection_that_is_lost_meanwhile(way: Way, engine: sa.Engine, copy_d
     assert raised.value.connection_invalidated
     engine.dispose()
     assert rows_of(engine, Order, "id") == []
+
+
+# -- rights ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clerk(copy_database: Database) -> Iterator[str]:
+    """A role that may enqueue, and nothing else."""
+    role = f"clerk_{copy_database.name}"
+    with copy_database.connect() as connection:
+        connection.execute(f"CREATE ROLE {role}; GRANT INSERT ON orders TO {role}".encode())
+        yield role
+        connection.execute("ALTER TABLE orders DISABLE ROW LEVEL SECURITY")
+        connection.execute(f"DROP OWNED BY {role}; DROP ROLE {role}".encode())
+
+
+def test_the_right_to_insert_is_enough(way: Way, engine: sa.Engine, clerk: str) -> None:
+    def become(session: Session) -> None:
+        session.execute(sa.text(f"SET LOCAL ROLE {clerk}"))
+
+    if way.name == "asyncpg":
+        # It asks for the types of the columns by a SELECT.
+        with pytest.raises(ProgrammingError, match="permission denied for table orders"):
+            way.copy(Order, [{"id": 1}], before=become, after=Session.rollback)
+        with engine.begin() as connection:
+            connection.exec_driver_sql(f"GRANT SELECT (id, size, status, priority, attempts) ON orders TO {clerk}")
+    assert way.copy(Order, [{"id": 1}], before=become) == 1
+
+
+@pytest.mark.once
+def test_row_level_security(one_way: Way, engine: sa.Engine, clerk: str) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql("ALTER TABLE orders ENABLE ROW LEVEL SECURITY")
+
+    def become(session: Session) -> None:
+        session.execute(sa.text(f"SET LOCAL ROLE {clerk}"))
+
+    with pytest.raises(NotSupportedError, match="COPY FROM not supported with row-level security"):
+        one_way.copy(Order, [{"id": 1}], before=become, after=Session.rollback)

@@ -16,8 +16,7 @@ async def async_copy_in(
 ) -> int:
     """Enqueue a job for each row by one COPY; see :func:`~sqlaqueue.copy_in` for parameters and errors.
 
-    With asyncpg the role also needs the right to SELECT the columns, whose types the driver asks for; each value must
-    be of the type of its column, as in any statement that it sends.
+    With asyncpg each value must be of its column's type in the database, of which the driver takes no other.
     """
     if isinstance(session, async_scoped_session):
         session = session()

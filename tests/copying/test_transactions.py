@@ -179,12 +179,6 @@ def test_the_right_to_insert_is_enough(way: Way, engine: sa.Engine, clerk: str) 
     def become(session: Session) -> None:
         session.execute(sa.text(f"SET LOCAL ROLE {clerk}"))
 
-    if way.name == "asyncpg":
-        # It asks for the types of the columns by a SELECT.
-        with pytest.raises(ProgrammingError, match="permission denied for table orders"):
-            way.copy(Order, [{"id": 1}], before=become, after=Session.rollback)
-        with engine.begin() as connection:
-            connection.exec_driver_sql(f"GRANT SELECT (id, size, status, priority, attempts) ON orders TO {clerk}")
     assert way.copy(Order, [{"id": 1}], before=become) == 1
 
 

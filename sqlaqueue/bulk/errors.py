@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 _ASYNCPG = {
     "IntegrityConstraintViolationError": "IntegrityError",
@@ -27,7 +28,7 @@ def raise_as_sqlalchemy(connection: sa.Connection, statement: str, error: Except
     if known is None:
         return
     is_lost = dialect.is_disconnect(known, connection.connection, None)
-    wrapped = sa.exc.DBAPIError.instance(
+    wrapped = DBAPIError.instance(
         statement,
         None,
         known,

@@ -84,12 +84,11 @@ def _psycopg2(copy: Copy) -> int:
     with copy.driver.cursor() as cursor:
         try:
             cursor.copy_expert(copy.command, stream)
-        except Exception:
-            # It lets the server say that reading has failed, and keeps to itself by what.
-            if stream.error is not None:
-                raise stream.error from None
-            raise
-        return int(cursor.rowcount)
+            return int(cursor.rowcount)
+        except Exception as error:  # noqa: BLE001 - raised where it is given no other context
+            failure = stream.error or error
+        # It lets the server say that reading has failed, and keeps to itself by what.
+        raise failure
 
 
 def _asyncpg(copy: Copy) -> int:
@@ -138,13 +137,14 @@ def send(copy: Copy) -> int:
         return _SEND[dialect.driver, dialect.is_async](copy)
     except Exception as error:
         copy.feed.explain()
-        if copy.feed.error is not None:
-            if getattr(copy.driver, "closed", False):
-                # psycopg2 lets rows use the connection, and has lost it afterwards.
-                copy.connection.invalidate(error)
-            # That of whoever makes the rows; what the driver or the server say of it is no more than an echo.
-            raise copy.feed.error from None
-        raise_as_sqlalchemy(copy.connection, copy.command, error)
-        if isinstance(error, TypeError | ValueError | OverflowError):
-            raise copy.feed.refused(error) from error
-        raise
+        failure = copy.feed.error
+        if failure is None:
+            raise_as_sqlalchemy(copy.connection, copy.command, error)
+            if isinstance(error, TypeError | ValueError | OverflowError):
+                raise copy.feed.refused(error) from error
+            raise
+        if getattr(copy.driver, "closed", False):
+            # psycopg2 lets rows use the connection, and has lost it afterwards.
+            copy.connection.invalidate(error)
+    # That of whoever makes the rows, as it was raised: what driver and server make of it is no more than an echo.
+    raise failure

@@ -18,7 +18,7 @@ class Feed:
     def __init__(self, plan: Plan, mapper: Mapper[Any], rows: Iterable[Any]) -> None:
         self.plan = plan
         self.number = 0
-        """Of the row at hand, from 1."""
+        """Of the row at hand, from 1; 0 before the first and after the last."""
         self.error: Exception | None = None
         """What ended the iteration early: drivers replace it by an error of their own, or of the server."""
         self._mapper = mapper
@@ -48,6 +48,7 @@ class Feed:
                 for place, process in processors:
                     values[place] = process(values[place])
                 yield values
+            self.number = 0
         except Exception as error:
             self.error = error
             raise

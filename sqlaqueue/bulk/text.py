@@ -23,14 +23,14 @@ class TextStream:
     """A file of rows that are written only when they are read."""
 
     def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._lines = _lines(rows)
 
     def read(self, size: int = -1) -> str:
         """Return the next rows, "" when there are no more; ``size`` is no more than a wish."""
         try:
             return "".join(islice(self._lines, _AT_ONCE))
-        except Exception as error:
+        except BaseException as error:
             self.error = error
             raise
 

@@ -135,13 +135,18 @@ class Oops(Exception):
 def test_an_error_of_whoever_makes_the_rows_is_left_alone(way: Way, engine: sa.Engine) -> None:
     def make(error: Exception) -> Iterator[dict[str, Any]]:
         yield {"id": 1}
-        raise error
+        try:
+            raise cause
+        except Oops:
+            raise error from cause
 
+    cause = Oops()
     for error in (Oops(), KeyError("id")):
         with pytest.raises(type(error)) as raised:
             way.copy(Order, make(error), after=Session.rollback)
         assert raised.value is error
-        assert raised.value.__context__ is None or isinstance(raised.value.__context__, Exception)
+        assert raised.value.__cause__ is cause
+        assert raised.value.__context__ is cause
     assert rows_of(engine, Order, "id") == []
 
 
@@ -175,6 +180,17 @@ def test_rows_that_need_the_connection_meanwhile(read: str, way: Way, engine: sa
     expected = (StatementError, sa.exc.SQLAlchemyError)
     with pytest.raises(expected, match=r"what makes row \d+ uses the session" if way.name == "psycopg" else None):
         way.copy(Order, make(), before=before, after=after)
+    assert rows_of(engine, Order, "id") == [(99,)]
+
+
+@pytest.mark.parametrize("way", ["psycopg", "psycopg2"], indirect=True)
+def test_ctrl_c_while_rows_are_made(way: Way, engine: sa.Engine) -> None:
+    def make() -> Iterator[dict[str, Any]]:
+        yield {"id": 1}
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        way.copy(Order, make(), after=go_on)
     assert rows_of(engine, Order, "id") == [(99,)]
 
 

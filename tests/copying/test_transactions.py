@@ -154,11 +154,29 @@ def test_a_connection_that_is_lost_meanwhile(way: Way, engine: sa.Engine, copy_d
         for number in range(2, 100_000):
             yield {"id": number}
 
+    def after(session: Session) -> None:
+        assert session.connection().invalidated
+        session.rollback()
+        assert session.scalar(sa.select(1)) == 1
+
     with pytest.raises(DBAPIError) as raised:
-        way.copy(Order, make(), after=Session.rollback)
+        way.copy(Order, make(), after=after)
     assert raised.value.connection_invalidated
     engine.dispose()
     assert rows_of(engine, Order, "id") == []
+
+
+@pytest.mark.once
+def test_nothing_is_made_once_more_after_an_error_of_the_server(one_way: Way, engine: sa.Engine) -> None:
+    made: list[int] = []
+    column = Order.__table__.c.size
+    before, column.default = column.default, sa.ColumnDefault(lambda: made.append(1) or 1)
+    try:
+        with pytest.raises(IntegrityError):
+            one_way.copy(Order, [{"id": 1}, {"id": 1}], after=Session.rollback)
+    finally:
+        column.default = before
+    assert made == [1, 1]
 
 
 # -- rights ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.config import QueueConfig, States
 from sqlaqueue.consumer import Consumer
 from sqlaqueue.control import consumers, pause, paused, resume
+from sqlaqueue.copying import copy_in
 from sqlaqueue.exc import Cancel, Fail, JobFailed, LeaseLost, Retry, Snooze, SqlaqueueError, WaitTimeout
 from sqlaqueue.mapping import QueueMixin
 from sqlaqueue.serving.events import JobEvent
@@ -34,6 +35,7 @@ from sqlaqueue.waiting import wait
 
 if TYPE_CHECKING:
     from sqlaqueue.aio import AsyncConsumer
+    from sqlaqueue.async_copying import async_copy_in
     from sqlaqueue.async_waiting import async_wait
 
 __all__ = [
@@ -57,11 +59,13 @@ __all__ = [
     "States",
     "WaitTimeout",
     "__version__",
+    "async_copy_in",
     "async_wait",
     "cancel",
     "claim",
     "complete",
     "consumers",
+    "copy_in",
     "exc",
     "extend",
     "fail",
@@ -79,7 +83,11 @@ __all__ = [
 
 
 # SQLAlchemy's asyncio part needs greenlet, without which sync code must be able to import this package.
-_ASYNC = {"AsyncConsumer": "sqlaqueue.aio", "async_wait": "sqlaqueue.async_waiting"}
+_ASYNC = {
+    "AsyncConsumer": "sqlaqueue.aio",
+    "async_copy_in": "sqlaqueue.async_copying",
+    "async_wait": "sqlaqueue.async_waiting",
+}
 
 
 def __getattr__(name: str) -> Any:

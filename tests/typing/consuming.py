@@ -18,7 +18,9 @@ from sqlaqueue import (
     JobResult,
     QueueConfig,
     Retry,
+    async_copy_in,
     async_wait,
+    copy_in,
     wait,
 )
 from tests.typing.claiming import Email, User
@@ -124,3 +126,17 @@ def a_retention_is_time() -> None:
     """Seconds or timedelta."""
     QueueConfig(retention={"completed": timedelta(days=7), "failed": 90 * 86400})
     QueueConfig(retention={"completed": "7 days"})  # type: ignore[dict-item] # no time
+
+
+def copying(session: Session, async_session: AsyncSession) -> None:
+    """Rows are mappings, in any iterable."""
+    assert_type(copy_in(session, Email, [{"to": "a"}]), int)
+    assert_type(copy_in(session, Email, ({"id": number, "to": "a"} for number in range(5))), int)
+    copy_in(session, Email, [Email(to="a")])  # type: ignore[list-item] # instances are for add_all()
+    copy_in(async_session, Email, [])  # type: ignore[arg-type] # a session of the other colour
+
+
+async def copying_async(session: Session, async_session: AsyncSession) -> None:
+    """The same for async_copy_in()."""
+    assert_type(await async_copy_in(async_session, Email, [{"to": "a"}]), int)
+    await async_copy_in(session, Email, [])  # type: ignore[arg-type] # a session of the other colour

@@ -11,12 +11,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, __version__
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, __version__, copy_in
 from sqlaqueue.mapping import spec_of
 from tests.benchmarks.contestants.protocol import SLEEP, Adapter, Meter, main, tell, version_of
 
@@ -101,9 +100,14 @@ class Ours(Adapter):
                 job["run_at"] = run_at
 
     def _copy(self, jobs: list[dict[str, Any]]) -> None:
+        if not self.options.get("plain"):
+            with Session(self._engine) as session:
+                copy_in(session, self.model, jobs)
+                session.commit()
+            return
         names = list(jobs[0])
         with self._engine.connect() as connection:
-            driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]  # of this driver
+            driver: Any = connection.connection.driver_connection
             with driver.cursor().copy(f"COPY job ({', '.join(names)}) FROM STDIN") as copy:
                 for job in jobs:
                     copy.write_row([job[name] for name in names])

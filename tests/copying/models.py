@@ -1,0 +1,198 @@
+"""What is copied into: each kind of column, and tables of each shape."""
+
+from __future__ import annotations
+
+import enum
+import uuid
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column, relationship
+
+from sqlaqueue import QueueConfig, QueueMixin
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+Unmapped = sa.MetaData()
+"""Tables that exist in another schema."""
+
+
+class Colour(enum.Enum):
+    RED = "r"
+    BLUE = "b"
+
+
+class Shouted(sa.TypeDecorator[str]):
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return None if value is None else value.upper()
+
+
+class Wrapped(sa.types.UserDefinedType[str]):
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "text"
+
+    def bind_expression(self, bindparam: Any) -> Any:
+        return sa.func.lower(bindparam)
+
+
+class Anything(QueueMixin, Base):
+    """A column of each type."""
+
+    __tablename__ = "anything"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    to: Mapped[str] = mapped_column("send to", default="nobody")
+    by_name: Mapped[Colour | None]
+    by_value: Mapped[Colour | None] = mapped_column(
+        sa.Enum(Colour, name="by_value", values_callable=lambda kind: [member.value for member in kind])
+    )
+    json: Mapped[Any] = mapped_column(sa.JSON, nullable=True)
+    jsonb: Mapped[Any] = mapped_column(postgresql.JSONB(none_as_null=True), nullable=True)
+    shouted: Mapped[str | None] = mapped_column(Shouted)
+    uid: Mapped[uuid.UUID | None]
+    uid_as_text: Mapped[str | None] = mapped_column(sa.Uuid(as_uuid=False))
+    uid_as_char: Mapped[uuid.UUID | None] = mapped_column(sa.Uuid(native_uuid=False))
+    moment: Mapped[datetime | None] = mapped_column(sa.DateTime(timezone=True))
+    local: Mapped[datetime | None] = mapped_column(sa.DateTime())
+    day: Mapped[date | None]
+    clock: Mapped[time | None]
+    span: Mapped[timedelta | None]
+    tags: Mapped[list[str | None] | None] = mapped_column(postgresql.ARRAY(sa.Text))
+    grid: Mapped[list[list[int]] | None] = mapped_column(postgresql.ARRAY(sa.Integer, dimensions=2))
+    colours: Mapped[list[Colour] | None] = mapped_column(postgresql.ARRAY(sa.Enum(Colour, name="colour")))
+    picture: Mapped[bytes | None]
+    price: Mapped[Decimal | None] = mapped_column(sa.Numeric)
+    share: Mapped[float | None]
+    flag: Mapped[bool | None]
+    count: Mapped[int | None]
+    text: Mapped[str | None] = mapped_column(sa.Text)
+
+
+def _word_of(context: Any) -> str:
+    return f"{context.get_current_parameters()['id']}, {context.current_parameters['size']}"
+
+
+class Defaults(QueueMixin, Base):
+    """Defaults of each kind."""
+
+    __tablename__ = "defaults"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    version: Mapped[int] = mapped_column()
+    size: Mapped[int] = mapped_column(default=3)
+    colour: Mapped[Colour] = mapped_column(sa.Enum(Colour, name="colour"), default=Colour.BLUE)
+    uid: Mapped[uuid.UUID] = mapped_column(default=uuid.uuid4)
+    word: Mapped[str] = mapped_column(default=_word_of)
+    server: Mapped[str] = mapped_column(server_default="from the server")
+    double: Mapped[int] = mapped_column(sa.Computed("size * 2"))
+
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - SQLAlchemy's own
+
+
+class SqlDefault(QueueMixin, Base):
+    __tablename__ = "sql_default"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    made: Mapped[datetime] = mapped_column(default=sa.func.now())
+    number: Mapped[int] = mapped_column(sa.Sequence("sql_default_numbers"))
+
+
+class Customer(Base):
+    __tablename__ = "customer"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Order(QueueMixin, Base):
+    __tablename__ = "orders"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer_id: Mapped[int | None] = mapped_column(sa.ForeignKey(Customer.id))
+    customer: Mapped[Customer | None] = relationship()
+    size: Mapped[int] = mapped_column(default=1)
+    double: Mapped[int] = column_property(sa.literal_column("1"))
+    wrapped: Mapped[str | None] = mapped_column(Wrapped)
+
+
+class Message(QueueMixin, Base):
+    """Single-table inheritance."""
+
+    __tablename__ = "message"
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "message"}  # noqa: RUF012 - SQLAlchemy's own
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+
+
+class Email(Message):
+    __mapper_args__ = {"polymorphic_identity": "email"}  # noqa: RUF012 - SQLAlchemy's own
+
+    address: Mapped[str | None]
+
+
+class Parcel(Message):
+    """Of a table of its own, beside the one that it inherits."""
+
+    __tablename__ = "parcel"
+    __mapper_args__ = {"polymorphic_identity": "parcel"}  # noqa: RUF012 - SQLAlchemy's own
+
+    id: Mapped[int] = mapped_column(sa.ForeignKey(Message.id), primary_key=True)
+
+
+class Odd(QueueMixin, Base):
+    """Names that have to be quoted, with what a driver may take for a parameter."""
+
+    __tablename__ = 'Odd "table" 100%'
+    __table_args__ = {"schema": "Post Office"}  # noqa: RUF012 - SQLAlchemy's own
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    share: Mapped[int] = mapped_column('%(share)s "of" all')
+
+
+STRATEGIES: dict[str, Any] = {}
+for _strategy in ("update_status", "delete_returning", "batch_select"):
+    STRATEGIES[_strategy] = type(
+        _strategy.title().replace("_", ""),
+        (QueueMixin, Base),
+        {
+            "__tablename__": f"job_{_strategy}",
+            "__queue__": QueueConfig(strategy=_strategy),
+            "__module__": __name__,
+            "id": mapped_column(sa.Integer, primary_key=True),
+        },
+    )
+
+
+def make_elsewhere() -> Any:
+    """Map a class whose schema is only known to the engine."""
+
+    class Here(DeclarativeBase):
+        metadata = Unmapped
+
+    class Moved(QueueMixin, Here):
+        __tablename__ = "moved"
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    return Moved
+
+
+Moved = make_elsewhere()
+
+
+def rows_of(engine: sa.Engine, model: Any, *attributes: str) -> list[Any]:
+    """Return what the table holds, in the order of its key."""
+    columns = [getattr(model, attribute) for attribute in attributes]
+    with Session(engine) as session:
+        return [tuple(row) for row in session.execute(sa.select(*columns).order_by(model.id))]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import InstanceState, Mapper, QueryContext, Session, SessionTransaction
+from sqlalchemy.orm import InstanceState, Mapper, QueryContext
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.columns import add_fields, check_subclass, complete_table, new_columns, placed_roles
@@ -260,7 +260,7 @@ def show_claimed(job: Any, spec: QueueSpec) -> int:
 def hand_out(job: Any, spec: QueueSpec, session: Any, token: str | None = None) -> None:
     """Note that a claim has just handed out ``job``, whose columns are loaded.
 
-    This is done for every job: what is alike for all of a queue is looked up in ``spec.run_names`` once.
+    This is done for every job: what is alike for all of a queue is looked up once.
     """
     state, values = instance_state(job), job.__dict__
     token_name, limit_name = spec.run_names
@@ -268,11 +268,9 @@ def hand_out(job: Any, spec: QueueSpec, session: Any, token: str | None = None) 
     if limit is None:
         limit = spec.config.max_attempts
     key: Any = state.identity
-    if spec.strategy.holds_transaction:
-        transaction, savepoint = (None, None) if session is None else _holders(session)
-    else:
-        transaction = savepoint = None
-    run = Run(key, values.get(token_name, token), show_claimed(job, spec), limit, transaction, savepoint)
+    run = Run(key, values.get(token_name, token), show_claimed(job, spec), limit)
+    if session is not None and spec.strategy.holds_transaction:
+        run.transaction, run.savepoint = session.get_transaction(), session.get_nested_transaction()
     info = state.info
     if _RUN in info and _is_same_run(info[_RUN], run):
         msg = (
@@ -281,11 +279,6 @@ def hand_out(job: Any, spec: QueueSpec, session: Any, token: str | None = None) 
         )
         raise StatementError(msg)
     info[_RUN] = run
-
-
-def _holders(session: Session) -> tuple[SessionTransaction | None, SessionTransaction | None]:
-    """Return the transaction and the innermost savepoint in which a claim is made."""
-    return session.get_transaction(), session.get_nested_transaction()
 
 
 def _is_same_run(one: Run, other: Run) -> bool:

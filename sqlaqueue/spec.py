@@ -52,7 +52,7 @@ class Run:
     attempt: int
     """The number of this attempt, from 1; 1 where the model does not count them."""
     max_attempts: int
-    transaction: SessionTransaction | None
+    transaction: SessionTransaction | None = None
     """The transaction that holds the job, for strategies that hold one."""
     savepoint: SessionTransaction | None = None
     """The innermost savepoint that the claim was made in; when it is rolled back, so is the claim."""

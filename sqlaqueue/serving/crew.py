@@ -16,7 +16,7 @@ from sqlaqueue.exc import LeaseLost
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.events import Announcer, JobEvent
 from sqlaqueue.serving.hands import Hand, runs_of
-from sqlaqueue.serving.outcomes import Ended
+from sqlaqueue.serving.outcomes import COMPLETED, Ended
 from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.steps import Report
@@ -264,13 +264,15 @@ class Crew:
 
     def _announce_all(self, ended: Sequence[Ended]) -> None:
         """Tell how runs ended."""
+        unheard = not self.announcer.heeds("completed")
         with self.lock:
-            for one in ended:
-                if self.plan.asked:
-                    self.plan.asked.discard(one.run.key)
-                self.jobs_ended += one.outcome.ending != "released"
+            self.jobs_ended += sum(one.outcome.ending != "released" for one in ended)
+            if self.plan.asked:
+                self.plan.asked.difference_update([one.run.key for one in ended])
         for one in ended:
             outcome = one.outcome
+            if outcome is COMPLETED and unheard:
+                continue
             if outcome.state == "pending" and not outcome.delay:
                 # No trigger calls out a row that has read as pending all the time.
                 self.look_at_once()
@@ -278,11 +280,9 @@ class Crew:
                 run, queue = one.run, self.plan.spec.name
                 self._tell(JobEvent(outcome.ending, queue, run.key, run.attempt, outcome.delay, outcome.cause))
 
-    def tell_claimed(self, runs: Sequence[Run]) -> None:
+    def tell_claimed(self, jobs: Sequence[Any]) -> None:
         """Tell which jobs were claimed."""
-        if not self.announcer.heeds("claimed"):
-            return
-        for run in runs:
+        for run in runs_of(jobs) if self.announcer.heeds("claimed") else ():
             self._tell(JobEvent("claimed", self.plan.spec.name, run.key, run.attempt))
 
     def tell_lost(self, lost: Sequence[Ended]) -> None:

@@ -25,9 +25,17 @@ if TYPE_CHECKING:
     from sqlaqueue.serving.savepoint import Savepoint
 
 
+def held_run(job: Any) -> Run:
+    """Return the run for which a claim handed out ``job``."""
+    run = run_of(job)
+    if run is None:  # pragma: no cover - the claim's load event sets it
+        raise RuntimeError(job)
+    return run
+
+
 def runs_of(jobs: Iterable[Any]) -> list[Run]:
     """Return the runs for which claims handed out ``jobs``."""
-    return [run for job in jobs if (run := run_of(job)) is not None]
+    return [held_run(job) for job in jobs]
 
 
 class Hand:
@@ -101,15 +109,14 @@ class Hand:
         with crew.lock:
             now = time.monotonic()
             error = self._verdict(raised, now)
-            quiet = error is None and not trace
-            crew.pace.ended((now - self.started) / max(1, len(unit)), quiet=not trace)
-            if quiet:
-                for job, run in zip(unit, runs_of(unit), strict=True):
-                    self._ended(Ended(run, COMPLETED, job))
-                self.put_down()
-            else:
+            crew.pace.ended((now - self.started) / (len(unit) or 1), quiet=not trace)
+            if trace or error is not None:
                 self.error = error
-        return quiet
+                return False
+            for job in unit:
+                self._ended(Ended(held_run(job), COMPLETED, job))
+            self.put_down()
+        return True
 
     def _verdict(self, raised: BaseException | None, now: float) -> BaseException | None:
         """Return what the call came to, given what it raised and what happened to it meanwhile."""

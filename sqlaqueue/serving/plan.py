@@ -21,11 +21,12 @@ from sqlaqueue.serving.dispatch import Dispatch
 from sqlaqueue.serving.ledger import Entries
 from sqlaqueue.serving.outcomes import Outcome, judge
 from sqlaqueue.spec import Key, QueueSpec, Run
-from sqlaqueue.statements import claim_statement, settle_statement, worker_name
+from sqlaqueue.statements import claim_statement, worker_name
 from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import SHARED, Within
 from sqlaqueue.strategies.position import by_priority, from_mark, mark_of
 from sqlaqueue.strategies.wake_up_triggers import wakes
+from sqlaqueue.supported import for_postgresql
 
 LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
@@ -194,8 +195,8 @@ def _completion(spec: QueueSpec) -> Any:
     if not spec.strategy.hands_out_rows:
         return None
     keys: sa.BindParameter[Any] = sa.bindparam(KEYS, expanding=len(spec.keys) > 1)
-    statement = settle_statement(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
-    return statement.execution_options(synchronize_session=False)
+    verb = spec.strategy.settle(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
+    return for_postgresql(verb).returning(*spec.keys) if isinstance(verb, sa.Update | sa.Delete) else None
 
 
 def make_plan(

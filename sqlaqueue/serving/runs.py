@@ -10,12 +10,11 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
-from sqlaqueue.mapping import run_of
 from sqlaqueue.serving import ending
 from sqlaqueue.serving import operations as ops
 from sqlaqueue.serving.calls import NO_CALL, Calls
 from sqlaqueue.serving.crew import Crew
-from sqlaqueue.serving.hands import Hand, runs_of
+from sqlaqueue.serving.hands import Hand, held_run, runs_of
 from sqlaqueue.serving.ledger import Entry
 from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Abandoned, Ended, Outcome, StopRequested, concerns_all
 from sqlaqueue.serving.plan import Plan
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
 
 def _rollback(session: Session) -> None:
     session.rollback()
-
-
-def _run(job: Any) -> Run:
-    run = run_of(job)
-    if run is None:  # pragma: no cover - the claim's load event sets it
-        raise RuntimeError(job)
-    return run
 
 
 # -- a transaction holds the batch ---------------------------------------------------------------------------
@@ -70,7 +62,7 @@ def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
             plan.suspects.add(suspects)
             yield from _give_up(plan, entry)
             return Report(claimed=len(suspects))
-        turn.tell_claimed(runs)
+        crew.tell_claimed(jobs)
         ended = yield from _run_held(crew, jobs, entry)
         return (yield from _settle_held(plan, ended, entry))
     except _BatchBroken as broken:
@@ -100,7 +92,7 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
 def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, Any, list[Ended]]:
     plan, starts, ended = crew.plan, entry.deaths + 1, list[Ended]()
     if entry.deaths:
-        run = _run(jobs[0])
+        run = held_run(jobs[0])
         run.attempt += entry.deaths
         if run.attempt > run.max_attempts:
             msg = f"the worker died {entry.deaths} times while it ran this job alone"
@@ -117,7 +109,7 @@ def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, 
                 # These are no part of the session, and would be written again with what a failing handler did to them.
                 yield Do(ops.reload, (plan, unit))
             if error is None or len(unit) == 1 or concerns_all(error):
-                ended += [Ended(_run(job), plan.judge(error, _run(job)), job) for job in unit]
+                ended += [Ended(held_run(job), plan.judge(error, held_run(job)), job) for job in unit]
             else:
                 # One bad job must not take its mates along: each is tried by itself.
                 yield Do(ops.reload, (plan, unit))
@@ -126,7 +118,7 @@ def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, 
             hand.put_down()
             if hand.first and is_expired(hand.first[0]):
                 yield Do(ops.reload, (plan, [job for unit in hand.left() for job in unit]))
-        ended += [Ended(_run(job), RELEASED, job) for unit in hand.leave_rest() for job in unit]
+        ended += [Ended(held_run(job), RELEASED, job) for unit in hand.leave_rest() for job in unit]
     for one in ended:
         one.starts = starts
     return ended
@@ -219,7 +211,7 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
     if finished:
         crew.settled(finished, claimed.lost)
     calls.looked(more=claimed.more)
-    crew.tell_claimed(runs_of(jobs))
+    crew.tell_claimed(jobs)
     units = plan.units(jobs)
     enough = crew.pace.at_one_go(len(units)) if jobs else None
     if enough is None:
@@ -293,7 +285,7 @@ def _conclude(
         error = finished
     clean = not (yield Do(_undo))
     if len(jobs) == 1 or concerns_all(error):
-        return Report(unsettled=[Ended(_run(job), plan.judge(error, _run(job))) for job in jobs]), clean
+        return Report(unsettled=[Ended(held_run(job), plan.judge(error, held_run(job))) for job in jobs]), clean
     if isinstance(error, StopRequested):
         plan.asked.update(error.keys)
     yield Do(ops.reload, (plan, jobs))
@@ -317,7 +309,7 @@ def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, Report | Ba
 
     :return: a report, or what the database said of what the handler wrote.
     """
-    ended = [Ended(_run(job), COMPLETED, job) for job in jobs]
+    ended = [Ended(held_run(job), COMPLETED, job) for job in jobs]
     try:
         lost = yield Do(ending.complete_and_commit, (plan, ended))
     except Exception as failed:  # noqa: BLE001 - whatever the flush or the commit raises is the job's error

@@ -22,7 +22,7 @@ def left_trace(session: Session, job: Any) -> bool:
 
 def touched(session: Session, transaction: SessionTransaction | None) -> bool:
     """Return whether there is something to flush, or the transaction has been to the database."""
-    if session.new or session.dirty or session.deleted:
+    if not session._is_clean():  # noqa: SLF001 - new, dirty and deleted make a set each, for every job
         return True
     return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - asking by session.connection() would begin one
 

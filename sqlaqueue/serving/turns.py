@@ -69,10 +69,6 @@ class Turn:
         """Note that this turn's transaction holds jobs."""
         self._crew.take_in_hand(self, lambda: runs)
 
-    def tell_claimed(self, runs: list[Run]) -> None:
-        """Announce that jobs are about to be run."""
-        self._crew.tell_claimed(runs)
-
     def end(self) -> None:
         """Let the others have what this turn held."""
         crew = self._crew

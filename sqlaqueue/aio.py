@@ -321,22 +321,20 @@ class _Tasks(Shift):
 
     async def _call(self, session: AsyncSession, hand: Hand) -> None:
         """Call the handler in a task of its own, which can be cancelled."""
-        self.crew.start(hand)
-        task = asyncio.create_task(self._work_through(session, hand))
-        hand.interrupt = task.cancel
-        try:
-            while not (await asyncio.wait([task], timeout=hand.time_left()))[0]:
-                if hand.time_left() == 0:
-                    self.crew.time_out(hand)
-                    task.cancel()
-                    await asyncio.wait([task])
-        except asyncio.CancelledError:
-            # Somebody cancels every task there is: the handler goes as well, before its session is closed.
-            task.cancel()
-            await asyncio.wait([task], timeout=_LAST_WORDS)
-            raise
-        finally:
-            self.crew.stop(hand)
+        with self.crew.calling(hand):
+            task = asyncio.create_task(self._work_through(session, hand))
+            hand.interrupt = task.cancel
+            try:
+                while not (await asyncio.wait([task], timeout=hand.time_left()))[0]:
+                    if hand.time_left() == 0:
+                        self.crew.time_out(hand)
+                        task.cancel()
+                        await asyncio.wait([task])
+            except asyncio.CancelledError:
+                # Somebody cancels every task there is: the handler goes as well, before its session is closed.
+                task.cancel()
+                await asyncio.wait([task], timeout=_LAST_WORDS)
+                raise
 
     async def _work_through(self, session: AsyncSession, hand: Hand) -> None:
         """Make one call after the other, as long as nobody cancels this task, who may have meant the last one."""

@@ -329,8 +329,7 @@ class _Threads(Shift):
 
     def _call(self, session: Session, hand: Hand) -> None:
         """Call the handler; a result counts only while nobody has given the call up."""
-        self.crew.start(hand)
-        try:
+        with self.crew.calling(hand):
             while (argument := hand.begin()) is not None:
                 raised: BaseException | None = None
                 try:
@@ -341,8 +340,6 @@ class _Threads(Shift):
                     raised = caught(error)
                 if not hand.end(raised, session):
                     return
-        finally:
-            self.crew.stop(hand)
 
 
 def _not_run(result: Any) -> HandlerMisuseError:

@@ -7,6 +7,7 @@ signals.
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import threading
@@ -68,6 +69,8 @@ class Service:
                 for consumer in consumers:
                     logger.info("%r serves %s", consumer, _check(consumer))
                 self._begun()
+                # What is there now stays: the collector need not go through it again and again as jobs come and go.
+                gc.freeze()
                 self._serve(consumers)
             finally:
                 _close(consumers)

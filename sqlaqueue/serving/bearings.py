@@ -4,7 +4,7 @@ What has been claimed leaves dead entries at the head of the index. As long as s
 they cannot be removed, and each scan from the head reads them all again. So a claim may begin where the last one ended.
 It misses what lies before that: a late commit, a retry, a more urgent job. So the others look from the head, and
 how many do is measured: looks from the head may cost a twentieth of the time more than claims without them would.
-While the head is clean, nearly every claim looks there.
+While the head is clean, every claim looks there.
 
 It is the low-water mark that other queues keep, here kept by each Consumer by itself.
 """
@@ -20,8 +20,8 @@ LONGEST = 3.0
 """Seconds for which what lies before the mark may be missed, at most."""
 
 _SHARE = 20.0
-_BETWEEN_TRIALS = 1.0
-_SMOOTHING = 0.3
+_NOISE, _SHORTEST = 1.1, 0.0005
+_RISE, _RISE_AT_HEAD = 0.2, 0.005
 
 Mark = Mapping[str, Any]
 """The position of a job in the claim order, as the parameters of a statement."""
@@ -36,33 +36,34 @@ class Bearings:
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._lock = now, threading.Lock()
         self._mark: Mark | None = None
-        self._head_due = self._trial_due = 0.0
-        self._usual: float | None = None
-        """The seconds that a claim from the mark takes."""
+        self._head_due = 0.0
+        self._found = 0
+        """How many jobs the last claim has found, when that was as many as it might take."""
+        self._usual = 0.0
+        """The seconds of a claim of so many jobs, as long as nothing dead is in its way."""
 
     def begin(self) -> Mark | None:
         """Return the mark to claim from; None to claim from the head."""
         with self._lock:
-            now = self._now()
-            if self._mark is not None and now >= self._trial_due:
-                # However clean the head is: what a claim would cost without it has to be known.
-                self._trial_due = now + _BETWEEN_TRIALS
-                return self._mark
-            return self._mark if now < self._head_due else None
+            return self._mark if self._now() < self._head_due else None
 
-    def claimed(self, began_at: Mark | None, mark: Mark | None, took: float) -> None:
+    def claimed(self, began_at: Mark | None, mark: Mark | None, found: int, took: float) -> None:
         """Note what a claim has come to.
 
         :param began_at: what it was told by :meth:`begin`.
-        :param mark: the position of its last job; None when it has found all there was.
+        :param mark: the position of its last job; None when it has found less than it might take.
+        :param found: how many jobs it has found.
         :param took: its seconds.
         """
         with self._lock:
-            now = self._now()
+            if mark is None or found != self._found:
+                # It takes two claims in a row to see a backlog.
+                self._mark, self._found, self._usual = None, found if mark is not None else 0, took
+                return
             self._mark = mark
-            if began_at is not None:
-                known = took if self._usual is None else self._usual
-                self._usual = known + _SMOOTHING * (took - known)
-            else:
-                extra = took - (took if self._usual is None else self._usual)
-                self._head_due = now + min(LONGEST, _SHARE * max(extra, 0.0))
+            # What is quick has nothing in its way; what is slow may have, or the server is busy.
+            rise = _RISE_AT_HEAD if began_at is None else _RISE
+            self._usual += (took - self._usual) * (1.0 if took < self._usual else rise)
+            if began_at is None:
+                extra = took - _NOISE * self._usual - _SHORTEST
+                self._head_due = self._now() + min(LONGEST, _SHARE * max(extra, 0.0))

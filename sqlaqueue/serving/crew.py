@@ -5,11 +5,12 @@ The same object serves both Consumers; the lock costs an event loop nothing.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sqlaqueue.exc import LeaseLost
@@ -137,15 +138,18 @@ class Crew:
 
     # -- handlers at work ----------------------------------------------------------------------------------
 
-    def start(self, hand: Hand) -> None:
-        """Note that calls of the handler begin."""
+    @contextlib.contextmanager
+    def calling(self, hand: Hand) -> Iterator[None]:
+        """Note that calls of the handler begin, and that they have ended."""
+        began = time.monotonic()
         with self.lock:
             self._at_work.add(hand)
-
-    def stop(self, hand: Hand) -> None:
-        """Note that they have ended."""
-        with self.lock:
-            self._at_work.discard(hand)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._at_work.discard(hand)
+                hand.set_pace(began)
 
     def at_work(self) -> list[Hand]:
         """Return the hands from which a handler is at work."""

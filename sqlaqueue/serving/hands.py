@@ -61,7 +61,10 @@ class Hand:
         """What that call came to."""
         self.savepoint: Savepoint | None = None
         """By what the handler's writes are undone, where the transaction holds more than its own jobs."""
+        self.left_trace = False
+        """Whether that call has used its session."""
         self.started = 0.0
+        self._calls = self._jobs = 0
         self.timed_out = self.abandoned = False
         self.asked: set[Key] = set()
         """Which jobs of the call somebody asked to stop."""
@@ -101,33 +104,42 @@ class Hand:
 
         :param session: the one that the handler was given.
         """
-        crew, unit = self._crew, self.unit
+        unit = self.unit
         if self.savepoint is None:
             trace = left_trace(session, unit[0])
         else:
             trace = self.savepoint.touched() or is_expired(unit[0])
-        with crew.lock:
-            now = time.monotonic()
-            error = self._verdict(raised, now)
-            crew.pace.ended((now - self.started) / (len(unit) or 1), quiet=not trace)
-            if trace or error is not None:
-                self.error = error
-                return False
+        with self._crew.lock:
+            self._calls += 1
+            self._jobs += len(unit)
+            if trace or raised is not None or self.abandoned or self._plan.timeout is not None:
+                self.error = self._verdict(raised)
+                if trace or self.error is not None:
+                    self.left_trace = trace
+                    return False
             for job in unit:
                 self._ended(Ended(held_run(job), COMPLETED, job))
             self.put_down()
         return True
 
-    def _verdict(self, raised: BaseException | None, now: float) -> BaseException | None:
+    def _verdict(self, raised: BaseException | None) -> BaseException | None:
         """Return what the call came to, given what it raised and what happened to it meanwhile."""
         timeout = self._plan.timeout
         if self.abandoned:
             return Abandoned()
-        if timeout is not None and (self.timed_out or now - self.started > timeout):
+        if timeout is not None and (self.timed_out or time.monotonic() - self.started > timeout):
             return JobTimeout(f"the handler ran for longer than {timeout:g} seconds")
         if self.asked and raised is not None:
             return StopRequested(frozenset(self.asked))
         return raised
+
+    def set_pace(self, began: float) -> None:
+        """Tell the pace how long the calls have taken since ``began``, of which only the last may have left a trace."""
+        if self._calls:
+            took = (time.monotonic() - began) / max(1, self._jobs)
+            self._crew.pace.ended(took, calls=self._calls, quiet=not self.left_trace)
+            self._calls = self._jobs = 0
+            self.left_trace = False
 
     def time_left(self) -> float | None:
         """Return the seconds until the call under way runs into the Consumer's timeout; None when there is none."""

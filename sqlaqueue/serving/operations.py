@@ -55,7 +55,8 @@ def _claim_from(session: Session, plan: Plan, mark: Mark | None, n: int, tickets
     else:
         statement = plan.claim_from_aloud if tickets else plan.claim_from
     jobs = list(session.execute(statement, parameters, bind_arguments=plan.bind).scalars())
-    plan.bearings.claimed(mark, plan.mark_of(jobs) if len(jobs) >= n else None, time.monotonic() - began)
+    ended_at = plan.mark_of(jobs) if len(jobs) >= n else None
+    plan.bearings.claimed(mark, ended_at, len(jobs), time.monotonic() - began)
     return jobs
 
 

@@ -78,14 +78,15 @@ class Pace:
         fitting = self._concurrency * _IN_HAND / max(self._duration, 1e-6)
         return max(1, min(self._batch_size, int(max(fitting, self._concurrency))))
 
-    def ended(self, duration: float, *, quiet: bool) -> None:
-        """Note that a handler ran for ``duration`` seconds.
+    def ended(self, duration: float, *, calls: int = 1, quiet: bool) -> None:
+        """Note that a handler was called, and took ``duration`` seconds for a job.
 
+        :param calls: how often it was called, one time after the other.
         :param quiet: whether it left no trace in its session.
         """
         known = duration if self._duration is None else self._duration
-        self._duration = known + _SMOOTHING * (duration - known)
-        self._quiet = self._quiet + 1 if quiet else 0
+        self._duration = known + (1 - (1 - _SMOOTHING) ** calls) * (duration - known)
+        self._quiet = self._quiet + calls if quiet else 0
 
     def at_one_go(self, calls: int) -> float | None:
         """Return for how many seconds one thread or task should make so many calls by itself; None when it should not.

@@ -17,7 +17,8 @@ def left_trace(session: Session, job: Any) -> bool:
     if session.in_transaction():
         return touched(session, session.get_transaction())
     # It may have committed, rolled back or closed the session.
-    return is_expired(job) or instance_state(job).detached
+    state = instance_state(job)
+    return state.expired or state.session_id is None
 
 
 def touched(session: Session, transaction: SessionTransaction | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -36,55 +37,60 @@ def bearings(clock: Clock) -> Bearings:
     return Bearings(clock)
 
 
-@pytest.mark.once
-def test_the_first_claim_looks_from_the_head(bearings: Bearings) -> None:
-    assert bearings.begin() is None
-    bearings.claimed(None, HERE, 0.01)
-    assert bearings.begin() is HERE, "what a claim costs without the head is to be known"
-
-
-@pytest.mark.once
-def test_a_clean_head_is_looked_at_by_nearly_every_claim(bearings: Bearings, clock: Clock) -> None:
-    heads = 0
-    for _ in range(1000):
+def serve(bearings: Bearings, clock: Clock, seconds: float, *, head: float, usual: float = 0.01) -> list[float]:
+    """Claim batches of ten for some seconds; return the moments of the looks from the head, which take ``head``."""
+    looks, end = [], clock.time + seconds
+    while clock.time < end:
         began = bearings.begin()
-        heads += began is None
-        clock.time += 0.01
-        bearings.claimed(began, FURTHER, 0.01)
-    assert heads > 950
+        took = head if began is None else usual
+        looks += [clock.time] if began is None else []
+        clock.time += took
+        bearings.claimed(began, FURTHER, 10, took)
+    return looks
+
+
+@pytest.mark.once
+def test_a_clean_head_is_looked_at_by_every_claim(bearings: Bearings, clock: Clock) -> None:
+    assert len(serve(bearings, clock, 10, head=0.01)) == pytest.approx(1000, abs=1)
 
 
 @pytest.mark.once
 def test_looks_from_a_littered_head_cost_a_twentieth(bearings: Bearings, clock: Clock) -> None:
-    began_at, spent = clock.time, 0.0
-    while clock.time < began_at + 60:
-        began = bearings.begin()
-        took = 0.1 if began is None else 0.01
-        spent += took - 0.01
-        clock.time += took
-        bearings.claimed(began, FURTHER, took)
-    assert 0.02 < spent / 60 < 0.08
+    serve(bearings, clock, 1, head=0.01)
+    looks = serve(bearings, clock, 60, head=0.1)
+    assert 0.02 < len(looks) * 0.09 / 60 < 0.08
+
+
+@pytest.mark.once
+def test_it_is_seen_as_well_when_the_head_is_littered_slowly(bearings: Bearings, clock: Clock) -> None:
+    for step in range(200):
+        serve(bearings, clock, 0.2, head=0.01 + step * 0.0005)
+    assert len(serve(bearings, clock, 10, head=0.11)) < 10
 
 
 @pytest.mark.once
 def test_however_littered_it_is_the_head_is_looked_at(bearings: Bearings, clock: Clock) -> None:
-    last = clock.time
-    while clock.time < 160:
-        began = bearings.begin()
-        if began is None:
-            assert clock.time - last <= LONGEST + 0.1
-            last = clock.time
-        took = 2.0 if began is None else 0.01
-        clock.time += took
-        bearings.claimed(began, FURTHER, took)
-        last = clock.time if began is None else last
-    assert last > 150
+    serve(bearings, clock, 1, head=0.01)
+    looks = serve(bearings, clock, 60, head=2.0)
+    assert max(after - before for before, after in pairwise(looks)) <= LONGEST + 2.1
 
 
 @pytest.mark.once
-def test_where_nothing_is_left_the_next_claim_looks_from_the_head(bearings: Bearings) -> None:
-    bearings.claimed(None, HERE, 0.01)
-    bearings.claimed(HERE, None, 0.01)
+def test_single_jobs_are_claimed_from_the_head(bearings: Bearings) -> None:
+    """A job that comes now and then makes no backlog, though a claim of one has found all that it might take."""
+    bearings.claimed(None, HERE, 1, 0.01)
+    assert bearings.begin() is None
+    bearings.claimed(None, None, 0, 0.5)
+    bearings.claimed(None, HERE, 1, 0.5)
+    assert bearings.begin() is None
+
+
+@pytest.mark.once
+def test_where_nothing_is_left_the_next_claim_looks_from_the_head(bearings: Bearings, clock: Clock) -> None:
+    serve(bearings, clock, 1, head=0.01)
+    bearings.claimed(None, FURTHER, 10, 1.0)
+    assert bearings.begin() is FURTHER
+    bearings.claimed(FURTHER, None, 3, 0.01)
     assert bearings.begin() is None
 
 

@@ -159,25 +159,25 @@ def test_a_claim_is_never_larger_than_asked_for_and_never_empty(
     pace = make_pace(batch_size=batch_size, concurrency=concurrency)
     assert pace.claim_size() == min(batch_size, concurrency)
     for duration in durations:
-        pace.ended(duration)
+        pace.ended(duration, quiet=True)
         assert min(batch_size, concurrency) <= pace.claim_size() <= batch_size
 
 
 def test_slow_handlers_claim_no_more_than_they_can_do() -> None:
     pace = make_pace(concurrency=4)
     for _ in range(50):
-        pace.ended(10)
+        pace.ended(10, quiet=True)
     assert pace.claim_size() == 4
     assert pace.is_slow
     for _ in range(100):
-        pace.ended(0.001)
+        pace.ended(0.001, quiet=True)
     assert pace.claim_size() == 100
     assert not pace.is_slow
 
 
 def test_a_handler_of_batches_gets_whole_ones() -> None:
     pace = make_pace(together=True)
-    pace.ended(10)
+    pace.ended(10, quiet=True)
     assert pace.claim_size() == 100
 
 

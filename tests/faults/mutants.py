@@ -196,9 +196,9 @@ def runs_its_batch_to_the_end() -> None:
 def counts_what_it_gave_up() -> None:
     original = Hand._verdict
 
-    def verdict(self: Hand, raised: Any, now: float) -> Any:
+    def verdict(self: Hand, raised: Any) -> Any:
         self.abandoned = False
-        return original(self, raised, now)
+        return original(self, raised)
 
     Hand._verdict = verdict
 

@@ -39,7 +39,7 @@ def stopped_while_claiming(scene: Scene) -> None:
         worker = scene.worker(lease=30)
         waiting = """
             SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
-            AND wait_event_type = 'Lock' AND query LIKE '%LIMIT%SKIP LOCKED%'
+            AND wait_event_type = 'Lock' AND query LIKE 'WITH %'
         """
         scene.await_that(lambda: scene.bench.execute(waiting), "that the claim waits")
         worker.terminate()

@@ -6,6 +6,7 @@ With the option ``plain`` it is SQLAlchemy without a queue, for what enqueueing 
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -118,6 +119,8 @@ class Ours(Adapter):
 
     def work(self, meter: Meter) -> Any:
         arguments = dict(self.options.get("consumer") or {})
+        if arguments:
+            gc.freeze()
         if "concurrency" in self.options:
             # Handlers that wait are run one by one. A held batch is that of one handler, so it is a small one here.
             arguments |= {"concurrency": self.options["concurrency"], "batch": False}

@@ -86,7 +86,7 @@ def _same_statements() -> list[Contestant]:
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
 TUNED: dict[str, Any] = {"batch_size": 1000, "batch": True, "concurrency": 2}
-"""How a Consumer is driven at its best, in a process that has frozen what it has loaded, as the command `worker` does."""
+"""How a Consumer is driven at its best, in a process that freezes what it has loaded, as the command `worker` does."""
 
 
 def _ours() -> list[Contestant]:

@@ -95,7 +95,7 @@ class Defaults(QueueMixin, Base):
     uid: Mapped[uuid.UUID] = mapped_column(default=uuid.uuid4)
     word: Mapped[str] = mapped_column(default=_word_of)
     server: Mapped[str] = mapped_column(server_default="from the server")
-    double: Mapped[int] = mapped_column(sa.Computed("size * 2"))
+    double: Mapped[int] = mapped_column(sa.Computed("size * 2", persisted=True))
 
     __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - SQLAlchemy's own
 

@@ -30,9 +30,6 @@ from tests.faults.history import Log
 from tests.faults.mutants import MUTANTS
 from tests.servers import Server
 
-# The order that the checker looks for is that of the head; claims from a mark may be made a little later.
-bearings.LONGEST = 0.0
-
 DEADLY = 13
 """The exit code of a worker that a job has killed."""
 
@@ -114,6 +111,8 @@ class Handler:
 def work(order: Any) -> None:
     """Serve the queue until a signal comes."""
     log, gate = Log(Path(order["directory"]), order["name"]), Gate(Path(order["directory"]), order["name"])
+    # The order that the checker looks for is that of the head; claims from a mark may be made a little later.
+    bearings.LONGEST = 0.0
     pace.SWEEP = 0.2
     if order["mutant"]:
         MUTANTS[order["mutant"]]()

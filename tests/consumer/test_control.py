@@ -50,7 +50,7 @@ def test_consumers_obey_a_pause(mixed: Bench) -> None:
         execute(mixed, pause(mixed.Job))
         mixed.enqueue()
         # It comes when it is called, and finds nothing: then it has no call left.
-        wait_until(lambda: not server.consumer._shift.calls.begin_look().tickets)
+        wait_until(lambda: not server.consumer._shift.calls._open)
         assert mixed.states() == {"pending": 1}
         execute(mixed, resume(mixed.Job))
         wait_until(lambda: mixed.states() == {"completed": 1})

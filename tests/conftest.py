@@ -19,8 +19,7 @@ from tests.servers import Servers, choose_versions, find_installations, running
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    # The package is typed, but does not say so.
-    from xdist.workermanage import WorkerController  # type: ignore[import-untyped]
+    from xdist.workermanage import WorkerController  # type: ignore[import-untyped]  # it is typed, but does not say so
 
     from tests.servers import Database, Server
 

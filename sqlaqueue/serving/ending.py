@@ -65,7 +65,7 @@ def _settle_alike(session: Session, plan: Plan, group: Sequence[Ended]) -> list[
     claims: dict[Any, list[Key]] = {}
     for one in group:
         claims.setdefault(one.run.token, []).append(one.run.key)
-    if first.outcome is COMPLETED and plan.complete is not None:
+    if first.outcome is COMPLETED and first.starts == 1 and plan.complete is not None:
         # Of what the ORM would do for this statement nothing is needed.
         connection = session.connection(bind_arguments=plan.bind)
         bound = ({TOKEN: token, KEYS: spec.bind_keys(keys)} for token, keys in claims.items())

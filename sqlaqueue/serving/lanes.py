@@ -14,7 +14,7 @@ from sqlaqueue.serving import checks, tending
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import mend_messages
 from sqlaqueue.serving.outcomes import RELEASED, Ended
-from sqlaqueue.serving.runs import held_batch, leased_batch, leased_unit, strike
+from sqlaqueue.serving.runs import held_batch, leased_batch, leased_unit, run_to_the_end, strike
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, InSession, Pause, Report, Rest, Script, Step, Watch
@@ -122,10 +122,13 @@ def _claim(shift: Shift, turn: Turn) -> Script:
 def _work(shift: Shift, hand: Hand) -> Script:
     """Run one job, or one batch; whatever goes wrong on the way, its runs end."""
     try:
-        yield InSession(leased_unit(shift.crew, hand))
+        yield from run_to_the_end(shift.crew, hand, _in_session(leased_unit(shift.crew, hand)))
     except Exception as error:  # noqa: BLE001 - such as a session that cannot be made
         logger.warning("%s: %s: %s", shift.name, type(error).__name__, error)
-        shift.crew.report(Report(unsettled=[Ended(run, RELEASED) for run in hand.held()]))
+
+
+def _in_session(script: Script) -> Script:
+    yield InSession(script)
 
 
 def _check(shift: Shift) -> Script:

@@ -221,8 +221,18 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
         return len(jobs)
     hand = turn.take(units, enough)
     turn.claimed(found=bool(jobs), more=claimed.more)
-    yield from _run_leased(crew, hand)
+    yield from run_to_the_end(crew, hand, _run_leased(crew, hand))
     return len(jobs)
+
+
+def run_to_the_end(crew: Crew, hand: Hand, script: Script) -> Script:
+    """Carry out what is to be done with a hand; whatever goes wrong on the way, its runs end."""
+    try:
+        yield from script
+    except Exception:
+        # Else nobody would know of them, and they would wait for the end of their lease.
+        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in hand.held()]))
+        raise
 
 
 def leased_unit(crew: Crew, hand: Hand) -> Script:
@@ -263,7 +273,12 @@ def pass_on(crew: Crew, hand: Hand) -> Script:
     """Give others the jobs that a hand does not come to, while their instances are in a session that is in use."""
     left = runs_of(job for unit in hand.leave_rest() for job in unit)
     if left:
-        jobs = yield Beside(ops.load_again, (crew.plan, left))
+        try:
+            jobs = yield Beside(ops.load_again, (crew.plan, left))
+        except Exception:
+            crew.report(Report(unsettled=[Ended(run, RELEASED) for run in left]))
+            hand.rest_has_left()
+            raise
         there = {run.key for run in runs_of(jobs)}
         crew.fill(crew.plan.units(jobs))
         # Somebody else holds these by now, or has deleted them: to settle them says so.

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import LeaseLost
+from sqlaqueue.serving import operations
 from sqlaqueue.serving.pace import Pace
 from tests.consumer.bench import Bench, wait_until
 
@@ -151,6 +153,33 @@ def test_a_job_that_somebody_else_has_by_now_is_refused(leased: Bench) -> None:
         wait_until(lambda: server.told("lease_lost") and leased.states()["completed"] == N - 1)
     assert server.told("lease_lost") == [stolen]
     assert isinstance(next(one.error for one in server.events if one.name == "lease_lost"), LeaseLost)
+
+
+@pytest.mark.parametrize("why", ["a trace", "a slow handler"])
+def test_what_cannot_be_passed_on_is_given_back(leased: Bench, monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """It does not wait for the end of a lease that nobody extends."""
+    keys = leased.enqueue(2 * N)
+    special, go_on, failures = keys[N + 10], threading.Event(), list[int]()
+    load_again = operations.load_again
+
+    def fail_once(*arguments: Any) -> Any:
+        if not failures:
+            failures.append(1)
+            raise OperationalError("SELECT", {}, Exception("the connection is gone"))
+        return load_again(*arguments)
+
+    monkeypatch.setattr(operations, "load_again", fail_once)
+
+    async def work(hands: Any, job: Any) -> None:
+        if job.id == special and why == "a trace":
+            await hands.execute(leased.effect(job.id))
+        elif job.id == special:
+            await hands.wait(go_on)
+
+    with leased.consumer(work, concurrency=2, batch_size=N // 2, lease=600).running():
+        wait_until(lambda: failures)
+        go_on.set()
+        wait_until(lambda: leased.states()["completed"] == 2 * N)
 
 
 def test_a_quiet_job_costs_no_transaction(leased: Bench, made: Counter[str]) -> None:

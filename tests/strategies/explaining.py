@@ -15,6 +15,18 @@ if TYPE_CHECKING:
 GENERIC = "force_generic_plan"
 CUSTOM = "force_custom_plan"
 
+OWN_MESSAGE: dict[str, str | None] = {"status": None}
+QUEUES = {
+    "update_status": ("update_status", {}, False),
+    "update_status-composite": ("update_status", {}, True),
+    "batch_select": ("batch_select", {}, False),
+    "delete_returning": ("delete_returning", {}, False),
+    "delete_returning-composite": ("delete_returning", {}, True),
+    "own_message": ("delete_returning", OWN_MESSAGE, False),
+    "own_message-composite": ("delete_returning", OWN_MESSAGE, True),
+}
+"""The queues whose plans are looked at: strategy, columns, and whether the key is composite."""
+
 
 def explain(engine: sa.Engine, statement: Any, parameters: Mapping[str, Any], cache: str = GENERIC) -> dict[str, Any]:
     """Execute a statement, as a prepared one, and roll it back; return what the executor says of it."""

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.serving.plan import EXCEPT, LIMIT, TICKETS, make_plan
 from sqlaqueue.testing import QueueUnderTest
-from tests.strategies.explaining import CUSTOM, GENERIC, buffers_of, explain
+from tests.strategies.explaining import CUSTOM, GENERIC, QUEUES, buffers_of, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -26,16 +26,6 @@ JIT_ABOVE = 100_000
 """The cost above which the server compiles a query before it executes it, which takes longer than the claim."""
 
 LATER = "now() + interval '1 day'"
-OWN_MESSAGE: dict[str, str | None] = {"status": None}
-QUEUES = {
-    "update_status": ("update_status", {}, False),
-    "update_status-composite": ("update_status", {}, True),
-    "batch_select": ("batch_select", {}, False),
-    "delete_returning": ("delete_returning", {}, False),
-    "delete_returning-composite": ("delete_returning", {}, True),
-    "own_message": ("delete_returning", OWN_MESSAGE, False),
-    "own_message-composite": ("delete_returning", OWN_MESSAGE, True),
-}
 
 
 def _sizes() -> Iterator[Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from sqlaqueue import claim
 from sqlaqueue.testing import QueueUnderTest
-from tests.strategies.explaining import CUSTOM, GENERIC, buffers_of, explain, nodes_of
+from tests.strategies.explaining import CUSTOM, GENERIC, QUEUES, buffers_of, explain, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,17 +19,6 @@ if TYPE_CHECKING:
 N = 10
 FEW_BLOCKS = 200
 """What a claim of N jobs may touch; the tables of the large queues have thousands."""
-
-OWN_MESSAGE: dict[str, str | None] = {"status": None}
-QUEUES = {
-    "update_status": ("update_status", {}, False),
-    "update_status-composite": ("update_status", {}, True),
-    "batch_select": ("batch_select", {}, False),
-    "delete_returning": ("delete_returning", {}, False),
-    "delete_returning-composite": ("delete_returning", {}, True),
-    "own_message": ("delete_returning", OWN_MESSAGE, False),
-    "own_message-composite": ("delete_returning", OWN_MESSAGE, True),
-}
 
 
 class Size(NamedTuple):

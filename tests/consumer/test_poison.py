@@ -101,6 +101,19 @@ def test_a_suspect_that_is_innocent_is_cleared(bench: Bench) -> None:
     bench.assert_tidy()
 
 
+def test_a_job_that_succeeds_after_its_worker_died_counts_both(bench: Bench) -> None:
+    """The first start was its own doing, as far as anybody can know; the second one leaves no trace in its session."""
+    [key] = bench.enqueue(1)
+    with bench.worker("wait", lease=1, batch_size=1) as worker:
+        worker.await_word("started")
+        worker.signal(9)
+        worker.await_end()
+    with bench.consumer(batch_size=1).running():
+        wait_until(lambda: bench.states() == {"completed": 1})
+    assert bench.attempts() == {key: 2}
+    bench.assert_tidy()
+
+
 def test_suspects_do_not_keep_the_others_from_running(bench: Bench) -> None:
     """While one of them takes its time."""
     suspects = bench.enqueue(3, payload="suspect")

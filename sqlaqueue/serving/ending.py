@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.serving.errors import will_pass
 from sqlaqueue.serving.outcomes import COMPLETED, Ended
 from sqlaqueue.serving.plan import KEYS, TOKEN, Plan
 from sqlaqueue.serving.telling import tell_ended
@@ -26,17 +27,6 @@ logger = logging.getLogger("sqlaqueue")
 
 QUIET = {"synchronize_session": False}
 """Consumers settle beside the ORM: nobody looks at the instances any more."""
-
-
-def will_pass(error: BaseException) -> bool:
-    """Return whether trying again is all there is to do: the connection is gone, or the database asks for it.
-
-    It does at a deadlock, and at a conflict under a strict isolation level.
-    """
-    if not isinstance(error, DBAPIError):
-        return False
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    return error.connection_invalidated or state in {"40001", "40P01"}
 
 
 def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:

@@ -12,6 +12,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.serving import ending, pace, tending
+from sqlaqueue.serving.errors import will_pass
 from sqlaqueue.serving.outcomes import RELEASED, Ended
 from sqlaqueue.serving.retention import Walk
 from sqlaqueue.serving.runs import pass_on
@@ -188,7 +189,7 @@ def _delete_batch(shift: Shift, walk: Walk) -> Generator[Step, Any, bool]:
     try:
         deleted, newest, bound = yield Beside(retention.delete_some, (shift.plan, walk))
     except DBAPIError as error:
-        if ending.will_pass(error):
+        if will_pass(error):
             raise
         return not (walk.failed() and (yield Beside(retention.leave_first, (shift.plan, walk, error))))
     more = walk.went(deleted, newest, bound, time.monotonic() - began)

@@ -7,10 +7,8 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from sqlalchemy import exc
-
-from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.serving import checks, tending
+from sqlaqueue.serving.errors import is_programs_fault
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import mend_messages
 from sqlaqueue.serving.outcomes import RELEASED, Ended
@@ -137,14 +135,6 @@ def _check(shift: Shift) -> Script:
         told = yield Beside(checks.check_database, (shift.plan,))
         if told and not shift.draining:
             shift.listen()
-
-
-def is_programs_fault(error: Exception) -> bool:
-    """Return whether ``error`` tells of a mistake in the program, such as a missing table, and not of the database."""
-    if isinstance(error, exc.DBAPIError):
-        return isinstance(error, exc.ProgrammingError)
-    own = (SqlaqueueError, exc.SQLAlchemyError, TypeError, AttributeError, LookupError, ValueError)
-    return isinstance(error, own) and not isinstance(error, exc.TimeoutError)
 
 
 def _mended(shift: Shift) -> Generator[Step, Any, bool]:

@@ -14,6 +14,7 @@ from sqlaqueue.serving import ending
 from sqlaqueue.serving import operations as ops
 from sqlaqueue.serving.calls import NO_CALL, Calls
 from sqlaqueue.serving.crew import Crew
+from sqlaqueue.serving.errors import will_pass
 from sqlaqueue.serving.hands import Hand, held_run, runs_of
 from sqlaqueue.serving.ledger import Entry
 from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Abandoned, Ended, Outcome, StopRequested, concerns_all
@@ -77,7 +78,7 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
     try:
         yield Do(ops.settle_held, (plan, ended, entry))
     except DBAPIError as error:
-        if ending.will_pass(error):
+        if will_pass(error):
             raise
         # Such as a deferred constraint, which is checked by the commit: one job must not undo the others for ever.
         yield from _give_up(plan, entry)
@@ -328,7 +329,7 @@ def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, Report | Ba
     try:
         lost = yield Do(ending.complete_and_commit, (plan, ended))
     except Exception as failed:  # noqa: BLE001 - whatever the flush or the commit raises is the job's error
-        if not ending.will_pass(failed):
+        if not will_pass(failed):
             return failed
         yield Do(_rollback)
         if not (isinstance(failed, DBAPIError) and failed.connection_invalidated):

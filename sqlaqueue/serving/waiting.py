@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar, cast
 
 import sqlalchemy as sa
-from sqlalchemy import exc
 from sqlalchemy.orm import Session, SessionTransaction, object_session
 
 from sqlaqueue.backoff import Delay, seconds
@@ -15,6 +14,7 @@ from sqlaqueue.config import FINISHED
 from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTimeout
 from sqlaqueue.mapping import QueueMixin, run_of, spec_of
 from sqlaqueue.serving.awaited import Waiting
+from sqlaqueue.serving.errors import may_pass
 from sqlaqueue.serving.ledger import name_of
 from sqlaqueue.serving.steps import Beside, Pause
 from sqlaqueue.spec import Key, QueueSpec
@@ -196,18 +196,10 @@ def await_end(waiter: Waiter) -> Wait:
                 result = yield Beside(look, (waiter,))
                 waiting.looked()
         except Exception as error:
-            if not _may_pass(error):
+            if not may_pass(error):
                 raise
             waiting.looked()
     return _checked(waiter, result)
-
-
-def _may_pass(error: Exception) -> bool:
-    """Return whether the database may be there again in a moment; the first look has shown that it was."""
-    if isinstance(error, exc.DBAPIError):
-        # Not only operational errors: a driver whose connection goes in the middle of something may say anything.
-        return error.connection_invalidated or not isinstance(error, exc.ProgrammingError | exc.DataError)
-    return isinstance(error, exc.TimeoutError | OSError)
 
 
 def _checked(waiter: Waiter, result: JobResult[Any]) -> JobResult[Any]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
+from sqlaqueue.serving import operations
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
@@ -141,6 +145,30 @@ def test_suspects_do_not_keep_the_others_from_running(bench: Bench) -> None:
     assert most == [1]
     assert {bench.row(key).attempts for key in suspects} == {1}
     bench.assert_tidy()
+
+
+def test_one_lane_at_a_time_looks_for_suspects(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two may claim at once, and two that look might each take a suspect."""
+    most: Counter[str] = Counter()
+
+    def watch(name: str) -> None:
+        operation, at_once = getattr(operations, name), [0]
+
+        def watched(session: Session, *arguments: Any) -> Any:
+            at_once[0] += 1
+            most[name] = max(most[name], at_once[0])
+            session.execute(sa.text("SELECT pg_sleep(0.01)"))
+            at_once[0] -= 1
+            return operation(session, *arguments)
+
+        monkeypatch.setattr(operations, name, watched)
+
+    watch("claim")
+    watch("_claim_suspect")
+    leased.enqueue(300)
+    with leased.consumer(concurrency=2, batch_size=10).running():
+        wait_until(lambda: leased.states() == {"completed": 300})
+    assert most == {"claim": 2, "_claim_suspect": 1}
 
 
 def test_a_worker_that_loses_the_database_is_not_taken_for_dead(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from asyncpg.exceptions import InternalClientError
 from sqlalchemy.orm import Session
 
 import sqlaqueue
@@ -57,6 +58,26 @@ def test_connections_are_lost_meanwhile(mixed: Bench) -> None:
         gate.await_start()
         gate.go_on.release()
         assert waiter.end().state == "completed"
+
+
+def test_the_driver_complains_of_itself(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What asyncpg says of a connection that was ended between two statements, which SQLAlchemy lets through as it is.
+
+    It takes a moment that cannot be arranged: the server's last word has been read, the end of the socket has not.
+    """
+    announce, complaints = sqlaqueue.serving.waiting.announce, [InternalClientError("another operation is in progress")]
+
+    def announce_at_a_bad_time(session: Session, waiter: Any) -> None:
+        if complaints:
+            raise complaints.pop()
+        announce(session, waiter)
+
+    monkeypatch.setattr(sqlaqueue.serving.waiting, "announce", announce_at_a_bad_time)
+    (key,) = leased.enqueue()
+    waiter = Waiter(leased, (leased.Job, key), timeout=60)
+    wait_until(lambda: not complaints)
+    leased.consumer().drain()
+    assert waiter.end().state == "completed"
 
 
 def test_a_rescued_job_that_fails_for_good_is_an_end(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

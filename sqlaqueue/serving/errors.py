@@ -1,0 +1,40 @@
+"""What an error says: that trying again helps, or that the program has to be changed."""
+
+from __future__ import annotations
+
+from sqlalchemy import exc
+
+from sqlaqueue.exc import SqlaqueueError
+
+
+def will_pass(error: BaseException) -> bool:
+    """Return whether trying again is all there is to do: the connection is gone, or the database asks for it.
+
+    It does at a deadlock, and at a conflict under a strict isolation level.
+    """
+    if not isinstance(error, exc.DBAPIError):
+        return _is_of_the_driver(error)
+    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
+    return error.connection_invalidated or state in {"40001", "40P01"}
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether the database may be there again in a moment, if the same statement has worked before."""
+    if isinstance(error, exc.DBAPIError):
+        # Not only operational errors: a driver whose connection goes in the middle of something may say anything.
+        return error.connection_invalidated or not isinstance(error, exc.ProgrammingError | exc.DataError)
+    return isinstance(error, exc.TimeoutError | OSError) or _is_of_the_driver(error)
+
+
+def is_programs_fault(error: Exception) -> bool:
+    """Return whether ``error`` tells of a mistake in the program, such as a missing table, and not of the database."""
+    if isinstance(error, exc.DBAPIError):
+        return isinstance(error, exc.ProgrammingError)
+    own = (SqlaqueueError, exc.SQLAlchemyError, TypeError, AttributeError, LookupError, ValueError)
+    return isinstance(error, own) and not isinstance(error, exc.TimeoutError)
+
+
+def _is_of_the_driver(error: BaseException) -> bool:
+    # When a connection is ended between two statements, asyncpg may complain of the state that it is in itself, with
+    # an error that is none of the DBAPI's, which SQLAlchemy lets through as it is. Nothing has been sent then.
+    return type(error).__module__.partition(".")[0] == "asyncpg"

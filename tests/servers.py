@@ -231,7 +231,8 @@ class Server:
     def database(self) -> Iterator[Database]:
         """Create an empty database, and drop it in the end, whoever still uses it."""
         name = f"test_{secrets.token_hex(6)}"
-        self._administer("CREATE DATABASE {}", name)
+        # By files, which takes a quarter of the time that it takes through the log.
+        self._administer("CREATE DATABASE {} STRATEGY file_copy", name)
         try:
             yield Database(self, name)
         finally:

@@ -26,10 +26,10 @@ SQLALCHEMY = ["2.1.*", "2.0.*", "2.0.32"]
 LATEST_SQLALCHEMY = SQLALCHEMY[:2]
 
 # The newest versions run all but what is left to `full`. Each other combination runs the tests that are marked
-# `everywhere` and a part of the rest, so that every sixth test meets one more combination.
+# `everywhere` and a part of the rest, so that every tenth test meets one more combination.
 NEWEST = ["-m", "not thorough"]
 ELSEWHERE = ["-m", "not thorough and not once"]
-SHARES = 6
+SHARES = 10
 
 # One more than there are cores: many a test waits for a process, or for a lease.
 PYTEST = ["pytest", f"--numprocesses={min((os.cpu_count() or 1) + 1, 5)}"]

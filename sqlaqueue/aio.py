@@ -33,7 +33,7 @@ from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
-from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, Watch, needed
+from sqlaqueue.serving.steps import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
 from sqlaqueue.serving.together import Together
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
@@ -197,7 +197,7 @@ class _Tasks(Shift):
         self._loop = asyncio.get_running_loop()
         self._called = asyncio.Event()
         self._listening = False
-        self._changed, self._stopped, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._changed, self._stopped, self._attended = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
 
@@ -217,6 +217,9 @@ class _Tasks(Shift):
 
     def call(self) -> None:
         self._called.set()
+
+    def attend(self) -> None:
+        self._attended.set()
 
     def _wake_all(self) -> None:
         self._stopped.set()
@@ -241,7 +244,7 @@ class _Tasks(Shift):
             finally:
                 self.stop()
                 self.over = True
-                self._ended.set()
+                self.attend()
                 await _end([*lanes, keeper], max(self._grace, 5.0))
                 await self._carry_out(wind_up(self))
                 if self._listening:
@@ -303,15 +306,18 @@ class _Tasks(Shift):
                             result = await self._carry_out(step.script, own)
                     case Handle():
                         await self._call(needed(session), step.hand)
-                    case Pause() | Watch() | Rest():
+                    case Pause() | Doze() | Watch() | Rest():
                         await self._pass_time(step)
             except Exception as error:  # noqa: BLE001 - the script decides
                 raised = error
 
-    async def _pass_time(self, step: Pause | Watch | Rest) -> None:
+    async def _pass_time(self, step: Pause | Doze | Watch | Rest) -> None:
         match step:
             case Pause():
-                await wait_for_event(self._ended if step.past_stop else self._stopped, step.seconds)
+                await wait_for_event(self._stopped, step.seconds)
+            case Doze():
+                await wait_for_event(self._attended, step.seconds)
+                self._attended.clear()
             case Watch():
                 await wait_for_event(self._called, step.seconds)
                 self._called.clear()

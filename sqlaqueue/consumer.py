@@ -15,6 +15,7 @@ what each of them writes is in a savepoint.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import logging
 import threading
@@ -29,23 +30,21 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.serving import ears
 from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.bells import Bell
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import keep
 from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
-from sqlaqueue.serving.steps import Beside, Do, Handle, InSession, Pause, Rest, Script, Watch, needed
+from sqlaqueue.serving.steps import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
 from sqlaqueue.serving.together import Together
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
 
-_LONGEST_JOIN = 0.25
-"""Seconds after which the main thread looks whether it has been told to stop.
-
-It must not wait for an event: the signal's handler, which runs in this very thread, could not set it.
-"""
+_LONGEST_WAIT = 60.0
+"""Seconds for which the main thread waits at most: not every system breaks off a wait for a signal."""
 
 T = TypeVar("T")
 SessionFactory = Callable[[], Session]
@@ -159,7 +158,11 @@ class Consumer(ConsumerBase, Generic[T]):
                 consumer.run()
             except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for all
                 together.failed(consumer, error)
+            finally:
+                running.discard(consumer)
+                bell.ring()
 
+        bell, running = Bell(), set(consumers)
         threads = [
             threading.Thread(target=run, args=[consumer], name=f"sqlaqueue-{consumer.queue}", daemon=True)
             for consumer in consumers
@@ -168,12 +171,13 @@ class Consumer(ConsumerBase, Generic[T]):
             for thread in threads:
                 thread.start()
             try:
-                while working := [thread for thread in threads if thread.is_alive()]:
-                    working[0].join(_LONGEST_JOIN)
+                while running:
+                    bell.wait(_LONGEST_WAIT)
             finally:
                 together.stop()
                 for thread in threads:
                     thread.join()
+                bell.close()
 
     def drain(self) -> int:
         """Serve the queue until no job is due, and return how many runs ended.
@@ -186,13 +190,13 @@ class Consumer(ConsumerBase, Generic[T]):
         return self._serve(draining=True)
 
     def _serve(self, *, draining: bool) -> int:
-        shift = _Threads(self, draining=draining)
-        self._begin(shift)
-        try:
-            shift.engine = self._check_factory()
-            shift.serve()
-        finally:
-            self._shift = None
+        with contextlib.closing(_Threads(self, draining=draining)) as shift:
+            self._begin(shift)
+            try:
+                shift.engine = self._check_factory()
+                shift.serve()
+            finally:
+                self._shift = None
         return shift.crew.jobs_ended
 
     def _check_factory(self) -> sa.Engine:
@@ -217,7 +221,9 @@ class _Threads(Shift):
         self._changed = threading.Condition()
         self._called = threading.Event()
         self._listening = False
-        self._stopped, self._ended = threading.Event(), threading.Event()
+        self._stopped, self._attended = threading.Event(), threading.Event()
+        self._bell = Bell()
+        self._working: set[threading.Thread] = set()
         self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
 
@@ -231,15 +237,23 @@ class _Threads(Shift):
     def call(self) -> None:
         self._called.set()
 
+    def attend(self) -> None:
+        self._attended.set()
+
     def stop(self) -> None:
         self.plan.stopping = True
         self._stopped.set()
         self.call()
         self.wake()
+        self._bell.ring()
 
     def wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Give back what only a shift that goes on needs."""
+        self._bell.close()
 
     def serve(self) -> None:
         """Run until the lanes have ended, or have been given up."""
@@ -247,12 +261,13 @@ class _Threads(Shift):
         lanes = [self._thread(lane(self), f"{name}-{number}") for number in range(self.plan.concurrency)]
         keeper = self._thread(keep(self), f"{name}-keeper")
         with doorbell.answered_by(self.stop):
+            self._working.update(lanes)
             for thread in (*lanes, keeper):
                 thread.start()
             self._wait_for(lanes)
             self.stop()
             self.over = True
-            self._ended.set()
+            self.attend()
             # It is done with its last statement in a moment, or the database does not answer.
             keeper.join(timeout=max(self._grace, 5.0))
             self._carry_out(wind_up(self))
@@ -267,18 +282,23 @@ class _Threads(Shift):
                 self._carry_out(script)
             except BaseException as error:  # noqa: BLE001 - a lane must not end without anybody noticing
                 self.fail(error)
+            finally:
+                self._working.discard(thread)
+                self._bell.ring()
 
-        return threading.Thread(target=work, name=name, daemon=True)
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        return thread
 
     def _wait_for(self, lanes: Sequence[threading.Thread]) -> None:
         deadline = float("inf")
-        while working := [one for one in lanes if one.is_alive()]:
+        while not self._working.isdisjoint(lanes):
             if self.plan.stopping and deadline == float("inf"):
                 deadline = time.monotonic() + self._grace
-            if time.monotonic() >= deadline:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 self._abandon()
                 return
-            working[0].join(_LONGEST_JOIN)
+            self._bell.wait(min(left, _LONGEST_WAIT))
 
     def _abandon(self) -> None:
         """Give up handlers that outlived the grace period; their results are refused."""
@@ -311,15 +331,18 @@ class _Threads(Shift):
                             result = self._carry_out(step.script, own)
                     case Handle():
                         self._call(needed(session), step.hand)
-                    case Pause() | Watch() | Rest():
+                    case Pause() | Doze() | Watch() | Rest():
                         self._pass_time(step)
             except Exception as error:  # noqa: BLE001 - the script decides
                 raised = error
 
-    def _pass_time(self, step: Pause | Watch | Rest) -> None:
+    def _pass_time(self, step: Pause | Doze | Watch | Rest) -> None:
         match step:
             case Pause():
-                (self._ended if step.past_stop else self._stopped).wait(step.seconds)
+                self._stopped.wait(step.seconds)
+            case Doze():
+                self._attended.wait(step.seconds)
+                self._attended.clear()
             case Watch():
                 self._called.wait(step.seconds)
                 self._called.clear()

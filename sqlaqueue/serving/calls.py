@@ -30,6 +30,9 @@ from dataclasses import dataclass
 
 from sqlaqueue.serving.awaited import Awaited
 
+PATIENCE = 5.0
+"""Seconds within which a Consumer hears its own check-in, or is taken to be deaf."""
+
 STAGGER = 0.02
 """Seconds by which one consumer after the other looks for a job that nobody has said to have taken."""
 
@@ -97,6 +100,7 @@ class Calls:
     :param me: the name under which this Consumer checks in.
     :param poll: returns the seconds until the next look without a call.
     :param called: called when it has been told something for which a look may be due.
+    :param noticed: called when there is something else to do about what it has been told.
     :param awaited: is told as well who waits for the end of which job.
     :param now: the clock.
     """
@@ -106,12 +110,13 @@ class Calls:
         me: str,
         poll: Callable[[], float],
         called: Callable[[], None],
+        noticed: Callable[[], None],
         *,
         awaited: Awaited | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._awaited = Awaited(now=now) if awaited is None else awaited
-        self._me, self._poll, self._called, self._now = me, poll, called, now
+        self._me, self._poll, self._called, self._noticed, self._now = me, poll, called, noticed, now
         self._lock = threading.Lock()
         self._ahead: list[_Call] = []
         self._open: dict[str, _Open] = {}
@@ -121,6 +126,7 @@ class Calls:
         self._clock_ahead = 0.0
         self._checked_in: float | None = None
         self._heard_myself: float | None = None
+        self._heard = self._signed = float("-inf")
         self.asked_to_stop = False
         """Somebody has asked running jobs to stop, and it has not been looked which."""
         self._swept = float("-inf")
@@ -135,6 +141,7 @@ class Calls:
 
     def hear(self, words: str) -> None:
         """Take in a notification; what cannot be understood may come from a newer version, and is let pass."""
+        self._heard = self._now()
         if self._awaited.hear(words):
             return
         match words.split():
@@ -156,6 +163,7 @@ class Calls:
                 self.suspects = True
             case ["stop"]:
                 self.asked_to_stop = True
+                self._noticed()
 
     def _hear_call(self, ticket: str, jobs: str, due: str, *, more: bool) -> None:
         try:
@@ -169,6 +177,8 @@ class Calls:
                 # One transaction may write rows for many times.
                 self._add(_Call(moment - self._clock_ahead, f"{ticket}@{due}", count, more))
         self._called()
+        if more:
+            self._noticed()
 
     def _add(self, call: _Call) -> None:
         heapq.heappush(self._ahead, call)
@@ -177,6 +187,7 @@ class Calls:
             self._ahead.sort()
             self._known_until = min(self._known_until, self._ahead[MOST // 2].due)
             del self._ahead[MOST // 2 :]
+            self._noticed()
 
     def _open_call(self, ticket: str, jobs: int, due: float, *, more: bool) -> None:
         known = self._open.get(ticket)
@@ -225,19 +236,29 @@ class Calls:
                 # What was said before may have been missed.
                 self.suspects |= not self.hears
                 self._heard_myself = self._now()
+                self._noticed()
             else:
                 self._others.add(consumer)
                 self._news[consumer] = True
 
     # -- what others there are, and whether one hears ------------------------------------------------------------
 
-    def checks_in(self) -> None:
-        """Note that a check-in is on its way: from now on it may be heard."""
+    def checks_in(self, *, news: bool) -> bool:
+        """Note that a check-in is on its way, and return whether to say it aloud: from now on it may be heard then.
+
+        Who has heard anything since the last check-in knows that calls arrive, and the others know of this one.
+
+        :param news: whether the others may not know of this Consumer, or not that it hears.
+        """
         with self._lock:
             self._news.clear()
             self.wants_check_in = False
-            if self._checked_in is None or self.hears:
-                self._checked_in = self._now()
+            now = self._now()
+            aloud = news or not self.hears or self._heard < self._signed
+            if aloud and (self._checked_in is None or self.hears):
+                self._checked_in = now
+            self._signed = now
+            return aloud
 
     def checked_in(self, others: Iterable[str], clock_ahead: float) -> None:
         """Note what a check-in has found.
@@ -259,20 +280,19 @@ class Calls:
             self.wants_check_in = self.suspects = True
             self._next_poll = self._known_until = self._now()
         self._called()
+        self._noticed()
 
     @property
     def hears(self) -> bool:
         """Whether calls are known to arrive."""
         return self._heard_myself is not None
 
-    def waits_for_proof(self) -> float | None:
-        """Return for how many seconds a check-in has not been heard; None when there is none to wait for."""
+    def until_proof(self) -> float:
+        """Return the seconds until a check-in should have been heard, negative when it has been missed."""
         with self._lock:
-            if self._checked_in is None:
-                return None
-            if self._heard_myself is not None and self._heard_myself >= self._checked_in:
-                return None
-            return self._now() - self._checked_in
+            if self._checked_in is None or (self._heard_myself or float("-inf")) >= self._checked_in:
+                return float("inf")
+            return self._checked_in + PATIENCE - self._now()
 
     @property
     def crowd(self) -> int:
@@ -317,7 +337,9 @@ class Calls:
 
         :param more: whether there may be more jobs than it has found.
         """
-        self.has_looked = True
+        if not self.has_looked:
+            self.has_looked = True
+            self._noticed()
         if more:
             self.look_at_once()
             return

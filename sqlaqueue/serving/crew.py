@@ -31,10 +31,20 @@ class Crew:
 
     :param wake: called whenever something has changed for those who rest.
     :param calls: when to look for jobs.
+    :param attend: called when work begins while the keeper dozes.
     """
 
-    def __init__(self, plan: Plan, pace: Pace, announcer: Announcer, wake: Callable[[], None], calls: Calls) -> None:
+    def __init__(  # noqa: PLR0917 - what a shift is made of, in one place
+        self,
+        plan: Plan,
+        pace: Pace,
+        announcer: Announcer,
+        wake: Callable[[], None],
+        calls: Calls,
+        attend: Callable[[], None],
+    ) -> None:
         self.plan, self.pace, self.announcer, self._wake, self._calls = plan, pace, announcer, wake, calls
+        self._attend = attend
         self.lock = threading.RLock()
         self.version = 0
         """Counts what has changed for those who rest: whoever compares it cannot miss a change."""
@@ -45,6 +55,10 @@ class Crew:
         """Whether there may be more jobs than the last claim has found."""
         self.works_ended = 0
         """How many times claimed jobs have been put out of hand: they may be due again."""
+        self.keeper_dozes = False
+        """Whether nobody would see in time that work has begun."""
+        self.busy_since: float | None = None
+        """When the first job was claimed since the crew was found at rest; None when none has been."""
         self._inbox: deque[Sequence[Any]] = deque()
         self._in_hand: dict[object, Callable[[], list[Run]]] = {}
         self._finished: list[Ended] = []
@@ -62,9 +76,10 @@ class Crew:
 
     def fill(self, units: Sequence[Sequence[Any]]) -> None:
         """Take claimed jobs in, detached, in lists for one call of the handler each."""
-        with self.lock:
-            self._inbox.extend(units)
         if units:
+            with self.lock:
+                self._inbox.extend(units)
+                self._begin()
             self.changed()
 
     def next_unit(self) -> Sequence[Any]:
@@ -103,6 +118,21 @@ class Crew:
         """
         with self.lock:
             self._in_hand[owner] = held
+            self._begin()
+
+    def _begin(self) -> None:
+        if self.busy_since is None:
+            self.busy_since = time.monotonic()
+            if self.keeper_dozes:
+                self._attend()
+
+    def is_found_at_rest(self) -> bool:
+        """The same as :attr:`at_rest`, which is remembered."""
+        with self.lock:
+            if self.at_rest:
+                self.busy_since = None
+                return True
+            return False
 
     def put_down(self, owner: object) -> bool:
         """Note that ``owner`` has done with its jobs; return whether it had any."""

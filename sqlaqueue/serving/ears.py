@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
 
+from sqlaqueue.serving.bells import Bell
 from sqlaqueue.serving.hearing import CHECK, Hearer, Hearers, keep_alive, wait_before
 
 logger = logging.getLogger("sqlaqueue")
@@ -24,9 +23,7 @@ class Ear:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self.hearers = Hearers()
-        self._bell, self._rung = socket.socketpair()
-        for end in (self._bell, self._rung):
-            end.settimeout(0)
+        self._bell = Bell()
         self._again = False
         self._thread = threading.Thread(target=self._listen, name="sqlaqueue-ear", daemon=True)
 
@@ -45,8 +42,7 @@ class Ear:
 
     def ring(self) -> None:
         """Have the thread see what has changed."""
-        with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+        self._bell.ring()
 
     def _listen(self) -> None:
         failures = 0
@@ -61,7 +57,7 @@ class Ear:
                     logger.warning("cannot listen for new jobs, polling: %s: %s", type(error).__name__, error)
             self.hearers.doubt(self.hearers.channels)
             if failures:
-                self._wait(wait_before(failures))
+                self._bell.wait(wait_before(failures))
 
     def _may_end(self) -> bool:
         with _lock:
@@ -69,7 +65,6 @@ class Ear:
                 return False
             del _ears[self._engine]
             self._bell.close()
-            self._rung.close()
             return True
 
     @contextlib.contextmanager
@@ -98,15 +93,8 @@ class Ear:
             listening = wanted
             for channel, words in _received(driver):
                 self.hearers.say(channel, words)
-            if not self._wait(CHECK, driver.fileno()):
+            if not self._bell.wait(CHECK, driver.fileno()):
                 connection.exec_driver_sql("SELECT 1")
-
-    def _wait(self, seconds: float, *descriptors: int) -> bool:
-        """Wait until something can be read, or somebody rings; return whether that was so."""
-        ready, *_ = select.select([self._rung.fileno(), *descriptors], [], [], seconds)
-        with contextlib.suppress(OSError):
-            self._rung.recv(4096)
-        return bool(ready)
 
 
 def _received(driver: Any) -> list[tuple[str, str]]:

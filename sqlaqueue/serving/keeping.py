@@ -18,7 +18,7 @@ from sqlaqueue.serving.retention import Walk
 from sqlaqueue.serving.runs import pass_on
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift
-from sqlaqueue.serving.steps import Beside, Pause, Report, Script, Step
+from sqlaqueue.serving.steps import Beside, Doze, Report, Script, Step
 from sqlaqueue.spec import Key
 from sqlaqueue.strategies.side_tables import CONSUMERS
 
@@ -29,7 +29,6 @@ TENDERS = 3
 
 _MOST_TOLD = 20
 _AHEAD = 50
-_PATIENCE = 5.0
 
 
 def keep(shift: Shift) -> Script:
@@ -41,7 +40,7 @@ def keep(shift: Shift) -> Script:
                 yield from duty(shift, now)
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other duties are due all the same
                 logger.warning("%s: tending the queue: %s: %s", shift.name, type(error).__name__, error)
-        yield Pause(shift.until_next_duty(), past_stop=True)
+        yield Doze(shift.until_next_duty())
 
 
 def _look_at_timeouts(shift: Shift, now: float) -> Script:
@@ -70,7 +69,14 @@ def _pass_on_blocked(shift: Shift, now: float) -> Script:
 
 
 def _extend_leases(shift: Shift, now: float) -> Script:
-    if shift.plan.has_leases and shift.agenda.due("heartbeat", now):
+    if not shift.plan.has_leases:
+        return
+    since = shift.crew.busy_since
+    if since is None:
+        shift.agenda.drop("heartbeat")
+        return
+    shift.agenda.begin("heartbeat", since + shift.heartbeat)
+    if shift.agenda.due("heartbeat", now):
         # Set first, as in every duty: after a failure the next try must not be now.
         shift.agenda.set("heartbeat", now + min(shift.heartbeat, 1.0))
         alive = shift.crew.alive()
@@ -91,8 +97,7 @@ def _check_in(shift: Shift, now: float) -> Script:
     calls, plan = shift.calls, shift.plan
     if not shift.proven or CONSUMERS not in plan.spec.side_tables:
         return
-    waited = calls.waits_for_proof()
-    if waited is not None and waited > _PATIENCE:
+    if calls.until_proof() <= 0:
         shift.hears_nothing()
     elif calls.hears:
         shift.hears_again()
@@ -100,9 +105,9 @@ def _check_in(shift: Shift, now: float) -> Script:
         return
     pause = shift.crew.pace.check_in(calls.crowd)
     shift.agenda.set("check-in", now + pause)
+    aloud = calls.checks_in(news=calls.hears != shift.said_to_hear)
     shift.said_to_hear = calls.hears
-    sign = tending.SignOfLife(shift.id, calls.hears, shift.crew.held(), patience=3 * pause)
-    calls.checks_in()
+    sign = tending.SignOfLife(shift.id, calls.hears, shift.crew.held(), patience=3 * pause, aloud=aloud)
     others, moment = yield Beside(tending.check_in, (plan, sign))
     calls.checked_in(others, moment - time.monotonic())
 
@@ -116,10 +121,16 @@ def _look_ahead(shift: Shift, now: float) -> Script:  # noqa: ARG001 - as all du
 
 def _stop(shift: Shift, now: float) -> Script:
     """Look which running jobs somebody has asked to stop."""
-    if not (shift.calls.asked_to_stop or shift.agenda.due("requests", now)):
+    # In this order: whoever is asked to stop after that has been seen to be busy, or is asked again.
+    asked_now, shift.calls.asked_to_stop = shift.calls.asked_to_stop, False
+    since = shift.crew.busy_since
+    if since is None:
+        shift.agenda.drop("requests")
+        return
+    shift.agenda.begin("requests", since + shift.crew.pace.sweep())
+    if not (asked_now or shift.agenda.due("requests", now)):
         return
     shift.agenda.set("requests", now + shift.crew.pace.sweep())
-    shift.calls.asked_to_stop = False
     held = shift.crew.held()
     if held:
         asked = yield Beside(tending.requests_to_stop, (shift.plan, held))

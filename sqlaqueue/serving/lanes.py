@@ -21,7 +21,8 @@ from sqlaqueue.versions import why_undefined
 
 logger = logging.getLogger("sqlaqueue")
 
-_LONGEST_REST = 0.5
+_REST, _LONGEST_REST = 0.5, 5.0
+"""Seconds after which a lane looks again although nobody has woken it: while there is work, and without any."""
 _MOST_TOLD = 20
 
 
@@ -65,7 +66,7 @@ def _trouble(shift: Shift, error: Exception) -> Script:
 
 def _held_turn(shift: Shift, turn: Turn) -> Script:
     if not turn.to_claim():
-        yield Rest(turn.version, _LONGEST_REST)
+        yield Rest(turn.version, _LONGEST_REST if shift.crew.at_rest else _REST)
         return True
     if not shift.wants_look():
         return False
@@ -95,7 +96,7 @@ def _leased_turn(shift: Shift, turn: Turn) -> Script:
         if not crew.wants_settling(time.monotonic()):
             return False
     elif not crew.wants_settling(time.monotonic()):
-        yield Rest(turn.version, _LONGEST_REST)
+        yield Rest(turn.version, _LONGEST_REST if shift.crew.at_rest else _REST)
     if crew.wants_settling(time.monotonic()):
         yield from settle_finished(shift)
     return True

@@ -158,6 +158,14 @@ class Agenda:
         """Make ``what`` due at the time ``at``."""
         self._due[what] = at
 
+    def begin(self, what: str, at: float) -> None:
+        """Make ``what`` due at the time ``at``, unless it has a time already."""
+        self._due.setdefault(what, at)
+
+    def drop(self, what: str) -> None:
+        """Let ``what`` not be due at all."""
+        self._due.pop(what, None)
+
     def due(self, what: str, now: float) -> bool:
         """Return whether the time of ``what`` has come."""
         return what in self._due and self._due[what] <= now

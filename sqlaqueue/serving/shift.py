@@ -18,7 +18,11 @@ logger = logging.getLogger("sqlaqueue")
 _MISSED = 2
 """How many check-ins in a row have to be missed before it is said: the first may be a connection that just broke."""
 
-_KEEPERS_REST, _KEEPERS_REST_AT_WORK = 1.0, 0.25
+_REST_AT_WORK, _LONGEST_DOZE = 0.25, 10.0
+"""Seconds between two looks of the keeper: while there are claimed jobs, and without any."""
+
+_AFTER_WORK = 1.0
+"""Seconds without claimed jobs after which the keeper dozes: to be woken costs more than to look again."""
 
 
 class Shift:
@@ -38,8 +42,8 @@ class Shift:
         self.id = uuid.uuid4().hex
         """Its name among the Consumers that are alive."""
         self.plan = plan.for_a_shift()
-        self.calls = Calls(self.id, pace.poll, self.call, awaited=self.plan.awaited)
-        self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls)
+        self.calls = Calls(self.id, pace.poll, self.call, self.attend, awaited=self.plan.awaited)
+        self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls, self.attend)
         self.agenda = Agenda()
         self.retention = Retention(plan.spec)
         self._proofs_missed = 0
@@ -49,10 +53,10 @@ class Shift:
         self.over = False
         """The lanes have ended; the keeper may."""
         self.error: BaseException | None = None
-        for duty in ("heartbeat", "check-in", "requests", "sweep", "reconcile"):
+        for duty in ("check-in", "sweep", "reconcile", *(["retention"] if self.retention.walks else [])):
             self.agenda.set(duty, time.monotonic())
-        if self.retention.walks:
-            self.agenda.set("retention", time.monotonic())
+        self._busy_at = time.monotonic()
+        """When the keeper has seen claimed jobs last."""
 
     def wake(self) -> None:
         """Wake the lanes that rest."""
@@ -60,6 +64,10 @@ class Shift:
 
     def call(self) -> None:
         """Wake the lane that watches for calls."""
+        raise NotImplementedError
+
+    def attend(self) -> None:
+        """Wake the keeper."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -129,10 +137,15 @@ class Shift:
         return self.plan.lease.total_seconds() / HEARTBEATS_A_LEASE
 
     def until_next_duty(self) -> float:
-        """Return the seconds until the keeper has something to look at."""
-        at_work = not self.crew.at_rest
-        rest = _KEEPERS_REST_AT_WORK if at_work else _KEEPERS_REST
-        wait = min(self.agenda.wait(time.monotonic()), rest, self.calls.until_outlook())
+        """Return the seconds until the keeper has something to look at, if nobody wakes it before."""
+        now, crew = time.monotonic(), self.crew
+        # Set before it is asked whether there is work: whoever begins some after that wakes the keeper.
+        crew.keeper_dozes = now - self._busy_at >= _AFTER_WORK
+        wait = min(self.agenda.wait(now), self.calls.until_outlook(), self.calls.until_proof(), _LONGEST_DOZE)
+        if not crew.is_found_at_rest():
+            self._busy_at = now
+        elif crew.keeper_dozes:
+            return max(wait, 0.02)
         if self.plan.timeout is not None:
             wait = min(wait, self.plan.timeout / 4)
-        return max(wait, 0.02)
+        return max(min(wait, _REST_AT_WORK), 0.02)

@@ -35,6 +35,9 @@ class Do:
 class Beside(Do):
     """Carry out an operation in a session of its own; send its result."""
 
+    patience: float | None = None
+    """Seconds after which it is broken off, and raises; None to wait for ever."""
+
 
 @dataclass(frozen=True, slots=True)
 class InSession:
@@ -55,8 +58,13 @@ class Pause:
     """Wait for some seconds, but not past the stop of the shift."""
 
     seconds: float
-    past_stop: bool = False
-    """Wait on while handlers finish, until the shift is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doze:
+    """Wait for some seconds, but not past the end of the shift, nor when there is something for the keeper to do."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ def needed(session: S | None) -> S:
     return session
 
 
-Step = Do | InSession | Handle | Pause | Watch | Rest
+Step = Do | InSession | Handle | Pause | Doze | Watch | Rest
 Script = Generator[Step, Any, Any]
 
 

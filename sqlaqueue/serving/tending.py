@@ -90,10 +90,12 @@ class SignOfLife:
     running: Sequence[Run]
     patience: float
     """The seconds after which it counts as dead, should it not check in again."""
+    aloud: bool
+    """Whether to call it out on the queue's channel as well."""
 
 
 def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str], float]:
-    """Say that a Consumer is alive, to the others and to itself, and find out who else is.
+    """Say that a Consumer is alive and find out who else is; aloud for the others that hear, and to hear oneself.
 
     :return: the Consumers that hear calls, and the time of the database in seconds since the epoch.
     """
@@ -116,7 +118,7 @@ def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str],
     )
     again = {name: insert.excluded[name] for name in seen}
     upsert: sa.Insert = insert.on_conflict_do_update(index_elements=[table.c.id], set_=again)
-    if plan.is_told:
+    if plan.is_told and sign.aloud:
         upsert = upsert.returning(notification(spec, f"here {sign.me}"))
     alive = sa.and_(table.c.queue == spec.name, table.c.hears, table.c.expires_at > clock())
     others = sa.func.coalesce(sa.func.array_agg(table.c.id), sa.cast([], ARRAY(sa.Text())), type_=ARRAY(sa.Text()))

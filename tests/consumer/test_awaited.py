@@ -93,7 +93,7 @@ def test_what_it_does_not_understand_is_let_pass(memory: Awaited, words: str) ->
 
 
 def test_consumers_hear_it_among_their_calls(memory: Awaited, clock: Clock) -> None:
-    calls = Calls("me", lambda: 7.0, lambda: None, awaited=memory, now=clock)
+    calls = Calls("me", lambda: 7.0, lambda: None, lambda: None, awaited=memory, now=clock)
     calls.hear(waiting(clock).words)
     assert memory.take(["5"]) == ["5"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sqlaqueue.serving.calls import EVERY, LONGEST_POLL, MOST, MOST_OPEN, MOST_TICKETS, STAGGER, Calls, taken
+from sqlaqueue.serving.calls import EVERY, LONGEST_POLL, MOST, MOST_OPEN, MOST_TICKETS, PATIENCE, STAGGER, Calls, taken
 
 pytestmark = pytest.mark.once
 
@@ -29,8 +29,8 @@ def clock() -> Clock:
 
 def hearing(clock: Clock, me: str, *others: str) -> Calls:
     """Return an ear that has heard itself, and looked."""
-    calls = Calls(me, lambda: POLL, lambda: None, now=clock)
-    calls.checks_in()
+    calls = Calls(me, lambda: POLL, lambda: None, lambda: None, now=clock)
+    calls.checks_in(news=True)
     calls.checked_in([me, *others], 0.0)
     calls.hear(f"here {me}")
     calls.see_ahead([], all_of_them=True)
@@ -139,7 +139,7 @@ def test_a_full_hand_looks_again(crowd: list[Calls], clock: Clock) -> None:
 
 
 def test_the_deaf_poll_alone(clock: Clock) -> None:
-    calls = Calls("me", lambda: POLL, lambda: None, now=clock)
+    calls = Calls("me", lambda: POLL, lambda: None, lambda: None, now=clock)
     assert calls.wants_look(), "it looks at once"
     calls.checked_in(["a", "b"], 0.0)
     calls.looked(more=False)
@@ -228,7 +228,7 @@ def test_consumers_come_and_go(crowd: list[Calls], clock: Clock) -> None:
 
 def test_whoever_comes_or_goes_during_a_check_in_is_not_mistaken(clock: Clock) -> None:
     calls = hearing(clock, "a", "b", "c")
-    calls.checks_in()
+    calls.checks_in(news=True)
     calls.hear("here d")
     calls.hear("gone c")
     calls.checked_in(["a", "b", "c"], 0.0)
@@ -239,22 +239,50 @@ def test_whoever_comes_or_goes_during_a_check_in_is_not_mistaken(clock: Clock) -
 
 
 def test_whoever_does_not_hear_itself_is_deaf(clock: Clock) -> None:
-    calls = Calls("me", lambda: POLL, lambda: None, now=clock)
-    assert calls.waits_for_proof() is None
-    calls.checks_in()
+    calls = Calls("me", lambda: POLL, lambda: None, lambda: None, now=clock)
+    assert calls.until_proof() == float("inf")
+    calls.checks_in(news=True)
     clock.now += 4
-    calls.checks_in()
-    assert calls.waits_for_proof() == 4, "since the first of them"
+    calls.checks_in(news=True)
+    assert calls.until_proof() == PATIENCE - 4, "since the first of them"
     calls.hear("here me")
     assert calls.hears
-    assert calls.waits_for_proof() is None
+    assert calls.until_proof() == float("inf")
     clock.now += 1
-    calls.checks_in()
+    calls.checks_in(news=True)
     clock.now += 6
-    assert calls.waits_for_proof() == 6
+    assert calls.until_proof() == PATIENCE - 6
     calls.went_deaf()
     assert not calls.hears
     assert calls.wants_look(), "something may have been missed"
+
+
+def test_whoever_has_heard_something_checks_in_quietly(clock: Clock) -> None:
+    calls = Calls("me", lambda: POLL, lambda: None, lambda: None, now=clock)
+    assert calls.checks_in(news=True)
+    clock.now += 1
+    assert calls.checks_in(news=False), "it does not know whether it hears"
+    calls.hear("here me")
+    clock.now += 1
+    assert calls.checks_in(news=True), "the others do not know that it does"
+    calls.hear("here me")
+    clock.now += 10
+    assert not calls.checks_in(news=False)
+    calls.hear("here you")
+    clock.now += 10
+    assert not calls.checks_in(news=False), "by the same way its own word would have come"
+    assert calls.until_proof() == float("inf")
+    clock.now += 10
+    assert calls.checks_in(news=False), "it may have been deaf for as long"
+    assert calls.until_proof() == PATIENCE
+
+
+def test_the_keeper_is_told_what_concerns_it(clock: Clock) -> None:
+    told: list[str] = []
+    calls = Calls("me", lambda: POLL, lambda: None, lambda: told.append(said), now=clock)
+    for said in ("here you", "here me", "swept", "taken 1 x", "call x 1 0", "call y 9 0 more", "stop", "look"):
+        calls.hear(said)
+    assert told == ["here me", "call y 9 0 more", "stop"]
 
 
 def test_after_a_pause_all_look(crowd: list[Calls], clock: Clock) -> None:

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, cancel, claim, complete
-from sqlaqueue.serving import keeping, pace
+from sqlaqueue.serving import calls, pace
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.test_wake_ups import LATER, await_hearing, hears
 from tests.pooler import PROGRAM, Pooler
@@ -86,7 +86,7 @@ class Behind(Server):
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check in more often than usual, and believe sooner that nothing is heard."""
     monkeypatch.setattr(pace, "CHECK_IN", 0.3)
-    monkeypatch.setattr(keeping, "_PATIENCE", 0.2)
+    monkeypatch.setattr(calls, "PATIENCE", 0.2)
 
 
 @pytest.fixture(params=["update_status", "delete_returning", "batch_select"])

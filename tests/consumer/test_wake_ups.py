@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 import sqlaqueue
 from sqlaqueue import Consumer, claim, complete, requeue, rescue
 from sqlaqueue.mapping import spec_of
-from sqlaqueue.serving import calls, keeping, pace
+from sqlaqueue.serving import calls, pace
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.hearing import LATER, await_hearing, execute, hears, idle
@@ -351,7 +351,7 @@ def test_whoever_hears_nothing_polls_and_says_so_once(
     mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """As behind a pooler in transaction mode, by which nothing arrives, though nothing fails."""
-    monkeypatch.setattr(keeping, "_PATIENCE", 0.05)
+    monkeypatch.setattr(calls, "PATIENCE", 0.05)
     monkeypatch.setattr(pace, "CHECK_IN", 0.2)
     monkeypatch.setattr(calls.Calls, "hear", lambda self, words: None)
     with idle(mixed, poll_interval=0.05).running():

@@ -15,12 +15,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue import aio, consumer
-from sqlaqueue.serving import crew, ending, lanes, ledger, operations, plan, runs, savepoint, tending
+from sqlaqueue.serving import crew, ending, keeping, lanes, ledger, operations, plan, runs, savepoint, tending
 from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.ledger import Entries, Entry
 from sqlaqueue.serving.outcomes import Ended
-from sqlaqueue.serving.steps import Pause, Report, Script
+from sqlaqueue.serving.steps import Doze, Pause, Report, Script
 from sqlaqueue.strategies.update_status import UpdateStatus
 from tests.strategies import mutants as strategies
 
@@ -302,9 +302,9 @@ def ends_at_the_first_trouble() -> None:
 def has_a_keeper_that_dies_of_trouble() -> None:
     def keep(shift: Any) -> Script:
         while not shift.over:
-            for duty in (lanes._extend_leases, lanes._sweep):
+            for duty in (keeping._extend_leases, keeping._sweep):
                 yield from duty(shift, time.monotonic())
-            yield Pause(shift.until_next_duty(), past_stop=True)
+            yield Doze(shift.until_next_duty())
 
     consumer.keep = aio.keep = keep
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
@@ -88,7 +89,7 @@ class AsyncEar:
         by_callback = hasattr(driver, "add_listener")
         listener = _ByCallback(driver, self) if by_callback else _ByDescriptor(driver, self, quote)
         listening: set[str] = set()
-        self._again = False
+        self._again, silent_since = False, time.monotonic()
         while (wanted := self.hearers.channels) and not self._again:
             for channel in listening - wanted:
                 await listener.end(channel)
@@ -98,9 +99,14 @@ class AsyncEar:
             listening = wanted
             await listener.receive()
             with listener.watched():
-                rung = await self._wait(CHECK)
-            if not rung:
+                rung = await self._wait(min(CHECK, self.hearers.until_missed()))
+            if rung:
+                silent_since = time.monotonic()
+                continue
+            self.hearers.miss()
+            if time.monotonic() - silent_since >= CHECK:
                 await self._ask(connection)
+                silent_since = time.monotonic()
 
     async def _ask(self, connection: AsyncConnection) -> None:
         """Ask whether the connection is still there; no answer is an answer."""

@@ -152,6 +152,13 @@ class Waiting:
         self._announce_at, self._tries = self._now(), 0
         self._called()
 
+    def until_missed(self) -> float:
+        """Whoever waits looks again by itself."""
+        return float("inf")
+
+    def missed(self) -> None:
+        """Nothing is counted on."""
+
     def _call(self) -> None:
         self._is_called = True
         self._called()

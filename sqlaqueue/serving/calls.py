@@ -101,6 +101,7 @@ class Calls:
     :param poll: returns the seconds until the next look without a call.
     :param called: called when it has been told something for which a look may be due.
     :param noticed: called when there is something else to do about what it has been told.
+    :param sweep: returns the seconds after which one of a rank looks for jobs whose lease is over, if no other has.
     :param awaited: is told as well who waits for the end of which job.
     :param now: the clock.
     """
@@ -112,6 +113,7 @@ class Calls:
         called: Callable[[], None],
         noticed: Callable[[], None],
         *,
+        sweep: Callable[[int], float] = lambda rank: float("inf"),  # noqa: ARG005 - the same for all
         awaited: Awaited | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -123,13 +125,16 @@ class Calls:
         self._others: set[str] = set()
         self._news: dict[str, bool] = {}
         self._next_poll = self._known_until = now()
+        self._looks_again = False
         self._clock_ahead = 0.0
         self._checked_in: float | None = None
         self._heard_myself: float | None = None
         self._heard = self._signed = float("-inf")
         self.asked_to_stop = False
         """Somebody has asked running jobs to stop, and it has not been looked which."""
-        self._swept = float("-inf")
+        self._sweep, self._missed = sweep, False
+        self.sweep_at = now()
+        """When it is time to look for jobs whose lease is over, unless somebody else does so before."""
         self.wants_check_in = False
         """There is a connection by which no check-in has been heard, nor been missed."""
         self.has_looked = False
@@ -158,7 +163,7 @@ class Calls:
             case ["look"]:
                 self.look_at_once()
             case ["swept"]:
-                self._swept = self._now()
+                self.put_off_sweep()
             case ["suspects"]:
                 self.suspects = True
             case ["stop"]:
@@ -198,7 +203,7 @@ class Calls:
         if len(self._open) > MOST_OPEN:
             # One look answers all of them.
             self._open.clear()
-            self._next_poll = self._now()
+            self._poll_now()
         if more:
             # The others of that statement are due at times of their own, which nobody has called out.
             self._known_until = min(self._known_until, due)
@@ -278,7 +283,8 @@ class Calls:
         with self._lock:
             self._heard_myself = self._checked_in = None
             self.wants_check_in = self.suspects = True
-            self._next_poll = self._known_until = self._now()
+            self._known_until = self._now()
+            self._poll_now()
         self._called()
         self._noticed()
 
@@ -305,9 +311,23 @@ class Calls:
         with self._lock:
             return sorted([*self._others, self._me]).index(self._me) if self.hears else 0
 
-    def has_heard_sweep(self, within: float) -> bool:
-        """Return whether somebody has looked for jobs whose lease is over, in the last so many seconds."""
-        return self._now() - self._swept <= within
+    def put_off_sweep(self) -> None:
+        """Note that somebody looks for jobs whose lease is over."""
+        self.sweep_at, self._missed = self._now() + self._sweep(self.rank), False
+
+    def until_sweep(self) -> float:
+        """Return the seconds until it is time for that; inf for one who hears, and will be told by its ear."""
+        return float("inf") if self.hears and not self._missed else self.sweep_at - self._now()
+
+    def until_missed(self) -> float:
+        """Return the seconds until nobody has said to look for such jobs: then it is this one's turn."""
+        # Whoever is awake to hear that somebody does can tell as well that nobody did, and lets the keeper sleep.
+        return float("inf") if self._missed else self.sweep_at - self._now()
+
+    def missed(self) -> None:
+        """Note that nobody has said so."""
+        self._missed = True
+        self._noticed()
 
     # -- when to look --------------------------------------------------------------------------------------------
 
@@ -325,6 +345,7 @@ class Calls:
     def begin_look(self) -> Look:
         """Return the look that is made now; the calls that it answers are forgotten."""
         with self._lock:
+            self._looks_again = False
             self._open_due()
             now = self._now()
             tickets = [ticket for ticket, call in self._open.items() if call.due <= now]
@@ -344,14 +365,20 @@ class Calls:
             self.look_at_once()
             return
         with self._lock:
+            if self._looks_again:
+                return
             alone = self._poll()
             self._next_poll = self._now() + (max(alone, min(alone * self.crowd, LONGEST_POLL)) if self.hears else alone)
 
     def look_at_once(self) -> None:
         """Make a look due, whoever else has one."""
         with self._lock:
-            self._next_poll = self._now()
+            self._poll_now()
         self._called()
+
+    def _poll_now(self) -> None:
+        # A look that is under way may have begun too early to see what this one is for.
+        self._next_poll, self._looks_again = self._now(), True
 
     # -- what will be due ------------------------------------------------------------------------------------------
 

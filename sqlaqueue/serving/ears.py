@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -83,7 +84,7 @@ class Ear:
         keep_alive(driver.fileno())
         quote = connection.dialect.identifier_preparer.quote_identifier
         listening: set[str] = set()
-        self._again = False
+        self._again, silent_since = False, time.monotonic()
         while (wanted := self.hearers.channels) and not self._again:
             for channel in listening - wanted:
                 connection.exec_driver_sql(f"UNLISTEN {quote(channel)}")
@@ -93,8 +94,13 @@ class Ear:
             listening = wanted
             for channel, words in _received(driver):
                 self.hearers.say(channel, words)
-            if not self._bell.wait(CHECK, driver.fileno()):
+            if self._bell.wait(min(CHECK, self.hearers.until_missed()), driver.fileno()):
+                silent_since = time.monotonic()
+                continue
+            self.hearers.miss()
+            if time.monotonic() - silent_since >= CHECK:
                 connection.exec_driver_sql("SELECT 1")
+                silent_since = time.monotonic()
 
 
 def _received(driver: Any) -> list[tuple[str, str]]:

@@ -27,6 +27,12 @@ class Hearer(Protocol):
     def went_deaf(self) -> None:
         """Learn that something may have been missed: the connection is lost, or is another one."""
 
+    def until_missed(self) -> float:
+        """Return the seconds until it is to learn that it has not heard what it counts on; inf when there is none."""
+
+    def missed(self) -> None:
+        """Learn that."""
+
 
 class Hearers:
     """Those who want to hear what is said on channels."""
@@ -60,6 +66,16 @@ class Hearers:
         """Have it proven again that something is heard: the connection is lost, or is another one."""
         for hearer in self._of(channels):
             hearer.went_deaf()
+
+    def until_missed(self) -> float:
+        """Return the seconds until somebody has not heard what it counts on."""
+        return min([each.until_missed() for each in self._of(self.channels)], default=float("inf"))
+
+    def miss(self) -> None:
+        """Tell those who have not."""
+        for hearer in self._of(self.channels):
+            if hearer.until_missed() <= 0:
+                hearer.missed()
 
     def _of(self, channels: set[str]) -> list[Hearer]:
         with self._lock:

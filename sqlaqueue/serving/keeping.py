@@ -127,10 +127,10 @@ def _stop(shift: Shift, now: float) -> Script:
     if since is None:
         shift.agenda.drop("requests")
         return
-    shift.agenda.begin("requests", since + shift.crew.pace.sweep())
+    shift.agenda.begin("requests", since + shift.crew.pace.requests())
     if not (asked_now or shift.agenda.due("requests", now)):
         return
-    shift.agenda.set("requests", now + shift.crew.pace.sweep())
+    shift.agenda.set("requests", now + shift.crew.pace.requests())
     held = shift.crew.held()
     if held:
         asked = yield Beside(tending.requests_to_stop, (shift.plan, held))
@@ -139,14 +139,12 @@ def _stop(shift: Shift, now: float) -> Script:
 
 def _sweep(shift: Shift, now: float) -> Script:
     """Rescue the jobs of workers that died."""
-    if not shift.agenda.due("sweep", now):
+    if not shift.plan.has_leases or shift.calls.sweep_at > now:
         return
-    shift.agenda.set("sweep", now + shift.crew.pace.sweep())
-    # Not by rank: those before this one may have died, and with them the workers that are to be noticed here.
-    if shift.plan.has_leases and not shift.calls.has_heard_sweep(within=0.6 * pace.SWEEP):
-        rescued = yield Beside(tending.rescue_expired, (shift.plan,))
-        shift.crew.tell_rescued(rescued)
-        shift.plan.look_for_suspects |= bool(rescued) or not shift.calls.hears
+    shift.calls.put_off_sweep()
+    rescued = yield Beside(tending.rescue_expired, (shift.plan,))
+    shift.crew.tell_rescued(rescued)
+    shift.plan.look_for_suspects |= bool(rescued) or not shift.calls.hears
 
 
 def _mend(shift: Shift, now: float) -> Script:

@@ -42,7 +42,7 @@ class Shift:
         self.id = uuid.uuid4().hex
         """Its name among the Consumers that are alive."""
         self.plan = plan.for_a_shift()
-        self.calls = Calls(self.id, pace.poll, self.call, self.attend, awaited=self.plan.awaited)
+        self.calls = Calls(self.id, pace.poll, self.call, self.attend, sweep=pace.sweep, awaited=self.plan.awaited)
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls, self.attend)
         self.agenda = Agenda()
         self.retention = Retention(plan.spec)
@@ -53,7 +53,7 @@ class Shift:
         self.over = False
         """The lanes have ended; the keeper may."""
         self.error: BaseException | None = None
-        for duty in ("check-in", "sweep", "reconcile", *(["retention"] if self.retention.walks else [])):
+        for duty in ("check-in", "reconcile", *(["retention"] if self.retention.walks else [])):
             self.agenda.set(duty, time.monotonic())
         self._busy_at = time.monotonic()
         """When the keeper has seen claimed jobs last."""
@@ -141,7 +141,10 @@ class Shift:
         now, crew = time.monotonic(), self.crew
         # Set before it is asked whether there is work: whoever begins some after that wakes the keeper.
         crew.keeper_dozes = now - self._busy_at >= _AFTER_WORK
-        wait = min(self.agenda.wait(now), self.calls.until_outlook(), self.calls.until_proof(), _LONGEST_DOZE)
+        calls = self.calls
+        wait = min(self.agenda.wait(now), calls.until_outlook(), calls.until_proof(), _LONGEST_DOZE)
+        if self.plan.has_leases:
+            wait = min(wait, calls.until_sweep())
         if not crew.is_found_at_rest():
             self._busy_at = now
         elif crew.keeper_dozes:

@@ -134,6 +134,7 @@ def test_a_look_answers_all_calls(crowd: list[Calls], clock: Clock) -> None:
 def test_a_full_hand_looks_again(crowd: list[Calls], clock: Clock) -> None:
     crowd[0].looked(more=True)
     assert crowd[0].wants_look()
+    crowd[0].begin_look()
     crowd[0].looked(more=False)
     assert crowd[0].next_look() == clock.now + NET
 
@@ -290,6 +291,18 @@ def test_after_a_pause_all_look(crowd: list[Calls], clock: Clock) -> None:
     assert waits(crowd, clock) == [0] * 5
 
 
+def test_what_is_said_during_a_look_is_looked_at_after_it(crowd: list[Calls], clock: Clock) -> None:
+    """The statement of that look may not have seen it."""
+    first = crowd[0]
+    first.begin_look()
+    first.hear("look")
+    first.looked(more=False)
+    assert first.wants_look()
+    first.begin_look()
+    first.looked(more=False)
+    assert not first.wants_look()
+
+
 def test_requests_to_stop_are_noted(crowd: list[Calls]) -> None:
     assert not crowd[0].asked_to_stop
     crowd[0].hear("stop")
@@ -303,10 +316,28 @@ def test_what_it_does_not_understand_is_let_pass(crowd: list[Calls], clock: Cloc
 
 
 def test_a_sweep_of_another_is_as_good_as_ones_own(clock: Clock) -> None:
-    calls = hearing(clock, "me", "another")
-    assert not calls.has_heard_sweep(within=2)
+    told: list[float] = []
+    calls = Calls(
+        "b", lambda: POLL, lambda: None, lambda: told.append(clock.now), sweep=lambda rank: 3 + rank, now=clock
+    )
+    assert calls.until_sweep() == 0, "nobody may have looked for a while"
+    calls.put_off_sweep()
+    assert calls.until_sweep() == 3
+    calls.checked_in(["a", "b", "c"], 0.0)
+    calls.hear("here b")
+    told.clear()
     calls.hear("swept")
-    clock.now += 2
-    assert calls.has_heard_sweep(within=2)
-    clock.now += 1
-    assert not calls.has_heard_sweep(within=2)
+    assert calls.until_sweep() == float("inf"), "its ear is awake, and its keeper need not be"
+    clock.now += 3
+    assert calls.until_missed() == 1, "the second of three"
+    calls.hear("swept")
+    assert calls.until_missed() == 4
+    clock.now += 4
+    assert calls.until_missed() == 0
+    assert not told
+    calls.missed()
+    assert told == [clock.now]
+    assert calls.until_sweep() == 0
+    assert calls.until_missed() == float("inf"), "it is not told again of the same"
+    calls.put_off_sweep()
+    assert calls.until_missed() == 4

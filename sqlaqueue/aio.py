@@ -297,7 +297,7 @@ class _Tasks(Shift):
             try:
                 match step:
                     case Beside():
-                        async with self._factory() as other:
+                        async with self._factory() as other, asyncio.timeout(step.patience):
                             result = await other.run_sync(step)
                     case Do():
                         result = await needed(session).run_sync(step)

@@ -35,6 +35,7 @@ from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import keep
 from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
+from sqlaqueue.serving.patience import Patience
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
@@ -43,7 +44,7 @@ from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 logger = logging.getLogger("sqlaqueue")
 
-_LONGEST_WAIT = 60.0
+_LONGEST_WAIT = 600.0
 """Seconds for which the main thread waits at most: not every system breaks off a wait for a signal."""
 
 T = TypeVar("T")
@@ -223,6 +224,7 @@ class _Threads(Shift):
         self._listening = False
         self._stopped, self._attended = threading.Event(), threading.Event()
         self._bell = Bell()
+        self._patience = Patience(self._bell.ring)
         self._working: set[threading.Thread] = set()
         self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
@@ -298,7 +300,8 @@ class _Threads(Shift):
             if left <= 0:
                 self._abandon()
                 return
-            self._bell.wait(min(left, _LONGEST_WAIT))
+            self._bell.wait(min(left, self._patience.until_look(), _LONGEST_WAIT))
+            self._patience.break_off()
 
     def _abandon(self) -> None:
         """Give up handlers that outlived the grace period; their results are refused."""
@@ -322,7 +325,7 @@ class _Threads(Shift):
             try:
                 match step:
                     case Beside():
-                        with self._factory() as other:
+                        with self._factory() as other, self._patience.of(step, other, self.plan.bind):
                             result = step(other)
                     case Do():
                         result = step(needed(session))

@@ -36,7 +36,7 @@ PATIENCE = 5.0
 STAGGER = 0.02
 """Seconds by which one consumer after the other looks for a job that nobody has said to have taken."""
 
-LONGEST_POLL = 30.0
+LONGEST_POLL = 60.0
 """The most seconds that a crowd lets one of it wait with a look of its own: all the others may be busy."""
 
 MOST = 10_000

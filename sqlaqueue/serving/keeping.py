@@ -152,8 +152,11 @@ def _mend(shift: Shift, now: float) -> Script:
         shift.agenda.set("reconcile", now + shift.crew.pace.reconcile(0))
         # The word that there are some may have got lost.
         shift.plan.look_for_suspects = True
-        if shift.calls.rank < TENDERS:
-            yield from mend_messages(shift)
+        if shift.calls.rank >= TENDERS:
+            # It only learns here that it is one of the first by now: a crowd should not be woken for that.
+            shift.agenda.set("reconcile", now + 3 * shift.crew.pace.reconcile(0))
+            return
+        yield from mend_messages(shift)
         done = time.monotonic()
         shift.agenda.set("reconcile", done + shift.crew.pace.reconcile(done - now))
 

@@ -9,6 +9,7 @@ claimed by itself, one at a time in a Consumer, and a start that left such a row
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import uuid
@@ -93,58 +94,51 @@ def name_of(key: Key) -> str:
 def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets: Sequence[str] = ()) -> None:
     """Write the row of a batch that is about to run, and note in the entry what is known of its jobs.
 
+    It must not wait for ever, for this transaction runs while the batch's own is open: somebody who waits to lock the
+    tables of both would wait for this Consumer, and it for them, without the server seeing it.
+
     :param tickets: the calls that the batch answers, as the others are told with it.
     """
-    ledger = spec.side_tables[LEDGER]
     names = list(entry.names)
-    _be_brief(session, spec, *([notification(spec, taken(len(names), tickets))] if tickets else []))
-    entered = (
-        sa.insert(ledger)
-        .values(id=entry.id, queue=spec.name, keys=names, starts=int(entry.blamed), worker=worker)
-        .cte("entered")
-    )
-    mine = sa.bindparam(None, names, ARRAY(sa.Text()))
-    left_behind = (
-        sa.select(ledger.c["keys"], ledger.c.starts)
-        .where(ledger.c.queue == spec.name, ledger.c["keys"].has_any(mine))
-        .add_cte(entered)
-    )
-    rows = _execute(session, spec, left_behind).all()
+    values = {
+        "its_id": entry.id,
+        "its_keys": names,
+        "its_starts": int(entry.blamed),
+        "its_worker": worker,
+        "names": names,
+        **({"words": taken(len(names), tickets)} if tickets else {}),
+    }
+    rows = _execute(session, spec, _entering(spec, told=bool(tickets)), values).all()
     known = {name for found, _ in rows for name in found}
     entry.suspects = frozenset(known & set(names))
     entry.deaths = sum(starts for _, starts in rows) if len(names) == 1 else 0
 
 
+@functools.lru_cache(maxsize=128)
+def _entering(spec: QueueSpec, *, told: bool) -> sa.Select[Any]:
+    """Return the statement that writes a row, and finds those that other batches left behind for the same jobs."""
+    ledger = spec.side_tables[LEDGER]
+    columns = {
+        name: sa.bindparam(f"its_{name}", type_=ledger.c[name].type) for name in ("id", "keys", "starts", "worker")
+    }
+    # Losing the row in a crash of the server costs nothing: the batch is gone with it.
+    setting = sa.func.set_config("synchronous_commit", "off", sa.true())
+    words = [notification(spec, sa.bindparam("words", type_=sa.Text()))] if told else []
+    entered = sa.insert(ledger).values(queue=spec.name, **columns).returning(setting, *words).cte("entered")
+    mine = sa.bindparam("names", type_=ARRAY(sa.Text()))
+    known = sa.select(ledger.c["keys"], ledger.c.starts).where(ledger.c.queue == spec.name)
+    return known.where(ledger.c["keys"].has_any(mine)).add_cte(entered)
+
+
 def strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
-    """Delete the row of a batch that is given up; what is known of its jobs from others stays."""
-    _be_brief(session, spec)
-    _strike(session, spec, entry)
-
-
-def keep(session: Session, spec: QueueSpec, entry: Entry) -> None:
-    """Delete the row of a batch that is settled, when its only job was given back: what is known of it stays."""
-    _strike(session, spec, entry)
-
-
-def _strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
+    """Delete the row of a batch; what is known of its jobs from others stays."""
     ledger = spec.side_tables[LEDGER]
     _execute(session, spec, sa.delete(ledger).where(ledger.c.id == entry.id))
 
 
-def _be_brief(session: Session, spec: QueueSpec, *others: sa.ColumnElement[Any]) -> None:
-    """Prepare the second connection's transaction, which runs while the batch's own is open.
-
-    Somebody who waits to lock the tables of both would wait for this Consumer, and it for them, without the server
-    seeing it. Losing the row in a crash of the server costs nothing: the batch is gone with it.
-    """
-    settings = {"lock_timeout": "2s", "synchronous_commit": "off"}
-    local = (sa.func.set_config(name, value, sa.true()) for name, value in settings.items())
-    _execute(session, spec, sa.select(*local, *others))
-
-
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """Delete the row of a batch whose runs are settled, and its only job from rows that were left behind."""
-    _strike(session, spec, entry)
+    strike(session, spec, entry)
     if len(entry.names) == 1 and entry.suspects:
         ledger, name = spec.side_tables[LEDGER], entry.names[0]
         named = sa.and_(ledger.c.queue == spec.name, ledger.c["keys"].has_key(name))
@@ -161,6 +155,6 @@ def forget(session: Session, spec: QueueSpec) -> None:
     )
 
 
-def _execute(session: Session, spec: QueueSpec, statement: sa.Executable) -> Any:
+def _execute(session: Session, spec: QueueSpec, statement: sa.Executable, values: dict[str, Any] | None = None) -> Any:
     # A session with several engines knows which one is meant by the model.
-    return session.execute(statement, bind_arguments={"mapper": spec.mapper})
+    return session.execute(statement, values, bind_arguments={"mapper": spec.mapper})

@@ -224,6 +224,6 @@ def settle_alone(session: Session, plan: Plan, ended: Ended, entry: ledger.Entry
 def _leave(session: Session, plan: Plan, ended: Sequence[Ended], entry: ledger.Entry) -> None:
     # A job that is given back has not been counted: what is known against it must stay.
     if any(one.outcome.ending == "released" for one in ended):
-        ledger.keep(session, plan.spec, entry)
+        ledger.strike(session, plan.spec, entry)
     else:
         ledger.leave(session, plan.spec, entry)

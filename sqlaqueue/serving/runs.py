@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from sqlaqueue.serving.turns import Turn
 
 
+LEDGER_PATIENCE = 2.0
+"""Seconds for a statement in the ledger, which runs beside a transaction that holds jobs; see :func:`ledger.enter`."""
+
+
 def _rollback(session: Session) -> None:
     session.rollback()
 
@@ -57,7 +61,7 @@ def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
     blamed = len(jobs) == 1 and (suspect is not None or plan.concurrency == 1)
     entry = plan.entries.open([run.key for run in runs], blamed=blamed)
     try:
-        yield Beside(ops.enter_ledger, (plan, entry, look.tickets))
+        yield Beside(ops.enter_ledger, (plan, entry, look.tickets), patience=LEDGER_PATIENCE)
         suspects = entry.suspected([run.key for run in runs])
         if suspects and not blamed:
             plan.suspects.add(suspects)
@@ -180,7 +184,7 @@ def strike(plan: Plan) -> Script:
     """Strike out of the ledger what this Consumer has given up."""
     while (entry := plan.entries.take_given_up()) is not None:
         try:
-            yield Beside(ops.strike_ledger, (plan, entry))
+            yield Beside(ops.strike_ledger, (plan, entry), patience=LEDGER_PATIENCE)
         except Exception:
             plan.entries.give_up(entry)
             raise

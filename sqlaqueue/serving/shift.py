@@ -18,7 +18,7 @@ logger = logging.getLogger("sqlaqueue")
 _MISSED = 2
 """How many check-ins in a row have to be missed before it is said: the first may be a connection that just broke."""
 
-_REST_AT_WORK, _LONGEST_DOZE = 0.25, 10.0
+_REST_AT_WORK, _LONGEST_DOZE = 0.25, 60.0
 """Seconds between two looks of the keeper: while there are claimed jobs, and without any."""
 
 _AFTER_WORK = 1.0

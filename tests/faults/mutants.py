@@ -234,7 +234,7 @@ def blames_all_of_a_batch() -> None:
 
 @mutant
 def never_clears_a_suspect() -> None:
-    ledger.leave = ledger.keep
+    ledger.leave = ledger.strike
 
 
 @mutant

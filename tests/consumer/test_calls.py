@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from sqlaqueue.serving.calls import EVERY, LONGEST_POLL, MOST, MOST_OPEN, MOST_TICKETS, PATIENCE, STAGGER, Calls, taken
+from sqlaqueue.serving.calls import EVERY, MOST, MOST_OPEN, MOST_TICKETS, PATIENCE, STAGGER, Calls, taken
 
 pytestmark = pytest.mark.once
 
 POLL = 7.0
-NET = LONGEST_POLL
+NET = 5 * POLL
 """Seconds until each of five looks by itself."""
 
 

@@ -5,8 +5,9 @@ Plain functions ``operation(session, ...)``, as in :mod:`sqlaqueue.serving.opera
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -84,6 +85,16 @@ def settle_surely(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[
     """The same as :func:`settle`, and look again at runs of which an earlier commit left the end in doubt."""
     lost = settle(session, plan, ended)
     return _look_again(session, plan, lost) if any(one.uncertain for one in lost) else lost
+
+
+@contextlib.contextmanager
+def left_as_loaded(session: Session) -> Iterator[None]:
+    """Have a commit leave instances as they are: ``expire_on_commit`` would have each of them read again."""
+    expires, session.expire_on_commit = session.expire_on_commit, False
+    try:
+        yield
+    finally:
+        session.expire_on_commit = expires
 
 
 def commit(session: Session, ended: Sequence[Ended]) -> None:

@@ -19,7 +19,7 @@ from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.serving import ledger
 from sqlaqueue.serving.bearings import Mark
 from sqlaqueue.serving.calls import Look
-from sqlaqueue.serving.ending import commit, settle, settle_surely
+from sqlaqueue.serving.ending import commit, left_as_loaded, settle, settle_surely
 from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, TICKETS, Plan
 from sqlaqueue.serving.telling import spare_others
@@ -105,11 +105,8 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
         suspect = more = bool(jobs)
     if not jobs:
         spare_others(session, plan, look)
-    expires, session.expire_on_commit = session.expire_on_commit, False
-    try:
+    with left_as_loaded(session):
         commit(session, ended)
-    finally:
-        session.expire_on_commit = expires
     if alone:
         plan.had_suspect = suspect
     if suspect:
@@ -202,7 +199,8 @@ def settle_held(session: Session, plan: Plan, ended: Sequence[Ended], entry: led
     """Settle a held batch, strike it out of the ledger and commit: with its writes, in one transaction."""
     settle(session, plan, ended)
     _leave(session, plan, ended, entry)
-    session.commit()
+    with left_as_loaded(session):
+        session.commit()
 
 
 def settle_alone(session: Session, plan: Plan, ended: Ended, entry: ledger.Entry) -> Ended | None:

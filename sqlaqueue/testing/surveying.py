@@ -102,3 +102,23 @@ class SurveyingConformance:
         queue.execute("UPDATE conformance_job SET status = 'elsewhere' WHERE number = 1")
         assert _states(_survey(queue)) == {queue.key(0): "pending", queue.key(1): OTHER}
         assert _survey(queue, states=STATES).keys() == queue.keys(0)
+
+    def test_a_job_by_itself_stands_as_the_survey_shows_it(self, queue: QueueUnderTest) -> None:
+        """And so it does while somebody has it locked; a job of which nothing is left has no row."""
+        states, spec = _fill(queue), spec_of(queue.Job)
+
+        def standing(number: int) -> Any:
+            key = queue.key(number)
+            with queue.impatient() as session:
+                look = spec.strategy.standing(spec, key if queue.composite else (key,))
+                row = session.execute(look).one_or_none()
+                return None if row is None else tuple(row)
+
+        errors = {1: "broken", 2: "broken"}
+        expected = {number: (states[number], errors.get(number)) if number in states else None for number in range(8)}
+        assert {number: standing(number) for number in range(8)} == expected
+        with queue.session() as holder, queue.session() as session:
+            holder.execute(queue.only(6).with_for_update())
+            queue.claim(session, of=queue.only(5))
+            assert standing(5) == ("processing" if queue.leased else "pending", None)
+            assert standing(6) == ("pending", None)

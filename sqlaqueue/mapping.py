@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import InstanceState, Mapper, QueryContext
-from sqlalchemy.orm.attributes import instance_state, set_committed_value
+from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.columns import add_fields, check_subclass, complete_table, new_columns, placed_roles
 from sqlaqueue.config import QueueConfig
@@ -246,14 +246,15 @@ def show_claimed(job: Any, spec: QueueSpec) -> int:
     A claim that holds a transaction writes nothing: the row is counted when the run ends. The instance shows it
     before, so that a handler reads the same under every strategy.
     """
-    attributes = spec.attributes
-    attempt: int = (job.__dict__.get(attributes["attempts"]) or 0) if "attempts" in attributes else 0
+    attributes, values = spec.attributes, job.__dict__
+    attempt: int = (values.get(attributes["attempts"]) or 0) if "attempts" in attributes else 0
     if spec.strategy.holds_transaction:
         attempt += 1
+        # As the loading itself does it: nothing of what has just been loaded has been changed yet.
         if "attempts" in attributes:
-            set_committed_value(job, attributes["attempts"], attempt)
+            values[attributes["attempts"]] = attempt
         if "status" in attributes and spec.config.states.processing is not None:
-            set_committed_value(job, attributes["status"], spec.config.states.processing)
+            values[attributes["status"]] = spec.config.states.processing
     return attempt or 1
 
 

@@ -29,6 +29,7 @@ class Hearer(Protocol):
 
     def until_missed(self) -> float:
         """Return the seconds until it is to learn that it has not heard what it counts on; inf when there is none."""
+        ...
 
     def missed(self) -> None:
         """Learn that."""

@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.serving.calls import taken
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies.side_tables import LEDGER, notification
@@ -115,7 +116,7 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets:
 
 
 @functools.lru_cache(maxsize=128)
-def _entering(spec: QueueSpec, *, told: bool) -> sa.Select[Any]:
+def _entering(spec: QueueSpec, *, told: bool) -> AnySelect:
     """Return the statement that writes a row, and finds those that other batches left behind for the same jobs."""
     ledger = spec.side_tables[LEDGER]
     columns = {

@@ -114,6 +114,14 @@ PLAIN = Contestant(
 )
 """SQLAlchemy with a table that is no queue."""
 
+BARE = Contestant(
+    "sqlalchemy with the columns of a queue",
+    "ours.py",
+    (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
+    {"bare": True, "strategy": "update_status", "on_complete": "keep"},
+)
+"""The rows of a queue, in a table without the indexes, triggers and side tables of one."""
+
 
 CONTESTANTS: dict[str, Contestant] = {
     each.name: each
@@ -122,6 +130,7 @@ CONTESTANTS: dict[str, Contestant] = {
         *_same_statements(),
         *_ours(),
         PLAIN,
+        BARE,
         *_both(
             "procrastinate",
             "procrastinate.py",

@@ -1,6 +1,7 @@
 """sqlaqueue: each strategy, both Consumers. A model with ten columns of its own; the handler reads all of its columns.
 
-With the option ``plain`` it is SQLAlchemy without a queue, for what enqueueing costs beyond an insert.
+With the option ``plain`` it is SQLAlchemy without a queue, for what enqueueing costs beyond an insert; with ``bare``
+the table has the columns of a queue, and nothing else of one.
 """
 
 from __future__ import annotations
@@ -63,7 +64,11 @@ class Ours(Adapter):
 
     def prepare(self) -> Any:
         engine = sa.create_engine(self.driver_url)
-        self.model.metadata.create_all(engine)
+        if self.options.get("bare"):
+            with engine.begin() as connection:
+                connection.execute(sa.schema.CreateTable(self.model.__table__))
+        else:
+            self.model.metadata.create_all(engine)
         engine.dispose()
         remaining = "SELECT 1 FROM job WHERE status IN ('pending', 'processing') AND run_at <= now()"
         words = {

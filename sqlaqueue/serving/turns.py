@@ -83,8 +83,10 @@ class Turn:
     def nothing_left(self) -> bool:
         """Return whether a claim that found nothing means that nothing is due.
 
-        It does when nobody has been at work since before it: what ends meanwhile may be due again at once.
+        It does when nobody has been at work since before it: what ends meanwhile may be due again at once. Nor may
+        anybody else claim: jobs may be locked by a claim that is not here yet.
         """
         crew = self._crew
         with crew.lock:
-            return crew.at_rest and crew.works_ended == self._works_ended and not crew.plan.suspects.remembered()
+            quiet = crew.at_rest and not crew.claiming and crew.works_ended == self._works_ended
+            return quiet and not crew.plan.suspects.remembered()

@@ -217,3 +217,23 @@ def test_when_one_lane_keeps_what_it_claims(monkeypatch: pytest.MonkeyPatch) -> 
     its.ended(0.0001, quiet=False)
     assert its.at_one_go(100) is None
     assert its.at_one_go(1)
+
+
+def test_a_drain_does_not_end_while_another_lane_claims(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What that claim has locked is nowhere yet but in the database."""
+    claim, at_once = operations.claim, [0, 0]
+
+    def claim_slowly(session: Session, *arguments: Any) -> Any:
+        at_once[0] += 1
+        at_once[1] = max(at_once)
+        jobs, more = claim(session, *arguments)
+        if jobs:
+            session.execute(sa.text("SELECT pg_sleep(0.05)"))
+        at_once[0] -= 1
+        return jobs, more
+
+    monkeypatch.setattr(operations, "claim", claim_slowly)
+    bench.enqueue(N)
+    assert bench.consumer(concurrency=2, batch_size=10).drain() == N
+    assert at_once[1] == 2
+    assert bench.states() == {"completed": N}

@@ -45,6 +45,13 @@ class Process:
         if number in {signal.SIGKILL, signal.SIGSTOP}:
             self.scene.log.write("fault", kind=number.name, to=self.name)
         os.kill(self.pid, number)
+        if number == signal.SIGSTOP:
+            # It may do something yet before the signal is there.
+            self.scene.await_that(self._is_stopped, "that it stops")
+
+    def _is_stopped(self) -> bool:
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return all(task.joinpath("stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks)
 
     def answers(self, number: signal.Signals) -> bool:
         """Return whether it has a handler of its own for a signal: a Consumer has, until it is told to stop."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Prove composite keys for one strategy; for the others that their statements are right under every plan.
 
     What a composite key changes is in the parts that strategies share, and the session that runs everything looks at
-    all of them.
+    all of them. So it is with rows that are their own message, which share most of their statements with others.
     """
     for item in items:
-        if HERE in item.path.parents and "composite-key" in item.name and "under_every_plan" not in item.name:
-            item.add_marker(pytest.mark.once if "TestUpdateStatus" in item.nodeid else pytest.mark.thorough)
+        if HERE not in item.path.parents or "under_every_plan" in item.name:
+            continue
+        composite, own = "composite-key" in item.name, "TestRowsThatAreTheirOwnMessage" in item.nodeid
+        if (composite and "TestUpdateStatus" not in item.nodeid) or (own and zlib.crc32(item.nodeid.encode()) % 3):
+            item.add_marker(pytest.mark.thorough)
+        elif composite:
+            item.add_marker(pytest.mark.once)
 
 
 @pytest.fixture(scope="class")

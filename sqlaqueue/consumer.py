@@ -266,10 +266,12 @@ class _Threads(Shift):
             self._working.update(lanes)
             for thread in (*lanes, keeper):
                 thread.start()
-            self._wait_for(lanes)
-            self.stop()
-            self.over = True
-            self.attend()
+            try:
+                self._wait_for(lanes)
+            finally:
+                self.stop()
+                self.over = True
+                self.attend()
             # It is done with its last statement in a moment, or the database does not answer.
             keeper.join(timeout=max(self._grace, 5.0))
             self._carry_out(wind_up(self))

@@ -164,6 +164,7 @@ class Calls:
                 self.look_at_once()
             case ["swept"]:
                 self.put_off_sweep()
+                self._missed = False
             case ["suspects"]:
                 self.suspects = True
             case ["stop"]:
@@ -182,8 +183,6 @@ class Calls:
                 # One transaction may write rows for many times.
                 self._add(_Call(moment - self._clock_ahead, f"{ticket}@{due}", count, more))
         self._called()
-        if more:
-            self._noticed()
 
     def _add(self, call: _Call) -> None:
         heapq.heappush(self._ahead, call)
@@ -207,6 +206,7 @@ class Calls:
         if more:
             # The others of that statement are due at times of their own, which nobody has called out.
             self._known_until = min(self._known_until, due)
+            self._noticed()
 
     def _open_due(self, ahead: float = 0.0) -> None:
         """Open the calls whose time has come.
@@ -312,8 +312,11 @@ class Calls:
             return sorted([*self._others, self._me]).index(self._me) if self.hears else 0
 
     def put_off_sweep(self) -> None:
-        """Note that somebody looks for jobs whose lease is over."""
-        self.sweep_at, self._missed = self._now() + self._sweep(self.rank), False
+        """Note that somebody looks for jobs whose lease is over.
+
+        Until it is heard as well the keeper counts on no ear: the look may fail, or the connection be half dead.
+        """
+        self.sweep_at = self._now() + self._sweep(self.rank)
 
     def until_sweep(self) -> float:
         """Return the seconds until it is time for that; inf for one who hears, and will be told by its ear."""

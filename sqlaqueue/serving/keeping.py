@@ -28,19 +28,21 @@ TENDERS = 3
 """How many of the consumers that hear each other do what one has to do for all; more than one, for one may be dead."""
 
 _MOST_TOLD = 20
+_AFTER_TROUBLE = 0.25
 _AHEAD = 50
 
 
 def keep(shift: Shift) -> Script:
     """Tend the queue beside the lanes until the shift is over."""
     while not shift.over:
-        now = time.monotonic()
+        now, pause = time.monotonic(), 0.0
         for duty in _DUTIES:
             try:
                 yield from duty(shift, now)
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other duties are due all the same
                 logger.warning("%s: tending the queue: %s: %s", shift.name, type(error).__name__, error)
-        yield Doze(shift.until_next_duty())
+                pause = _AFTER_TROUBLE
+        yield Doze(max(shift.until_next_duty(), pause))
 
 
 def _look_at_timeouts(shift: Shift, now: float) -> Script:

@@ -137,6 +137,12 @@ def strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
     _execute(session, spec, sa.delete(ledger).where(ledger.c.id == entry.id))
 
 
+def strike_soon(session: Session, spec: QueueSpec, entry: Entry) -> None:
+    """The same beside the batch's own transaction, or at the end of a shift; it must not wait either."""
+    _execute(session, spec, sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
+    strike(session, spec, entry)
+
+
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """Delete the row of a batch whose runs are settled, and its only job from rows that were left behind."""
     strike(session, spec, entry)

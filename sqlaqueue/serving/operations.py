@@ -191,7 +191,7 @@ def enter_ledger(session: Session, plan: Plan, entry: ledger.Entry, tickets: Seq
 
 def strike_ledger(session: Session, plan: Plan, entry: ledger.Entry) -> None:
     """Strike a batch out whose transaction was rolled back while its worker lives, and commit."""
-    ledger.strike(session, plan.spec, entry)
+    ledger.strike_soon(session, plan.spec, entry)
     session.commit()
 
 

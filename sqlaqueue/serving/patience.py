@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
 
 from sqlaqueue.serving.steps import Beside
 
-_BROKEN_OFF = float("inf")
+logger = logging.getLogger("sqlaqueue")
+
 _LOOK_EVERY, _QUIET = 0.5, 2.0
 """Seconds between looks, and without any such statement after which nobody looks until there is one."""
+
+_LONGEST_CANCEL = 10.0
+
+
+@dataclass(eq=False)
+class _Statement:
+    """What may not be waited for beyond a deadline, and the thread that breaks it off."""
+
+    driver: Any
+    deadline: float
+    canceller: threading.Thread | None = None
+
+    def cancel(self) -> None:
+        """Ask the server to end it, which takes another connection: it may be refused, or take long."""
+        try:
+            self.driver.cancel()
+        except Exception as error:  # noqa: BLE001 - the server is not there: then it cannot hold anybody up either
+            logger.warning("cannot break a statement off: %s: %s", type(error).__name__, error)
 
 
 class Patience:
@@ -27,7 +48,7 @@ class Patience:
 
     def __init__(self, ring: Callable[[], object]) -> None:
         self._lock, self._ring = threading.Lock(), ring
-        self._deadlines: dict[Any, float] = {}
+        self._open: set[_Statement] = set()
         self._used, self._looks = float("-inf"), False
 
     @contextlib.contextmanager
@@ -40,10 +61,11 @@ class Patience:
             yield
             return
         connection = session.connection(bind_arguments=bind)
-        driver = connection.connection.driver_connection
+        now = time.monotonic()
+        statement = _Statement(connection.connection.driver_connection, now + step.patience)
         with self._lock:
-            self._used = time.monotonic()
-            self._deadlines[driver] = self._used + step.patience
+            self._used = now
+            self._open.add(statement)
             looks, self._looks = self._looks, True
         if not looks:
             self._ring()
@@ -51,21 +73,24 @@ class Patience:
             yield
         finally:
             with self._lock:
+                self._open.discard(statement)
+            if statement.canceller is not None:
                 # The word may arrive late: whoever is given this connection next must not be broken off by it.
-                if self._deadlines.pop(driver) == _BROKEN_OFF and not connection.closed:
+                statement.canceller.join(_LONGEST_CANCEL)
+                if not connection.closed:
                     connection.invalidate()
 
     def until_look(self) -> float:
         """Return the seconds until somebody should look; inf when it would ring first."""
         with self._lock:
-            self._looks = bool(self._deadlines) or time.monotonic() - self._used < _QUIET
+            self._looks = bool(self._open) or time.monotonic() - self._used < _QUIET
             return _LOOK_EVERY if self._looks else float("inf")
 
     def break_off(self) -> None:
         """End the statements whose time is over."""
         now = time.monotonic()
         with self._lock:
-            for driver, deadline in self._deadlines.items():
-                if deadline <= now:
-                    self._deadlines[driver] = _BROKEN_OFF
-                    driver.cancel()
+            late = [one for one in self._open if one.canceller is None and one.deadline <= now]
+            for one in late:
+                one.canceller = threading.Thread(target=one.cancel, name="sqlaqueue-cancel", daemon=True)
+                one.canceller.start()

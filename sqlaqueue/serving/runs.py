@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 LEDGER_PATIENCE = 2.0
-"""Seconds for a statement in the ledger, which runs beside a transaction that holds jobs; see :func:`ledger.enter`."""
+"""Seconds for an entry in the ledger, which is made beside a transaction that holds jobs; see :func:`ledger.enter`."""
 
 
 def _rollback(session: Session) -> None:
@@ -184,7 +184,7 @@ def strike(plan: Plan) -> Script:
     """Strike out of the ledger what this Consumer has given up."""
     while (entry := plan.entries.take_given_up()) is not None:
         try:
-            yield Beside(ops.strike_ledger, (plan, entry), patience=LEDGER_PATIENCE)
+            yield Beside(ops.strike_ledger, (plan, entry))
         except Exception:
             plan.entries.give_up(entry)
             raise

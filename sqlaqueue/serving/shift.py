@@ -145,7 +145,10 @@ class Shift:
         wait = min(self.agenda.wait(now), calls.until_outlook(), calls.until_proof(), _LONGEST_DOZE)
         if self.plan.has_leases:
             wait = min(wait, calls.until_sweep())
-        if not crew.is_found_at_rest():
+        if not self.proven:
+            return _REST_AT_WORK
+        busy = crew.busy_since is not None
+        if not crew.is_found_at_rest() or busy:
             self._busy_at = now
         elif crew.keeper_dozes:
             return max(wait, 0.02)

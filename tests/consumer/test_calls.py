@@ -340,4 +340,7 @@ def test_a_sweep_of_another_is_as_good_as_ones_own(clock: Clock) -> None:
     assert calls.until_sweep() == 0
     assert calls.until_missed() == float("inf"), "it is not told again of the same"
     calls.put_off_sweep()
+    assert calls.until_sweep() == 4, "it has not been heard: the keeper counts on itself"
+    calls.hear("swept")
+    assert calls.until_sweep() == float("inf")
     assert calls.until_missed() == 4

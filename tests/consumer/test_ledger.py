@@ -6,8 +6,10 @@ import threading
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from sqlaqueue.serving import runs
+from sqlaqueue.serving.patience import Patience, _Statement
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.conftest import Supply
 
@@ -42,3 +44,20 @@ def test_whoever_locks_both_tables_is_let_through(held: Bench, monkeypatch: pyte
             admin.rollback()
             wait_until(lambda: held.states() == {"completed": 3})
     held.assert_tidy()
+
+
+def test_a_server_that_takes_no_cancellation_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """It may be restarting, or have no connection left: whoever looks after the others goes on."""
+
+    class Refusing:
+        def cancel(self) -> None:
+            raise OperationalError("cancel", {}, Exception("too many clients"))
+
+    patience = Patience(lambda: None)
+    statement = _Statement(Refusing(), deadline=0.0)
+    patience._open.add(statement)
+    patience.break_off()
+    assert statement.canceller is not None
+    statement.canceller.join()
+    assert "cannot break a statement off" in caplog.text
+    assert patience.until_look() < 1

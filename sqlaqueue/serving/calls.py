@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlaqueue.serving.awaited import Awaited
+from sqlaqueue.serving.sweeps import Sweeps
 
 PATIENCE = 5.0
 """Seconds within which a Consumer hears its own check-in, or is taken to be deaf."""
@@ -101,7 +102,7 @@ class Calls:
     :param poll: returns the seconds until the next look without a call.
     :param called: called when it has been told something for which a look may be due.
     :param noticed: called when there is something else to do about what it has been told.
-    :param sweep: returns the seconds after which one of a rank looks for jobs whose lease is over, if no other has.
+    :param sweep: returns the seconds between looks for jobs whose lease is over; see :class:`Sweeps`.
     :param awaited: is told as well who waits for the end of which job.
     :param now: the clock.
     """
@@ -113,7 +114,7 @@ class Calls:
         called: Callable[[], None],
         noticed: Callable[[], None],
         *,
-        sweep: Callable[[int], float] = lambda rank: float("inf"),  # noqa: ARG005 - the same for all
+        sweep: Callable[[int], float] | None = None,
         awaited: Awaited | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -132,9 +133,8 @@ class Calls:
         self._heard = self._signed = float("-inf")
         self.asked_to_stop = False
         """Somebody has asked running jobs to stop, and it has not been looked which."""
-        self._sweep, self._missed = sweep, False
-        self.sweep_at = now()
-        """When it is time to look for jobs whose lease is over, unless somebody else does so before."""
+        self.sweeps = Sweeps(sweep, now)
+        """When it is time to look for jobs whose lease is over."""
         self.wants_check_in = False
         """There is a connection by which no check-in has been heard, nor been missed."""
         self.has_looked = False
@@ -163,8 +163,7 @@ class Calls:
             case ["look"]:
                 self.look_at_once()
             case ["swept"]:
-                self.put_off_sweep()
-                self._missed = False
+                self.sweeps.heard(self.rank)
             case ["suspects"]:
                 self.suspects = True
             case ["stop"]:
@@ -311,25 +310,13 @@ class Calls:
         with self._lock:
             return sorted([*self._others, self._me]).index(self._me) if self.hears else 0
 
-    def put_off_sweep(self) -> None:
-        """Note that somebody looks for jobs whose lease is over.
-
-        Until it is heard as well the keeper counts on no ear: the look may fail, or the connection be half dead.
-        """
-        self.sweep_at = self._now() + self._sweep(self.rank)
-
-    def until_sweep(self) -> float:
-        """Return the seconds until it is time for that; inf for one who hears, and will be told by its ear."""
-        return float("inf") if self.hears and not self._missed else self.sweep_at - self._now()
-
     def until_missed(self) -> float:
-        """Return the seconds until nobody has said to look for such jobs: then it is this one's turn."""
-        # Whoever is awake to hear that somebody does can tell as well that nobody did, and lets the keeper sleep.
-        return float("inf") if self._missed else self.sweep_at - self._now()
+        """Return the seconds until nobody has said to look for jobs whose lease is over: then it is this one's turn."""
+        return self.sweeps.until_missed()
 
     def missed(self) -> None:
         """Note that nobody has said so."""
-        self._missed = True
+        self.sweeps.miss()
         self._noticed()
 
     # -- when to look --------------------------------------------------------------------------------------------

@@ -139,14 +139,16 @@ def _stop(shift: Shift, now: float) -> Script:
         shift.crew.asked_to_stop(asked, time.monotonic())
 
 
-def _sweep(shift: Shift, now: float) -> Script:
+def _sweep(shift: Shift, now: float) -> Script:  # noqa: ARG001 - as all duties
     """Rescue the jobs of workers that died."""
-    if not shift.plan.has_leases or shift.calls.sweep_at > now:
+    calls = shift.calls
+    if not calls.sweeps.is_due:
         return
-    shift.calls.put_off_sweep()
+    # First, as in every duty.
+    calls.sweeps.begin(calls.rank)
     rescued = yield Beside(tending.rescue_expired, (shift.plan,))
     shift.crew.tell_rescued(rescued)
-    shift.plan.look_for_suspects |= bool(rescued) or not shift.calls.hears
+    shift.plan.look_for_suspects |= bool(rescued) or not calls.hears
 
 
 def _mend(shift: Shift, now: float) -> Script:

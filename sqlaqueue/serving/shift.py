@@ -42,7 +42,8 @@ class Shift:
         self.id = uuid.uuid4().hex
         """Its name among the Consumers that are alive."""
         self.plan = plan.for_a_shift()
-        self.calls = Calls(self.id, pace.poll, self.call, self.attend, sweep=pace.sweep, awaited=self.plan.awaited)
+        sweep = pace.sweep if plan.has_leases else None
+        self.calls = Calls(self.id, pace.poll, self.call, self.attend, sweep=sweep, awaited=self.plan.awaited)
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls, self.attend)
         self.agenda = Agenda()
         self.retention = Retention(plan.spec)
@@ -138,15 +139,13 @@ class Shift:
 
     def until_next_duty(self) -> float:
         """Return the seconds until the keeper has something to look at, if nobody wakes it before."""
-        now, crew = time.monotonic(), self.crew
-        # Set before it is asked whether there is work: whoever begins some after that wakes the keeper.
-        crew.keeper_dozes = now - self._busy_at >= _AFTER_WORK
-        calls = self.calls
-        wait = min(self.agenda.wait(now), calls.until_outlook(), calls.until_proof(), _LONGEST_DOZE)
-        if self.plan.has_leases:
-            wait = min(wait, calls.until_sweep())
         if not self.proven:
             return _REST_AT_WORK
+        now, crew, calls = time.monotonic(), self.crew, self.calls
+        # Set before it is asked whether there is work: whoever begins some after that wakes the keeper.
+        crew.keeper_dozes = now - self._busy_at >= _AFTER_WORK
+        told = min(calls.until_outlook(), calls.until_proof(), calls.sweeps.until_due(hears=calls.hears))
+        wait = min(self.agenda.wait(now), told, _LONGEST_DOZE)
         busy = crew.busy_since is not None
         if not crew.is_found_at_rest() or busy:
             self._busy_at = now

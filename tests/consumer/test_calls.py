@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -317,17 +317,18 @@ def test_what_it_does_not_understand_is_let_pass(crowd: list[Calls], clock: Cloc
 
 def test_a_sweep_of_another_is_as_good_as_ones_own(clock: Clock) -> None:
     told: list[float] = []
-    calls = Calls(
-        "b", lambda: POLL, lambda: None, lambda: told.append(clock.now), sweep=lambda rank: 3 + rank, now=clock
-    )
-    assert calls.until_sweep() == 0, "nobody may have looked for a while"
-    calls.put_off_sweep()
-    assert calls.until_sweep() == 3
+    pause: Callable[[int], float] = lambda rank: 3.0 + rank  # noqa: E731 - as the others here
+    calls = Calls("b", lambda: POLL, lambda: None, lambda: told.append(clock.now), sweep=pause, now=clock)
+    sweeps = calls.sweeps
+    assert sweeps.is_due, "nobody may have looked for a while"
+    sweeps.begin(calls.rank)
+    assert not sweeps.is_due
+    assert sweeps.until_due(hears=False) == 3
     calls.checked_in(["a", "b", "c"], 0.0)
     calls.hear("here b")
     told.clear()
     calls.hear("swept")
-    assert calls.until_sweep() == float("inf"), "its ear is awake, and its keeper need not be"
+    assert sweeps.until_due(hears=True) == float("inf"), "its ear is awake, and its keeper need not be"
     clock.now += 3
     assert calls.until_missed() == 1, "the second of three"
     calls.hear("swept")
@@ -337,10 +338,17 @@ def test_a_sweep_of_another_is_as_good_as_ones_own(clock: Clock) -> None:
     assert not told
     calls.missed()
     assert told == [clock.now]
-    assert calls.until_sweep() == 0
+    assert sweeps.until_due(hears=True) == 0
     assert calls.until_missed() == float("inf"), "it is not told again of the same"
-    calls.put_off_sweep()
-    assert calls.until_sweep() == 4, "it has not been heard: the keeper counts on itself"
+    sweeps.begin(calls.rank)
+    assert sweeps.until_due(hears=True) == 4, "it has not been heard: the keeper counts on itself"
     calls.hear("swept")
-    assert calls.until_sweep() == float("inf")
+    assert sweeps.until_due(hears=True) == float("inf")
     assert calls.until_missed() == 4
+
+
+def test_where_nothing_is_leased_nobody_sweeps(clock: Clock) -> None:
+    calls = hearing(clock, "me")
+    calls.hear("swept")
+    assert not calls.sweeps.is_due
+    assert calls.until_missed() == float("inf")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
-from typing import TYPE_CHECKING
+import zlib
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
@@ -21,20 +23,29 @@ if TYPE_CHECKING:
 COLOURS = ("sync", "async")
 POOLED = [("update_status", "psycopg"), ("delete_returning", "asyncpg"), ("batch_select", "psycopg2")]
 """The strategies behind a pooler, each with one of the drivers."""
-MIXED = [("update_status", "sync"), ("delete_returning", "async"), ("batch_select", "sync")]
+TURNS = [
+    [("update_status", "sync"), ("delete_returning", "async")],
+    [("update_status", "async"), ("batch_select", "sync")],
+]
+"""The strategies and Consumers that one test meets: a strategy with leases and one that holds a transaction.
+
+What depends on either of them shows in these: the scripts of both Consumers are the same, and so is most of what the two
+strategies that hold a transaction do.
+"""
+MIXED = [pair for turn in TURNS for pair in turn]
+EACH = list(itertools.product(STRATEGIES, COLOURS))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave each second pair of a strategy and a colour to the session that runs everything.
-
-    What depends on either of them shows in the others: the scripts of both Consumers are the same.
-    """
+    """Leave all but one of `TURNS` to the session that runs everything; which one changes from test to test."""
     for item in items:
-        parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
-        if {"strategy", "colour"} <= parameters.keys() and __package__ in item.nodeid.replace("/", "."):
-            pair = (parameters["strategy"], parameters["colour"])
-            if pair not in MIXED:
-                item.add_marker(pytest.mark.thorough)
+        if __package__ not in item.nodeid.replace("/", "."):
+            continue
+        parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+        pair = parameters.get("mixed") or (parameters.get("strategy"), parameters.get("colour"))
+        test = item.nodeid.partition("[")[0]
+        if pair in EACH and pair not in TURNS[zlib.crc32(test.encode()) % len(TURNS)]:
+            item.add_marker(pytest.mark.thorough)
         if {"held", "driver"} <= parameters.keys() and (parameters["held"], parameters["driver"]) not in POOLED:
             item.add_marker(pytest.mark.thorough)
 
@@ -92,7 +103,7 @@ def bench(supply: Supply, strategy: str, colour: str) -> Bench:
 
 @pytest.fixture(params=MIXED, ids="-".join)
 def mixed(request: pytest.FixtureRequest, supply: Supply) -> Bench:
-    """Each strategy and each colour, but not each pair of them: where a test takes seconds."""
+    """Each strategy with one colour or both, but not each pair of them: where a test takes seconds."""
     return supply.take(*request.param)
 
 

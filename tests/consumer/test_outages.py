@@ -25,7 +25,7 @@ def fragile_server(pytestconfig: pytest.Config, postgres_version: int) -> Iterat
 
 
 @pytest.fixture(params=MIXED, ids="-".join)
-def fragile(fragile_server: Server, request: pytest.FixtureRequest) -> Iterator[Bench]:
+def mixed(fragile_server: Server, request: pytest.FixtureRequest) -> Iterator[Bench]:
     """A queue on a server that may be stopped."""
     with fragile_server.database() as database:
         bench = Bench(database, *request.param)
@@ -33,64 +33,64 @@ def fragile(fragile_server: Server, request: pytest.FixtureRequest) -> Iterator[
         yield bench
 
 
-def test_the_server_is_gone_for_a_while(fragile: Bench) -> None:
+def test_the_server_is_gone_for_a_while(mixed: Bench) -> None:
     """It crashes in the middle of the work, is missed for some tries, and all is done after its return."""
-    fragile.enqueue(40)
+    mixed.enqueue(40)
     done = threading.Event()
 
     async def work(hands: Any, job: Any) -> None:
-        await hands.execute(fragile.effect(job.id))
+        await hands.execute(mixed.effect(job.id))
         if job.id == 20:
             done.set()
 
-    server = fragile.consumer(work, concurrency=2, batch_size=5, lease=2, retry=lambda *_: 0)
+    server = mixed.consumer(work, concurrency=2, batch_size=5, lease=2, retry=lambda *_: 0)
     tries: list[float] = []
     with server.running():
         failed = server.consumer._shift.crew.pace.failed
         server.consumer._shift.crew.pace.failed = lambda: tries.append(failed()) or tries[-1]
         assert done.wait(30)
-        fragile.database.server.stop("immediate")
+        mixed.database.server.stop("immediate")
         wait_until(lambda: len(tries) >= 4, "that the Consumer misses the database")
-        fragile.database.server.start()
-        fragile.enqueue(5)
-        wait_until(lambda: fragile.states() == {"completed": 45})
+        mixed.database.server.start()
+        mixed.enqueue(5)
+        wait_until(lambda: mixed.states() == {"completed": 45})
         assert not server.finished.is_set()
     # In a crash the last commits are not lost: the server writes its log before it answers.
-    assert set(fragile.effects().values()) == {1}
-    assert len(fragile.effects()) == 45
+    assert set(mixed.effects().values()) == {1}
+    assert len(mixed.effects()) == 45
     assert max(tries) <= 3
 
 
-def test_the_server_is_not_there_at_the_start(fragile: Bench) -> None:
-    fragile.enqueue(3)
-    fragile.database.server.stop("fast")
-    server = fragile.consumer(concurrency=2)
+def test_the_server_is_not_there_at_the_start(mixed: Bench) -> None:
+    mixed.enqueue(3)
+    mixed.database.server.stop("fast")
+    server = mixed.consumer(concurrency=2)
     with server.running():
         wait_until(lambda: server.consumer._pace._failures >= 2)
-        fragile.database.server.start()
-        wait_until(lambda: fragile.states() == {"completed": 3})
+        mixed.database.server.start()
+        wait_until(lambda: mixed.states() == {"completed": 3})
 
 
-def test_the_server_is_not_there_at_the_end(fragile: Bench) -> None:
+def test_the_server_is_not_there_at_the_end(mixed: Bench) -> None:
     """What could not be settled runs again; run() returns all the same."""
-    fragile.enqueue(3)
+    mixed.enqueue(3)
     started, go_on = threading.Event(), threading.Event()
 
     async def work(hands: Any, job: Any) -> None:
-        await hands.execute(fragile.effect(job.id))
+        await hands.execute(mixed.effect(job.id))
         started.set()
         await hands.wait(go_on)
 
-    with fragile.consumer(work, lease=1, retry=lambda *_: 0).running() as server:
+    with mixed.consumer(work, lease=1, retry=lambda *_: 0).running() as server:
         assert started.wait(30)
-        fragile.database.server.stop("immediate")
+        mixed.database.server.stop("immediate")
         server.stop()
         go_on.set()
         assert server.finished.wait(30)
-    fragile.database.server.start()
-    with fragile.consumer(lambda hands, job: hands.execute(fragile.effect(job.id))).running():
-        wait_until(lambda: fragile.states() == {"completed": 3})
-    assert fragile.effects() == {1: 1, 2: 1, 3: 1}
+    mixed.database.server.start()
+    with mixed.consumer(lambda hands, job: hands.execute(mixed.effect(job.id))).running():
+        wait_until(lambda: mixed.states() == {"completed": 3})
+    assert mixed.effects() == {1: 1, 2: 1, 3: 1}
 
 
 def test_connections_are_ended_at_random(bench: Bench) -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-DRIVERS = ("psycopg", "psycopg-async", "asyncpg")
+DRIVERS = ("psycopg", "psycopg-async", "asyncpg", "psycopg2")
 
 
 class Driven(Protocol):

@@ -36,8 +36,8 @@ PRIORITIES = (1, 0, 2, 0, 1, 0)
 def cells() -> Iterator[Any]:
     """Yield kind, strategy and driver.
 
-    Any two of them meet on the diagonals; the rest is left to the session that runs everything. The older driver
-    psycopg2, which shares most of its code in SQLAlchemy with psycopg, meets every kind once.
+    Each kind meets each strategy on the diagonals, with another driver each; the rest is left to the session that runs
+    everything.
     """
     for row, (name, kind) in enumerate(KINDS.items()):
         for strategy in kind.strategies:
@@ -45,8 +45,6 @@ def cells() -> Iterator[Any]:
                 on_diagonal = (row + STRATEGIES.index(strategy) + column) % len(DRIVERS) == 0
                 marks = () if on_diagonal else (pytest.mark.thorough,)
                 yield pytest.param(name, strategy, driver, id=f"{name}-{strategy}-{driver}", marks=marks)
-        strategy = kind.strategies[row % len(kind.strategies)]
-        yield pytest.param(name, strategy, "psycopg2", id=f"{name}-{strategy}-psycopg2", marks=pytest.mark.once)
 
 
 @pytest.mark.parametrize(("name", "strategy", "driver"), [*cells()])

@@ -8,12 +8,13 @@ import pytest
 
 from sqlaqueue.serving import awaited, pace
 from tests.consumer.bench import Bench
+from tests.consumer.conftest import MIXED
 from tests.consumer.hearing import LATER
 
-MIXED = [("update_status", "async"), ("delete_returning", "sync"), ("batch_select", "async"), ("own_message", "sync")]
+ALL = [*MIXED, ("own_message", "sync")]
 
 
-@pytest.fixture(params=MIXED, ids="-".join)
+@pytest.fixture(params=ALL, ids="-".join)
 def mixed(request: pytest.FixtureRequest, supply: Any) -> Bench:
     """Each strategy, rows that are their own messages too, and each colour."""
     return supply.take(*request.param)

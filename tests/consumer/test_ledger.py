@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -10,7 +11,7 @@ from sqlalchemy.exc import OperationalError
 
 from sqlaqueue.serving import runs
 from sqlaqueue.serving.patience import Patience, _Statement
-from tests.consumer.bench import Bench, wait_until
+from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.conftest import Supply
 
 
@@ -18,6 +19,11 @@ from tests.consumer.conftest import Supply
 def held(supply: Supply, colour: str) -> Bench:
     """The empty queue of a strategy that holds a transaction."""
     return supply.take("batch_select", colour)
+
+
+@pytest.fixture
+def held_by_threads(supply: Supply) -> Bench:
+    return supply.take("batch_select", "sync")
 
 
 def test_whoever_locks_both_tables_is_let_through(held: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +50,45 @@ def test_whoever_locks_both_tables_is_let_through(held: Bench, monkeypatch: pyte
             admin.rollback()
             wait_until(lambda: held.states() == {"completed": 3})
     held.assert_tidy()
+
+
+def test_a_shift_ends_though_somebody_locks_its_ledger(held_by_threads: Bench) -> None:
+    """What it leaves there blames nobody: the jobs wait as before."""
+    held = held_by_threads
+    held.enqueue()
+    at_work, go_on = threading.Semaphore(0), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        at_work.release()
+        await hands.wait(go_on)
+
+    with held.consumer(work, grace=0.2).running() as server, held.engine.connect() as admin:
+        assert at_work.acquire(timeout=30)
+        admin.execute(sa.text("LOCK TABLE sqlaqueue_ledger"))
+        server.stop()
+        assert server.finished.wait(30), "it waits for whoever locks its ledger"
+        admin.rollback()
+        go_on.set()
+    assert held.states() == {"pending": 1}
+
+
+def test_whoever_watches_the_lanes_may_fail(held_by_threads: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``run()`` raises what it raised, and no lane is left at work behind its back."""
+
+    def fail(self: Patience) -> None:
+        raise RuntimeError("out of threads")
+
+    with pytest.raises(RuntimeError, match="out of threads"), held_by_threads.consumer().running() as server:
+        shift = wait_for_shift(server)
+        monkeypatch.setattr(Patience, "break_off", fail)
+        shift._bell.ring()
+        assert server.finished.wait(30)
+    wait_until(lambda: not shift._working, "that all threads have ended")
+
+
+def wait_for_shift(server: Server) -> Any:
+    wait_until(lambda: server.consumer._shift is not None and server.consumer._shift.proven)
+    return server.consumer._shift
 
 
 def test_a_server_that_takes_no_cancellation_ends_nobody(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("sqlaqueue")
 
+_YOUNG = 50_000
+"""How many objects are made before the garbage collector looks at them: more than the jobs of a few batches have."""
+
 _LOOK = 0.1
 """Seconds between looks at what signals and other threads have set."""
 
@@ -69,8 +72,7 @@ class Service:
                 for consumer in consumers:
                     logger.info("%r serves %s", consumer, _check(consumer))
                 self._begun()
-                # What is there now stays: the collector need not go through it again and again as jobs come and go.
-                gc.freeze()
+                _collect_less_often()
                 self._serve(consumers)
             finally:
                 _close(consumers)
@@ -249,3 +251,16 @@ def _class(*, is_async: bool) -> Any:
     from sqlaqueue.aio import AsyncConsumer  # noqa: PLC0415 - as above
 
     return AsyncConsumer
+
+
+def _collect_less_often() -> None:
+    """Spare the garbage collector what is there now and stays, and most of the jobs that come and go.
+
+    A job is an instance and what SQLAlchemy keeps of it: some ten objects, which are gone when it is settled. Looked at
+    as often as is usual, most of them are looked at before, kept for older, and found again among all that stays.
+    """
+    gc.freeze()
+    young, *older = gc.get_threshold()
+    # 0 means that somebody has switched it off.
+    if 0 < young < _YOUNG:
+        gc.set_threshold(_YOUNG, *older)

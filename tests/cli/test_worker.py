@@ -41,6 +41,11 @@ def test_a_class_and_its_handler(shop: Shop, model: str, handler: str) -> None:
     assert sorted(shop.done().values()) == [1, 1]
 
 
+def test_the_garbage_collector_is_spared_the_jobs(shop: Shop) -> None:
+    shop.add(Email())
+    assert "young: 50000 frozen: True" in drained(shop, *EMAILS[1:], "--handler", f"{TASKS}:tell_of_garbage")
+
+
 def test_several_queues_in_one_process(shop: Shop) -> None:
     shop.add(Email(), Email(), Letter(), Row(year=1, number="a"), Task())
     worker = shop.start(

@@ -7,7 +7,6 @@ the table has the columns of a queue, and nothing else of one.
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -124,8 +123,6 @@ class Ours(Adapter):
 
     def work(self, meter: Meter) -> Any:
         arguments = dict(self.options.get("consumer") or {})
-        if arguments:
-            gc.freeze()
         if "concurrency" in self.options:
             # Handlers that wait are run one by one. A held batch is that of one handler, so it is a small one here.
             arguments |= {"concurrency": self.options["concurrency"], "batch": False}

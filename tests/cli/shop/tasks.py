@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
 import os
 import signal
 import time
@@ -60,3 +62,7 @@ def die(session: Session, job: object) -> None:
 
 def without_arguments() -> None:
     pass
+
+
+def tell_of_garbage(session: Session, job: object) -> None:
+    logging.getLogger("sqlaqueue").info("young: %d frozen: %s", gc.get_threshold()[0], gc.get_freeze_count() > 0)

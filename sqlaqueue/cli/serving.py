@@ -10,6 +10,7 @@ import asyncio
 import gc
 import inspect
 import logging
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,9 @@ logger = logging.getLogger("sqlaqueue")
 
 _YOUNG = 50_000
 """How many objects are made before the garbage collector looks at them: more than the jobs of a few batches have."""
+
+_SWITCH = 0.001
+"""Seconds for which a thread may go on, while another one that has its answer from the database waits to do so."""
 
 _LOOK = 0.1
 """Seconds between looks at what signals and other threads have set."""
@@ -73,6 +77,7 @@ class Service:
                     logger.info("%r serves %s", consumer, _check(consumer))
                 self._begun()
                 _collect_less_often()
+                sys.setswitchinterval(_SWITCH)
                 self._serve(consumers)
             finally:
                 _close(consumers)

@@ -45,6 +45,9 @@ SLEEP = 0.05
 YOUNG = 50_000
 """How many new objects Python's garbage collector waits for in a program that is driven at its best."""
 
+SWITCH = 0.001
+"""Seconds for which one of its threads may go on while another one waits."""
+
 _REPORT_EVERY = 0.02
 
 _telling = threading.Lock()
@@ -212,6 +215,7 @@ def main(adapter: type[Adapter]) -> None:
             if made.tuned:
                 gc.freeze()
                 gc.set_threshold(YOUNG)
+                sys.setswitchinterval(SWITCH)
             _now(made.work(Meter(options.get("handler", "read"))), made.loop_factory)
         case _:
             msg = f"no verb of a contestant: {verb}"

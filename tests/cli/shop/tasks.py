@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -64,5 +65,6 @@ def without_arguments() -> None:
     pass
 
 
-def tell_of_garbage(session: Session, job: object) -> None:
-    logging.getLogger("sqlaqueue").info("young: %d frozen: %s", gc.get_threshold()[0], gc.get_freeze_count() > 0)
+def tell_of_python(session: Session, job: object) -> None:
+    said = f"young: {gc.get_threshold()[0]} frozen: {gc.get_freeze_count() > 0} switch: {sys.getswitchinterval()}"
+    logging.getLogger("sqlaqueue").info(said)

@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-LONGEST = 3.0
-"""Seconds for which what lies before the mark may be missed, at most."""
+LONGEST = 4.5
+"""Seconds for which what lies before the mark may be missed: a look has just passed over it, and the next one has it."""
 
-_SHARE = 20.0
+_SHARE, _REST = 20.0, 1.0
 _NOISE, _SHORTEST = 1.1, 0.0005
 _RISE, _RISE_AT_HEAD = 0.2, 0.005
 
@@ -66,4 +66,6 @@ class Bearings:
             self._usual += (took - self._usual) * (1.0 if took < self._usual else rise)
             if began_at is None:
                 extra = took - _NOISE * self._usual - _SHORTEST
-                self._head_due = self._now() + min(LONGEST, _SHARE * max(extra, 0.0))
+                # A look tells what it has found when it ends, and the next one takes as long again.
+                longest = max(LONGEST - 2 * took, _REST)
+                self._head_due = self._now() + min(longest, _SHARE * max(extra, 0.0))

@@ -72,7 +72,15 @@ def test_it_is_seen_as_well_when_the_head_is_littered_slowly(bearings: Bearings,
 def test_however_littered_it_is_the_head_is_looked_at(bearings: Bearings, clock: Clock) -> None:
     serve(bearings, clock, 1, head=0.01)
     looks = serve(bearings, clock, 60, head=2.0)
-    assert max(after - before for before, after in pairwise(looks)) <= LONGEST + 2.1
+    assert max(after - before for before, after in pairwise(looks)) <= 3.1
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("head", [0.3, 1.0, 1.7])
+def test_what_a_look_passed_over_the_next_one_has_in_time(bearings: Bearings, clock: Clock, head: float) -> None:
+    serve(bearings, clock, 1, head=0.01)
+    looks = serve(bearings, clock, 60, head=head)
+    assert max(after - before for before, after in pairwise(looks)) == pytest.approx(LONGEST - head, abs=0.1)
 
 
 @pytest.mark.once

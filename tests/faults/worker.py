@@ -112,7 +112,7 @@ def work(order: Any) -> None:
     """Serve the queue until a signal comes."""
     log, gate = Log(Path(order["directory"]), order["name"]), Gate(Path(order["directory"]), order["name"])
     # The order that the checker looks for is that of the head; claims from a mark may be made a little later.
-    bearings.LONGEST = 0.0
+    bearings._SHARE = 0.0
     pace.SWEEP = 0.2
     if order["mutant"]:
         MUTANTS[order["mutant"]]()

@@ -59,12 +59,12 @@ def _rate(marks: list[tuple[float, int]], begin: float, end: float) -> float:
 
 
 def takes(contestant: Contestant) -> bool:
-    """The best settings of each peer, and each strategy as it comes."""
+    """The best settings of each peer, and each strategy as it comes and at its best."""
     options = contestant.options
     if contestant.family == "raw":
         return bool(options["batch"] >= 100 and not options.get("listen"))
     if contestant.family == "sqlaqueue":
-        return bool(options["kind"] == "sync" and not options["tuned"])
+        return bool(options["kind"] == "sync")
     return contestant.tuned and contestant.family != "replay"
 
 

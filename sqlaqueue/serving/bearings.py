@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 LONGEST = 4.5
-"""Seconds for which what lies before the mark may be missed: a look has just passed over it, and the next one has it."""
+"""Seconds for which what lies before the mark may be missed: one look has just passed over it, the next one has it."""
 
 _SHARE, _REST = 20.0, 1.0
 _NOISE, _SHORTEST = 1.1, 0.0005

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import subprocess
-import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from typing import Any, Self, get_args
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
@@ -23,17 +18,8 @@ from sqlaqueue.mapping import spec_of
 from sqlaqueue.serving.events import EventName
 from tests.consumer.hands import DEADLINE, Handler, for_async, for_sync
 from tests.consumer.models import models
+from tests.consumer.processes import Worker, wait_until
 from tests.servers import Database
-
-ROOT = Path(__file__).parents[2]
-
-
-def wait_until(condition: Callable[[], Any], what: str = "what the test waits for", seconds: float = DEADLINE) -> None:
-    """Wait until ``condition`` holds; far beyond what it can take, fail."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
-        time.sleep(0.01)
 
 
 async def nothing(hands: Any, job: Any) -> None:
@@ -142,7 +128,7 @@ class Bench:
 
     def worker(self, handler: str, **options: Any) -> Worker:
         """Return a process with a Consumer, whose handler is a function of :mod:`tests.consumer.handlers`."""
-        return Worker(self, handler, options)
+        return Worker(self.database, self.strategy, self.colour, handler, options)
 
 
 class Server:
@@ -272,82 +258,3 @@ class AsyncServer(Server):
 
     def drain(self) -> int:
         return asyncio.run(self._serve("drain"))
-
-
-class Worker:
-    """A process with a Consumer; what it says on its standard output can be waited for.
-
-    It looks for expired leases more often than usual, unless the option ``sweep`` says otherwise; with ``restart`` it
-    is a process that starts others, one after the other as they die.
-    """
-
-    def __init__(self, bench: Bench, handler: str, options: dict[str, Any]) -> None:
-        options = {"poll_interval": 0.05, "grace": 20} | options
-        consumers, restart = options.pop("consumers", 1), options.pop("restart", False)
-        sweep = options.pop("sweep", 0.2)
-        order = {
-            "url": bench.database.url("psycopg" if bench.colour == "sync" else "asyncpg"),
-            "strategy": bench.strategy,
-            "colour": bench.colour,
-            "handler": handler,
-            "options": options,
-            "consumers": consumers,
-            "restart": restart,
-            "sweep": sweep,
-            "pool": consumers * (options.get("concurrency", 1) + 1),
-        }
-        self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.consumer.worker", json.dumps(order)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.lines.append(line.rstrip())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        self._reader.join()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def said(self, beginning: str) -> list[str]:
-        """Return what follows ``beginning`` in each line that begins like that."""
-        return [line.removeprefix(beginning).strip() for line in list(self.lines) if line.startswith(beginning)]
-
-    def await_word(self, beginning: str, times: int = 1) -> None:
-        """Wait until it has said something."""
-
-        def heard() -> bool:
-            assert self.process.poll() is None or len(self.said(beginning)) >= times, "the worker ended before that"
-            return len(self.said(beginning)) >= times
-
-        wait_until(heard, f"{beginning!r} from the worker")
-
-    def write(self, line: str) -> None:
-        """Say something to it."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-        self.process.stdin.flush()
-
-    def signal(self, number: int) -> None:
-        self.process.send_signal(number)
-
-    def await_end(self) -> int:
-        """Wait for its end and return the exit code."""
-        code = self.process.wait(DEADLINE)
-        self._reader.join()
-        return code

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -19,7 +20,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.signals import doorbell
-from tests.consumer.bench import ROOT, Bench, nothing, wait_until
+from tests.consumer.bench import Bench, nothing, wait_until
 from tests.consumer.hands import for_async, for_sync
 
 
@@ -154,6 +155,8 @@ def test_a_stop_before_the_beginning_counts(mixed: Bench) -> None:
     assert errors == []
     assert one._shift is other._shift is None
 
+
+ROOT = Path(__file__).parents[2]
 
 PROGRAM = """
 import asyncio, json, sys, sqlalchemy as sa

@@ -34,7 +34,7 @@ def check_that_handlers_finish(bench: Bench, number: signal.Signals) -> None:
     with bench.worker("wait", batch_size=8) as worker:
         worker.await_word("started")
         worker.signal(number)
-        wait_until(lambda: answers_by_default(worker.process.pid, number))
+        wait_until(lambda: answers_by_default(worker.pid, number))
         worker.write("go on")
         assert worker.await_end() == 0
         assert worker.said("returned")
@@ -97,7 +97,7 @@ def test_a_second_signal_ends_it_at_once_and_loses_nothing(
     with bench.worker("wait", lease=1) as worker:
         worker.await_word("started")
         worker.signal(first)
-        wait_until(lambda: answers_by_default(worker.process.pid, second))
+        wait_until(lambda: answers_by_default(worker.pid, second))
         worker.signal(second)
         assert worker.await_end() == -second
     with bench.consumer().running():

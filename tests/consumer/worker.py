@@ -1,13 +1,13 @@
-"""A worker process: ``python -m tests.consumer.worker ORDER``, see :class:`tests.consumer.bench.Worker`."""
+"""What a worker process does, see :class:`tests.consumer.processes.Worker`."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import sys
 import threading
+from multiprocessing.connection import Connection
 from typing import Any
 
 import sqlalchemy as sa
@@ -23,8 +23,12 @@ from tests.consumer.models import models
 EVENTS = ("claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost")
 
 
-def main() -> None:
-    order = json.loads(sys.argv[1])
+def live(order: Any, orders: Connection, words: Connection) -> None:
+    """Do what is ordered, with ``orders`` for standard input and ``words`` for standard output."""
+    for number, end in enumerate((orders, words)):
+        os.dup2(end.fileno(), number)
+        end.close()
+    sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
     pace.SWEEP = order["sweep"]
     if order["restart"]:
         restart(order)
@@ -104,7 +108,3 @@ async def serve_async(order: Any) -> None:
     consumers = [prepare(AsyncConsumer, order, handler, async_sessionmaker(engine)) for _ in range(order["consumers"])]
     await asyncio.gather(*map(run, consumers))
     await engine.dispose()
-
-
-if __name__ == "__main__":
-    main()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
@@ -197,7 +198,9 @@ class _Tasks(Shift):
         self._loop = asyncio.get_running_loop()
         self._called = asyncio.Event()
         self._listening = False
-        self._changed, self._stopped, self._attended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._stopped, self._attended = asyncio.Event(), asyncio.Event()
+        self._resting: dict[asyncio.Event, None] = {}
+        """What wakes the lanes that rest; the first one has rested longest."""
         self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
 
@@ -224,10 +227,12 @@ class _Tasks(Shift):
     def _wake_all(self) -> None:
         self._stopped.set()
         self.call()
-        self._changed.set()
+        self.wake(self.plan.concurrency)
 
-    def wake(self) -> None:
-        self._changed.set()
+    def wake(self, lanes: int) -> None:
+        for changed in [*itertools.islice(self._resting, lanes)]:
+            del self._resting[changed]
+            changed.set()
 
     async def serve(self) -> None:
         """Run until the lanes have ended, or have been given up."""
@@ -322,8 +327,12 @@ class _Tasks(Shift):
                 await wait_for_event(self._called, step.seconds)
                 self._called.clear()
             case Rest() if self.crew.version == step.seen and not self.plan.stopping:
-                self._changed.clear()
-                await wait_for_event(self._changed, step.seconds)
+                changed = asyncio.Event()
+                self._resting[changed] = None
+                try:
+                    await wait_for_event(changed, step.seconds)
+                finally:
+                    self._resting.pop(changed, None)
 
     async def _call(self, session: AsyncSession, hand: Hand) -> None:
         """Call the handler in a task of its own, which can be cancelled."""

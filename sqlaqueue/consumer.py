@@ -246,12 +246,12 @@ class _Threads(Shift):
         self.plan.stopping = True
         self._stopped.set()
         self.call()
-        self.wake()
+        self.wake(self.plan.concurrency)
         self._bell.ring()
 
-    def wake(self) -> None:
+    def wake(self, lanes: int) -> None:
         with self._changed:
-            self._changed.notify_all()
+            self._changed.notify(lanes)
 
     def close(self) -> None:
         """Give back what only a shift that goes on needs."""
@@ -272,11 +272,11 @@ class _Threads(Shift):
                 self.stop()
                 self.over = True
                 self.attend()
-            # It is done with its last statement in a moment, or the database does not answer.
-            keeper.join(timeout=max(self._grace, 5.0))
-            self._carry_out(wind_up(self))
-            if self._listening:
-                ears.unlisten(self.engine, self.calls)
+                # It is done with its last statement in a moment, or the database does not answer.
+                keeper.join(timeout=max(self._grace, 5.0))
+                self._carry_out(wind_up(self))
+                if self._listening:
+                    ears.unlisten(self.engine, self.calls)
         if self.error is not None:
             raise self.error
 

@@ -29,7 +29,7 @@ logger = logging.getLogger("sqlaqueue")
 class Crew:
     """The shared state of one Consumer at work.
 
-    :param wake: called whenever something has changed for those who rest.
+    :param wake: called whenever something has changed for those who rest, with the number of those to be woken.
     :param calls: when to look for jobs.
     :param attend: called when work begins while the keeper dozes.
     """
@@ -39,7 +39,7 @@ class Crew:
         plan: Plan,
         pace: Pace,
         announcer: Announcer,
-        wake: Callable[[], None],
+        wake: Callable[[int], None],
         calls: Calls,
         attend: Callable[[], None],
     ) -> None:
@@ -66,11 +66,11 @@ class Crew:
         self._finished_since: float | None = None
         self._at_work: set[Hand] = set()
 
-    def changed(self) -> None:
-        """Wake those who rest."""
+    def changed(self, lanes: int = 1) -> None:
+        """Wake as many of those who rest as there is something new for: to wake hundreds for one job costs more."""
         with self.lock:
             self.version += 1
-        self._wake()
+        self._wake(lanes)
 
     # -- claimed jobs: waiting for a handler, or in hand ---------------------------------------------------------
 
@@ -80,7 +80,7 @@ class Crew:
             with self.lock:
                 self._inbox.extend(units)
                 self._begin()
-            self.changed()
+            self.changed(len(units))
 
     def next_unit(self) -> Sequence[Any]:
         """Return the jobs for the next call of the handler; empty when there are none."""

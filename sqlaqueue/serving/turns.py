@@ -76,8 +76,9 @@ class Turn:
             claimed, self._claims = self._claims, False
             if claimed:
                 crew.claiming -= 1
-            worked = crew.put_down(self)
-        if claimed or worked:
+            crew.put_down(self)
+        # Whoever has only worked takes the next turn itself.
+        if claimed:
             crew.changed()
 
     def nothing_left(self) -> bool:

@@ -32,3 +32,11 @@ def execute(bench: Bench, statement: Any) -> Any:
         found = result.all() if getattr(result, "returns_rows", True) else None
         session.commit()
         return found
+
+
+def listening(bench: Bench) -> int:
+    """Return how many connections to its database listen."""
+    return bench.execute("""
+        SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'LISTEN%'
+    """)

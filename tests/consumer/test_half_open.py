@@ -13,7 +13,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.serving import calls, pace
 from tests.consumer.bench import Bench, Server, wait_until
-from tests.consumer.test_wake_ups import LATER, await_hearing
+from tests.consumer.hearing import LATER, await_hearing
 from tests.faults.proxy import Proxy
 
 pytestmark = pytest.mark.once

@@ -62,13 +62,17 @@ def test_a_shift_ends_though_somebody_locks_its_ledger(held_by_threads: Bench) -
         at_work.release()
         await hands.wait(go_on)
 
-    with held.consumer(work, grace=0.2).running() as server, held.engine.connect() as admin:
+    # No pool: the connection of the handler that is given up comes back when the Consumer is gone.
+    given_up = held.consumer(work, grace=0.2, engine={"poolclass": sa.NullPool})
+    with given_up.running() as server, held.engine.connect() as admin:
+        shift = wait_for_shift(server)
         assert at_work.acquire(timeout=30)
         admin.execute(sa.text("LOCK TABLE sqlaqueue_ledger"))
         server.stop()
         assert server.finished.wait(30), "it waits for whoever locks its ledger"
         admin.rollback()
         go_on.set()
+        wait_until(lambda: not shift._working, "that the handler has ended")
     assert held.states() == {"pending": 1}
 
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer, cancel, claim, complete
 from sqlaqueue.serving import calls, pace
 from tests.consumer.bench import Bench, Server, wait_until
-from tests.consumer.test_wake_ups import LATER, await_hearing, hears
+from tests.consumer.hearing import LATER, await_hearing, hears
 from tests.pooler import PROGRAM, Pooler
 
 pytestmark = [

@@ -20,7 +20,7 @@ from sqlaqueue.mapping import spec_of
 from sqlaqueue.serving import calls, pace
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
-from tests.consumer.hearing import LATER, await_hearing, execute, hears, idle
+from tests.consumer.hearing import LATER, await_hearing, execute, idle, listening
 
 
 @pytest.fixture(autouse=True)
@@ -317,74 +317,10 @@ def test_one_connection_listens_for_a_process(supply: Any) -> None:
     for thread in threads:
         thread.start()
     wait_until(lambda: all(one._shift is not None and one._shift.calls.crowd == 3 for one in crowd))
-    assert _listening(bench) == 1
+    assert listening(bench) == 1
     for consumer in crowd:
         consumer.stop()
     for thread in threads:
         thread.join()
-    wait_until(lambda: _listening(bench) == 0)
+    wait_until(lambda: listening(bench) == 0)
     engine.dispose()
-
-
-LISTENING = """
-    SELECT count(*) FROM pg_stat_activity
-    WHERE datname = current_database() AND pid <> pg_backend_pid() AND query LIKE 'LISTEN%'
-"""
-
-
-def _listening(bench: Bench) -> Any:
-    return bench.execute(LISTENING)
-
-
-# -- when notifications do not arrive -----------------------------------------------------------------------------------
-
-
-def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
-    with idle(mixed).running() as server:
-        await_hearing(server)
-        assert mixed.database.kill_backends() > 0
-        mixed.enqueue()
-        wait_until(lambda: mixed.states() == {"completed": 1})
-        await_hearing(server)
-        mixed.enqueue()
-        wait_until(lambda: mixed.states() == {"completed": 2})
-
-
-def test_whoever_hears_nothing_polls_and_says_so_once(
-    mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
-) -> None:
-    """As behind a pooler in transaction mode, by which nothing arrives, though nothing fails."""
-    monkeypatch.setattr(calls, "PATIENCE", 0.05)
-    monkeypatch.setattr(pace, "CHECK_IN", 0.2)
-    monkeypatch.setattr(calls.Calls, "hear", lambda self, words: None)
-    with idle(mixed, poll_interval=0.05).running():
-        mixed.enqueue()
-        wait_until(lambda: mixed.states() == {"completed": 1})
-        wait_until(lambda: "notifications do not arrive" in log.text)
-        mixed.enqueue()
-        wait_until(lambda: mixed.states() == {"completed": 2})
-    assert log.text.count("notifications do not arrive") == 1
-
-
-@pytest.mark.parametrize("trigger", ["sqlaqueue_wake_insert"])
-def test_a_disabled_trigger_is_noticed(mixed: Bench, trigger: str, log: pytest.LogCaptureFixture) -> None:
-    mixed.execute(f"ALTER TABLE job DISABLE TRIGGER {trigger}")
-    try:
-        with idle(mixed, poll_interval=0.05).running() as server:
-            wait_until(lambda: trigger in log.text)
-            mixed.enqueue()
-            wait_until(lambda: mixed.states() == {"completed": 1})
-            assert not hears(server)
-    finally:
-        mixed.execute(f"ALTER TABLE job ENABLE TRIGGER {trigger}")
-
-
-def test_without_notifications(server: Any, strategy: str, colour: str) -> None:
-    with server.database() as database:
-        bench = Bench(database, strategy, colour, notify=False)
-        bench.create()
-        assert bench.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'sqlaqueue_wake%'") == 0
-        with idle(bench, poll_interval=0.05).running():
-            bench.enqueue()
-            wait_until(lambda: bench.states() == {"completed": 1})
-            assert _listening(bench) == 0

@@ -1,0 +1,93 @@
+"""When notifications do not arrive: Consumers poll, and say so where somebody can do something about it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from sqlaqueue.serving import calls, pace
+from sqlaqueue.serving.shift import Shift
+from tests.consumer.bench import Bench, wait_until
+from tests.consumer.hearing import LATER, await_hearing, hears, idle, listening
+
+
+@pytest.fixture(autouse=True)
+def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pace, "SWEEP", LATER)
+
+
+def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
+    with idle(mixed).running() as server:
+        await_hearing(server)
+        assert mixed.database.kill_backends() > 0
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+        await_hearing(server)
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 2})
+
+
+def test_whoever_hears_nothing_polls_and_says_so_once(
+    mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """As behind a pooler in transaction mode, by which nothing arrives, though nothing fails."""
+    monkeypatch.setattr(calls, "PATIENCE", 0.05)
+    monkeypatch.setattr(pace, "CHECK_IN", 0.2)
+    monkeypatch.setattr(calls.Calls, "hear", lambda self, words: None)
+    with idle(mixed, poll_interval=0.05).running():
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+        wait_until(lambda: "notifications do not arrive" in log.text)
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 2})
+    assert log.text.count("notifications do not arrive") == 1
+
+
+def test_a_long_drain_does_not_say_so(
+    mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """It does not listen, and needs no advice on that."""
+    monkeypatch.setattr(calls, "PATIENCE", 0.05)
+    monkeypatch.setattr(pace, "CHECK_IN", 0.1)
+    missed, enough = list[Shift](), threading.Event()
+    hears_nothing = Shift.hears_nothing
+
+    def miss(self: Shift) -> None:
+        hears_nothing(self)
+        missed.append(self)
+        if len(missed) == 4:
+            enough.set()
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.wait(enough)
+
+    monkeypatch.setattr(Shift, "hears_nothing", miss)
+    mixed.enqueue()
+    assert mixed.consumer(work).drain() == 1
+    assert "notifications do not arrive" not in log.text
+
+
+@pytest.mark.parametrize("trigger", ["sqlaqueue_wake_insert"])
+def test_a_disabled_trigger_is_noticed(mixed: Bench, trigger: str, log: pytest.LogCaptureFixture) -> None:
+    mixed.execute(f"ALTER TABLE job DISABLE TRIGGER {trigger}")
+    try:
+        with idle(mixed, poll_interval=0.05).running() as server:
+            wait_until(lambda: trigger in log.text)
+            mixed.enqueue()
+            wait_until(lambda: mixed.states() == {"completed": 1})
+            assert not hears(server)
+    finally:
+        mixed.execute(f"ALTER TABLE job ENABLE TRIGGER {trigger}")
+
+
+def test_without_notifications(server: Any, strategy: str, colour: str) -> None:
+    with server.database() as database:
+        bench = Bench(database, strategy, colour, notify=False)
+        bench.create()
+        assert bench.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'sqlaqueue_wake%'") == 0
+        with idle(bench, poll_interval=0.05).running():
+            bench.enqueue()
+            wait_until(lambda: bench.states() == {"completed": 1})
+            assert listening(bench) == 0

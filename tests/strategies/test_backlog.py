@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -98,12 +99,17 @@ class Backlog:
 
     def check(self, base: Mapping[int, int], circumstances: str) -> None:
         """Compare the cost with that of a claim of as many from a small table."""
-        costs = {}
-        for n in BATCHES:
-            for cache in (GENERIC, CUSTOM):
-                costs[n, cache] = self.cost(n, cache)
+        dear = {}
+        for n, cache in itertools.product(BATCHES, (GENERIC, CUSTOM)):
+            # The server analyses its own tables when it likes; as long as its snapshot is there, no VACUUM removes what
+            # the last claim has touched. What is dear for another reason is so the second time as well.
+            for _ in range(2):
+                cost = self.cost(n, cache)
                 self.forget()
-        dear = {each: cost for each, cost in costs.items() if cost > TIMES * base[each[0]] + A_FEW}
+                if cost <= TIMES * base[n] + A_FEW:
+                    break
+            else:
+                dear[n, cache] = cost
         assert not dear, f"{dear} with {circumstances}, where a small table takes {base}"
 
 

@@ -134,13 +134,11 @@ class Crew:
                 return True
             return False
 
-    def put_down(self, owner: object) -> bool:
-        """Note that ``owner`` has done with its jobs; return whether it had any."""
+    def put_down(self, owner: object) -> None:
+        """Note that ``owner`` has done with its jobs, if it had any."""
         with self.lock:
-            if self._in_hand.pop(owner, None) is None:
-                return False
-            self.works_ended += 1
-            return True
+            if self._in_hand.pop(owner, None) is not None:
+                self.works_ended += 1
 
     @property
     def at_rest(self) -> bool:

@@ -21,8 +21,9 @@ from sqlaqueue.versions import why_undefined
 
 logger = logging.getLogger("sqlaqueue")
 
-_REST, _LONGEST_REST = 0.5, 5.0
-"""Seconds after which a lane looks again although nobody has woken it: while there is work, and without any."""
+_REST, _LONGEST_REST, _REST_DRAINING = 0.5, 5.0, 0.1
+"""Seconds after which a lane looks again although nobody has woken it: while there is work, without any, and if it may
+be the last."""
 _MOST_TOLD = 20
 
 
@@ -41,10 +42,12 @@ def lane(shift: Shift) -> Script:
             turn.end()
         elif shift.draining:
             turn.end()
+            # After the end of this turn, which is no reason to look again itself.
+            seen = shift.crew.version
             if turn.nothing_left() and not (yield from _mended(shift)):
                 shift.stop()
             else:
-                yield Rest(turn.version, 0.1)
+                yield Rest(seen, _REST_DRAINING)
         else:
             # The turn to claim is kept meanwhile: one look at an empty queue is enough for all lanes.
             yield Watch(shift.until_look())

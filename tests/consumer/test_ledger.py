@@ -13,6 +13,7 @@ from sqlaqueue.serving import runs
 from sqlaqueue.serving.patience import Patience, _Statement
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.conftest import Supply
+from tests.consumer.hearing import listening
 
 
 @pytest.fixture
@@ -86,10 +87,12 @@ def test_whoever_watches_the_lanes_may_fail(held_by_threads: Bench, monkeypatch:
     watched = held_by_threads.consumer(engine={"poolclass": sa.NullPool})
     with pytest.raises(RuntimeError, match="out of threads"), watched.running() as server:
         shift = wait_for_shift(server)
+        wait_until(lambda: listening(held_by_threads) == 1)
         monkeypatch.setattr(Patience, "break_off", fail)
         shift._bell.ring()
         assert server.finished.wait(30)
     wait_until(lambda: not shift._working, "that all threads have ended")
+    wait_until(lambda: listening(held_by_threads) == 0, "that it listens no longer")
 
 
 def wait_for_shift(server: Server) -> Any:

@@ -1,0 +1,83 @@
+"""Lanes without work rest: as many are woken as there is something new for, and nobody counts on a lane's own clock."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from sqlaqueue.serving import lanes
+from sqlaqueue.serving.turns import Turn
+from tests.consumer.bench import Bench, Server, wait_until
+from tests.consumer.hearing import LATER, await_hearing
+
+pytestmark = pytest.mark.once
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for rest in ("_REST", "_LONGEST_REST", "_REST_DRAINING"):
+        monkeypatch.setattr(lanes, rest, LATER)
+
+
+def resting(server: Server) -> int:
+    """Return how many lanes rest; one waits for calls instead."""
+    shift = server.consumer._shift
+    if shift is None:
+        return 0
+    return len(shift._changed._waiters if server.bench.colour == "sync" else shift._resting)
+
+
+def test_each_job_that_waits_has_a_lane(bench: Bench) -> None:
+    """Those that were claimed together begin together, and then those that are claimed next."""
+    number, started, all_there = 4, list[int](), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.append(job.id)
+        if len(started) == number:
+            all_there.set()
+        await hands.wait(all_there)
+
+    batch_size = 1 if bench.held else 3
+    with bench.consumer(work, concurrency=number, batch_size=batch_size, poll_interval=LATER).running() as server:
+        await_hearing(server)
+        wait_until(lambda: resting(server) == number - 1)
+        bench.enqueue(number)
+        wait_until(lambda: bench.states() == {"completed": number})
+
+
+def test_a_job_does_not_wake_all_lanes(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    number, jobs, turns = 20, 10, list[Turn]()
+    begin = Turn.__init__
+
+    def count(self: Turn, crew: Any) -> None:
+        turns.append(self)
+        begin(self, crew)
+
+    with leased.consumer(concurrency=number, poll_interval=LATER).running() as server:
+        await_hearing(server)
+        wait_until(lambda: resting(server) == number - 1)
+        monkeypatch.setattr(Turn, "__init__", count)
+        for done in range(1, jobs + 1):
+            leased.enqueue()
+            wait_until(lambda done=done: leased.states() == {"completed": done})
+    assert len(turns) < jobs * number / 2
+
+
+def test_a_drain_rests_while_another_lane_is_at_work(bench: Bench) -> None:
+    """It does not claim again and again meanwhile, and ends with the other's work."""
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.wait(other_rests)
+
+    other_rests = threading.Event()
+    server = bench.consumer(work, concurrency=2)
+    bench.enqueue()
+    thread = threading.Thread(target=server.drain, daemon=True)
+    thread.start()
+    wait_until(lambda: resting(server) == 1)
+    other_rests.set()
+    thread.join(30)
+    assert not thread.is_alive()
+    assert bench.states() == {"completed": 1}

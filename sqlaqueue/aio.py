@@ -181,6 +181,7 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
             made = type(session).__name__
             msg = f"AsyncConsumer: {self._factory!r} makes {made}; give an async_sessionmaker, or use Consumer"
             raise ConfigurationError(msg)
+        self._check_maker(session)
         async with session:
             engine = session.get_bind(self._plan.spec.mapper).engine
             self._check_session(session.sync_session)
@@ -354,7 +355,7 @@ class _Tasks(Shift):
     async def _work_through(self, session: AsyncSession, hand: Hand) -> None:
         """Make one call after the other, as long as nobody cancels this task, who may have meant the last one."""
         cancelled = getattr(asyncio.current_task(), "cancelling", int)
-        while not cancelled() and (argument := hand.begin()) is not None:
+        while not cancelled() and (argument := hand.begin(session.sync_session)) is not None:
             raised: BaseException | None = None
             try:
                 await self._handler(session, argument)

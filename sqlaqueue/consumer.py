@@ -61,9 +61,10 @@ class Consumer(ConsumerBase, Generic[T]):
         :class:`~sqlaqueue.Cancel`; any other exception is a failed attempt. What it writes through ``session`` is
         committed together with the job's completion; it must not commit itself under a strategy that holds the
         transaction.
-    :param session_factory: makes sessions, such as a ``sessionmaker(engine)``.
-    :param batch_size: the most jobs that one statement claims. Under leases fewer are claimed when handlers are
-        slow, about as many as are done within a second.
+    :param session_factory: makes sessions, such as a ``sessionmaker(engine)``; of a ``scoped_session`` that which it
+        is made of.
+    :param batch_size: the most jobs that one statement claims: 100, or under leases as many as handlers run at once, if
+        these are more. Under leases fewer are claimed when handlers are slow, about as many as are done in a second.
     :param concurrency: how many handlers run at once.
     :param poll_interval: seconds or timedelta between looks at an empty queue.
     :param lease: overrides the config's lease.
@@ -206,6 +207,7 @@ class Consumer(ConsumerBase, Generic[T]):
             made = type(session).__name__
             msg = f"Consumer: {self._factory!r} makes {made}; give a sessionmaker, or use AsyncConsumer"
             raise ConfigurationError(msg)
+        self._check_maker(session)
         with session:
             engine = session.get_bind(self._plan.spec.mapper).engine
             self._check_session(session)
@@ -358,7 +360,7 @@ class _Threads(Shift):
     def _call(self, session: Session, hand: Hand) -> None:
         """Call the handler; a result counts only while nobody has given the call up."""
         with self.crew.calling(hand):
-            while (argument := hand.begin()) is not None:
+            while (argument := hand.begin(session)) is not None:
                 raised: BaseException | None = None
                 try:
                     result = self._handler(session, argument)

@@ -28,7 +28,11 @@ _OF_CONSUMERS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll
 )
 @url_option
 @click.option("--concurrency", type=click.IntRange(min=1), help="How many handlers run at once; 1 by default.")
-@click.option("--batch-size", type=click.IntRange(min=1), help="The most jobs that one claim takes; 100 by default.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="The most jobs that one claim takes; 100 by default, or --concurrency if that is more.",
+)
 @click.option("--batch", is_flag=True, default=None, help="Call the handler with a list of jobs.")
 @click.option("--lease", type=DURATION, help="How long a job stays with a worker that shows no sign of life.")
 @click.option("--timeout", type=DURATION, help="After how long a handler has failed.")

@@ -17,6 +17,7 @@ from sqlaqueue.serving.events import Announcer, EventName, Listener
 from sqlaqueue.serving.pace import Pace
 from sqlaqueue.serving.plan import make_plan
 from sqlaqueue.serving.shift import Shift
+from sqlaqueue.serving.waiting import maker_of
 from sqlaqueue.supported import check_dialect
 
 
@@ -29,7 +30,7 @@ class ConsumerBase:
         handler: Any,
         session_factory: Any,
         *,
-        batch_size: int = 100,
+        batch_size: int | None = None,
         concurrency: int = 1,
         poll_interval: Delay = 1.0,
         lease: Delay | None = None,
@@ -60,10 +61,10 @@ class ConsumerBase:
             )
             raise ConfigurationError(msg)
         self._handler: Any = handler if self._plan.dispatch is None else self._plan.dispatch
-        self._factory = session_factory
+        self._factory = maker_of(session_factory)
         self._grace = seconds(grace, "Consumer(grace=...)")
         self._announcer = Announcer()
-        self._pace = Pace(batch_size, concurrency, interval, together=batch)
+        self._pace = Pace(self._plan.batch_size, concurrency, interval, together=batch)
         self._shift: Shift | None = None
         self.told_to_stop: Callable[[], bool] | None = None
 
@@ -138,6 +139,18 @@ class ConsumerBase:
             its_name = str(getattr(handler, "__name__", type(handler).__name__))
             msg = f"{name}: the handler {its_name}{signature} is called as {its_name}{call}: {error}"
             raise ConfigurationError(msg) from None
+
+    def _check_maker(self, session: Any) -> None:
+        """Refuse a factory that gives the same session twice.
+
+        A Consumer uses several at once, and what one of them commits or closes must not be another one's.
+        """
+        if self._factory() is session:
+            msg = (
+                f"{type(self).__name__}({self._plan.spec.model.__name__}, ...): {self._factory!r} gives the same "
+                "session each time; give a sessionmaker, which makes a new one"
+            )
+            raise ConfigurationError(msg)
 
     def _check_session(self, session: Session) -> None:
         """Refuse sessions whose commits the server would refuse."""

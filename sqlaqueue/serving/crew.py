@@ -87,6 +87,13 @@ class Crew:
         with self.lock:
             return self._inbox.popleft() if self._inbox else []
 
+    def further_unit(self) -> Sequence[Any]:
+        """Return the jobs for one more call by whoever has just made one; empty when something else comes first."""
+        with self.lock:
+            if self.plan.suspects.one_runs or self.runs_low or self.wants_settling(time.monotonic()):
+                return []
+            return self.next_unit()
+
     def forget_waiting(self) -> list[Run]:
         """Return the runs of jobs that nobody has started, and forget them."""
         with self.lock:
@@ -110,6 +117,11 @@ class Crew:
     def has_work(self) -> bool:
         """Whether claimed jobs wait for a handler."""
         return bool(self._inbox)
+
+    @property
+    def runs_low(self) -> bool:
+        """Whether there are more jobs to claim, and those here will be done before a claim could bring them."""
+        return self.plenty and not self.claiming and len(self._inbox) <= self.pace.ahead()
 
     def take_in_hand(self, owner: object, held: Callable[[], list[Run]]) -> None:
         """Note that ``owner`` has begun to work on claimed jobs.
@@ -169,15 +181,15 @@ class Crew:
     @contextlib.contextmanager
     def calling(self, hand: Hand) -> Iterator[None]:
         """Note that calls of the handler begin, and that they have ended."""
-        began = time.monotonic()
         with self.lock:
             self._at_work.add(hand)
+            hand.set_pace(time.monotonic())
         try:
             yield
         finally:
             with self.lock:
                 self._at_work.discard(hand)
-                hand.set_pace(began)
+                hand.set_pace(time.monotonic())
 
     def at_work(self) -> list[Hand]:
         """Return the hands from which a handler is at work."""
@@ -267,11 +279,17 @@ class Crew:
             return bool(unsettled)
 
     def wants_settling(self, now: float) -> bool:
-        """Return whether runs have ended that should not wait for others to be settled with them."""
+        """Return whether runs have ended that should not wait for others to be settled with them.
+
+        There are others soon, as long as jobs wait here or the next claim brings some; and while some runs are being
+        settled, those that end meanwhile are settled together after them.
+        """
         since = self._finished_since
         if since is None:
             return False
-        return not self._inbox or self.pace.is_slow or now - since >= FLUSH_AFTER
+        if self.pace.is_slow or now - since >= FLUSH_AFTER:
+            return True
+        return not (self._inbox or self.plenty or self._settling)
 
     def overlooks(self, now: float) -> bool:
         """Return whether runs have waited so long to be settled that no lane seems to come by."""

@@ -1,8 +1,8 @@
 """What one thread or task has in hand: claimed jobs on their way through the handler, in one session. No I/O.
 
 A session for every job costs more than many a job. A handler that leaves no trace in its session leaves it as good as
-new, so the next job can be run in it too. The first that does leave one ends that: its writes are committed with the
-end of its run, and what is left goes on elsewhere.
+new, so the next job can be run in it too, of the same claim or of another. The first that does leave one ends that: its
+writes are committed with the end of its run, and what is left goes on elsewhere.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.mapping import run_of
+from sqlaqueue.serving.operations import adopt
 from sqlaqueue.serving.outcomes import COMPLETED, Abandoned, Ended, StopRequested
 from sqlaqueue.serving.traces import is_expired, left_trace
 from sqlaqueue.spec import Key, Run
@@ -47,12 +48,19 @@ class Hand:
     :param units: the jobs, in lists for one call of the handler each.
     :param ended: is told of each run that ends without a trace.
     :param enough: the seconds after which no further unit is begun.
+    :param further: for jobs that are in no session yet: returns those of one more call, or none.
     """
 
     def __init__(
-        self, crew: Crew, units: Iterable[Sequence[Any]], ended: Callable[[Ended], object], enough: float | None = None
+        self,
+        crew: Crew,
+        units: Iterable[Sequence[Any]],
+        ended: Callable[[Ended], object],
+        *,
+        enough: float | None = None,
+        further: Callable[[], Sequence[Any]] | None = None,
     ) -> None:
-        self._crew, self._plan, self._ended = crew, crew.plan, ended
+        self._crew, self._plan, self._ended, self._further = crew, crew.plan, ended, further
         self._units, self._leaving = deque(units), list[Sequence[Any]]()
         self._until = None if enough is None else time.monotonic() + enough
         self.unit: Sequence[Any] = ()
@@ -64,6 +72,7 @@ class Hand:
         self.left_trace = False
         """Whether that call has used its session."""
         self.started = 0.0
+        self._since = 0.0
         self._calls = self._jobs = 0
         self.timed_out = self.abandoned = False
         self.asked: set[Key] = set()
@@ -73,21 +82,41 @@ class Hand:
 
     # -- one call after the other --------------------------------------------------------------------------------
 
-    def begin(self) -> Any:
-        """Return the argument for the next call of the handler; None when there is none to make now."""
+    def begin(self, session: Session) -> Any:
+        """Return the argument for the next call of the handler; None when there is none to make now.
+
+        :param session: the one that the handler is given.
+        """
+        unit = self._next()
+        if unit and self._further is not None:
+            # What the last call has left there are its own jobs, at most.
+            session.expunge_all()
+            unit = self.unit = adopt(session, unit)
+        if not unit:
+            return None
+        return list(unit) if self._plan.batch else unit[0]
+
+    def _next(self) -> Sequence[Any]:
         plan = self._plan
         with self._crew.lock:
+            if self._further is not None and not (self._units or self.unit or plan.stopping):
+                self._go_on(self._further())
             while self._units and not self.unit and not plan.stopping:
                 now = time.monotonic()
                 if self._until is not None and now > self._until:
-                    return None
+                    break
                 unit = self._units.popleft()
                 if plan.asked:
                     unit = self._without_asked(unit)
                 if unit:
                     self.unit, self.error, self.started, self.timed_out = unit, None, now, False
-                    return list(unit) if plan.batch else unit[0]
-        return None
+                    return unit
+        return ()
+
+    def _go_on(self, unit: Sequence[Any]) -> None:
+        if unit:
+            self._units.append(unit)
+            self.set_pace(time.monotonic())
 
     def _without_asked(self, unit: Sequence[Any]) -> Sequence[Any]:
         """Return a unit without the jobs that somebody has cancelled since their claim: those have ended."""
@@ -133,13 +162,14 @@ class Hand:
             return StopRequested(frozenset(self.asked))
         return raised
 
-    def set_pace(self, began: float) -> None:
-        """Tell the pace how long the calls have taken since ``began``, of which only the last may have left a trace."""
+    def set_pace(self, now: float) -> None:
+        """Tell the pace how long the calls since the last time have taken; only the last may have left a trace."""
         if self._calls:
-            took = (time.monotonic() - began) / max(1, self._jobs)
+            took = (now - self._since) / max(1, self._jobs)
             self._crew.pace.ended(took, calls=self._calls, quiet=not self.left_trace)
             self._calls = self._jobs = 0
             self.left_trace = False
+        self._since = now
 
     def time_left(self) -> float | None:
         """Return the seconds until the call under way runs into the Consumer's timeout; None when there is none."""
@@ -165,10 +195,6 @@ class Hand:
     def first(self) -> Sequence[Any]:
         """The jobs of the next call."""
         return self._units[0] if self._units else ()
-
-    def replace_first(self, jobs: Sequence[Any]) -> None:
-        """Take other instances of the same jobs instead."""
-        self._units[0] = jobs
 
     def left(self) -> list[Sequence[Any]]:
         """Return the units that are left."""

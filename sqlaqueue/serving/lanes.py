@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from sqlaqueue.serving import checks, tending
@@ -12,7 +12,7 @@ from sqlaqueue.serving.errors import is_programs_fault
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import mend_messages
 from sqlaqueue.serving.outcomes import RELEASED, Ended
-from sqlaqueue.serving.runs import held_batch, leased_batch, leased_unit, run_to_the_end, strike
+from sqlaqueue.serving.runs import held_batch, leased_batch, run_leased, run_to_the_end, strike
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, InSession, Pause, Report, Rest, Script, Step, Watch
@@ -29,11 +29,24 @@ _MOST_TOLD = 20
 
 def lane(shift: Shift) -> Script:
     """Claim and work until the shift stops: each thread or task does so, one for each handler that may be at work."""
-    take_turn = _held_turn if shift.plan.holds_transaction else _leased_turn
+    if shift.plan.holds_transaction:
+        yield from _take_turns(shift, _held_turn)
+        return
     while not shift.plan.stopping:
+        try:
+            yield InSession(_take_turns(shift, _leased_turn))
+        except Exception as error:  # noqa: BLE001 - as below
+            yield from _trouble(shift, error)
+
+
+def _take_turns(shift: Shift, take_turn: Callable[[Shift, Turn], Script]) -> Script:
+    """Take one turn after the other, as long as that leaves the script's session as good as new."""
+    clean = True
+    while clean and not shift.plan.stopping:
         turn = Turn(shift.crew)
         try:
             busy = yield from take_turn(shift, turn)
+            clean = turn.clean
         except Exception as error:  # noqa: BLE001 - whatever went wrong, the queue must be served on
             turn.end()
             yield from _trouble(shift, error)
@@ -90,9 +103,11 @@ def _held_turn(shift: Shift, turn: Turn) -> Script:
 
 def _leased_turn(shift: Shift, turn: Turn) -> Script:
     crew = shift.crew
+    if crew.runs_low and shift.wants_look() and turn.to_claim():
+        return bool((yield from _claim(shift, turn))) or crew.has_work
     hand = turn.to_work()
     if hand is not None:
-        yield from _work(shift, hand)
+        turn.clean = yield from _work(shift, hand)
     elif turn.to_claim():
         if shift.wants_look():
             return bool((yield from _claim(shift, turn)))
@@ -121,16 +136,16 @@ def _claim(shift: Shift, turn: Turn) -> Script:
         raise
 
 
-def _work(shift: Shift, hand: Hand) -> Script:
-    """Run one job, or one batch; whatever goes wrong on the way, its runs end."""
+def _work(shift: Shift, hand: Hand) -> Generator[Step, Any, bool]:
+    """Run one job after the other, or one batch, and return whether that has left the session as good as new.
+
+    Whatever goes wrong on the way, the runs end.
+    """
     try:
-        yield from run_to_the_end(shift.crew, hand, _in_session(leased_unit(shift.crew, hand)))
-    except Exception as error:  # noqa: BLE001 - such as a session that cannot be made
+        return bool((yield from run_to_the_end(shift.crew, hand, run_leased(shift.crew, hand))))
+    except Exception as error:  # noqa: BLE001 - such as a database that does not answer
         logger.warning("%s: %s: %s", shift.name, type(error).__name__, error)
-
-
-def _in_session(script: Script) -> Script:
-    yield InSession(script)
+        return False
 
 
 def _check(shift: Shift) -> Script:

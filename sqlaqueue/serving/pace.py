@@ -63,6 +63,7 @@ class Pace:
         self._together, self._draw = together, draw
         self._failures = 0
         self._duration: float | None = None
+        self._claim_took = 0.0
         self._quiet = 0
 
     def claim_size(self) -> int:
@@ -100,6 +101,19 @@ class Pace:
         expected = calls * (self._duration or longest)
         return longest if self._quiet >= min(calls, _QUIET_ENOUGH) and expected <= longest else None
 
+    def claimed(self, took: float) -> None:
+        """Note that a claim took so many seconds."""
+        self._claim_took += _SMOOTHING * (took - self._claim_took)
+
+    def ahead(self) -> int:
+        """Return how many jobs are done while a claim is under way.
+
+        When there are no more than these, it is time for the next one; else all handlers have nothing to do meanwhile.
+        """
+        if self._together or self._concurrency == 1 or self._duration is None:
+            return 0
+        return min(self._batch_size, int(self._concurrency / max(self._duration, 1e-6) * self._claim_took))
+
     @property
     def is_quick(self) -> bool:
         """Whether handlers take no time, so that to claim is most of the work."""
@@ -107,8 +121,8 @@ class Pace:
 
     @property
     def is_slow(self) -> bool:
-        """Whether handlers run for so long that a finished run must not wait for the next one."""
-        return self._duration is not None and self._duration > FLUSH_AFTER
+        """Whether it takes so long until the next run has ended that a finished one must not wait for it."""
+        return self._duration is not None and self._duration / self._concurrency > FLUSH_AFTER
 
     def poll(self) -> float:
         """Return the seconds until the next look at an empty queue, spread so that consumers do not march in step."""

@@ -28,6 +28,9 @@ from sqlaqueue.strategies.position import by_priority, from_mark, mark_of
 from sqlaqueue.strategies.wake_up_triggers import wakes
 from sqlaqueue.supported import for_postgresql
 
+BATCH = 100
+"""How many jobs one statement claims at most, unless somebody says so or more handlers run at once."""
+
 LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
 EXCEPT = "sqlaqueue_except"
@@ -199,10 +202,15 @@ def _completion(spec: QueueSpec) -> Any:
     return for_postgresql(verb).returning(*spec.keys) if isinstance(verb, sa.Update | sa.Delete) else None
 
 
+def _usual_batch(spec: QueueSpec, concurrency: int) -> int:
+    # Of a transaction's batch all jobs are run by one thread or task.
+    return BATCH if spec.strategy.holds_transaction else max(BATCH, concurrency)
+
+
 def make_plan(
     model: Any,
     *,
-    batch_size: int,
+    batch_size: int | None,
     concurrency: int,
     lease: Delay | None,
     timeout: Delay | None,
@@ -217,7 +225,7 @@ def make_plan(
     :raises NotAQueueError: when ``model`` is no queue.
     :raises StatementError: when ``model`` is a select that cannot be claimed from.
     """
-    for what, number in (("batch_size", batch_size), ("concurrency", concurrency)):
+    for what, number in (("concurrency", concurrency), ("batch_size", BATCH if batch_size is None else batch_size)):
         given: object = number  # what a caller without a type checker passes may be anything
         if isinstance(given, bool) or not isinstance(given, int) or given < 1:
             msg = f"Consumer({what}={number!r}): give an integer from 1 on"
@@ -274,7 +282,7 @@ def make_plan(
         lease=span,
         timeout=None if timeout is None else seconds(timeout),
         batch=batch,
-        batch_size=batch_size,
+        batch_size=batch_size or _usual_batch(spec, concurrency),
         concurrency=concurrency,
         dispatch=dispatch,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -210,9 +211,11 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
     :return: how many jobs were claimed.
     """
     plan, limit, look = crew.plan, crew.pace.claim_size(), calls.begin_look()
+    began = time.monotonic()
     claimed: ops.Claimed = yield Do(ops.settle_and_claim, (plan, finished, limit, look, turn.claims_alone))
     jobs = claimed.jobs
     crew.pace.succeeded()
+    crew.pace.claimed(time.monotonic() - began)
     if finished:
         crew.settled(finished, claimed.lost)
     calls.looked(more=claimed.more)
@@ -226,32 +229,25 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
         return len(jobs)
     hand = turn.take(units, enough)
     turn.claimed(found=bool(jobs), more=claimed.more)
-    yield from run_to_the_end(crew, hand, _run_leased(crew, hand))
+    yield from run_to_the_end(crew, hand, run_leased(crew, hand))
     return len(jobs)
 
 
 def run_to_the_end(crew: Crew, hand: Hand, script: Script) -> Script:
     """Carry out what is to be done with a hand; whatever goes wrong on the way, its runs end."""
     try:
-        yield from script
+        return (yield from script)
     except Exception:
         # Else nobody would know of them, and they would wait for the end of their lease.
         crew.report(Report(unsettled=[Ended(run, RELEASED) for run in hand.held()]))
         raise
 
 
-def leased_unit(crew: Crew, hand: Hand) -> Script:
-    """Run the jobs in a hand, whose claim is committed and whose instances are detached."""
-    yield Do(_adopt, (hand,))
-    yield from _run_leased(crew, hand)
+def run_leased(crew: Crew, hand: Hand) -> Script:
+    """Run the jobs in a hand, whose claim is committed, in the script's session.
 
-
-def _adopt(session: Session, hand: Hand) -> None:
-    hand.replace_first(ops.adopt(session, hand.first))
-
-
-def _run_leased(crew: Crew, hand: Hand) -> Script:
-    """Run the jobs in a hand, whose claim is committed and whose instances are in the script's session."""
+    :return: whether that has left the session as good as new.
+    """
     plan, clean = crew.plan, True
     first = runs_of(hand.first)
     while clean:
@@ -263,15 +259,15 @@ def _run_leased(crew: Crew, hand: Hand) -> Script:
         hand.put_down()
     if plan.suspects.end([run.key for run in first]):
         crew.look_at_once()
-    if hand.is_done:
-        return
-    if clean:
-        # In time for whoever takes them: they belong to one session at most.
-        yield Do(_expunge)
-        crew.fill(hand.leave_rest())
-        hand.rest_has_left()
-    else:
-        yield from pass_on(crew, hand)
+    if not hand.is_done:
+        if clean:
+            # In time for whoever takes them: they belong to one session at most.
+            yield Do(_expunge)
+            crew.fill(hand.leave_rest())
+            hand.rest_has_left()
+        else:
+            yield from pass_on(crew, hand)
+    return clean
 
 
 def pass_on(crew: Crew, hand: Hand) -> Script:

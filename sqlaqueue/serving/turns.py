@@ -21,6 +21,8 @@ class Turn:
         """What this turn's decisions are based on; who rests because of them is woken by anything newer."""
         self.claims_alone = False
         """Whether nobody else claims meanwhile."""
+        self.clean = True
+        """Whether it has left the session of its lane as good as new."""
         self._claims = False
         self._works_ended = 0
 
@@ -28,11 +30,17 @@ class Turn:
         """Return claimed jobs for one call of the handler; None when none wait."""
         with self._crew.lock:
             unit = self._crew.next_unit()
-            return self.take([unit]) if unit else None
+            return (
+                self._take(Hand(self._crew, [unit], self._crew.finish, further=self._crew.further_unit))
+                if unit
+                else None
+            )
 
-    def take(self, units: Sequence[Sequence[Any]], enough: float | None = None) -> Hand:
-        """Return claimed jobs as what this turn has in hand."""
-        hand = Hand(self._crew, units, self._crew.finish, enough)
+    def take(self, units: Sequence[Sequence[Any]], enough: float) -> Hand:
+        """Return the jobs of a claim as what this turn has in hand, for some seconds."""
+        return self._take(Hand(self._crew, units, self._crew.finish, enough=enough))
+
+    def _take(self, hand: Hand) -> Hand:
         self._crew.take_in_hand(self, hand.held)
         return hand
 
@@ -43,7 +51,9 @@ class Turn:
         """
         crew = self._crew
         with crew.lock:
-            if crew.has_work or crew.claiming >= (_MOST_CLAIMERS if crew.plenty and crew.pace.is_quick else 1):
+            if (crew.has_work and not crew.runs_low) or crew.claiming >= (
+                _MOST_CLAIMERS if crew.plenty and crew.pace.is_quick else 1
+            ):
                 return False
             self.claims_alone = crew.claiming == 0
             crew.claiming += 1

@@ -7,8 +7,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import sessionmaker
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
@@ -107,6 +108,20 @@ def test_sessions_of_the_other_colour_are_refused(server: Server) -> None:
         Consumer(Job, handler, async_sessions).run()
     with pytest.raises(ConfigurationError, match="makes Session.*use Consumer"):
         asyncio.run(AsyncConsumer(Job, async_handler, sessions).run())
+
+
+def test_a_factory_that_gives_one_session_twice_is_refused(server: Server) -> None:
+    """What one statement commits or closes would be another one's: a held batch would be handed out to others."""
+    with Session(sa.create_engine(server.url())) as session:
+        with pytest.raises(ConfigurationError, match="gives the same session each time; give a sessionmaker"):
+            Consumer(Job, handler, lambda: session).run()
+
+    async def run() -> None:
+        async with AsyncSession(create_async_engine(server.url("asyncpg"))) as session:
+            await AsyncConsumer(Job, async_handler, lambda: session).run()
+
+    with pytest.raises(ConfigurationError, match="gives the same session each time; give a sessionmaker"):
+        asyncio.run(run())
 
 
 def test_a_factory_that_makes_no_session_is_refused() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, selectinload, sessionmaker
+from sqlalchemy.orm import Session, scoped_session, selectinload, sessionmaker
 
 from sqlaqueue import Consumer
 from sqlaqueue.exc import ConfigurationError
@@ -139,6 +139,26 @@ def test_sessions_of_a_class_of_ones_own(supply: Any, strategy: str) -> None:
     assert len(seen) == 3
     assert commits
     assert set(bench.effects().values()) == {1}
+    bench.assert_tidy()
+
+
+def test_a_scoped_session_is_left_alone(supply: Any, strategy: str) -> None:
+    """It is one session a thread, and what commits or closes one step of a Consumer would be another one's."""
+    bench = supply.take(strategy, "sync")
+    bench.enqueue(5)
+    engine = sa.create_engine(bench.database.url(), pool_size=3)
+    scoped = scoped_session(sessionmaker(engine))
+    mine = scoped()
+
+    async def work(hands: Any, job: Any) -> None:
+        assert hands.session is not scoped()
+        await hands.execute(bench.effect(job.id))
+
+    assert Consumer(bench.Job, for_sync(work), scoped, concurrency=2).drain() == 5
+    assert scoped() is mine
+    scoped.remove()
+    engine.dispose()
+    assert len(bench.effects()) == 5
     bench.assert_tidy()
 
 

@@ -21,8 +21,8 @@ def idle(match: Match, size: Size) -> Figures:
         workers.go()
         _warm_up(match, workers)
         known = workers.jobs
-        _one_at_a_time(match, workers, 500 if size.factor == 1 else 50, size.limit)
-        return _percentiles(workers, known)
+        enqueueing = _one_at_a_time(match, workers, 500 if size.factor == 1 else 50, size.limit)
+        return {**_percentiles(workers, known), "enqueueing_p50_ms": quantile(enqueueing, 0.5) * 1000}
 
 
 def steady(match: Match, size: Size) -> Figures:
@@ -64,17 +64,21 @@ def _warm_up(match: Match, workers: Workers) -> None:
     _one_at_a_time(match, workers, 20, 10.0)
 
 
-def _one_at_a_time(match: Match, workers: Workers, jobs: int, seconds: float) -> None:
-    """Send up to ``jobs``, as many as there is time for: some look for new ones every few seconds only."""
-    deadline = time.monotonic() + seconds
+def _one_at_a_time(match: Match, workers: Workers, jobs: int, seconds: float) -> list[float]:
+    """Send up to ``jobs``, as many as there is time for: some look for new ones every few seconds only.
+
+    :return: the seconds that each call that enqueues has taken.
+    """
+    deadline, took = time.monotonic() + seconds, list[float]()
     for _ in range(jobs):
         wanted = workers.jobs + 1
-        match.enqueue(1, chunk=1, way="one")
+        took.append(match.enqueue(1, chunk=1, way="one"))
         workers.wait_until(partial(_have_done, workers, wanted), seconds)
         if time.monotonic() > deadline:
-            return
+            break
         # Not in step with whatever the worker does at intervals.
         time.sleep(random.uniform(0.02, 0.04))
+    return took
 
 
 def _have_done(workers: Workers, jobs: int) -> bool:

@@ -1,0 +1,184 @@
+"""A thread or task goes on in its session with jobs of other claims, and claims before it has run out of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue import AsyncConsumer, Consumer, Retry
+from sqlaqueue.serving import pace
+from sqlaqueue.serving.calls import Calls
+from sqlaqueue.serving.crew import Crew
+from sqlaqueue.serving.events import Announcer
+from sqlaqueue.serving.outcomes import COMPLETED, Ended
+from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
+from sqlaqueue.spec import Run
+from tests.consumer.bench import Bench, wait_until
+from tests.consumer.models import models
+from tests.consumer.test_arguments import async_handler, handler, sessions
+
+LANES, BATCH = 2, 4
+N = LANES + 7 * BATCH
+"""The first claim is one job for each lane; all others are whole, and shared."""
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have all handlers taken for slow, so that lanes share each claim."""
+    monkeypatch.setattr(pace, "_ALONE", 0.0)
+    monkeypatch.setattr(pace, "_AMONG_OTHERS", 0.0)
+
+
+@pytest.mark.usefixtures("slow")
+def test_each_lane_has_one_session(leased: Bench) -> None:
+    leased.enqueue(N)
+    seen: list[Any] = []
+
+    async def work(hands: Any, job: Any) -> None:
+        assert [*hands.session] == [job]
+        seen.append(hands.session)
+
+    assert leased.consumer(work, concurrency=LANES, batch_size=BATCH).drain() == N
+    assert len(seen) == N
+    assert len(set(map(id, seen))) <= LANES
+    assert leased.states() == {"completed": N}
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_session_that_was_used_is_not_used_again(leased: Bench) -> None:
+    keys = leased.enqueue(N)
+    writers, failing = set(keys[::3]), set(keys[1::3])
+    seen: list[tuple[Any, int]] = []
+
+    async def work(hands: Any, job: Any) -> None:
+        seen.append((hands.session, job.id))
+        if job.id in writers:
+            await hands.execute(leased.effect(job.id))
+        elif job.id in failing:
+            await hands.execute(sa.select(leased.Effect))
+            raise ValueError
+
+    assert leased.consumer(work, concurrency=LANES, batch_size=BATCH, retry=lambda attempt, error: None).drain() == N
+    jobs: dict[int, list[int]] = {}
+    for session, key in seen:
+        jobs.setdefault(id(session), []).append(key)
+    assert all((writers | failing).isdisjoint(run[:-1]) for run in jobs.values())
+    assert leased.effects() == dict.fromkeys(writers, 1)
+    assert leased.states() == Counter(completed=N - len(failing), failed=len(failing))
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_job_may_come_to_the_same_session_again(leased: Bench) -> None:
+    leased.enqueue(N, payload="as it was")
+    seen: list[tuple[int, int]] = []
+
+    async def work(hands: Any, job: Any) -> None:
+        assert job.payload == "as it was"
+        seen.append((job.id, job.attempts))
+        if job.attempts == 1:
+            raise Retry(0)
+
+    server = leased.consumer(work, concurrency=LANES, batch_size=BATCH)
+    assert server.drain() == 2 * N
+    assert len(set(seen)) == len(seen) == 2 * N
+    assert server.told() == Counter(claimed=2 * N, retried=N, completed=N)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_claim_is_made_before_the_last_has_been_used_up(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With two jobs done of twelve, a third claim of four is made, though three of the second one still wait."""
+    monkeypatch.setattr(Pace, "ahead", lambda self: 3 if len(started) > lanes else 0)
+    lanes, started = 4, list[int]()
+    gates = {key: threading.Event() for key in leased.enqueue(3 * lanes)}
+
+    async def work(hands: Any, job: Any) -> None:
+        started.append(job.id)
+        await hands.wait(gates[job.id])
+
+    with leased.consumer(work, concurrency=lanes, batch_size=lanes).running() as server:
+        for done, claimed in ((0, 4), (1, 8), (2, 12)):
+            wait_until(lambda claimed=claimed: server.told()["claimed"] == claimed)
+            wait_until(lambda done=done: len(started) >= lanes + done)
+            gates[started[done]].set()
+        for gate in gates.values():
+            gate.set()
+        wait_until(lambda: leased.states() == {"completed": 3 * lanes})
+
+
+def test_as_many_are_claimed_ahead_as_are_done_during_a_claim() -> None:
+    many, one, batches = (
+        Pace(100, 50, 1.0),
+        Pace(100, 1, 1.0),
+        Pace(100, 50, 1.0, together=True),
+    )
+    for each in (many, one, batches):
+        assert each.ahead() == 0
+        for _ in range(50):
+            each.ended(0.1, quiet=True)
+            each.claimed(0.02)
+    # 500 a second.
+    assert 8 <= many.ahead() <= 10
+    assert one.ahead() == batches.ahead() == 0
+    for _ in range(50):
+        many.ended(60, quiet=True)
+    assert many.ahead() == 0, "a job would wait here for minutes while other workers are idle"
+
+
+# -- when what has ended is settled --------------------------------------------------------------------------------
+
+
+def make_crew(*, concurrency: int = 10, duration: float = 0.1) -> Crew:
+    consumer = Consumer(models("update_status").job, handler, sessions, concurrency=concurrency)
+    its_pace = Pace(100, concurrency, 1.0)
+    its_pace.ended(duration, quiet=True)
+    calls = Calls("me", its_pace.poll, lambda: None, lambda: None)
+    return Crew(consumer._plan, its_pace, Announcer(), lambda lanes: None, calls, lambda: None)
+
+
+def ended(key: int) -> Ended:
+    return Ended(Run((key,), None, 1, 5), COMPLETED)
+
+
+def test_what_has_ended_waits_for_what_ends_soon() -> None:
+    crew, now = make_crew(), time.monotonic()
+    assert not crew.wants_settling(now)
+    crew.finish(ended(1))
+    assert crew.wants_settling(now), "nothing else will end, nor be claimed"
+    crew.plenty = True
+    assert not crew.wants_settling(now), "the next claim settles it"
+    assert crew.wants_settling(now + 2 * FLUSH_AFTER), "it does not come"
+    crew.plenty = False
+    crew.take_finished()
+    crew.finish(ended(2))
+    assert not crew.wants_settling(now), "the first is being settled; those that end meanwhile go together"
+    assert crew.wants_settling(now + 2 * FLUSH_AFTER), "that takes too long"
+
+
+def test_what_has_ended_does_not_wait_for_what_takes_long() -> None:
+    crew = make_crew(concurrency=2, duration=10 * FLUSH_AFTER)
+    crew.plenty = True
+    crew.finish(ended(1))
+    assert crew.wants_settling(time.monotonic())
+
+
+# -- how many are claimed ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "size"),
+    [
+        ("update_status", {}, 100),
+        ("update_status", {"concurrency": 500}, 500),
+        ("update_status", {"concurrency": 500, "batch_size": 7}, 7),
+        ("delete_returning", {"concurrency": 500}, 100),
+    ],
+)
+def test_a_claim_is_enough_for_all_handlers(strategy: Any, options: dict[str, int], size: int) -> None:
+    model = models(strategy).job
+    assert Consumer(model, handler, sessions, **options)._plan.batch_size == size
+    assert AsyncConsumer(model, async_handler, sessions, **options)._plan.batch_size == size

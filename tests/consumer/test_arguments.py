@@ -112,9 +112,9 @@ def test_sessions_of_the_other_colour_are_refused(server: Server) -> None:
 
 def test_a_factory_that_gives_one_session_twice_is_refused(server: Server) -> None:
     """What one statement commits or closes would be another one's: a held batch would be handed out to others."""
-    with Session(sa.create_engine(server.url())) as session:
-        with pytest.raises(ConfigurationError, match="gives the same session each time; give a sessionmaker"):
-            Consumer(Job, handler, lambda: session).run()
+    session = Session(sa.create_engine(server.url()))
+    with pytest.raises(ConfigurationError, match="gives the same session each time; give a sessionmaker"):
+        Consumer(Job, handler, lambda: session).run()
 
     async def run() -> None:
         async with AsyncSession(create_async_engine(server.url("asyncpg"))) as session:

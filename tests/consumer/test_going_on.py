@@ -17,6 +17,7 @@ from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.events import Announcer
 from sqlaqueue.serving.outcomes import COMPLETED, Ended
 from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
+from sqlaqueue.serving.turns import Turn
 from sqlaqueue.spec import Run
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models
@@ -127,6 +128,31 @@ def test_as_many_are_claimed_ahead_as_are_done_during_a_claim() -> None:
     for _ in range(50):
         many.ended(60, quiet=True)
     assert many.ahead() == 0, "a job would wait here for minutes while other workers are idle"
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_call_follows_another(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has made one takes further jobs, without putting its session and its task down in between."""
+    monkeypatch.setattr(Pace, "ahead", lambda self: 0)
+    hands_taken, take = list[Turn](), Turn.to_work
+
+    def count(turn: Turn) -> Any:
+        hand = take(turn)
+        hands_taken.extend([turn] if hand else [])
+        return hand
+
+    monkeypatch.setattr(Turn, "to_work", count)
+    leased.enqueue(N)
+    assert leased.consumer(concurrency=LANES, batch_size=BATCH).drain() == N
+    assert len(hands_taken) < N * 0.75
+
+
+def test_nothing_follows_a_suspect() -> None:
+    crew = make_crew()
+    crew.fill([[object()], [object()]])
+    assert crew.further_unit()
+    crew.plan.suspects.begin((1,))
+    assert not crew.further_unit()
 
 
 # -- when what has ended is settled --------------------------------------------------------------------------------

@@ -24,9 +24,11 @@ def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def resting(server: Server) -> int:
     """Return how many lanes rest; one waits for calls instead."""
     shift = server.consumer._shift
-    if shift is None:
-        return 0
-    return len(shift._changed._waiters if server.bench.colour == "sync" else shift._resting)
+    return 0 if shift is None else resting_in(shift)
+
+
+def resting_in(shift: Any) -> int:
+    return len(shift._resting if hasattr(shift, "_resting") else shift._changed._waiters)
 
 
 def test_each_job_that_waits_has_a_lane(bench: Bench) -> None:
@@ -45,6 +47,9 @@ def test_each_job_that_waits_has_a_lane(bench: Bench) -> None:
         wait_until(lambda: resting(server) == number - 1)
         bench.enqueue(number)
         wait_until(lambda: bench.states() == {"completed": number})
+        shift = server.consumer._shift
+    assert shift is not None
+    assert resting_in(shift) == 0, "stop() has left them to their own clock"
 
 
 def test_a_job_does_not_wake_all_lanes(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,13 +74,16 @@ def test_a_drain_rests_while_another_lane_is_at_work(bench: Bench) -> None:
     """It does not claim again and again meanwhile, and ends with the other's work."""
 
     async def work(hands: Any, job: Any) -> None:
+        started.set()
         await hands.wait(other_rests)
 
-    other_rests = threading.Event()
+    started, other_rests = threading.Event(), threading.Event()
     server = bench.consumer(work, concurrency=2)
     bench.enqueue()
     thread = threading.Thread(target=server.drain, daemon=True)
     thread.start()
+    # Before that it rests because the first one claims.
+    assert started.wait(30)
     wait_until(lambda: resting(server) == 1)
     other_rests.set()
     thread.join(30)

@@ -327,6 +327,9 @@ class _Tasks(Shift):
             case Watch():
                 await wait_for_event(self._called, step.seconds)
                 self._called.clear()
+                if self.plan.stopping:
+                    # Another lane may be on its way here, and nobody will call again.
+                    self._called.set()
             case Rest() if self.crew.version == step.seen and not self.plan.stopping:
                 changed = asyncio.Event()
                 self._resting[changed] = None

@@ -353,6 +353,9 @@ class _Threads(Shift):
             case Watch():
                 self._called.wait(step.seconds)
                 self._called.clear()
+                if self.plan.stopping:
+                    # Another lane may be on its way here, and nobody will call again.
+                    self._called.set()
             case Rest():
                 with self._changed:
                     self._changed.wait_for(lambda: self.crew.version != step.seen or self.plan.stopping, step.seconds)

@@ -69,7 +69,7 @@ class Doze:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Wait until somebody calls, or for some seconds, but not past the stop of the shift; one at a time does so."""
+    """Wait until somebody calls, or for some seconds, but not past the stop of the shift; hardly ever two at a time."""
 
     seconds: float
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any
 
 import pytest
 
 from sqlaqueue.serving import lanes
+from sqlaqueue.serving.steps import Watch
 from sqlaqueue.serving.turns import Turn
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.hearing import LATER, await_hearing
@@ -50,6 +52,18 @@ def test_each_job_that_waits_has_a_lane(bench: Bench) -> None:
         shift = server.consumer._shift
     assert shift is not None
     assert resting_in(shift) == 0, "stop() has left them to their own clock"
+
+
+def test_a_stop_is_heard_by_a_lane_that_comes_late(bench: Bench) -> None:
+    """Two may watch for calls, and begin to one after the other: what has woken the first is there for the second."""
+    with bench.consumer(concurrency=2, poll_interval=LATER).running() as server:
+        await_hearing(server)
+        shift = server.consumer._shift
+    for _ in range(2):
+        assert shift._called.is_set()
+        watched = shift._pass_time(Watch(LATER))
+        if bench.colour == "async":
+            asyncio.run(watched)
 
 
 def test_a_job_does_not_wake_all_lanes(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -198,7 +198,6 @@ class _Tasks(Shift):
     def __init__(self, consumer: AsyncConsumer[Any], *, draining: bool) -> None:
         self._loop = asyncio.get_running_loop()
         self._called = asyncio.Event()
-        self._listening = False
         self._stopped, self._attended = asyncio.Event(), asyncio.Event()
         self._resting: dict[asyncio.Event, None] = {}
         """What wakes the lanes that rest; the first one has rested longest."""
@@ -206,7 +205,7 @@ class _Tasks(Shift):
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
 
     def listen(self) -> None:
-        self._listening = True
+        self.calls.listens = True
         async_ear_of(self.engine).add(channel_of(self.plan.spec), self.calls)
 
     def reconnect(self) -> None:
@@ -253,7 +252,7 @@ class _Tasks(Shift):
                 self.attend()
                 await _end([*lanes, keeper], max(self._grace, 5.0))
                 await self._carry_out(wind_up(self))
-                if self._listening:
+                if self.calls.listens:
                     await async_ear_of(self.engine).remove(self.calls)
         if self.error is not None:
             raise self.error

@@ -223,7 +223,6 @@ class _Threads(Shift):
     def __init__(self, consumer: Consumer[Any], *, draining: bool) -> None:
         self._changed = threading.Condition()
         self._called = threading.Event()
-        self._listening = False
         self._stopped, self._attended = threading.Event(), threading.Event()
         self._bell = Bell()
         self._patience = Patience(self._bell.ring)
@@ -232,7 +231,7 @@ class _Threads(Shift):
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
 
     def listen(self) -> None:
-        self._listening = True
+        self.calls.listens = True
         ears.listen(self.engine, channel_of(self.plan.spec), self.calls)
 
     def reconnect(self) -> None:
@@ -277,7 +276,7 @@ class _Threads(Shift):
                 # It is done with its last statement in a moment, or the database does not answer.
                 keeper.join(timeout=max(self._grace, 5.0))
                 self._carry_out(wind_up(self))
-                if self._listening:
+                if self.calls.listens:
                     ears.unlisten(self.engine, self.calls)
         if self.error is not None:
             raise self.error

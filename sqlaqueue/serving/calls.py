@@ -135,6 +135,8 @@ class Calls:
         """Somebody has asked running jobs to stop, and it has not been looked which."""
         self.sweeps = Sweeps(sweep, now)
         """When it is time to look for jobs whose lease is over."""
+        self.listens = False
+        """Somebody listens for this Consumer: what it says aloud it should hear itself."""
         self.wants_check_in = False
         """There is a connection by which no check-in has been heard, nor been missed."""
         self.has_looked = False
@@ -259,7 +261,7 @@ class Calls:
             self.wants_check_in = False
             now = self._now()
             aloud = news or not self.hears or self._heard < self._signed
-            if aloud and (self._checked_in is None or self.hears):
+            if aloud and self.listens and (self._checked_in is None or self.hears):
                 self._checked_in = now
             self._signed = now
             return aloud

@@ -88,9 +88,6 @@ class Shift:
         self.calls.went_deaf()
         # By this connection another one would be missed as well.
         self.calls.wants_check_in = False
-        if self.draining:
-            # It has not listened.
-            return
         self._proofs_missed += 1
         if self._proofs_missed.bit_count() == 1:
             # Less and less often: behind a pooler each try leaves a connection to the server that listens for nobody.

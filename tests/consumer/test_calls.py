@@ -30,6 +30,7 @@ def clock() -> Clock:
 def hearing(clock: Clock, me: str, *others: str) -> Calls:
     """Return an ear that has heard itself, and looked."""
     calls = Calls(me, lambda: POLL, lambda: None, lambda: None, now=clock)
+    calls.listens = True
     calls.checks_in(news=True)
     calls.checked_in([me, *others], 0.0)
     calls.hear(f"here {me}")
@@ -241,7 +242,9 @@ def test_whoever_comes_or_goes_during_a_check_in_is_not_mistaken(clock: Clock) -
 
 def test_whoever_does_not_hear_itself_is_deaf(clock: Clock) -> None:
     calls = Calls("me", lambda: POLL, lambda: None, lambda: None, now=clock)
-    assert calls.until_proof() == float("inf")
+    calls.checks_in(news=True)
+    assert calls.until_proof() == float("inf"), "nobody listens for it"
+    calls.listens = True
     calls.checks_in(news=True)
     clock.now += 4
     calls.checks_in(news=True)
@@ -260,6 +263,7 @@ def test_whoever_does_not_hear_itself_is_deaf(clock: Clock) -> None:
 
 def test_whoever_has_heard_something_checks_in_quietly(clock: Clock) -> None:
     calls = Calls("me", lambda: POLL, lambda: None, lambda: None, now=clock)
+    calls.listens = True
     assert calls.checks_in(news=True)
     clock.now += 1
     assert calls.checks_in(news=False), "it does not know whether it hears"

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.serving import calls, pace
-from sqlaqueue.serving.shift import Shift
+from sqlaqueue.serving import calls, pace, tending
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.hearing import LATER, await_hearing, hears, idle, listening
 
@@ -51,19 +50,19 @@ def test_a_long_drain_does_not_say_so(
     """It does not listen, and needs no advice on that."""
     monkeypatch.setattr(calls, "PATIENCE", 0.05)
     monkeypatch.setattr(pace, "CHECK_IN", 0.1)
-    missed, enough = list[Shift](), threading.Event()
-    hears_nothing = Shift.hears_nothing
+    check_ins, enough = list[Any](), threading.Event()
+    check_in = tending.check_in
 
-    def miss(self: Shift) -> None:
-        hears_nothing(self)
-        missed.append(self)
-        if len(missed) == 4:
+    def count(session: Any, plan: Any, sign: Any) -> Any:
+        check_ins.append(sign)
+        if len(check_ins) == 3:
             enough.set()
+        return check_in(session, plan, sign)
 
     async def work(hands: Any, job: Any) -> None:
         await hands.wait(enough)
 
-    monkeypatch.setattr(Shift, "hears_nothing", miss)
+    monkeypatch.setattr(tending, "check_in", count)
     mixed.enqueue()
     assert mixed.consumer(work).drain() == 1
     assert "notifications do not arrive" not in log.text

@@ -63,8 +63,9 @@ class Consumer(ConsumerBase, Generic[T]):
         transaction.
     :param session_factory: makes sessions, such as a ``sessionmaker(engine)``; of a ``scoped_session`` that which it
         is made of.
-    :param batch_size: the most jobs that one statement claims: 100, or under leases as many as handlers run at once, if
-        these are more. Under leases fewer are claimed when handlers are slow, about as many as are done in a second.
+    :param batch_size: the most jobs that one statement claims. By default it claims about as many as are done within a
+        second, and at most 500, or one for each handler if these are more. Under a strategy that holds a transaction
+        the number that is given is claimed, however long that takes.
     :param concurrency: how many handlers run at once.
     :param poll_interval: seconds or timedelta between looks at an empty queue.
     :param lease: overrides the config's lease.

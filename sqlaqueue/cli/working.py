@@ -31,7 +31,7 @@ _OF_CONSUMERS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll
 @click.option(
     "--batch-size",
     type=click.IntRange(min=1),
-    help="The most jobs that one claim takes; 100 by default, or --concurrency if that is more.",
+    help="The most jobs that one claim takes; by default as many as are done within a second, up to 500.",
 )
 @click.option("--batch", is_flag=True, default=None, help="Call the handler with a list of jobs.")
 @click.option("--lease", type=DURATION, help="How long a job stays with a worker that shows no sign of life.")

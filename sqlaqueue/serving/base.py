@@ -14,7 +14,6 @@ from sqlalchemy.pool import Pool
 from sqlaqueue.backoff import Delay, RetryPolicy, seconds
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.events import Announcer, EventName, Listener
-from sqlaqueue.serving.pace import Pace
 from sqlaqueue.serving.plan import make_plan
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.waiting import maker_of
@@ -64,7 +63,7 @@ class ConsumerBase:
         self._factory = maker_of(session_factory)
         self._grace = seconds(grace, "Consumer(grace=...)")
         self._announcer = Announcer()
-        self._pace = Pace(self._plan.batch_size, concurrency, interval, together=batch)
+        self._pace = self._plan.pace(interval, exactly=batch_size is not None)
         self._shift: Shift | None = None
         self.told_to_stop: Callable[[], bool] | None = None
 

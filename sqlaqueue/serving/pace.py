@@ -46,7 +46,7 @@ class Pace:
     :param batch_size: the most jobs to claim at once.
     :param concurrency: how many handlers run at once.
     :param poll_interval: seconds between looks at an empty queue.
-    :param together: whether a call of the handler takes all jobs of a claim.
+    :param whole: whether each claim is as large as may be, however long its jobs take.
     :param draw: returns numbers from [0, 1), for jitter.
     """
 
@@ -56,11 +56,11 @@ class Pace:
         concurrency: int,
         poll_interval: float,
         *,
-        together: bool = False,
+        whole: bool = False,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._batch_size, self._concurrency, self._poll = batch_size, concurrency, poll_interval
-        self._together, self._draw = together, draw
+        self._whole, self._draw = whole, draw
         self._failures = 0
         self._duration: float | None = None
         self._claim_took = 0.0
@@ -69,10 +69,9 @@ class Pace:
     def claim_size(self) -> int:
         """Return how many jobs to claim: about a second's work, so that none waits here while others are idle.
 
-        Before the first job has ended nothing is known, and one for each handler is a safe start. A handler that takes
-        them together leaves none waiting.
+        Before the first job has ended nothing is known, and one for each handler is a safe start.
         """
-        if self._together:
+        if self._whole:
             return self._batch_size
         if self._duration is None:
             return min(self._batch_size, self._concurrency)
@@ -110,7 +109,7 @@ class Pace:
 
         When there are no more than these, it is time for the next one; else all handlers have nothing to do meanwhile.
         """
-        if self._together or self._concurrency == 1 or self._duration is None:
+        if self._whole or self._concurrency == 1 or self._duration is None:
             return 0
         return min(self._batch_size, int(self._concurrency / max(self._duration, 1e-6) * self._claim_took))
 

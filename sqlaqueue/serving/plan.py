@@ -20,6 +20,7 @@ from sqlaqueue.serving.bearings import Bearings
 from sqlaqueue.serving.dispatch import Dispatch
 from sqlaqueue.serving.ledger import Entries
 from sqlaqueue.serving.outcomes import Outcome, judge
+from sqlaqueue.serving.pace import Pace
 from sqlaqueue.spec import Key, QueueSpec, Run
 from sqlaqueue.statements import claim_statement, worker_name
 from sqlaqueue.strategies import Held, Settlement
@@ -28,8 +29,8 @@ from sqlaqueue.strategies.position import by_priority, from_mark, mark_of
 from sqlaqueue.strategies.wake_up_triggers import wakes
 from sqlaqueue.supported import for_postgresql
 
-BATCH = 100
-"""How many jobs one statement claims at most, unless somebody says so or more handlers run at once."""
+BATCH = 500
+"""How many jobs one statement claims at most, unless somebody says otherwise or more handlers run at once."""
 
 LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
@@ -90,6 +91,18 @@ class Plan:
     def for_a_shift(self) -> Plan:
         """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
         return replace(self, suspects=Suspects(), bearings=Bearings(), awaited=Awaited(), asked=set(), stopping=False)
+
+    def pace(self, poll: float, *, exactly: bool) -> Pace:
+        """Return the timing of its Consumer.
+
+        :param poll: seconds between looks at an empty queue.
+        :param exactly: whether somebody has said how large a batch is.
+        """
+        if self.holds_transaction:
+            # Each thread or task claims for itself. How many jobs commit together is the program's decision.
+            return Pace(self.batch_size, 1, poll, whole=self.batch or exactly)
+        # A handler that takes them together leaves none waiting.
+        return Pace(self.batch_size, self.concurrency, poll, whole=self.batch)
 
     def units(self, jobs: Sequence[Any]) -> list[list[Any]]:
         """Return claimed jobs in lists for one call of a handler each."""
@@ -202,11 +215,6 @@ def _completion(spec: QueueSpec) -> Any:
     return for_postgresql(verb).returning(*spec.keys) if isinstance(verb, sa.Update | sa.Delete) else None
 
 
-def _usual_batch(spec: QueueSpec, concurrency: int) -> int:
-    # Of a transaction's batch all jobs are run by one thread or task.
-    return BATCH if spec.strategy.holds_transaction else max(BATCH, concurrency)
-
-
 def make_plan(
     model: Any,
     *,
@@ -282,7 +290,7 @@ def make_plan(
         lease=span,
         timeout=None if timeout is None else seconds(timeout),
         batch=batch,
-        batch_size=batch_size or _usual_batch(spec, concurrency),
+        batch_size=batch_size or max(BATCH, concurrency),
         concurrency=concurrency,
         dispatch=dispatch,
     )

@@ -46,7 +46,7 @@ def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
     plan = crew.plan
     if suspect is None:
         look = calls.begin_look()
-        jobs, more = yield Do(ops.claim, (plan, plan.batch_size))
+        jobs, more = yield Do(ops.claim, (plan, crew.pace.claim_size()))
         calls.looked(more=more)
     else:
         look = NO_CALL

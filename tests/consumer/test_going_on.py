@@ -115,7 +115,7 @@ def test_as_many_are_claimed_ahead_as_are_done_during_a_claim() -> None:
     many, one, batches = (
         Pace(100, 50, 1.0),
         Pace(100, 1, 1.0),
-        Pace(100, 50, 1.0, together=True),
+        Pace(100, 50, 1.0, whole=True),
     )
     for each in (many, one, batches):
         assert each.ahead() == 0
@@ -196,15 +196,40 @@ def test_what_has_ended_does_not_wait_for_what_takes_long() -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "options", "size"),
+    ("strategy", "options", "first", "most"),
     [
-        ("update_status", {}, 100),
-        ("update_status", {"concurrency": 500}, 500),
-        ("update_status", {"concurrency": 500, "batch_size": 7}, 7),
-        ("delete_returning", {"concurrency": 500}, 100),
+        ("update_status", {}, 1, 500),
+        ("update_status", {"concurrency": 4}, 4, 500),
+        ("update_status", {"concurrency": 1000}, 1000, 1000),
+        ("update_status", {"concurrency": 1000, "batch_size": 7}, 7, 7),
+        ("update_status", {"batch": True}, 500, 500),
+        ("delete_returning", {}, 1, 500),
+        ("delete_returning", {"concurrency": 4}, 1, 500),
+        ("delete_returning", {"batch_size": 7}, 7, 7),
+        ("delete_returning", {"batch": True}, 500, 500),
     ],
 )
-def test_a_claim_is_enough_for_all_handlers(strategy: Any, options: dict[str, int], size: int) -> None:
+def test_a_claim_is_large_where_handlers_are_quick(
+    strategy: Any, options: dict[str, int], first: int, most: int
+) -> None:
     model = models(strategy).job
-    assert Consumer(model, handler, sessions, **options)._plan.batch_size == size
-    assert AsyncConsumer(model, async_handler, sessions, **options)._plan.batch_size == size
+    for consumer in (
+        Consumer(model, handler, sessions, **options),
+        AsyncConsumer(model, async_handler, sessions, **options),
+    ):
+        assert consumer._pace.claim_size() == first
+        consumer._pace.ended(0.0001, quiet=True)
+        assert consumer._pace.claim_size() == most
+
+
+def test_a_transaction_is_short_where_handlers_are_slow() -> None:
+    """Unless it was said how many jobs commit together."""
+    model = models("batch_select").job
+    usual, chosen = (
+        Consumer(model, handler, sessions, concurrency=4, **options) for options in ({}, {"batch_size": 7})
+    )
+    for each in (usual, chosen):
+        for _ in range(50):
+            each._pace.ended(0.5, quiet=True)
+    assert usual._pace.claim_size() == 2
+    assert chosen._pace.claim_size() == 7

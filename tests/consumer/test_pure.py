@@ -123,8 +123,8 @@ def test_what_a_batch_handler_raises_is_about_all_or_about_some() -> None:
 # -- the pace --------------------------------------------------------------------------------------------------
 
 
-def make_pace(draw: float = 0.5, batch_size: int = 100, concurrency: int = 1, *, together: bool = False) -> Pace:
-    return Pace(batch_size, concurrency, 1.0, together=together, draw=lambda: draw)
+def make_pace(draw: float = 0.5, batch_size: int = 100, concurrency: int = 1, *, whole: bool = False) -> Pace:
+    return Pace(batch_size, concurrency, 1.0, whole=whole, draw=lambda: draw)
 
 
 @given(st.floats(0, 0.999), st.integers(1, 5000))
@@ -175,7 +175,7 @@ def test_slow_handlers_claim_no_more_than_they_can_do() -> None:
 
 
 def test_a_handler_of_batches_gets_whole_ones() -> None:
-    pace = make_pace(together=True)
+    pace = make_pace(whole=True)
     pace.ended(10, quiet=True)
     assert pace.claim_size() == 100
 

@@ -232,7 +232,7 @@ def test_a_job_that_is_given_back_is_seen_at_once(mixed: Bench) -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("strategy", "most"), [("update_status", 2), pytest.param("batch_select", 2, marks=pytest.mark.thorough)]
+    ("strategy", "most"), [("update_status", 2), pytest.param("batch_select", 3, marks=pytest.mark.thorough)]
 )
 def test_fifty_idle_consumers_are_not_all_woken(
     supply: Any, strategy: str, most: int, monkeypatch: pytest.MonkeyPatch

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlaqueue import aio, consumer
 from sqlaqueue.serving import crew, ending, keeping, lanes, ledger, operations, plan, runs, savepoint, tending
 from sqlaqueue.serving.crew import Crew
-from sqlaqueue.serving.hands import Hand
+from sqlaqueue.serving.hands import Hand, runs_of
 from sqlaqueue.serving.ledger import Entries, Entry
 from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.steps import Doze, Pause, Report, Script
@@ -67,7 +67,7 @@ def does_not_extend() -> None:
 
 @mutant
 def extends_only_what_is_at_work() -> None:
-    Crew.alive = lambda self: [run for one in self.running() for run in one.runs]
+    Crew.alive = lambda self: [run for one in self.at_work() for run in runs_of(one.unit)]
 
 
 @mutant
@@ -178,18 +178,22 @@ def keeps_what_it_has_not_begun() -> None:
     Crew.forget_held = none_at_all
 
 
+class Instead:
+    """An object, but for some attributes."""
+
+    def __init__(self, there: Any, **attributes: Any) -> None:
+        self.__dict__.update(attributes, _there=there)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._there, name)
+
+
 @mutant
 def runs_its_batch_to_the_end() -> None:
-    original = Hand.begin
-
-    def begin(self: Hand) -> Any:
-        stopping, self._plan.stopping = self._plan.stopping, False
-        try:
-            return original(self)
-        finally:
-            self._plan.stopping = stopping
-
-    Hand.begin = begin
+    original = runs._run_held
+    runs._run_held = lambda crew, jobs, entry: original(
+        Instead(crew, plan=Instead(crew.plan, stopping=False)), jobs, entry
+    )
 
 
 @mutant
@@ -337,7 +341,7 @@ def settles_in_lanes_only() -> None:
 
 @mutant
 def settles_all_or_nothing() -> None:
-    operations.settle_each = lambda *arguments, **options: (operations.settle_and_commit(*arguments, **options), [])
+    ending.settle_each = lambda *arguments, **options: (ending.settle_and_commit(*arguments, **options), [])
 
 
 @mutant

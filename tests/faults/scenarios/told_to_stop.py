@@ -26,6 +26,8 @@ def stopped_while_idle(scene: Scene) -> None:
     worker = scene.worker(poll_interval=3600, lease=30)
     scene.await_that(lambda: worker.said("completed") and worker.said("idle"), "that the worker rests")
     worker.terminate()
+    # Before there is something new, which would wake it as well.
+    assert worker.await_end() == 0
     scene.enqueue("work", "quiet")
     in_peace(scene, worker)
 

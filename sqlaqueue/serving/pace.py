@@ -37,7 +37,7 @@ _SMOOTHING = 0.2
 _ALONE, _AMONG_OTHERS = 0.1, 0.01
 """Seconds for which one thread or task may work through a claim: where there are others, they could help."""
 
-_QUIET_ENOUGH = 20
+_FEW = 20
 
 
 class Pace:
@@ -97,8 +97,9 @@ class Pace:
         longest = _ALONE if self._concurrency == 1 else _AMONG_OTHERS
         if calls == 1:
             return longest
-        expected = calls * (self._duration or longest)
-        return longest if self._quiet >= min(calls, _QUIET_ENOUGH) and expected <= longest else None
+        few = min(calls, _FEW)
+        # What is not done by then goes to the others after all: to hand a job over costs more than many a handler.
+        return longest if self._quiet >= few and few * (self._duration or longest) <= longest else None
 
     def claimed(self, took: float) -> None:
         """Note that a claim took so many seconds."""

@@ -213,10 +213,14 @@ def test_when_one_lane_keeps_what_it_claims(monkeypatch: pytest.MonkeyPatch) -> 
     for _ in range(100):
         its.ended(0.0001, quiet=True)
     assert its.at_one_go(100)
-    assert its.at_one_go(5000) is None
+    assert its.at_one_go(5000), "what is not done in time is passed on"
     its.ended(0.0001, quiet=False)
     assert its.at_one_go(100) is None
     assert its.at_one_go(1)
+    for _ in range(100):
+        its.ended(0.02, quiet=True)
+    assert its.at_one_go(4)
+    assert its.at_one_go(100) is None, "others could help"
 
 
 def test_a_drain_does_not_end_while_another_lane_claims(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,8 +34,9 @@ export function payloads(number, first = 0) {
 }
 
 class Meter {
-  constructor(handler, lines) {
+  constructor(handler, lines, reportEvery = 0.02) {
     this.handler = handler;
+    this.reportEvery = reportEvery;
     this.lines = lines;
     this.jobs = 0;
     this.stamps = [];
@@ -65,7 +66,7 @@ class Meter {
         told = this.jobs;
         tell("count", { jobs: told, time: now(), stamps: this.takeStamps() });
       }
-    }, 20);
+    }, this.reportEvery * 1000);
     this.lines.next().then(() => {
       const used = process.cpuUsage(cpu);
       tell("end", {
@@ -96,7 +97,7 @@ export async function main(adapter) {
     await serveOrders(await adapter.open(options), lines);
     process.exit(0);
   } else if (verb === "work") {
-    await adapter.work(options, new Meter(options.handler ?? "read", lines));
+    await adapter.work(options, new Meter(options.handler ?? "read", lines, options.report_every));
   } else {
     throw new Error(`no verb of a contestant: ${verb}`);
   }

@@ -16,8 +16,8 @@ written in Python is a subclass of :class:`Adapter` and ends with ``main(Its)``;
     prints ``ready`` when it has all that it needs to begin, begins at the line ``go``, tells every few milliseconds how
     many jobs it has handled, and ends at once at the line ``stop``.
 
-OPTIONS is one JSON object: ``url``, ``tuned``, ``handler`` (``read``, ``stamp`` or ``sleep``), and whatever the variant
-of the contestant says.
+OPTIONS is one JSON object: ``url``, ``tuned``, ``handler`` (``read``, ``stamp`` or ``sleep``), ``report_every`` in
+seconds, and whatever the variant of the contestant says.
 """
 
 from __future__ import annotations
@@ -89,10 +89,11 @@ class Meter:
     """Counts what the handlers of this process do, and tells the harness.
 
     :param handler: ``read`` reads every field, ``stamp`` also notes when, ``sleep`` waits for `SLEEP` seconds.
+    :param report_every: the seconds between reports.
     """
 
-    def __init__(self, handler: str) -> None:
-        self.handler = handler
+    def __init__(self, handler: str, report_every: float = _REPORT_EVERY) -> None:
+        self.handler, self._report_every = handler, report_every
         self._counter = itertools.count()
         self._stamps: list[tuple[float, float]] = []
         self._cpu = 0.0
@@ -142,7 +143,7 @@ class Meter:
     def _report(self) -> None:
         told = 0
         while True:
-            time.sleep(_REPORT_EVERY)
+            time.sleep(self._report_every)
             count = self.count()
             if count != told:
                 told = count
@@ -216,7 +217,8 @@ def main(adapter: type[Adapter]) -> None:
                 gc.freeze()
                 gc.set_threshold(YOUNG)
                 sys.setswitchinterval(SWITCH)
-            _now(made.work(Meter(options.get("handler", "read"))), made.loop_factory)
+            meter = Meter(options.get("handler", "read"), options.get("report_every", _REPORT_EVERY))
+            _now(made.work(meter), made.loop_factory)
         case _:
             msg = f"no verb of a contestant: {verb}"
             raise SystemExit(msg)

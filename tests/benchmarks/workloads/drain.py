@@ -9,9 +9,9 @@ from tests.benchmarks.workloads import Case, Figures, Size
 JOBS = 100_000
 
 
-def drain(match: Match, size: Size, processes: int) -> Figures:
+def drain(match: Match, size: Size, processes: int, number: int = JOBS) -> Figures:
     """Load the queue, let the server come to rest, and let the workers begin together."""
-    jobs = size.jobs(JOBS)
+    jobs = size.jobs(number)
     match.enqueue(jobs, way="fill")
     match.settle_down()
     return match.drain(jobs, processes=processes, limit=size.limit)

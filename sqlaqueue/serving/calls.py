@@ -103,6 +103,7 @@ class Calls:
     :param called: called when it has been told something for which a look may be due.
     :param noticed: called when there is something else to do about what it has been told.
     :param sweep: returns the seconds between looks for jobs whose lease is over; see :class:`Sweeps`.
+    :param share: returns how many jobs one consumer takes at once.
     :param awaited: is told as well who waits for the end of which job.
     :param now: the clock.
     """
@@ -115,11 +116,13 @@ class Calls:
         noticed: Callable[[], None],
         *,
         sweep: Callable[[int], float] | None = None,
+        share: Callable[[], int] = lambda: 1,
         awaited: Awaited | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._awaited = Awaited(now=now) if awaited is None else awaited
-        self._me, self._poll, self._called, self._noticed, self._now = me, poll, called, noticed, now
+        self._me, self._poll, self._share, self._now = me, poll, share, now
+        self._called, self._noticed = called, noticed
         self._lock = threading.Lock()
         self._ahead: list[_Call] = []
         self._open: dict[str, _Open] = {}
@@ -199,7 +202,7 @@ class Calls:
         count = jobs + (known.jobs if known else 0)
         ring = sorted([*self._others, self._me])
         place = (ring.index(self._me) - zlib.crc32(ticket.encode())) % len(ring)
-        self._open[ticket] = _Open(count, due, due + place // max(count, 1) * STAGGER)
+        self._open[ticket] = _Open(count, due, due + place // max(-(-count // self._share()), 1) * STAGGER)
         if len(self._open) > MOST_OPEN:
             # One look answers all of them.
             self._open.clear()

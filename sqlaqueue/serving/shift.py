@@ -43,7 +43,9 @@ class Shift:
         """Its name among the Consumers that are alive."""
         self.plan = plan.for_a_shift()
         sweep = pace.sweep if plan.has_leases else None
-        self.calls = Calls(self.id, pace.poll, self.call, self.attend, sweep=sweep, awaited=self.plan.awaited)
+        self.calls = Calls(
+            self.id, pace.poll, self.call, self.attend, sweep=sweep, share=pace.claim_size, awaited=self.plan.awaited
+        )
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls, self.attend)
         self.agenda = Agenda()
         self.retention = Retention(plan.spec)

@@ -27,9 +27,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def hearing(clock: Clock, me: str, *others: str) -> Calls:
+def hearing(clock: Clock, me: str, *others: str, share: int = 1) -> Calls:
     """Return an ear that has heard itself, and looked."""
-    calls = Calls(me, lambda: POLL, lambda: None, lambda: None, now=clock)
+    calls = Calls(me, lambda: POLL, lambda: None, lambda: None, share=lambda: share, now=clock)
     calls.listens = True
     calls.checks_in(news=True)
     calls.checked_in([me, *others], 0.0)
@@ -67,6 +67,16 @@ def test_one_after_the_other_looks_for_a_job(crowd: list[Calls], clock: Clock) -
 
 def test_as_many_look_at_once_as_there_are_jobs(crowd: list[Calls], clock: Clock) -> None:
     tell(crowd, "call 4711 2 0")
+    assert waits(crowd, clock) == [0, 0, STAGGER, STAGGER, 2 * STAGGER]
+
+
+def test_one_looks_for_as_many_as_it_takes_at_once(clock: Clock) -> None:
+    names = [f"c{number}" for number in range(5)]
+    crowd = [hearing(clock, name, *names, share=10) for name in names]
+    tell(crowd, "call 1 10 0")
+    assert waits(crowd, clock) == [*turns(0, 5)]
+    tell(crowd, "taken 10 1")
+    tell(crowd, "call 2 11 0")
     assert waits(crowd, clock) == [0, 0, STAGGER, STAGGER, 2 * STAGGER]
 
 

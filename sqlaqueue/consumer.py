@@ -64,8 +64,8 @@ class Consumer(ConsumerBase, Generic[T]):
     :param session_factory: makes sessions, such as a ``sessionmaker(engine)``; of a ``scoped_session`` that which it
         is made of.
     :param batch_size: the most jobs that one statement claims. By default it claims about as many as are done within a
-        second, and at most 500, or one for each handler if these are more. Under a strategy that holds a transaction
-        the number that is given is claimed, however long that takes.
+        second, and at most 500, or one for each handler if these are more. With ``batch=True``, and where it is given
+        under a strategy that holds a transaction, the whole number is claimed, however long that takes.
     :param concurrency: how many handlers run at once.
     :param poll_interval: seconds or timedelta between looks at an empty queue.
     :param lease: overrides the config's lease.

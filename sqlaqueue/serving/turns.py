@@ -30,11 +30,9 @@ class Turn:
         """Return claimed jobs for one call of the handler; None when none wait."""
         with self._crew.lock:
             unit = self._crew.next_unit()
-            return (
-                self._take(Hand(self._crew, [unit], self._crew.finish, further=self._crew.further_unit))
-                if unit
-                else None
-            )
+            if not unit:
+                return None
+            return self._take(Hand(self._crew, [unit], self._crew.finish, further=self._crew.further_unit))
 
     def take(self, units: Sequence[Sequence[Any]], enough: float) -> Hand:
         """Return the jobs of a claim as what this turn has in hand, for some seconds."""

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import AsyncConsumer, Consumer, Retry
-from sqlaqueue.serving import pace
+from sqlaqueue.serving import operations, pace
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.events import Announcer
@@ -220,6 +220,24 @@ def test_a_claim_is_large_where_handlers_are_quick(
         assert consumer._pace.claim_size() == first
         consumer._pace.ended(0.0001, quiet=True)
         assert consumer._pace.claim_size() == most
+
+
+def test_a_consumer_asks_its_pace_how_much_to_claim(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do those that decide whether to come for a call; and it tells its pace how long that takes."""
+    monkeypatch.setattr(Pace, "claim_size", lambda self: 3)
+    claim, sizes = operations.claim, set[int]()
+
+    def note(session: Any, plan: Any, n: int, *arguments: Any) -> Any:
+        sizes.add(n)
+        return claim(session, plan, n, *arguments)
+
+    monkeypatch.setattr(operations, "claim", note)
+    bench.enqueue(9)
+    with bench.consumer().running() as server:
+        wait_until(lambda: bench.states() == {"completed": 9})
+        assert server.consumer._shift.calls._share() == 3
+    assert sizes == {3}
+    assert bench.held or server.consumer._pace._claim_took > 0
 
 
 def test_a_transaction_is_short_where_handlers_are_slow() -> None:

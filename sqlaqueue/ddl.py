@@ -66,7 +66,8 @@ class TriggerFunction(QueueObject):
     """A trigger function in PL/pgSQL, in the schema of its table.
 
     It runs with a search path of its own: the writer of a row may have set another one, under which the unqualified
-    names in the body would mean something else.
+    names in the body would mean something else. And it finds rows by an index, even where reading the table seems to
+    cost less: the plan is kept for as long as the connection is, and the table may grow meanwhile.
     """
 
     table: sa.Table
@@ -170,7 +171,8 @@ def _create_function(element: TriggerFunction, compiler: DDLCompiler, **_: Any) 
         body = body.replace(f"{{{key}}}", compiler.preparer.format_table(table))
     return (
         f"CREATE OR REPLACE FUNCTION {_qualified(compiler, element)}() RETURNS trigger\n"
-        f"LANGUAGE plpgsql SET search_path FROM CURRENT AS $sqlaqueue$\n{body}$sqlaqueue$"
+        "LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off "
+        f"AS $sqlaqueue$\n{body}$sqlaqueue$"
     )
 
 
@@ -249,13 +251,18 @@ def _table_id(element: TableId, compiler: SQLCompiler, **_: Any) -> str:
     return f"to_regclass({compiler.process(element.table_name)})"
 
 
+def plain_type(column: sa.Column[Any]) -> Any:
+    """Return the type that a column has in PostgreSQL, without what an application makes of it."""
+    plain = column.type.dialect_impl(NEUTRAL)
+    return getattr(plain, "impl_instance", plain)
+
+
 def equals(column: sa.Column[Any]) -> str:
     """Return the operator that compares a column, by a name that only PostgreSQL's own answers to.
 
     A type of an extension brings its operators along, in whatever schema they are.
     """
-    plain = column.type.dialect_impl(NEUTRAL)
-    plain = getattr(plain, "impl_instance", plain)
+    plain = plain_type(column)
     own = type(plain).__module__.startswith("sqlalchemy.") and not isinstance(plain, CITEXT | UserDefinedType)
     return "OPERATOR(pg_catalog.=)" if own else "="
 

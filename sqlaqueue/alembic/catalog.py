@@ -46,14 +46,16 @@ _TRIGGERS = sa.text(r"""
 _FUNCTIONS = sa.text("""
     SELECT n.nspname AS schema, f.proname AS name, f.prosrc AS source,
            obj_description(f.oid, 'pg_proc') AS comment, pg_get_functiondef(f.oid) AS definition,
-           coalesce(array_to_string(f.proconfig, ','), '') LIKE 'search_path=%' AS fixed,
-           f.proconfig = ARRAY['search_path=' || current_setting('search_path')] AS here,
+           format('COMMENT ON FUNCTION %I.%I() IS %L', n.nspname, f.proname, obj_description(f.oid, 'pg_proc'))
+             AS noted,
+           coalesce(f.proconfig[1], '') LIKE 'search_path=%' AS fixed,
+           f.proconfig[1] = 'search_path=' || current_setting('search_path') AS here,
            f.prosecdef AS definer, public.allowed AS public,
-           f.proconfig = ARRAY['search_path=pg_catalog, ' || quote_ident(n.nspname) || ', pg_temp']
+           f.proconfig[1] = 'search_path=pg_catalog, ' || quote_ident(n.nspname) || ', pg_temp'
              AND NOT public.allowed AS closed,
            l.lanname = 'plpgsql' AND f.provolatile = 'v' AND NOT f.proisstrict
              AND f.proparallel = 'u' AND f.procost = 100 AND NOT f.proleakproof
-             AND cardinality(f.proconfig) = 1 AS plain,
+             AND f.proconfig[2:] = ARRAY['enable_seqscan=off'] AS plain,
            EXISTS (SELECT FROM pg_trigger AS t WHERE t.tgfoid = f.oid AND NOT t.tgisinternal) AS used
     FROM pg_proc AS f
     JOIN pg_namespace AS n ON n.oid = f.pronamespace
@@ -127,6 +129,8 @@ class FoundFunction:
     source: str
     comment: str | None
     definition: str
+    noted: str
+    """The statement that writes its comment."""
     plain: bool
     """It has no property that :class:`~sqlaqueue.alembic.operations.CreateFunction` would not give it."""
     fixed: bool
@@ -155,7 +159,7 @@ class FoundFunction:
             return ops.CreateFunction(
                 self.name, self.source[1:], comment=self.comment, definer=self.definer, schema=self.schema
             )
-        return ops.ExecuteAsWritten(self.definition)
+        return ops.Steps([ops.ExecuteAsWritten(self.definition), ops.ExecuteAsWritten(self.noted)])
 
     def put_back(self, quote: Any) -> MigrateOperation:
         """Return what brings the function back in the place of another one, whose privileges it would keep."""
@@ -254,6 +258,7 @@ class Catalog:
                 source=row.source,
                 comment=row.comment,
                 definition=row.definition,
+                noted=row.noted,
                 plain=bool(row.plain),
                 fixed=bool(row.fixed),
                 here=bool(row.here),

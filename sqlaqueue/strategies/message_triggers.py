@@ -1,8 +1,10 @@
 """The triggers that keep a message table in step with its job table.
 
 Statement triggers with transition tables: they see INSERT .. SELECT, ON CONFLICT, COPY, MERGE and plain UPDATE,
-at one call a statement. Old and new rows are compared by EXCEPT, which hashes or sorts: PL/pgSQL keeps the plan that
-it made for the first call, and a join chosen for one row would be quadratic for ten thousand.
+at one call a statement. PL/pgSQL keeps the plan that it made for the first call, when there may have been one message,
+and a join chosen for that would be quadratic for ten thousand. So old and new rows are compared by EXCEPT, which hashes
+or sorts, and messages are found by a list of keys, in their index. Keys of several columns have no such list: these are
+joined, with a new plan for each call.
 
 The function runs with the rights of its owner, so that whoever writes jobs needs none on the messages. Nothing in its
 text may therefore mean something else to somebody who can create objects in a schema of the search path: tables
@@ -13,12 +15,12 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, version_comment
+from sqlaqueue.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, plain_type, version_comment
 from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
 
-VERSION = 2
+VERSION = 3
 """To be raised whenever the text below changes: running consumers tell an older function by it."""
 
 
@@ -53,7 +55,9 @@ def _body(spec: QueueSpec) -> str:
     columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
     waiting = f"{preparer.quote(status.name)} {equals(status)} {literal_text(spec.word('pending'), status.type)}"
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
-    same_key = " AND ".join(f"m.{name} {equals(key)} gone.{name}" for name, key in zip(keys, spec.keys, strict=True))
+    gone = f"""\
+SELECT {key_list} FROM old_rows WHERE {waiting}
+           EXCEPT SELECT {key_list} FROM new_rows WHERE {waiting}"""  # noqa: S608 - as below
     # Else a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
     return f"""\
 #variable_conflict use_column
@@ -69,13 +73,10 @@ BEGIN
     RETURN NULL;
   END IF;
   IF TG_OP = 'DELETE' THEN
-    DELETE FROM {{messages}} AS m USING old_rows AS gone WHERE {same_key};
+    {_delete(spec, f"SELECT {key_list} FROM old_rows")}
     RETURN NULL;
   END IF;
-  DELETE FROM {{messages}} AS m
-    USING (SELECT {key_list} FROM old_rows WHERE {waiting}
-           EXCEPT SELECT {key_list} FROM new_rows WHERE {waiting}) AS gone
-    WHERE {same_key};
+  {_delete(spec, gone)}
   INSERT INTO {{messages}} ({columns})
     SELECT {columns} FROM new_rows WHERE {waiting}
     EXCEPT SELECT {columns} FROM old_rows WHERE {waiting}
@@ -83,3 +84,16 @@ BEGIN
   RETURN NULL;
 END
 """  # noqa: S608 - the names are quoted, and the one value is written as a literal
+
+
+def _delete(spec: QueueSpec, gone: str) -> str:
+    """Return the statement that deletes the messages whose keys a query returns."""
+    keys = [(NEUTRAL.identifier_preparer.quote(key.name), key) for key in spec.keys]
+    name, key = keys[0]
+    if len(keys) == 1 and not isinstance(plain_type(key), sa.ARRAY):
+        return f"DELETE FROM {{messages}} WHERE {name} {equals(key)} ANY (ARRAY({gone}));"  # noqa: S608 - as above
+    same_key = " AND ".join(f"m.{name} {equals(key)} gone.{name}" for name, key in keys)
+    return (
+        f"EXECUTE $delete$DELETE FROM {{messages}} AS m\n"  # noqa: S608 - as above
+        f"    USING ({gone}) AS gone WHERE {same_key}$delete$;"
+    )

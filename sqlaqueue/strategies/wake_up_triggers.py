@@ -17,7 +17,7 @@ from sqlaqueue.roles import literal_text
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
 
-VERSION = 2
+VERSION = 3
 """To be raised whenever the text below changes: running consumers tell an older function by it."""
 
 PREFIX = "sqlaqueue_wake_"

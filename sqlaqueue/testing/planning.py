@@ -59,8 +59,7 @@ class PlanningConformance:
     @pytest.mark.parametrize("filtered", [False, True], ids=["all-jobs", "second-table"])
     def test_a_claim_is_right_under_every_plan(self, queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
         """Exactly n jobs, in order, and nobody else's view of the others is changed."""
-        queue.enqueue(range(0, 40, 2), owner_id=1)
-        queue.enqueue(range(1, 41, 2), owner_id=2)
+        self._enqueue(queue)
         for table in queue.models.base.metadata.sorted_tables:
             queue.execute(f"ANALYZE {table.name}")
         self._check(queue, cache, filtered=filtered)
@@ -72,9 +71,14 @@ class PlanningConformance:
         queue.create()
         for table in queue.models.base.metadata.sorted_tables:
             queue.execute(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
-        queue.enqueue(range(0, 40, 2), owner_id=1)
-        queue.enqueue(range(1, 41, 2), owner_id=2)
+        self._enqueue(queue)
         self._check(queue, cache, filtered=filtered)
+
+    @staticmethod
+    def _enqueue(queue: QueueUnderTest) -> None:
+        # A scan of the table must not happen to come in the order of the queue, nor in the opposite one.
+        for number in range(40):
+            queue.enqueue([number], owner_id=1 + number % 2, priority=7 * number % 40)
 
     @staticmethod
     def _check(queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:

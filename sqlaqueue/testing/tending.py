@@ -109,7 +109,9 @@ class TendingConformance:
         queue.enqueue([1, 2, 4], owner_id=2)
         if verb is not cancel:
             queue.run(fail, *range(5))
-        of_vips = sa.select(queue.Job).where(queue.Job.owner.has(queue.Owner.vip), queue.Job.number < 4)
+        # Two tables side by side, since such a subquery may be taken for one about the outer statement's row.
+        same = queue.Job.owner_id == queue.Owner.id
+        of_vips = sa.select(queue.Job).where(same, queue.Owner.vip, queue.Job.number < 4)
         assert _do(queue, verb(of_vips)) == queue.keys(0, 3)
         assert _do(queue, verb(of_vips)) == set()
         assert _do(queue, verb(queue.Job)) == queue.keys(1, 2, 4)

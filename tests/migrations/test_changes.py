@@ -191,16 +191,18 @@ def test_a_table_that_goes_takes_everything_along(database: Database, make: Any,
     assert "sqlaqueue" not in dump(database)
 
 
-def test_a_function_of_an_older_version_is_replaced(make: Any, engine: sa.Engine) -> None:
+@pytest.mark.parametrize(("settings", "created"), [("SET enable_seqscan = off", 2), ("", 1)])
+def test_a_function_of_an_older_version_is_replaced(make: Any, engine: sa.Engine, settings: str, created: int) -> None:
+    """On the way down it is created as it was, or written down word by word."""
     project = make(order(QueueConfig(strategy="delete_returning")))
     execute(
         engine,
-        f"""CREATE OR REPLACE FUNCTION {FUNCTION}() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT
-            AS $$\nBEGIN\n  RETURN NULL;\nEND\n$$""",
+        f"""CREATE OR REPLACE FUNCTION {FUNCTION}() RETURNS trigger LANGUAGE plpgsql
+            SET search_path FROM CURRENT {settings} AS $$\nBEGIN\n  RETURN NULL;\nEND\n$$""",
         f"COMMENT ON FUNCTION {FUNCTION} IS 'sqlaqueue, version 0'",
     )
     text = changed(project)
-    assert text.count("op.create_queue_function(") == 2
+    assert text.count("op.create_queue_function(") == created
 
 
 # -- changes by hand ---------------------------------------------------------------------------------------------

@@ -129,9 +129,11 @@ class LocksOnlyTheJob(DeleteReturning):
 
 
 class _RunsAgain(ClaimStrategy):
-    @classmethod
-    def among(cls, spec: QueueSpec, picked: Rows) -> Condition:
-        return sa.tuple_(*spec.keys).in_(picked.correlate(None))
+    @staticmethod
+    def same_key(spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], rows: sa.FromClause) -> Condition:
+        if isinstance(rows, sa.CTE) and rows.name == "picked":
+            return sa.tuple_(*columns).in_(rows.element)
+        return ClaimStrategy.same_key(spec, columns, rows)
 
 
 class UpdateStatusRunsAgain(_RunsAgain, UpdateStatus):
@@ -142,18 +144,12 @@ class OwnMessageRunsAgain(_RunsAgain, OwnMessage):
     """IN (SELECT .. LIMIT .. FOR UPDATE): nothing keeps a join from running it once a row."""
 
 
-class _Correlates(ClaimStrategy):
+class PurgeCorrelates(UpdateStatus):
+    """Without correlate(None): the subquery takes the job from the DELETE and runs for each."""
+
     @classmethod
     def among(cls, spec: QueueSpec, picked: Rows) -> Condition:
         return spec.keys[0] == sa.any_(sa.func.array(picked.scalar_subquery()))
-
-
-class UpdateStatusCorrelates(_Correlates, UpdateStatus):
-    """Without correlate(None): the subquery takes the job from the UPDATE and runs for each."""
-
-
-class OwnMessageCorrelates(_Correlates, OwnMessage):
-    """Without correlate(None): the subquery takes the job from the DELETE and runs for each."""
 
 
 class _Unsorted(ClaimStrategy):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue import retry
+from sqlaqueue import purge, retry
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
@@ -41,10 +41,8 @@ def by(test: str, **arguments: Any) -> Caught:
 another_claim = by("test_a_claim_passes_over_a_locked_job", lock="another claim")
 foreign_key = by("test_a_claim_takes_a_job_to_which_a_child_row_refers", lock="a child row's foreign key")
 second_table = by("test_a_claim_does_not_wait_for_the_second_table_of_its_filter")
-two_tables = by("test_a_filter_may_use_a_second_table", condition="two tables in where")
 every_plan = by("test_a_claim_is_right_under_every_plan", cache="force_custom_plan", filtered=False)
 generic_plan = by("test_a_claim_is_right_under_every_plan", cache="force_generic_plan", filtered=False)
-filtered_plan = by("test_a_claim_is_right_under_every_plan", cache="force_custom_plan", filtered=True)
 
 CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.UpdateStatusWaits, another_claim),
@@ -72,10 +70,8 @@ CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.OwnMessageRunsAgain, every_plan),
     (m.UpdateStatusRunsAgain, every_plan._replace(composite=True)),
     (m.OwnMessageRunsAgain, every_plan._replace(composite=True)),
-    (m.UpdateStatusCorrelates, two_tables),
-    (m.UpdateStatusCorrelates, filtered_plan),
-    (m.OwnMessageCorrelates, two_tables),
-    (m.UpdateStatusUnsorted, by("test_jobs_come_by_priority_then_time_then_key")),
+    (m.PurgeCorrelates, by("test_a_verb_takes_a_filter_with_a_second_table", verb=purge)),
+    (m.UpdateStatusUnsorted, every_plan),
     (m.ComparesNoToken, by("test_a_late_result_changes_nothing", taken_over=True)),
     (m.ComparesNoToken, by("test_every_execution_of_a_claim_has_a_token_of_its_own")),
     (m.ComparesTheTokenOnly, by("test_a_late_result_changes_nothing", taken_over=False)),
@@ -150,8 +146,8 @@ REWRITTEN: list[tuple[type[ClaimStrategy], str, str, Caught]] = [
     ),
     (
         DeleteReturning,
-        "USING old_rows AS gone WHERE",
-        "USING old_rows AS gone WHERE false AND",
+        "FROM old_rows));",
+        "FROM old_rows WHERE false));",
         by("test_a_deleted_job_leaves_nothing_behind"),
     ),
     (

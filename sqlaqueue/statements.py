@@ -33,6 +33,7 @@ from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import Within
+from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.side_tables import CONTROL, is_paused, notification
 from sqlaqueue.supported import for_postgresql
 
@@ -95,6 +96,7 @@ def claim_statement(
     spec, entity, candidates, options = chosen
     if CONTROL in spec.side_tables:
         candidates = candidates.where(~is_paused(spec))
+    candidates = candidates.where(planned_anew())
     claimed = spec.strategy.claim(
         spec,
         candidates,

@@ -24,6 +24,7 @@ from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.position import take
+from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.retention import attach_to_dead_letters, oldest_first
 from sqlaqueue.strategies.rights import Right, everything
 from sqlaqueue.strategies.surveying import SHOWN, labelled_keys
@@ -221,7 +222,7 @@ def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]
 def _rows(spec: QueueSpec, held: Held, settlement: Settlement) -> AnySelect | sa.CompoundSelect[Any]:
     """Return those of the deleted rows as a query that this transaction deleted, and has not inserted again."""
     tokens = {key: token for token, keys in held.claims if not isinstance(keys, sa.BindParameter) for key in keys}
-    selects = []
+    selects: list[AnySelect] = []
     for job in held.jobs:
         values = _values(spec, job, settlement)
         columns = [
@@ -229,7 +230,9 @@ def _rows(spec: QueueSpec, held: Held, settlement: Settlement) -> AnySelect | sa
         ]
         key = sa.inspect(job).identity
         back = sa.exists().where(spec.matches(spec.keys, [key]))
-        selects.append(sa.select(*columns).where(_transaction() == tokens[key], ~back))
+        # Said once, it is about the whole plan.
+        anew = [] if selects else [planned_anew()]
+        selects.append(sa.select(*columns).where(_transaction() == tokens[key], ~back, *anew))
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)
 
 

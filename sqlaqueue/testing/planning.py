@@ -6,6 +6,7 @@ see that depends on statistics, settings and versions, so the planner is pushed 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import claim
+from sqlaqueue import claim, complete, extend, fail, purge, reconcile, rescue, retry
 from sqlaqueue.testing.queue import ALL, QueueUnderTest
 
 N = 3
@@ -98,3 +99,24 @@ class PlanningConformance:
                 # What the claim has locked or written beyond the jobs that it returned.
                 left = len(another.scalars(claim(queue.Job, ALL)).all())
                 assert left == 40 - N, f"{left} of {40 - N} others are left without {switched_off}"
+
+    def test_no_plan_is_kept_from_when_the_table_was_small(self, queue: QueueUnderTest) -> None:
+        """For a few rows it is cheap to read the table and to compare each with each; the same plan is endless later.
+
+        PostgreSQL keeps a plan from the sixth execution of a prepared statement on, if it finds it cheap.
+        """
+        queue.enqueue(60)
+        kept = sa.text("SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0")
+        name = queue.Job.__table__.name
+        reads_jobs = re.compile(rf"(FROM|UPDATE|JOIN)\s+(sqlaqueue_message_)?{name}\b(?!\s+WHERE false)")
+        with queue.session() as session:
+            _prepare_at_once(session)
+            earlier = set(session.scalars(kept))
+            for _ in range(12):
+                done, failed, again = ([job] for job in queue.claim(session, 3))
+                verbs = [extend(again, lease=60), complete(done), fail(failed), retry(again, delay=60)]
+                for verb in (*verbs, rescue(queue.Job), reconcile(queue.Job), purge(queue.Job, limit=1)):
+                    session.execute(verb)
+                session.commit()
+            texts = set(session.scalars(kept)) - earlier
+        assert [text for text in texts if reads_jobs.search(text)] == []

@@ -96,7 +96,7 @@ def test_a_function_of_an_older_version_is_told(
         connection.exec_driver_sql('INSERT INTO shop."the order\'s" DEFAULT VALUES')
     with caplog.at_level(logging.WARNING, "sqlaqueue"):
         assert Consumer(Order, handle, sessionmaker(engine)).drain() == 1
-    assert "is of version 0, and version 2 is needed" in caplog.text
+    assert "is of version 0, and version 3 is needed" in caplog.text
     assert "alembic upgrade head`" in caplog.text
 
 

@@ -161,6 +161,10 @@ class Workers:
             time.sleep(0.002)
         return True
 
+    def wait_for_jobs(self, jobs: int, seconds: float) -> bool:
+        """Wait until so many jobs have been handled; tell whether they were within ``seconds``."""
+        return self.wait_until(lambda: self.jobs >= jobs, seconds)
+
 
 class Match:
     """A contestant with its schema in an empty database."""

@@ -89,6 +89,7 @@ TABLES: dict[str, Sequence[Column]] = {
             "1 M finished",
             "1,000 priorities",
             "not analysed",
+            "100 k after idling",
             "10 k locked at the head",
         )
     ],

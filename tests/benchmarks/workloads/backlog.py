@@ -17,6 +17,9 @@ from tests.benchmarks.workloads import Case, Figures, Size
 READY = 100_000
 MILLION = 1_000_000
 LOCKED = 10_000
+SINGLES = 40
+PATIENCE = 30.0
+"""Seconds for what comes at once: by then, the server has looked at the tables again, or will do so soon."""
 LATER = 86_400.0
 """Seconds: none of them becomes due while we measure."""
 
@@ -66,9 +69,9 @@ def measure(match: Match, size: Size, load: Load, *, analyze: bool = True, locke
     with _lock(match, size) if locked else contextlib.nullcontext(), match.workers(**look) as workers:
         begun = time.perf_counter()
         workers.go()
-        workers.wait_until(lambda: workers.jobs >= half, size.limit)
+        workers.wait_for_jobs(half, size.limit)
         figures = {"jobs_per_second": workers.jobs / (time.perf_counter() - begun)}
-        workers.wait_until(lambda: workers.jobs >= jobs, size.limit / 2)
+        workers.wait_for_jobs(jobs, size.limit / 2)
         workers.stop()
         claims = workers.programs[0].claims
     if claims:
@@ -78,6 +81,25 @@ def measure(match: Match, size: Size, load: Load, *, analyze: bool = True, locke
         figures["claim_ms"] = quantile(took, 0.5)
         figures["worst_claim_ms"] = max(took)
     return figures
+
+
+def burst(match: Match, size: Size) -> Figures:
+    """Let many jobs come at once to a worker that has had one at a time to do, in tables of a few rows.
+
+    What the server has planned for these must not be what it does with the many.
+    """
+    match.enqueue(1, chunk=1, way="one")
+    match.settle_down()
+    with match.workers() as workers:
+        workers.go()
+        for known in range(1, SINGLES):
+            workers.wait_for_jobs(known, size.limit)
+            match.enqueue(1, chunk=1, way="one")
+        workers.wait_for_jobs(SINGLES, size.limit)
+        begun, jobs = time.perf_counter(), size.jobs(READY)
+        match.enqueue(jobs, way="fill")
+        workers.wait_for_jobs(SINGLES + jobs, size.seconds(PATIENCE))
+        return {"jobs_per_second": (workers.jobs - SINGLES) / (time.perf_counter() - begun)}
 
 
 @contextlib.contextmanager
@@ -119,5 +141,6 @@ CASES = [
     Case("1 M finished", partial(measure, load=beside_finished), takes),
     Case("1,000 priorities", partial(measure, load=of_many_priorities), _has_priorities),
     Case("not analysed", partial(measure, load=ready, analyze=False), takes),
+    Case("100 k after idling", burst, takes),
     Case("10 k locked at the head", partial(measure, load=ready, locked=True), takes),
 ]

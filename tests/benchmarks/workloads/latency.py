@@ -33,7 +33,7 @@ def steady(match: Match, size: Size) -> Figures:
         _warm_up(match, workers)
         known, server_cpu = workers.jobs, match.server.cpu()
         took = match.enqueue(jobs, chunk=10, way="bulk", interval=0.01)
-        workers.wait_until(lambda: workers.jobs >= known + jobs, size.limit)
+        workers.wait_for_jobs(known + jobs, size.limit)
         used = match.server.cpu() - server_cpu
         kept_up = jobs / took
         return {**_percentiles(workers, known), "sent_per_second": kept_up, "server_us_per_job": used / jobs * 1e6}
@@ -74,16 +74,12 @@ def _one_at_a_time(match: Match, workers: Workers, jobs: int, seconds: float) ->
     for _ in range(jobs):
         wanted = workers.jobs + 1
         took.append(match.enqueue(1, chunk=1, way="one"))
-        workers.wait_until(partial(_have_done, workers, wanted), seconds)
+        workers.wait_for_jobs(wanted, seconds)
         if time.monotonic() > deadline:
             break
         # Not in step with whatever the worker does at intervals.
         time.sleep(random.uniform(0.02, 0.04))
     return took
-
-
-def _have_done(workers: Workers, jobs: int) -> bool:
-    return workers.jobs >= jobs
 
 
 def _percentiles(workers: Workers, known: int) -> Figures:

@@ -33,7 +33,7 @@ from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import Within
-from sqlaqueue.strategies.replanning import planned_anew
+from sqlaqueue.strategies.replanning import planned_anew, planned_anew_for_many
 from sqlaqueue.strategies.side_tables import CONTROL, is_paused, notification
 from sqlaqueue.supported import for_postgresql
 
@@ -87,21 +87,23 @@ def claim_statement(
     worker: Any = None,
     within: Within | None = None,
     tickets: sa.BindParameter[str] | None = None,
+    of_many: bool = False,
 ) -> sa.sql.expression.Executable:
     """Return the claim of ``chosen`` jobs with its limit and worker as the caller binds them.
 
+    :param of_many: whether there are many jobs, however few are to be claimed.
     :param tickets: the calls that the claim answers: when it commits, the others hear that its jobs are taken.
     :param within: the part of the claim order to scan, see :meth:`~sqlaqueue.strategies.base.ClaimStrategy.claim`.
     """
     spec, entity, candidates, options = chosen
     if CONTROL in spec.side_tables:
         candidates = candidates.where(~is_paused(spec))
-    candidates = candidates.where(planned_anew())
+    # Of a bound LIMIT a generic plan only knows that it may be a tenth of the table, and reads the table for it.
+    limit = limit.render_literal_execute()
     claimed = spec.strategy.claim(
         spec,
-        candidates,
-        # Of a bound LIMIT a generic plan only knows that it may be a tenth of the table, and reads the table for it.
-        limit.render_literal_execute(),
+        candidates.where(planned_anew() if of_many else planned_anew_for_many(limit)),
+        limit,
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
         within=within,

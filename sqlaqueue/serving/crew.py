@@ -123,6 +123,10 @@ class Crew:
         """Whether there are more jobs to claim, and those here will be done before a claim could bring them."""
         return self.plenty and not self.claiming and len(self._inbox) <= self.pace.ahead()
 
+    def claim_size(self) -> int:
+        """Return how many jobs to claim: a few, unless the last claim has shown that there may be more."""
+        return self.pace.claim_size(plenty=self.plenty)
+
     def take_in_hand(self, owner: object, held: Callable[[], list[Run]]) -> None:
         """Note that ``owner`` has begun to work on claimed jobs.
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from sqlaqueue.strategies.replanning import FEW
+
 HEARTBEATS_A_LEASE = 3
 """A lease is extended this often before it would expire: one lost heartbeat does no harm."""
 
@@ -37,7 +39,7 @@ _SMOOTHING = 0.2
 _ALONE, _AMONG_OTHERS = 0.1, 0.01
 """Seconds for which one thread or task may work through a claim: where there are others, they could help."""
 
-_FEW = 20
+_CALLS_AT_ONE_GO = 20
 
 
 class Pace:
@@ -66,17 +68,21 @@ class Pace:
         self._claim_took = 0.0
         self._quiet = 0
 
-    def claim_size(self) -> int:
+    def claim_size(self, *, plenty: bool = True) -> int:
         """Return how many jobs to claim: about a second's work, so that none waits here while others are idle.
 
         Before the first job has ended nothing is known, and one for each handler is a safe start.
+
+        :param plenty: whether there may be many. A few are claimed by a plan that the server keeps, which is no good
+            for many; see :mod:`sqlaqueue.strategies.replanning`.
         """
         if self._whole:
             return self._batch_size
         if self._duration is None:
             return min(self._batch_size, self._concurrency)
         fitting = self._concurrency * _IN_HAND / max(self._duration, 1e-6)
-        return max(1, min(self._batch_size, int(max(fitting, self._concurrency))))
+        size = max(1, min(self._batch_size, int(max(fitting, self._concurrency))))
+        return size if plenty else min(size, max(FEW, self._concurrency))
 
     def ended(self, duration: float, *, calls: int = 1, quiet: bool) -> None:
         """Note that a handler was called, and took ``duration`` seconds for a job.
@@ -97,9 +103,9 @@ class Pace:
         longest = _ALONE if self._concurrency == 1 else _AMONG_OTHERS
         if calls == 1:
             return longest
-        few = min(calls, _FEW)
+        least = min(calls, _CALLS_AT_ONE_GO)
         # What is not done by then goes to the others after all: to hand a job over costs more than many a handler.
-        return longest if self._quiet >= few and few * (self._duration or longest) <= longest else None
+        return longest if self._quiet >= least and least * (self._duration or longest) <= longest else None
 
     def claimed(self, took: float) -> None:
         """Note that a claim took so many seconds."""

@@ -263,17 +263,19 @@ def make_plan(
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
         who = sa.bindparam(None, callable_=lambda: worker() + shared, type_=sa.Text())
         asked = chosen._replace(select=narrowed)
-        return claim_statement(asked, limit, lease=span, worker=who, tickets=tickets, within=within)
+        # From a mark is claimed behind a claim that was full.
+        of_many = within is not None and within is behind
+        return claim_statement(asked, limit, lease=span, worker=who, tickets=tickets, within=within, of_many=of_many)
 
     def is_among(name: str) -> sa.ColumnElement[bool]:
         return spec.matches(spec.keys, sa.bindparam(name, expanding=len(spec.keys) > 1))
 
+    head, behind = (by_priority, from_mark(spec)) if spec.strategy.takes_positions else (None, None)
     limit, one = sa.bindparam(LIMIT, type_=sa.Integer()), sa.literal(1)
     suspect = spec.strategy.suspect(spec)
     shared = "" if concurrency == 1 else SHARED
     usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
     tickets = sa.bindparam(TICKETS, type_=sa.Text())
-    head, behind = (by_priority, from_mark(spec)) if spec.strategy.takes_positions else (None, None)
     return Plan(
         spec=spec,
         claim=claims(usual, limit, shared, within=head),

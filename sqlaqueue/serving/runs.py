@@ -46,7 +46,7 @@ def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
     plan = crew.plan
     if suspect is None:
         look = calls.begin_look()
-        jobs, more = yield Do(ops.claim, (plan, crew.pace.claim_size()))
+        jobs, more = yield Do(ops.claim, (plan, crew.claim_size()))
         calls.looked(more=more)
     else:
         look = NO_CALL
@@ -210,7 +210,7 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
 
     :return: how many jobs were claimed.
     """
-    plan, limit, look = crew.plan, crew.pace.claim_size(), calls.begin_look()
+    plan, limit, look = crew.plan, crew.claim_size(), calls.begin_look()
     began = time.monotonic()
     claimed: ops.Claimed = yield Do(ops.settle_and_claim, (plan, finished, limit, look, turn.claims_alone))
     jobs = claimed.jobs

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import claim, complete, extend, fail, purge, reconcile, rescue, retry
+from sqlaqueue.strategies.replanning import FEW
 from sqlaqueue.testing.queue import ALL, QueueUnderTest
 
 N = 3
@@ -103,9 +104,10 @@ class PlanningConformance:
     def test_no_plan_is_kept_from_when_the_table_was_small(self, queue: QueueUnderTest) -> None:
         """For a few rows it is cheap to read the table and to compare each with each; the same plan is endless later.
 
-        PostgreSQL keeps a plan from the sixth execution of a prepared statement on, if it finds it cheap.
+        PostgreSQL keeps a plan from the sixth execution of a prepared statement on, if it finds it cheap. It may do so
+        for a claim of a few jobs.
         """
-        queue.enqueue(60)
+        queue.enqueue(60 * FEW)
         kept = sa.text("SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0")
         name = queue.Job.__table__.name
         reads_jobs = re.compile(rf"(FROM|UPDATE|JOIN)\s+(sqlaqueue_message_)?{name}\b(?!\s+WHERE false)")
@@ -113,7 +115,8 @@ class PlanningConformance:
             _prepare_at_once(session)
             earlier = set(session.scalars(kept))
             for _ in range(12):
-                done, failed, again = ([job] for job in queue.claim(session, 3))
+                jobs = queue.claim(session, 3 * FEW)
+                done, failed, again = jobs[::3], jobs[1::3], jobs[2::3]
                 verbs = [extend(again, lease=60), complete(done), fail(failed), retry(again, delay=60)]
                 for verb in (*verbs, rescue(queue.Job), reconcile(queue.Job), purge(queue.Job, limit=1)):
                     session.execute(verb)

@@ -19,6 +19,7 @@ from sqlaqueue.serving.outcomes import COMPLETED, Ended
 from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
 from sqlaqueue.serving.turns import Turn
 from sqlaqueue.spec import Run
+from sqlaqueue.strategies.replanning import FEW
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models
 from tests.consumer.test_arguments import async_handler, handler, sessions
@@ -222,22 +223,39 @@ def test_a_claim_is_large_where_handlers_are_quick(
         assert consumer._pace.claim_size() == most
 
 
-def test_a_consumer_asks_its_pace_how_much_to_claim(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So do those that decide whether to come for a call; and it tells its pace how long that takes."""
-    monkeypatch.setattr(Pace, "claim_size", lambda self: 3)
-    claim, sizes = operations.claim, set[int]()
+def note_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note from now on how many jobs are claimed at most."""
+    claim, sizes = operations.claim, list[int]()
 
     def note(session: Any, plan: Any, n: int, *arguments: Any) -> Any:
-        sizes.add(n)
+        sizes.append(n)
         return claim(session, plan, n, *arguments)
 
     monkeypatch.setattr(operations, "claim", note)
+    return sizes
+
+
+def test_a_consumer_asks_its_pace_how_much_to_claim(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So do those that decide whether to come for a call; and it tells its pace how long that takes."""
+    monkeypatch.setattr(Pace, "claim_size", lambda self, plenty=True: 3)
+    sizes = note_sizes(monkeypatch)
     bench.enqueue(9)
     with bench.consumer().running() as server:
         wait_until(lambda: bench.states() == {"completed": 9})
         assert server.consumer._shift.calls._share() == 3
-    assert sizes == {3}
+    assert set(sizes) == {3}
     assert bench.held or server.consumer._pace._claim_took > 0
+
+
+def test_many_are_claimed_when_a_few_were_not_all(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server keeps its plan for a few jobs, which came from an empty table: it is no good for many."""
+    sizes = note_sizes(monkeypatch)
+    bench.enqueue(1)
+    with bench.consumer().running():
+        wait_until(lambda: bench.states() == {"completed": 1} and FEW in sizes)
+        bench.enqueue(2 * FEW)
+        wait_until(lambda: bench.states() == {"completed": 2 * FEW + 1})
+    assert max(sizes[sizes.index(FEW) :]) > FEW
 
 
 def test_a_transaction_is_short_where_handlers_are_slow() -> None:

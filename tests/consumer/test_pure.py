@@ -15,6 +15,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.outcomes import LONGEST_DELAY, RELEASED, Abandoned, StopRequested, concerns_all, judge
 from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, RECONCILE, SWEEP, Agenda, Pace
 from sqlaqueue.spec import Run
+from sqlaqueue.strategies.replanning import FEW
 
 pytestmark = pytest.mark.once
 
@@ -174,10 +175,18 @@ def test_slow_handlers_claim_no_more_than_they_can_do() -> None:
     assert not pace.is_slow
 
 
+def test_a_few_are_claimed_where_there_may_be_no_more() -> None:
+    """But never fewer than there are handlers."""
+    for concurrency, few in ((4, FEW), (40, 40)):
+        pace = make_pace(concurrency=concurrency)
+        pace.ended(0.001, quiet=True)
+        assert (pace.claim_size(plenty=False), pace.claim_size()) == (few, 100)
+
+
 def test_a_handler_of_batches_gets_whole_ones() -> None:
     pace = make_pace(whole=True)
     pace.ended(10, quiet=True)
-    assert pace.claim_size() == 100
+    assert pace.claim_size(plenty=False) == pace.claim_size() == 100
 
 
 @given(st.floats(0, 0.999), st.floats(0, 1000))

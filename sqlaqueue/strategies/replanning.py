@@ -39,7 +39,8 @@ def planned_anew_for_many(limit: sa.ColumnElement[Any]) -> sa.ColumnElement[bool
 
     :param limit: the most jobs to claim, as a parameter that is written into the text.
     """
-    return _goes_through(_ONE + limit // _SHARE)
+    # Whatever the limit is, these rows are gone through.
+    return _goes_through(sa.func.least(_ONE + limit // _SHARE, _MANY, type_=sa.Integer()))
 
 
 def _goes_through(rows: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:

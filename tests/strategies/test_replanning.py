@@ -8,13 +8,34 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue import QueueConfig, QueueMixin, claim
 from sqlaqueue.serving.plan import EXCEPT, LIMIT, make_plan
 from sqlaqueue.strategies.replanning import FEW
 
 KEPT = sa.text("""SELECT generic_plans > 0 FROM pg_prepared_statements
                   WHERE statement LIKE '%SKIP LOCKED%' AND statement NOT LIKE '%pg_prepared%'
                   ORDER BY prepare_time DESC LIMIT 1""")
+
+
+def make_model(strategy: Any) -> Any:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(strategy=strategy)
+        id = mapped_column(sa.Integer(), primary_key=True)
+
+    return Job
+
+
+def test_a_claim_of_whatever_there_is_takes_no_longer(engine: sa.Engine) -> None:
+    model = make_model("batch_select")
+    model.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add_all([model(), model()])
+        session.execute(sa.text("SET LOCAL statement_timeout = '5s'"))
+        assert len(session.scalars(claim(model, 2**40)).all()) == 2
 
 
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning"])
@@ -24,21 +45,15 @@ KEPT = sa.text("""SELECT generic_plans > 0 FROM pg_prepared_statements
 )
 def test_a_plan_is_kept_for_a_few(engine: sa.Engine, strategy: Any, limit: int, *, from_mark: bool, kept: bool) -> None:
     """Behind a claim that was full there may be many, however few are claimed at once."""
-
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
-        __tablename__ = "job"
-        __queue__ = QueueConfig(strategy=strategy)
-        id = mapped_column(sa.Integer(), primary_key=True)
-
-    Base.metadata.create_all(engine)
-    plan = make_plan(Job, batch_size=None, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False)
+    model = make_model(strategy)
+    model.metadata.create_all(engine)
+    plan = make_plan(
+        model, batch_size=None, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
+    )
     with Session(engine) as session:
         driver: Any = session.connection().connection.driver_connection
         driver.prepare_threshold = 0
-        session.add_all(Job() for _ in range(30 * FEW))
+        session.add_all(model() for _ in range(30 * FEW))
         session.commit()
         parameters: dict[str, Any] = {LIMIT: limit, EXCEPT: []}
         if from_mark:

@@ -240,45 +240,46 @@ def set_run(job: Any, run: Run | None) -> None:
         instance_state(job).info[_RUN] = run
 
 
-def show_claimed(job: Any, spec: QueueSpec) -> int:
-    """Let an instance show its claim, and return the number of its attempt.
+def show_claimed(job: Any, spec: QueueSpec) -> None:
+    """Let an instance show its claim.
 
     A claim that holds a transaction writes nothing: the row is counted when the run ends. The instance shows it
     before, so that a handler reads the same under every strategy.
     """
+    if not spec.strategy.holds_transaction:
+        return
     attributes, values = spec.attributes, job.__dict__
-    attempt: int = (values.get(attributes["attempts"]) or 0) if "attempts" in attributes else 0
-    if spec.strategy.holds_transaction:
-        attempt += 1
-        # As the loading itself does it: nothing of what has just been loaded has been changed yet.
-        if "attempts" in attributes:
-            values[attributes["attempts"]] = attempt
-        if "status" in attributes and spec.config.states.processing is not None:
-            values[attributes["status"]] = spec.config.states.processing
-    return attempt or 1
+    # As the loading itself does it: nothing of what has just been loaded has been changed yet.
+    if "attempts" in attributes:
+        values[attributes["attempts"]] = (values.get(attributes["attempts"]) or 0) + 1
+    if "status" in attributes and spec.config.states.processing is not None:
+        values[attributes["status"]] = spec.config.states.processing
 
 
-def hand_out(job: Any, spec: QueueSpec, session: Any, token: str | None = None) -> None:
-    """Note that a claim has just handed out ``job``, whose columns are loaded.
+def hand_out(state: InstanceState[Any], session: Any, token: str | None = None) -> None:
+    """Note that a claim has just handed out an instance, whose columns are loaded.
 
     This is done for every job: what is alike for all of a queue is looked up once.
     """
-    state, values = instance_state(job), job.__dict__
-    token_name, limit_name = spec.run_names
+    job: Any = state.obj()
+    spec, values, info = queue_spec(type(job)), job.__dict__, state.info
+    if spec is None:
+        return
+    show_claimed(job, spec)
+    token_name, limit_name, attempts_name = spec.run_names
     limit = values.get(limit_name)
     if limit is None:
         limit = spec.config.max_attempts
     key: Any = state.identity
-    run = Run(key, values.get(token_name, token), show_claimed(job, spec), limit)
+    run = Run(key, values.get(token_name, token), values.get(attempts_name) or 1, limit)
     if session is not None and spec.strategy.holds_transaction:
         run.transaction, run.savepoint = session.get_transaction(), session.get_nested_transaction()
-    info = state.info
-    if _RUN in info and _is_same_run(info[_RUN], run):
-        msg = (
-            f"{type(job).__name__} {run.key} was claimed twice in one transaction, which already holds it: settle what "
-            "a claim handed out and commit before the next claim"
-        )
-        raise StatementError(msg)
+        if _RUN in info and _is_same_run(info[_RUN], run):
+            msg = (
+                f"{type(job).__name__} {run.key} was claimed twice in one transaction, which already holds it: settle "
+                "what a claim handed out and commit before the next claim"
+            )
+            raise StatementError(msg)
     info[_RUN] = run
 
 
@@ -297,17 +298,10 @@ def _is_same_run(one: Run, other: Run) -> bool:
 def _loaded(state: InstanceState[Any], context: QueryContext | None) -> None:
     # None: Session.merge() says so of what it copies.
     if context is not None and CLAIM_OPTION in context.query.get_execution_options():
-        _hand_out_loaded(state, context)
+        hand_out(state, context.session)
 
 
 @event.listens_for(QueueMixin, "refresh", propagate=True, raw=True)
 def _refreshed(state: InstanceState[Any], context: QueryContext | None, attributes: Any) -> None:  # noqa: ARG001 - the event's signature
     if context is not None and CLAIM_OPTION in context.query.get_execution_options():
-        _hand_out_loaded(state, context)
-
-
-def _hand_out_loaded(state: InstanceState[Any], context: QueryContext) -> None:
-    job = state.obj()
-    spec = queue_spec(type(job))
-    if spec is not None:
-        hand_out(job, spec, context.session)
+        hand_out(state, context.session)

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Bundle, Mapper, make_transient_to_detached, object_session
-from sqlalchemy.orm.attributes import set_committed_value
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping import hand_out, spec_of
@@ -78,7 +78,7 @@ class _DetachedRow(Bundle[Any]):
                 if column in values:
                     set_committed_value(job, name, values[column])
             make_transient_to_detached(job)
-            hand_out(job, spec, None, values.get(TOKEN))
+            hand_out(instance_state(job), None, values.get(TOKEN))
             return job
 
         return make

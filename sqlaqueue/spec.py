@@ -92,9 +92,10 @@ class QueueSpec:
         return self.config.lease_duration
 
     @cached_property
-    def run_names(self) -> tuple[str, str]:
-        """The attributes that hold the token and the limit of a run; empty names for those that are left out."""
-        return self.attributes.get("lease_token", ""), self.attributes.get("max_attempts", "")
+    def run_names(self) -> tuple[str, str, str]:
+        """The attributes with the token, the limit and the number of a run; empty names for those that are left out."""
+        token, limit, attempts = (self.attributes.get(role, "") for role in ("lease_token", "max_attempts", "attempts"))
+        return token, limit, attempts
 
     def has(self, role: str) -> bool:
         """Whether some column plays ``role``."""

@@ -252,15 +252,14 @@ class Crew:
         self._announce_all(report.settled)
         self.tell_lost(report.lost)
         with self.lock:
-            for ended in report.unsettled:
-                self.finish(ended)
+            self.finish(report.unsettled)
         self.fill([[job] for job in report.apart])
 
-    def finish(self, ended: Ended) -> None:
-        """Take in a run that is to be settled together with others; the lock is held."""
-        if not self._finished:
+    def finish(self, ended: Sequence[Ended]) -> None:
+        """Take in runs that are to be settled together with others; the lock is held."""
+        if ended and not self._finished:
             self._finished_since = time.monotonic()
-        self._finished.append(ended)
+        self._finished += ended
 
     def take_finished(self) -> list[Ended]:
         """Return the runs that are to be settled together; they stay here until it is known how that went."""

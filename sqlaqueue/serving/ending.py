@@ -9,6 +9,8 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -18,7 +20,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.serving.errors import will_pass
 from sqlaqueue.serving.outcomes import COMPLETED, Ended
-from sqlaqueue.serving.plan import KEYS, TOKEN, Plan
+from sqlaqueue.serving.plan import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.serving.telling import tell_ended
 from sqlaqueue.spec import Key
 from sqlaqueue.statements import settle_statement
@@ -33,14 +35,7 @@ QUIET = {"synchronize_session": False}
 def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
     """Write how runs ended and return those whose lease had been lost: nothing was changed about them."""
     lost: list[Ended] = []
-    groups: dict[Any, list[Ended]] = {}
-    for one in ended:
-        outcome = one.outcome
-        # Nearly all are alike, and there are many.
-        usual = outcome is COMPLETED and one.starts == 1
-        alike = None if usual else (outcome.ending, outcome.delay, outcome.error, one.starts)
-        groups.setdefault(alike, []).append(one)
-    for group in groups.values():
+    for group in _alike(ended):
         settled = _settle_alike(session, plan, group)
         if not plan.holds_transaction and len(settled) < len(group):
             keys = set(settled)
@@ -50,23 +45,42 @@ def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
     return lost
 
 
+def _alike(ended: Sequence[Ended]) -> list[list[Ended]]:
+    """Return runs in groups that end alike."""
+    groups: dict[Any, list[Ended]] = {}
+    # Nearly all succeed, and there are many.
+    usual = [one for one in ended if one.outcome is COMPLETED and one.starts == 1]
+    for one in ended if len(usual) < len(ended) else ():
+        outcome = one.outcome
+        if not (outcome is COMPLETED and one.starts == 1):
+            groups.setdefault((outcome.ending, outcome.delay, outcome.error, one.starts), []).append(one)
+    return [group for group in (usual, *groups.values()) if group]
+
+
 def _settle_alike(session: Session, plan: Plan, group: Sequence[Ended]) -> list[Key]:
     """End runs that end alike, and return the keys of those that were held."""
     spec, first = plan.spec, group[0]
     claims: dict[Any, list[Key]] = {}
-    for one in group:
-        claims.setdefault(one.run.token, []).append(one.run.key)
+    # Those of one claim mostly stand together, and to look a token up takes longer than to compare two.
+    for token, runs in groupby([one.run for one in group], key=attrgetter("token")):
+        claims.setdefault(token, []).extend(run.key for run in runs)
     if first.outcome is COMPLETED and first.starts == 1 and plan.complete is not None:
-        # Of what the ORM would do for this statement nothing is needed.
-        connection = session.connection(bind_arguments=plan.bind)
-        bound = ({TOKEN: token, KEYS: spec.bind_keys(keys)} for token, keys in claims.items())
-        return [tuple(row) for parameters in bound for row in connection.execute(plan.complete, parameters)]
+        return [key for token, keys in claims.items() for key in _complete(session, plan, token, keys)]
     # Only rows that the claim deleted are written anew from their instances.
     jobs = () if spec.strategy.hands_out_rows else [one.job for one in group]
     held = Held(list(claims.items()), jobs)
     statement = settle_statement(spec, held, first.outcome.settlement(first.starts))
     found = session.execute(statement, execution_options=QUIET, bind_arguments=plan.bind).scalars()
     return list(found) if len(spec.keys) > 1 else [(key,) for key in found]
+
+
+def _complete(session: Session, plan: Plan, token: Any, keys: list[Key]) -> list[Key]:
+    """End runs of one claim with success, and return the keys of those that were held."""
+    bound = {TOKEN: token, KEYS: plan.spec.bind_keys(keys), ASKED: len(keys)}
+    # Of what the ORM would do for this statement nothing is needed.
+    rows = session.connection(bind_arguments=plan.bind).execute(plan.complete, bound).all()
+    number = rows[0][0]
+    return keys if number == len(keys) else [tuple(row[1:]) for row in rows if number]
 
 
 def settle_and_commit(session: Session, plan: Plan, ended: Sequence[Ended], *, wait: bool = True) -> list[Ended]:

@@ -46,7 +46,7 @@ class Hand:
     crew's lock.
 
     :param units: the jobs, in lists for one call of the handler each.
-    :param ended: is told of each run that ends without a trace.
+    :param ended: is told of the runs that end without a trace.
     :param enough: the seconds after which no further unit is begun.
     :param further: for jobs that are in no session yet: returns those of one more call, or none.
     """
@@ -55,7 +55,7 @@ class Hand:
         self,
         crew: Crew,
         units: Iterable[Sequence[Any]],
-        ended: Callable[[Ended], object],
+        ended: Callable[[list[Ended]], object],
         *,
         enough: float | None = None,
         further: Callable[[], Sequence[Any]] | None = None,
@@ -123,7 +123,7 @@ class Hand:
         wanted = []
         for job, run in zip(unit, runs_of(unit), strict=True):
             if run.key in self._plan.asked:
-                self._ended(Ended(run, self._plan.judge(StopRequested(), run), job))
+                self._ended([Ended(run, self._plan.judge(StopRequested(), run), job)])
             else:
                 wanted.append(job)
         return wanted
@@ -146,8 +146,7 @@ class Hand:
                 if trace or self.error is not None:
                     self.left_trace = trace
                     return False
-            for job in unit:
-                self._ended(Ended(held_run(job), COMPLETED, job))
+            self._ended([Ended(held_run(job), COMPLETED, job) for job in unit])
             self.put_down()
         return True
 

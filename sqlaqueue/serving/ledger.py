@@ -45,7 +45,7 @@ class Entry:
 
     def suspected(self, keys: Sequence[Key]) -> list[Key]:
         """Return those of ``keys`` that are suspects."""
-        return [key for key in keys if name_of(key) in self.suspects]
+        return [key for key in keys if name_of(key) in self.suspects] if self.suspects else []
 
 
 class Entries:
@@ -106,7 +106,6 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets:
         "its_keys": names,
         "its_starts": int(entry.blamed),
         "its_worker": worker,
-        "names": names,
         **({"words": taken(len(names), tickets)} if tickets else {}),
     }
     rows = _execute(session, spec, _entering(spec, told=bool(tickets)), values).all()
@@ -126,7 +125,9 @@ def _entering(spec: QueueSpec, *, told: bool) -> AnySelect:
     setting = sa.func.set_config("synchronous_commit", "off", sa.true())
     words = [notification(spec, sa.bindparam("words", type_=sa.Text()))] if told else []
     entered = sa.insert(ledger).values(queue=spec.name, **columns).returning(setting, *words).cte("entered")
-    mine = sa.bindparam("names", type_=ARRAY(sa.Text()))
+    # Of the same parameter: to write out the names of a batch takes its time, and the ledger is mostly empty.
+    named = sa.select(sa.func.jsonb_array_elements_text(columns["keys"]))
+    mine = sa.func.array(named.scalar_subquery(), type_=ARRAY(sa.Text()))
     known = sa.select(ledger.c["keys"], ledger.c.starts).where(ledger.c.queue == spec.name)
     return known.where(ledger.c["keys"].has_any(mine)).add_cte(entered)
 

@@ -24,7 +24,7 @@ from sqlaqueue.serving.pace import Pace
 from sqlaqueue.spec import Key, QueueSpec, Run
 from sqlaqueue.statements import claim_statement, worker_name
 from sqlaqueue.strategies import Held, Settlement
-from sqlaqueue.strategies.base import SHARED, Within
+from sqlaqueue.strategies.base import SHARED, Within, named
 from sqlaqueue.strategies.position import by_priority, from_mark, mark_of
 from sqlaqueue.strategies.wake_up_triggers import wakes
 from sqlaqueue.supported import for_postgresql
@@ -35,6 +35,7 @@ BATCH = 500
 LIMIT = "sqlaqueue_limit"
 KEYS = "sqlaqueue_keys"
 EXCEPT = "sqlaqueue_except"
+ASKED = "sqlaqueue_asked"
 TICKETS = "sqlaqueue_tickets"
 TOKEN = "sqlaqueue_held_token"  # noqa: S105 - the name of a parameter
 
@@ -58,7 +59,7 @@ class Plan:
     """Claims the job with the key bound as ``KEYS``."""
     complete: Any
     """Ends runs of the claim bound as ``TOKEN`` with success, of the jobs bound as ``KEYS``; None where it takes
-    their instances to do so."""
+    their instances to do so. Its rows begin with how many it ended; their keys follow only if it is not ``ASKED``."""
     takes_all: bool
     """The Consumer serves every job of its queue: what it does not find is not there."""
     options: tuple[Any, ...]
@@ -212,7 +213,14 @@ def _completion(spec: QueueSpec) -> Any:
         return None
     keys: sa.BindParameter[Any] = sa.bindparam(KEYS, expanding=len(spec.keys) > 1)
     verb = spec.strategy.settle(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
-    return for_postgresql(verb).returning(*spec.keys) if isinstance(verb, sa.Update | sa.Delete) else None
+    if not isinstance(verb, sa.Update | sa.Delete):
+        return None
+    ended = verb.returning(*named(spec.keys)).cte("ended")
+    number = sa.select(sa.func.count()).select_from(ended).scalar_subquery()
+    some_are_missing = number != sa.bindparam(ASKED, type_=sa.BigInteger())
+    # Nearly always one row: to fetch a key for each job takes longer than to end its run.
+    with_keys = sa.select(sa.literal(1)).subquery("one").outerjoin(ended, some_are_missing)
+    return for_postgresql(sa.select(number, *ended.c).select_from(with_keys))
 
 
 def make_plan(

@@ -106,7 +106,7 @@ def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, 
             return [Ended(run, Outcome("failed", error=f"WorkerDied: {died}", cause=died), jobs[0], entry.deaths)]
     units = plan.units(jobs)
     while units:
-        hand = Hand(crew, units, ended.append)
+        hand = Hand(crew, units, ended.extend)
         units = []
         while not (hand.is_done or plan.stopping):
             yield from _in_savepoint(plan, hand)
@@ -249,7 +249,7 @@ def run_leased(crew: Crew, hand: Hand) -> Script:
     :return: whether that has left the session as good as new.
     """
     plan, clean = crew.plan, True
-    first = runs_of(hand.first)
+    first = runs_of(hand.first) if plan.suspects.one_runs else ()
     while clean:
         yield Handle(hand)
         if not hand.unit:

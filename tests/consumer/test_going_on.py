@@ -174,14 +174,14 @@ def ended(key: int) -> Ended:
 def test_what_has_ended_waits_for_what_ends_soon() -> None:
     crew, now = make_crew(), time.monotonic()
     assert not crew.wants_settling(now)
-    crew.finish(ended(1))
+    crew.finish([ended(1)])
     assert crew.wants_settling(now), "nothing else will end, nor be claimed"
     crew.plenty = True
     assert not crew.wants_settling(now), "the next claim settles it"
     assert crew.wants_settling(now + 2 * FLUSH_AFTER), "it does not come"
     crew.plenty = False
     crew.take_finished()
-    crew.finish(ended(2))
+    crew.finish([ended(2)])
     assert not crew.wants_settling(now), "the first is being settled; those that end meanwhile go together"
     assert crew.wants_settling(now + 2 * FLUSH_AFTER), "that takes too long"
 
@@ -189,7 +189,7 @@ def test_what_has_ended_waits_for_what_ends_soon() -> None:
 def test_what_has_ended_does_not_wait_for_what_takes_long() -> None:
     crew = make_crew(concurrency=2, duration=10 * FLUSH_AFTER)
     crew.plenty = True
-    crew.finish(ended(1))
+    crew.finish([ended(1)])
     assert crew.wants_settling(time.monotonic())
 
 

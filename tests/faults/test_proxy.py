@@ -103,3 +103,4 @@ def test_a_transaction_is_known_by_its_statements() -> None:
     assert kind_of(["WITH a AS (SELECT id LIMIT 4 FOR UPDATE SKIP LOCKED)", "INSERT INTO effect"]) == "settle"
     assert kind_of(["UPDATE job SET lease_expires_at=now()"]) == "extend"
     assert kind_of(["UPDATE job SET status='completed', lease_expires_at=NULL"]) == "bulk"
+    assert kind_of(["WITH ended AS (UPDATE job SET status='completed' RETURNING id) SELECT count(*)"]) == "bulk"

@@ -14,6 +14,7 @@ from sqlaqueue.mapping import hand_out, spec_of
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.base import TOKEN, attribute_names, column_of, named
+from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.supported import for_postgresql
 
 RowProcessor = Callable[[Any], Any]
@@ -99,7 +100,7 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
     """
     attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
     if isinstance(verb, sa.Update | sa.Delete):
-        changing = for_postgresql(verb).returning(_Key("key", *attributes))
+        changing = for_postgresql(verb.where(planned_anew())).returning(_Key("key", *attributes))
         return changing.execution_options(synchronize_session="fetch")
     if isinstance(verb, sa.Insert):
         inserted = verb.returning(*named(spec.keys)).cte("inserted")
@@ -107,7 +108,7 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
     elif any(described["expr"] is spec.model for described in verb.column_descriptions):
         verb = verb.with_only_columns(*attributes)
     # A new SELECT, as it is select() that hands the ORM's part of a Bundle on; with_only_columns() does not.
-    keys = for_postgresql(sa.select(_Key("key", *verb.subquery("changed_keys").c)))
+    keys = for_postgresql(sa.select(_Key("key", *verb.subquery("changed_keys").c)).where(planned_anew()))
     if jobs:
         keys = keys.execution_options(**{JOBS_OPTION: tuple(jobs)})
     return keys

@@ -25,6 +25,7 @@ from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, TICKETS, Plan
 from sqlaqueue.serving.telling import spare_others
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.strategies import Held
+from sqlaqueue.strategies.replanning import planned_anew
 
 # -- claiming --------------------------------------------------------------------------------------------------
 
@@ -149,8 +150,9 @@ def load_again(session: Session, plan: Plan, runs: Sequence[Run]) -> list[Any]:
     claims: dict[Any, list[Key]] = {}
     for run in runs:
         claims.setdefault(run.token, []).append(run.key)
-    mine = sa.select(spec.model).where(spec.strategy.fence(spec, Held(list(claims.items())))).options(*plan.options)
-    found = {sa.inspect(job).identity: job for job in session.execute(mine).unique().scalars()}
+    mine = spec.strategy.fence(spec, Held(list(claims.items())))
+    again = sa.select(spec.model).where(mine, planned_anew()).options(*plan.options)
+    found = {sa.inspect(job).identity: job for job in session.execute(again).unique().scalars()}
     for run in runs:
         if run.key in found:
             set_run(found[run.key], run)

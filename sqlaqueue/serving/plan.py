@@ -26,6 +26,7 @@ from sqlaqueue.statements import claim_statement, worker_name
 from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import SHARED, Within, named
 from sqlaqueue.strategies.position import by_priority, from_mark, mark_of
+from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.wake_up_triggers import wakes
 from sqlaqueue.supported import for_postgresql
 
@@ -215,7 +216,7 @@ def _completion(spec: QueueSpec) -> Any:
     verb = spec.strategy.settle(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
     if not isinstance(verb, sa.Update | sa.Delete):
         return None
-    ended = verb.returning(*named(spec.keys)).cte("ended")
+    ended = verb.where(planned_anew()).returning(*named(spec.keys)).cte("ended")
     number = sa.select(sa.func.count()).select_from(ended).scalar_subquery()
     some_are_missing = number != sa.bindparam(ASKED, type_=sa.BigInteger())
     # Nearly always one row: to fetch a key for each job takes longer than to end its run.

@@ -19,9 +19,11 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.backoff import seconds
+from sqlaqueue.returning import returning_keys
 from sqlaqueue.serving.ending import QUIET
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.spec import Key, QueueSpec, clock
+from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.retention import index_name
 from sqlaqueue.strategies.side_tables import DEAD_LETTER
 from sqlaqueue.versions import UPDATE, ForeignKey, foreign_keys_to, has_index
@@ -162,12 +164,12 @@ class Retention:
             sa.literal(walk.limit).render_literal_execute(),
         )
         if isinstance(verb, sa.Delete):
-            ends = session.execute(
-                verb.returning(spec.columns["finished_at"]), execution_options=QUIET, bind_arguments=plan.bind
-            ).scalars()
+            deleting = verb.where(planned_anew()).returning(spec.columns["finished_at"])
+            ends = session.execute(deleting, execution_options=QUIET, bind_arguments=plan.bind).scalars()
             found: Sequence[Any] = ends.all()
         else:
-            found = [None for _ in session.execute(verb, execution_options=QUIET, bind_arguments=plan.bind)]
+            deleting = returning_keys(spec, verb)
+            found = [None for _ in session.execute(deleting, execution_options=QUIET, bind_arguments=plan.bind)]
         session.commit()
         return len(found), max((end for end in found if end is not None), default=None), bound
 

@@ -27,7 +27,6 @@ from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.outlook import coming
 from sqlaqueue.strategies.position import Within as Within  # noqa: PLC0414 - part of the contract, exported here
-from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.retention import attach_retention, oldest_first
 from sqlaqueue.strategies.rights import Right, rights_of_a_consumer
 from sqlaqueue.strategies.surveying import survey_of
@@ -166,7 +165,7 @@ class ClaimStrategy:
 
     def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
         """Return the condition that a row is still in the hands of the claims in ``held``."""
-        return sa.and_(sa.or_(*(spec.matches(spec.keys, keys) for _, keys in held.claims)), planned_anew())
+        return sa.or_(*(spec.matches(spec.keys, keys) for _, keys in held.claims))
 
     def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
         """Return the statement that ends runs; a run that is no longer held is left alone."""
@@ -330,10 +329,8 @@ class ClaimStrategy:
         """
         if len(spec.keys) == 1:
             # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
-            same = spec.keys[0] == sa.any_(sa.func.array(picked.correlate(None).scalar_subquery()))
-        else:
-            same = cls.same_key(spec, spec.keys, picked.cte("picked"))
-        return sa.and_(same, planned_anew())
+            return spec.keys[0] == sa.any_(sa.func.array(picked.correlate(None).scalar_subquery()))
+        return cls.same_key(spec, spec.keys, picked.cte("picked"))
 
     @staticmethod
     def same_key(

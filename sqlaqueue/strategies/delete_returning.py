@@ -29,7 +29,6 @@ from sqlaqueue.strategies.message_triggers import message_triggers
 from sqlaqueue.strategies.outlook import coming
 from sqlaqueue.strategies.own_message import OwnMessage
 from sqlaqueue.strategies.position import take
-from sqlaqueue.strategies.replanning import planned_anew
 
 MESSAGES = "messages"
 
@@ -158,7 +157,7 @@ class DeleteReturning(ClaimStrategy):
         mended = sa.union_all(
             *(sa.select(*(cte.c[key.key].label(key.key) for key in spec.keys)) for cte in (found, consumed))
         ).subquery("mended")
-        return sa.select(mended).where(planned_anew())
+        return sa.select(mended)
 
     def _consume_orphans(self, spec: QueueSpec, messages: sa.Table) -> sa.Delete:
         # To a role with row-level security a job that it may not see looks like one that is gone.

@@ -30,7 +30,6 @@ from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
 from sqlaqueue.strategies.indexes import object_name
-from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.rights import Right, everything
 
 
@@ -207,7 +206,7 @@ class ExistingMessages(ClaimStrategy):
             .returning(*(column.label(key.key) for column, key in zip(messages.jobs, spec.keys, strict=True)))
             .cte("consumed")
         )
-        return sa.select(*consumed.c).where(planned_anew())
+        return sa.select(*consumed.c)
 
     def _announce(self, spec: QueueSpec, keys: AnySelect) -> postgresql.Insert:
         """Return the statement that writes a message for each of ``keys``."""

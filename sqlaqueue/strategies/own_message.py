@@ -24,7 +24,6 @@ from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.position import take
-from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.retention import attach_to_dead_letters, oldest_first
 from sqlaqueue.strategies.rights import Right, everything
 from sqlaqueue.strategies.surveying import SHOWN, labelled_keys
@@ -230,9 +229,7 @@ def _rows(spec: QueueSpec, held: Held, settlement: Settlement) -> AnySelect | sa
         ]
         key = sa.inspect(job).identity
         back = sa.exists().where(spec.matches(spec.keys, [key]))
-        # Said once, it is about the whole plan.
-        anew = [] if selects else [planned_anew()]
-        selects.append(sa.select(*columns).where(_transaction() == tokens[key], ~back, *anew))
+        selects.append(sa.select(*columns).where(_transaction() == tokens[key], ~back))
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)
 
 

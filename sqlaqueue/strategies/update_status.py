@@ -25,7 +25,6 @@ from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.position import take
-from sqlaqueue.strategies.replanning import planned_anew
 
 
 class UpdateStatus(ClaimStrategy):
@@ -103,7 +102,7 @@ class UpdateStatus(ClaimStrategy):
         claims = (
             sa.and_(spec.matches(spec.keys, keys), spec.columns["lease_token"] == token) for token, keys in held.claims
         )
-        return sa.and_(sa.or_(*claims), running, planned_anew())
+        return sa.and_(sa.or_(*claims), running)
 
     def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
         """The claim has counted already; giving an attempt back takes it off again."""
@@ -139,7 +138,7 @@ class UpdateStatus(ClaimStrategy):
             .cte("expired")
         )
         update = sa.update(spec.model).where(
-            sa.and_(*(key == expired.c[key.key] for key in spec.keys)), spec.in_state("processing"), planned_anew()
+            sa.and_(*(key == expired.c[key.key] for key in spec.keys)), spec.in_state("processing")
         )
         return update.values(self._rescued_values(spec, expires))
 

@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import claim, complete, extend, fail, purge, reconcile, rescue, retry
+from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue, retry
 from sqlaqueue.strategies.replanning import FEW
 from sqlaqueue.testing.queue import ALL, QueueUnderTest
 
@@ -109,7 +109,8 @@ class PlanningConformance:
         """
         queue.enqueue(60 * FEW)
         kept = sa.text("SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0")
-        name = queue.Job.__table__.name
+        name, some_key = queue.Job.__table__.name, next(iter(queue.Job.__table__.primary_key))
+        nobody = sa.select(queue.Job).where(sa.cast(some_key, sa.Text()) == "nobody's")
         reads_jobs = re.compile(rf"(FROM|UPDATE|JOIN)\s+(sqlaqueue_message_)?{name}\b(?!\s+WHERE false)")
         with queue.session() as session:
             _prepare_at_once(session)
@@ -117,8 +118,9 @@ class PlanningConformance:
             for _ in range(12):
                 jobs = queue.claim(session, 3 * FEW)
                 done, failed, again = jobs[::3], jobs[1::3], jobs[2::3]
-                verbs = [extend(again, lease=60), complete(done), fail(failed), retry(again, delay=60)]
-                for verb in (*verbs, rescue(queue.Job), reconcile(queue.Job), purge(queue.Job, limit=1)):
+                ends = [extend(again, lease=60), complete(done), fail(failed), retry(again, delay=60)]
+                tending = [rescue(queue.Job), reconcile(queue.Job), purge(queue.Job, limit=1)]
+                for verb in (*ends, *tending, cancel(nobody), requeue(nobody)):
                     session.execute(verb)
                 session.commit()
             texts = set(session.scalars(kept)) - earlier

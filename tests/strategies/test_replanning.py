@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
-from sqlaqueue.serving.plan import EXCEPT, LIMIT, make_plan
+from sqlaqueue.serving.plan import ASKED, EXCEPT, KEYS, LIMIT, TOKEN, Plan, make_plan
 from sqlaqueue.strategies.replanning import FEW
 
 KEPT = sa.text("""SELECT generic_plans > 0 FROM pg_prepared_statements
@@ -27,6 +27,12 @@ def make_model(strategy: Any) -> Any:
         id = mapped_column(sa.Integer(), primary_key=True)
 
     return Job
+
+
+def plan_of(model: Any) -> Plan:
+    return make_plan(
+        model, batch_size=None, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
+    )
 
 
 def test_a_claim_of_whatever_there_is_takes_no_longer(engine: sa.Engine) -> None:
@@ -47,9 +53,7 @@ def test_a_plan_is_kept_for_a_few(engine: sa.Engine, strategy: Any, limit: int, 
     """Behind a claim that was full there may be many, however few are claimed at once."""
     model = make_model(strategy)
     model.metadata.create_all(engine)
-    plan = make_plan(
-        model, batch_size=None, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
-    )
+    plan = plan_of(model)
     with Session(engine) as session:
         driver: Any = session.connection().connection.driver_connection
         driver.prepare_threshold = 0
@@ -64,4 +68,20 @@ def test_a_plan_is_kept_for_a_few(engine: sa.Engine, strategy: Any, limit: int, 
             session.execute(plan.claim_from if from_mark else plan.claim, parameters).scalars().all()
             session.commit()
         assert session.scalar(KEPT) is kept
+        driver.prepare_threshold = 5
+
+
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
+def test_no_plan_is_kept_for_what_a_consumer_ends_in_bulk(engine: sa.Engine, strategy: Any) -> None:
+    model = make_model(strategy)
+    model.metadata.create_all(engine)
+    plan = plan_of(model)
+    kept = sa.text("SELECT sum(generic_plans) FROM pg_prepared_statements WHERE statement LIKE 'WITH ended%'")
+    with Session(engine) as session:
+        driver: Any = session.connection().connection.driver_connection
+        driver.prepare_threshold = 0
+        for number in range(12):
+            bound = {KEYS: [number, number + 1], ASKED: 2, TOKEN: None}
+            assert session.connection().execute(plan.complete, bound).all() == [(0, None)]
+        assert session.scalar(kept) == 0
         driver.prepare_threshold = 5

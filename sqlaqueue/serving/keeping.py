@@ -154,20 +154,32 @@ def _sweep(shift: Shift, now: float) -> Script:  # noqa: ARG001 - as all duties
 def _mend(shift: Shift, now: float) -> Script:
     if shift.agenda.due("reconcile", now):
         shift.agenda.set("reconcile", now + shift.crew.pace.reconcile(0))
-        # The word that there are some may have got lost.
-        shift.plan.look_for_suspects = True
+        if shift.compared_upto is None:
+            # The word that there are some may have got lost.
+            shift.plan.look_for_suspects = True
         if shift.calls.rank >= TENDERS:
             # It only learns here that it is one of the first by now: a crowd should not be woken for that.
             shift.agenda.set("reconcile", now + 3 * shift.crew.pace.reconcile(0))
             return
-        yield from mend_messages(shift)
+        keys, shift.compared_upto = yield Beside(tending.reconcile_part, (shift.plan, shift.compared_upto))
+        _tell_mended(shift, keys)
         done = time.monotonic()
-        shift.agenda.set("reconcile", done + shift.crew.pace.reconcile(done - now))
+        shift.comparing_took += done - now
+        if shift.compared_upto is not None:
+            shift.agenda.set("reconcile", done + shift.crew.pace.between_batches(done - now))
+            return
+        shift.agenda.set("reconcile", done + shift.crew.pace.reconcile(shift.comparing_took))
+        shift.comparing_took = 0.0
 
 
 def mend_messages(shift: Shift) -> Generator[Step, Any, int]:
     """Compare messages with jobs, tell what was wrong, and return how much."""
     keys: Sequence[Key] = yield Beside(tending.reconcile_messages, (shift.plan,))
+    _tell_mended(shift, keys)
+    return len(keys)
+
+
+def _tell_mended(shift: Shift, keys: Sequence[Key]) -> None:
     if keys:
         some = ", ".join(str(key[0]) if len(key) == 1 else str(key) for key in keys[:_MOST_TOLD])
         more = f" and {len(keys) - _MOST_TOLD} more" if len(keys) > _MOST_TOLD else ""
@@ -177,7 +189,6 @@ def mend_messages(shift: Shift) -> Generator[Step, Any, int]:
             some,
             more,
         )
-    return len(keys)
 
 
 def _delete_old(shift: Shift, now: float) -> Script:

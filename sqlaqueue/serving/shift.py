@@ -12,6 +12,7 @@ from sqlaqueue.serving.events import Announcer
 from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, Agenda, Pace
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.retention import Retention
+from sqlaqueue.spec import Key
 
 logger = logging.getLogger("sqlaqueue")
 
@@ -56,6 +57,10 @@ class Shift:
         self.over = False
         """The lanes have ended; the keeper may."""
         self.error: BaseException | None = None
+        self.compared_upto: Key | None = None
+        """Up to which job the keeper has compared messages with jobs; None between two rounds."""
+        self.comparing_took = 0.0
+        """The seconds that the parts of this round have taken."""
         for duty in ("check-in", "reconcile", *(["retention"] if self.retention.walks else [])):
             self.agenda.set(duty, time.monotonic())
         self._busy_at = time.monotonic()

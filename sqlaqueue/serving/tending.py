@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Session
 
 from sqlaqueue._version import __version__
+from sqlaqueue.returning import returning_keys
 from sqlaqueue.serving import ledger
 from sqlaqueue.serving.ending import QUIET
 from sqlaqueue.serving.plan import Plan
@@ -20,10 +21,16 @@ from sqlaqueue.serving.telling import tell_ended
 from sqlaqueue.spec import Key, Run, clock
 from sqlaqueue.statements import reconcile, rescue, worker_name
 from sqlaqueue.strategies import Held
+from sqlaqueue.strategies.key_range import KeyRange
+from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.side_tables import CONSUMERS, CONTROL, LEDGER, PAUSE, key_json, notification
 
 _FORGET = timedelta(days=1)
 _MOST_SHOWN = 100
+
+PART = 20_000
+"""How many jobs are compared with their messages at once."""
+
 _LONGEST_TIMEOUT = 2**31 - 1
 
 
@@ -45,7 +52,7 @@ def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
     held = Held(list(claims.items()))
     verb = plan.spec.strategy.extend(plan.spec, held, sa.literal(plan.lease, sa.Interval()))
     _be_brief(session, plan)
-    session.execute(verb, execution_options=QUIET, bind_arguments=plan.bind)
+    session.execute(returning_keys(plan.spec, verb), execution_options=QUIET, bind_arguments=plan.bind)
     session.commit()
 
 
@@ -53,7 +60,7 @@ def rescue_expired(session: Session, plan: Plan) -> list[Key]:
     """Take back jobs whose lease has expired, of whatever worker; the others hear that it is done."""
     _be_brief(session, plan, *([notification(plan.spec, "swept")] if plan.is_told else []))
     keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
-    rescued = list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
+    rescued = _as_keys(plan, keys)
     # Some of them may have failed with that.
     tell_ended(session, plan, rescued)
     session.commit()
@@ -62,9 +69,45 @@ def rescue_expired(session: Session, plan: Plan) -> list[Key]:
 
 def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
     """Mend what bypassed the triggers, and forget what the side tables no longer need."""
-    keys = (
-        session.execute(reconcile(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
-    )
+    mended = session.execute(reconcile(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind)
+    keys = _as_keys(plan, mended.scalars().all())
+    _forget_old(session, plan)
+    session.commit()
+    return keys
+
+
+def reconcile_part(session: Session, plan: Plan, after: Key | None) -> tuple[list[Key], Key | None]:
+    """Do the same for the next :data:`PART` of the jobs, in the order of their keys, where the strategy can.
+
+    To compare all of a large table at once keeps the disk from everybody else for as long as it takes.
+
+    :param after: up to where the last part went; None to begin.
+    :return: the keys of what was wrong, and up to where this part went; None at the end.
+    """
+    spec = plan.spec
+    if spec.strategy.reconcile_part(spec, KeyRange()) is None:
+        return reconcile_messages(session, plan), None
+    # Whatever the planner expects of the tables: for a part of the keys both are looked into, and not read.
+    off = [sa.func.set_config(f"enable_{way}", "off", sa.true()) for way in ("seqscan", "hashjoin", "mergejoin")]
+    session.execute(sa.select(*off), bind_arguments=plan.bind)
+    ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), planned_anew())
+    last = ahead.order_by(*spec.keys).offset(PART - 1).limit(1)
+    upto = session.execute(last, bind_arguments=plan.bind).one_or_none()
+    part = KeyRange(after, None if upto is None else tuple(upto))
+    verb: Any = spec.strategy.reconcile_part(spec, part)
+    mended = session.execute(returning_keys(spec, verb), execution_options=QUIET, bind_arguments=plan.bind)
+    keys = _as_keys(plan, mended.scalars().all())
+    if upto is None:
+        _forget_old(session, plan)
+    session.commit()
+    return keys, part.upto
+
+
+def _as_keys(plan: Plan, found: Sequence[Any]) -> list[Key]:
+    return list(found) if len(plan.spec.keys) > 1 else [(key,) for key in found]
+
+
+def _forget_old(session: Session, plan: Plan) -> None:
     if LEDGER in plan.spec.side_tables:
         ledger.forget(session, plan.spec)
     control = plan.spec.side_tables.get(CONTROL)
@@ -76,8 +119,6 @@ def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
     if consumers is not None:
         dead = consumers.c.expires_at < clock() - _FORGET
         session.execute(sa.delete(consumers).where(consumers.c.queue == plan.spec.name, dead), bind_arguments=plan.bind)
-    session.commit()
-    return list(keys) if len(plan.spec.keys) > 1 else [(key,) for key in keys]
 
 
 @dataclass(frozen=True)

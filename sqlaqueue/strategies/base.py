@@ -25,6 +25,7 @@ from sqlaqueue.config import STATES
 from sqlaqueue.ddl import attach
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies import side_tables
+from sqlaqueue.strategies.key_range import KeyRange
 from sqlaqueue.strategies.outlook import coming
 from sqlaqueue.strategies.position import Within as Within  # noqa: PLC0414 - part of the contract, exported here
 from sqlaqueue.strategies.retention import attach_retention, oldest_first
@@ -212,6 +213,10 @@ class ClaimStrategy:
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Return the statement that mends what bypassed the triggers; nothing where there are none."""
         return sa.select(spec.model).where(sa.false())
+
+    def reconcile_part(self, spec: QueueSpec, part: KeyRange) -> Verb | None:
+        """Return the same for some of the jobs only, so that a large table is not read at one go; None if it cannot."""
+        return None
 
     def cancel(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that cancels waiting jobs and asks running ones to stop.

@@ -25,6 +25,7 @@ from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import side_tables
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
 from sqlaqueue.strategies.indexes import object_name
+from sqlaqueue.strategies.key_range import KeyRange
 from sqlaqueue.strategies.message_triggers import message_triggers
 from sqlaqueue.strategies.outlook import coming
 from sqlaqueue.strategies.own_message import OwnMessage
@@ -137,12 +138,16 @@ class DeleteReturning(ClaimStrategy):
         A running claim is not mistaken for a fault: as long as its transaction is open, everybody else still
         sees the message. The jobs are locked, so that none stops waiting while its message is written.
         """
+        return self.reconcile_part(spec, KeyRange())
+
+    def reconcile_part(self, spec: QueueSpec, part: KeyRange) -> Verb:
+        """Do the same for the jobs, and for the messages, whose key is one of those."""
         messages = spec.side_tables[MESSAGES]
         message_keys = [messages.c[key.key] for key in spec.keys]
         unheard = ~sa.exists().where(self.same_key(spec, message_keys, spec.table)).correlate(spec.table)
         waiting = (
             sa.select(*spec.keys, *(spec.columns[role] for role in spec.order_roles))
-            .where(spec.in_state("pending"), unheard)
+            .where(spec.in_state("pending"), unheard, part.holds(spec.keys))
             .order_by(*spec.keys)
         )
         lost = self.lock(spec, waiting).cte("lost")
@@ -153,25 +158,25 @@ class DeleteReturning(ClaimStrategy):
             .returning(*named(message_keys))
             .cte("found")
         )
-        consumed = self._consume_orphans(spec, messages).returning(*named(message_keys)).cte("consumed")
+        consumed = self._consume_orphans(spec, messages, part).returning(*named(message_keys)).cte("consumed")
         mended = sa.union_all(
             *(sa.select(*(cte.c[key.key].label(key.key) for key in spec.keys)) for cte in (found, consumed))
         ).subquery("mended")
         return sa.select(mended)
 
-    def _consume_orphans(self, spec: QueueSpec, messages: sa.Table) -> sa.Delete:
+    def _consume_orphans(self, spec: QueueSpec, messages: sa.Table, part: KeyRange) -> sa.Delete:
         # To a role with row-level security a job that it may not see looks like one that is gone.
         message_keys = [messages.c[key.key] for key in spec.keys]
         job = self.same_key(spec, message_keys, spec.table)
         gone = (
             sa.select(*message_keys)
-            .where(~sa.exists().where(job).correlate(messages), sees_all(spec.table))
+            .where(~sa.exists().where(job).correlate(messages), sees_all(spec.table), part.holds(message_keys))
             .with_for_update(of=messages, skip_locked=True)
             .cte("without_job")
         )
         settled = (
             sa.select(*message_keys)
-            .where(job, sa.or_(~spec.in_state("pending"), spec.columns["status"].is_(None)))
+            .where(job, sa.or_(~spec.in_state("pending"), spec.columns["status"].is_(None)), part.holds(message_keys))
             .with_for_update(of=[spec.table, messages], skip_locked=True)
             .cte("not_waiting")
         )

@@ -288,6 +288,7 @@ def lets_handlers_commit() -> None:
 @mutant
 def does_not_reconcile() -> None:
     tending.reconcile_messages = none_at_all
+    tending.reconcile_part = lambda *_: ([], None)
 
 
 # -- whatever goes wrong ---------------------------------------------------------------------------------------------

@@ -1,0 +1,123 @@
+"""A message table is compared with its jobs part by part: a large one would keep the disk from everybody else."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
+
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, reconcile
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.returning import returning_keys
+from sqlaqueue.serving import tending
+from sqlaqueue.strategies.key_range import KeyRange
+from sqlaqueue.testing.queue import wait_for
+from tests.strategies.explaining import nodes_of
+
+
+def make_model(*, composite: bool) -> Any:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(strategy="delete_returning")
+        shop = mapped_column(sa.Text(), primary_key=composite, default="a")
+        id = mapped_column(sa.Integer(), primary_key=True, autoincrement=False)
+
+    return Job
+
+
+@pytest.fixture(params=["single", "composite"])
+def model(request: pytest.FixtureRequest, engine: sa.Engine) -> Any:
+    made = make_model(composite=request.param == "composite")
+    made.metadata.create_all(engine)
+    return made
+
+
+def break_some(engine: sa.Engine, model: Any) -> None:
+    """Enqueue ten jobs: 2 and 8 wait without a message, the messages of 3 and 9 are about nothing that waits."""
+    with Session(engine) as session:
+        # Two shops, so that the parts of a composite key end within one and at its end.
+        session.add_all(model(id=number, shop="ab"[number > 5]) for number in range(1, 11))
+        session.commit()
+        session.execute(sa.text("ALTER TABLE job DISABLE TRIGGER USER"))
+        session.execute(sa.text("DELETE FROM sqlaqueue_message_job WHERE id IN (2, 8)"))
+        session.execute(sa.text("DELETE FROM job WHERE id = 3"))
+        session.execute(sa.text("UPDATE job SET status = 'completed' WHERE id = 9"))
+        session.execute(sa.text("ALTER TABLE job ENABLE TRIGGER USER"))
+        session.commit()
+
+
+def is_right(engine: sa.Engine, model: Any) -> bool:
+    with Session(engine) as session:
+        return session.scalars(reconcile(model)).all() == []
+
+
+def test_part_by_part_all_is_mended(engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tending, "PART", 4)
+    break_some(engine, model)
+    plan = Consumer(model, lambda session, job: None, sessionmaker(engine))._plan
+    after, parts = None, []
+    with Session(engine) as session:
+        for _ in range(3):
+            keys, after = tending.reconcile_part(session, plan, after)
+            parts.append(([key[-1] for key in keys], after and after[-1]))
+    # Nine jobs are left, of which the fourth is 5 and the eighth 9.
+    assert [(sorted(mended), upto) for mended, upto in parts] == [([2, 3], 5), ([8, 9], 9), ([], None)]
+    assert is_right(engine, model)
+
+
+def test_what_is_behind_the_last_job_is_mended_too(engine: sa.Engine, model: Any) -> None:
+    plan = Consumer(model, lambda session, job: None, sessionmaker(engine))._plan
+    break_some(engine, model)
+    with Session(engine) as session:
+        session.execute(sa.text("ALTER TABLE job DISABLE TRIGGER USER"))
+        session.execute(sa.text("DELETE FROM job"))
+        session.execute(sa.text("ALTER TABLE job ENABLE TRIGGER USER"))
+        session.commit()
+        keys, after = tending.reconcile_part(session, plan, None)
+    assert sorted(key[-1] for key in keys) == [1, 3, 4, 5, 6, 7, 9, 10]
+    assert after is None
+
+
+def test_a_consumer_goes_on_until_all_is_mended(
+    engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tending, "PART", 4)
+    break_some(engine, model)
+    done: list[int] = []
+    consumer = Consumer(model, lambda session, job: done.append(job.id), sessionmaker(engine), poll_interval=0.05)
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    try:
+        wait_for(lambda: sorted(done) == [1, 2, 4, 5, 6, 7, 8, 10])
+        wait_for(lambda: is_right(engine, model))
+    finally:
+        consumer.stop()
+        thread.join()
+    assert caplog.text.count("jobs that waited without a message") == 2
+
+
+def test_a_part_is_looked_into(engine: sa.Engine, model: Any) -> None:
+    """However large the tables are, and whatever is known of them."""
+    spec = spec_of(model)
+    with Session(engine) as session:
+        session.execute(sa.text("INSERT INTO job (id, shop) SELECT i, 'a' FROM generate_series(1, 20000) i"))
+        session.commit()
+        low, high = (("a", 9000), ("a", 9100)) if len(spec.keys) > 1 else ((9000,), (9100,))
+        verb: Any = spec.strategy.reconcile_part(spec, KeyRange(low, high))
+        for way in ("seqscan", "hashjoin", "mergejoin"):
+            session.execute(sa.text(f"SET LOCAL enable_{way} = off"))
+        text = returning_keys(spec, verb).compile(
+            dialect=postgresql.psycopg.dialect(), compile_kwargs={"literal_binds": True}
+        )
+        explained = session.execute(sa.text(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}")).scalar_one()
+    nodes = list(nodes_of(explained[0]["Plan"]))
+    assert [node for node in nodes if node["Node Type"] == "Seq Scan"] == []
+    # The condition by which it is planned anew goes through a hundred rows.
+    assert max(node["Actual Rows"] * node["Actual Loops"] for node in nodes) == 100

@@ -14,8 +14,9 @@ from importlib.metadata import entry_points
 
 from sqlaqueue.exc import UnknownStrategyError
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb
+from sqlaqueue.strategies.key_range import KeyRange
 
-__all__ = ["ClaimStrategy", "Held", "Settlement", "Verb", "find_strategy", "strategy_names"]
+__all__ = ["ClaimStrategy", "Held", "KeyRange", "Settlement", "Verb", "find_strategy", "strategy_names"]
 
 GROUP = "sqlaqueue.strategies"
 

@@ -116,8 +116,9 @@ def test_no_plan_is_kept_for_loading_again(
     model = make_model("update_status")
     model.metadata.create_all(engine)
     plan = plan_of(model)
-    for number in range(12):
-        assert load_again(session, plan, [Run((number,), uuid.uuid4(), 1, 5)]) == []
+    for _ in range(12):
+        token = uuid.uuid4()
+        assert load_again(session, plan, [Run((number,), token, 1, 5) for number in range(30)]) == []
     assert kept_of(session, "SELECT job") == 0
 
 

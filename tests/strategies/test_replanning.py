@@ -15,6 +15,7 @@ from sqlaqueue.mapping import spec_of
 from sqlaqueue.serving.operations import load_again
 from sqlaqueue.serving.plan import ASKED, EXCEPT, KEYS, LIMIT, TOKEN, Plan, make_plan
 from sqlaqueue.serving.retention import Retention
+from sqlaqueue.serving.tending import reconcile_part
 from sqlaqueue.spec import Run
 from sqlaqueue.strategies.replanning import FEW
 
@@ -130,3 +131,12 @@ def test_no_plan_is_kept_for_deleting_old_jobs(engine: sa.Engine, session: Sessi
     for _ in range(12):
         assert retention.delete_some(session, plan, walk)[0] == 0
     assert kept_of(session, "DELETE FROM job") == 0
+
+
+def test_no_plan_is_kept_for_comparing_a_part(engine: sa.Engine, session: Session) -> None:
+    model = make_model("delete_returning")
+    model.metadata.create_all(engine)
+    plan = plan_of(model)
+    for _ in range(12):
+        assert reconcile_part(session, plan, (0,)) == ([], None)
+    assert kept_of(session, "SELECT job.id") == 0

@@ -6,10 +6,9 @@ unless its name says otherwise.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -17,110 +16,13 @@ from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.mapping import run_of, set_run, show_claimed
 from sqlaqueue.serving import ledger
-from sqlaqueue.serving.bearings import Mark
-from sqlaqueue.serving.calls import Look
-from sqlaqueue.serving.ending import commit, left_as_loaded, settle, settle_surely
+from sqlaqueue.serving.claiming import claim_key
+from sqlaqueue.serving.ending import left_as_loaded, settle
 from sqlaqueue.serving.outcomes import Ended
-from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, TICKETS, Plan
-from sqlaqueue.serving.telling import spare_others
+from sqlaqueue.serving.plan import Plan
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.strategies import Held
 from sqlaqueue.strategies.replanning import planned_anew
-
-# -- claiming --------------------------------------------------------------------------------------------------
-
-
-def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> tuple[list[Any], bool]:
-    """Claim up to ``n`` jobs, from the head of the queue or from where the last claim has ended.
-
-    :param tickets: the calls that this answers, of which the others hear when it commits.
-    :return: the jobs, and whether there may be more.
-    """
-    mark = plan.bearings.begin()
-    jobs = _claim_from(session, plan, mark, n, tickets)
-    if mark is not None and not jobs:
-        mark = None
-        jobs = _claim_from(session, plan, mark, n, tickets)
-    return jobs, len(jobs) >= n or mark is not None
-
-
-def _claim_from(session: Session, plan: Plan, mark: Mark | None, n: int, tickets: Sequence[str]) -> list[Any]:
-    began = time.monotonic()
-    parameters: dict[str, Any] = {LIMIT: n, **(mark or {})}
-    if tickets:
-        parameters[TICKETS] = " ".join(tickets)
-    if plan.claim_suspect is None:
-        parameters[EXCEPT] = plan.spec.bind_keys(plan.suspects.remembered())
-    if mark is None:
-        statement = plan.claim_aloud if tickets else plan.claim
-    else:
-        statement = plan.claim_from_aloud if tickets else plan.claim_from
-    jobs = list(session.execute(statement, parameters, bind_arguments=plan.bind).scalars())
-    ended_at = plan.mark_of(jobs) if len(jobs) >= n else None
-    plan.bearings.claimed(mark, ended_at, len(jobs), time.monotonic() - began)
-    return jobs
-
-
-def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
-    """Claim the one job with this key, if it is free and due."""
-    return list(session.execute(plan.claim_key, {KEYS: plan.spec.bind_keys([key])}, bind_arguments=plan.bind).scalars())
-
-
-class Claimed(NamedTuple):
-    """What came of settling and claiming."""
-
-    jobs: list[Any]
-    lost: list[Ended]
-    """The runs whose lease had been lost."""
-    more: bool
-    """Whether there may be more to claim."""
-
-
-def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
-    session: Session,
-    plan: Plan,
-    ended: Sequence[Ended],
-    n: int,
-    look: Look,
-    alone: bool,  # noqa: FBT001 - called positionally by its step
-) -> Claimed:
-    """Settle runs, claim up to ``n`` jobs under a lease, or one suspect, and commit: all in one transaction.
-
-    Suspects come in turn with the others, as long as there are some. The jobs stay in the session as they were
-    loaded: ``expire_on_commit`` would have each read again.
-
-    :param look: the calls that this answers.
-    :param alone: whether nobody else in this process claims meanwhile, who might take a suspect as well.
-    """
-    lost = settle_surely(session, plan, ended) if ended else []
-    jobs: list[Any] = []
-    suspect = more = False
-    if alone and not plan.had_suspect:
-        jobs = _claim_suspect(session, plan)
-        suspect = more = bool(jobs)
-    if not jobs:
-        jobs, more = claim(session, plan, n, look.tickets)
-    if alone and not jobs:
-        jobs = _claim_suspect(session, plan)
-        # Whatever else waits: a suspect is claimed by itself.
-        suspect = more = bool(jobs)
-    if not jobs:
-        spare_others(session, plan, look)
-    with left_as_loaded(session):
-        commit(session, ended)
-    if alone:
-        plan.had_suspect = suspect
-    if suspect:
-        plan.suspects.begin(tuple(sa.inspect(jobs[0]).identity))
-    return Claimed(jobs, lost, more)
-
-
-def _claim_suspect(session: Session, plan: Plan) -> list[Any]:
-    if plan.claim_suspect is None or not plan.look_for_suspects or plan.suspects.one_runs:
-        return []
-    jobs = list(session.execute(plan.claim_suspect, bind_arguments=plan.bind).scalars())
-    plan.look_for_suspects = bool(jobs)
-    return jobs
 
 
 def adopt(session: Session, jobs: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
-from sqlaqueue.serving import ending
+from sqlaqueue.serving import claiming, ending
 from sqlaqueue.serving import operations as ops
 from sqlaqueue.serving.calls import NO_CALL, Calls
 from sqlaqueue.serving.crew import Crew
@@ -46,11 +46,11 @@ def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
     plan = crew.plan
     if suspect is None:
         look = calls.begin_look()
-        jobs, more = yield Do(ops.claim, (plan, crew.claim_size()))
+        jobs, more = yield Do(claiming.claim, (plan, crew.claim_size()))
         calls.looked(more=more)
     else:
         look = NO_CALL
-        jobs, more = (yield Do(ops.claim_key, (plan, suspect))), False
+        jobs, more = (yield Do(claiming.claim_key, (plan, suspect))), False
     runs = runs_of(jobs)
     if jobs:
         turn.hold(runs)
@@ -212,12 +212,14 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
     """
     plan, limit, look = crew.plan, crew.claim_size(), calls.begin_look()
     began = time.monotonic()
-    claimed: ops.Claimed = yield Do(ops.settle_and_claim, (plan, finished, limit, look, turn.claims_alone))
+    claimed: claiming.Claimed = yield Do(claiming.settle_and_claim, (plan, finished, limit, look, turn.claims_alone))
     jobs = claimed.jobs
-    crew.pace.succeeded()
-    crew.pace.claimed(time.monotonic() - began)
     if finished:
         crew.settled(finished, claimed.lost)
+    if claimed.error is not None:
+        raise claimed.error
+    crew.pace.succeeded()
+    crew.pace.claimed(time.monotonic() - began)
     calls.looked(more=claimed.more)
     crew.tell_claimed(jobs)
     units = plan.units(jobs)

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import AsyncConsumer, Consumer, Retry
-from sqlaqueue.serving import operations, pace
+from sqlaqueue.serving import claiming, pace
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.events import Announcer
@@ -225,13 +225,13 @@ def test_a_claim_is_large_where_handlers_are_quick(
 
 def note_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note from now on how many jobs are claimed at most."""
-    claim, sizes = operations.claim, list[int]()
+    claim, sizes = claiming.claim, list[int]()
 
     def note(session: Any, plan: Any, n: int, *arguments: Any) -> Any:
         sizes.append(n)
         return claim(session, plan, n, *arguments)
 
-    monkeypatch.setattr(operations, "claim", note)
+    monkeypatch.setattr(claiming, "claim", note)
     return sizes
 
 

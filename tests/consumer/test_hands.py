@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import LeaseLost
-from sqlaqueue.serving import operations, pace
+from sqlaqueue.serving import claiming, operations, pace
 from sqlaqueue.serving.pace import Pace
 from tests.consumer.bench import Bench, wait_until
 
@@ -225,7 +225,7 @@ def test_when_one_lane_keeps_what_it_claims(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_drain_does_not_end_while_another_lane_claims(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What that claim has locked is nowhere yet but in the database."""
-    claim, at_once = operations.claim, [0, 0]
+    claim, at_once = claiming.claim, [0, 0]
 
     def claim_slowly(session: Session, *arguments: Any) -> Any:
         at_once[0] += 1
@@ -236,7 +236,7 @@ def test_a_drain_does_not_end_while_another_lane_claims(bench: Bench, monkeypatc
         at_once[0] -= 1
         return jobs, more
 
-    monkeypatch.setattr(operations, "claim", claim_slowly)
+    monkeypatch.setattr(claiming, "claim", claim_slowly)
     bench.enqueue(N)
     assert bench.consumer(concurrency=2, batch_size=10).drain() == N
     assert at_once[1] == 2

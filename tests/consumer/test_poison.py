@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.serving import operations
+from sqlaqueue.serving import claiming
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
@@ -152,7 +152,7 @@ def test_one_lane_at_a_time_looks_for_suspects(leased: Bench, monkeypatch: pytes
     most: Counter[str] = Counter()
 
     def watch(name: str) -> None:
-        operation, at_once = getattr(operations, name), [0]
+        operation, at_once = getattr(claiming, name), [0]
 
         def watched(session: Session, *arguments: Any) -> Any:
             at_once[0] += 1
@@ -161,7 +161,7 @@ def test_one_lane_at_a_time_looks_for_suspects(leased: Bench, monkeypatch: pytes
             at_once[0] -= 1
             return operation(session, *arguments)
 
-        monkeypatch.setattr(operations, name, watched)
+        monkeypatch.setattr(claiming, name, watched)
 
     watch("claim")
     watch("_claim_suspect")

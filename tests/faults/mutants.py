@@ -15,7 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue import aio, consumer
-from sqlaqueue.serving import crew, ending, keeping, lanes, ledger, operations, plan, runs, savepoint, tending
+from sqlaqueue.serving import claiming, crew, ending, keeping, lanes, ledger, operations, plan, runs, savepoint, tending
 from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.hands import Hand, runs_of
 from sqlaqueue.serving.ledger import Entries, Entry
@@ -134,7 +134,7 @@ def does_not_look_again() -> None:
 
 @mutant
 def doubts_nothing() -> None:
-    ending.commit = operations.commit = lambda session, ended: session.commit()
+    ending.commit = claiming.commit = lambda session, ended: session.commit()
 
 
 @mutant
@@ -269,7 +269,7 @@ def blames_nobody_for_a_lost_connection() -> None:
 @mutant
 def settles_a_lost_job_by_its_old_token() -> None:
     def settle_alone(session: Any, plan: Any, ended: Ended, entry: Entry) -> Ended | None:
-        for job in operations.claim_key(session, plan, ended.run.key):
+        for job in claiming.claim_key(session, plan, ended.run.key):
             again = replace(ended, job=job)
             ending.settle(session, plan, [again])
             operations._leave(session, plan, [again], entry)

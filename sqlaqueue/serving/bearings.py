@@ -4,7 +4,7 @@ What has been claimed leaves dead entries at the head of the index. As long as s
 they cannot be removed, and each scan from the head reads them all again. So a claim may begin where the last one ended.
 It misses what lies before that: a late commit, a retry, a more urgent job. So the others look from the head, and
 how many do is measured: looks from the head may cost a twentieth of the time more than claims without them would.
-While the head is clean, every claim looks there.
+While the head is clean, each claim looks there that finds no other one doing so.
 
 It is the low-water mark that other queues keep, here kept by each Consumer by itself.
 """
@@ -43,9 +43,14 @@ class Bearings:
         """The seconds of a claim of so many jobs, as long as nothing dead is in its way."""
 
     def begin(self) -> Mark | None:
-        """Return the mark to claim from; None to claim from the head."""
+        """Return the mark to claim from; None to claim from the head, as one at a time does who could do otherwise."""
         with self._lock:
-            return self._mark if self._now() < self._head_due else None
+            now = self._now()
+            if self._mark is not None and now < self._head_due:
+                return self._mark
+            # Until it is known what this look has come to, others would meet the same dead entries. It may also fail.
+            self._head_due = now + LONGEST
+            return None
 
     def claimed(self, began_at: Mark | None, mark: Mark | None, found: int, took: float) -> None:
         """Note what a claim has come to.

@@ -92,17 +92,24 @@ class UpdateStatus(ClaimStrategy):
     def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
         """The token that was handed out must still be in the row, and the row still processing.
 
-        The state is compared as well because plain SQL may have settled the row and left the token. It is so in a way
-        that hides it from the planner, which would take the index of the running rows for a short way to the few that
-        it expects there: while an old snapshot is held, that index has an entry for each run that there has been.
+        The state is compared as well because plain SQL may have settled the row and left the token.
         """
-        running = sa.case((spec.in_state("processing"), sa.true()))
+        running = self._is_running(spec)
         if not spec.has("lease_token"):
             return sa.and_(super().fence(spec, held), running)
         claims = (
             sa.and_(spec.matches(spec.keys, keys), spec.columns["lease_token"] == token) for token, keys in held.claims
         )
         return sa.and_(sa.or_(*claims), running)
+
+    @staticmethod
+    def _is_running(spec: QueueSpec) -> sa.ColumnElement[bool]:
+        """Return the condition that a row is processing, hidden from the planner, for rows that are found by their key.
+
+        It would take the index of the running rows for a short way to the few that it expects there: while an old
+        snapshot is held, that index has an entry for each run that there has been.
+        """
+        return sa.case((spec.in_state("processing"), sa.true()))
 
     def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
         """The claim has counted already; giving an attempt back takes it off again."""
@@ -138,7 +145,7 @@ class UpdateStatus(ClaimStrategy):
             .cte("expired")
         )
         update = sa.update(spec.model).where(
-            sa.and_(*(key == expired.c[key.key] for key in spec.keys)), spec.in_state("processing")
+            sa.and_(*(key == expired.c[key.key] for key in spec.keys)), self._is_running(spec)
         )
         return update.values(self._rescued_values(spec, expires))
 

@@ -84,6 +84,20 @@ def test_what_a_look_passed_over_the_next_one_has_in_time(bearings: Bearings, cl
 
 
 @pytest.mark.once
+def test_one_at_a_time_looks_from_the_head(bearings: Bearings, clock: Clock) -> None:
+    """Others would meet the same dead entries at the same time; nor does it matter if that one never comes back."""
+    serve(bearings, clock, 1, head=0.01)
+    assert bearings.begin() is None
+    assert bearings.begin() is FURTHER
+    bearings.claimed(FURTHER, FURTHER, 10, 0.01)
+    clock.time += LONGEST
+    assert bearings.begin() is None
+    assert bearings.begin() is FURTHER
+    bearings.claimed(None, FURTHER, 10, 0.01)
+    assert bearings.begin() is None
+
+
+@pytest.mark.once
 def test_single_jobs_are_claimed_from_the_head(bearings: Bearings) -> None:
     """A job that comes now and then makes no backlog, though a claim of one has found all that it might take."""
     bearings.claimed(None, HERE, 1, 0.01)

@@ -37,7 +37,8 @@ def explain(engine: sa.Engine, statement: Any, parameters: Mapping[str, Any], ca
         execute = sql.SQL("({})").format(sql.SQL(", ").join(values)) if values else sql.SQL("")
         arguments = execute.as_string(connection.connection.driver_connection)
         connection.exec_driver_sql(f"SET LOCAL plan_cache_mode = {cache}")
-        connection.exec_driver_sql(f"PREPARE explained AS {prepared.statement}")
+        statement_text = prepared.statement.replace("%", "%%")
+        connection.exec_driver_sql(f"PREPARE explained AS {statement_text}")
         explained = connection.exec_driver_sql(
             f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE explained{arguments}"
         ).scalar_one()

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue import rescue
 from sqlaqueue.serving.plan import EXCEPT, LIMIT, TICKETS, make_plan
 from sqlaqueue.testing import QueueUnderTest
 from tests.strategies.explaining import CUSTOM, GENERIC, QUEUES, buffers_of, explain
@@ -245,3 +246,27 @@ class TestMark:
             mark = backlog.plan.mark_of(jobs)
         with Session(backlog.queue.engine) as session:
             assert [job.number for job in backlog.claim(session, 100, mark)] == list(range(138, 200, 2))
+
+
+class TestLeases:
+    @pytest.mark.parametrize("name", ["update_status", "update_status-composite"])
+    def test_a_look_for_expired_leases_passes_over_what_was_done(self, engine: sa.Engine, name: str) -> None:
+        """Somebody's snapshot keeps an entry for each lease that there has been, each with an end that is to come."""
+        strategy, columns, composite = QUEUES[name]
+        with QueueUnderTest(engine, strategy, columns, composite=composite) as queue:
+            backlog = Backlog(queue)
+            backlog.create()
+            # As far as the server knows, nothing ever runs.
+            backlog.fill(SMALL)
+            backlog.tidy("VACUUM ANALYZE")
+            held = {"status": "'processing'", "lease_expires_at": LATER, "lease_token": "gen_random_uuid()"}
+            backlog.fill(10_000, **held)
+            with queue.engine.connect() as watcher:
+                watcher.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+                watcher.exec_driver_sql("SELECT count(*) FROM conformance_job")
+                queue.execute("DELETE FROM conformance_job")
+                backlog.fill(100, **held)
+                for cache in (GENERIC, CUSTOM):
+                    explained = explain(queue.engine, rescue(queue.Job), {}, cache)
+                    assert explained["Actual Rows"] == 0
+                    assert buffers_of(explained) <= A_FEW

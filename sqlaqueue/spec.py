@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Mapper, SessionTransaction
 
 from sqlaqueue.config import FINISHED, QueueConfig
 from sqlaqueue.exc import ConfigurationError, StatementError
+from sqlaqueue.keys import key_array
 from sqlaqueue.roles import literal_text
 
 if TYPE_CHECKING:
@@ -179,8 +179,8 @@ class QueueSpec:
         column = columns[0]
         if isinstance(keys, sa.BindParameter):
             # An array, not IN: the text stays the same for every number of keys, so the server can keep its plan.
-            return column == sa.any_(sa.bindparam(keys.key, type_=ARRAY(column.type), unique=False))
-        return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=ARRAY(column.type)))
+            return column == sa.any_(sa.bindparam(keys.key, type_=key_array(column.type), unique=False))
+        return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=key_array(column.type)))
 
     def bind_keys(self, keys: Sequence[Key]) -> list[Any]:
         """Return the value of a bound ``keys`` of :meth:`matches`."""

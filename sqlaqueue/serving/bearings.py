@@ -49,7 +49,7 @@ class Bearings:
             if self._mark is not None and now < self._head_due:
                 return self._mark
             # Until it is known what this look has come to, others would meet the same dead entries. It may also fail.
-            self._head_due = now + LONGEST
+            self._head_due = now + _REST
             return None
 
     def claimed(self, began_at: Mark | None, mark: Mark | None, found: int, took: float) -> None:
@@ -64,6 +64,7 @@ class Bearings:
             if mark is None or found != self._found:
                 # It takes two claims in a row to see a backlog.
                 self._mark, self._found, self._usual = None, found if mark is not None else 0, took
+                self._head_due = 0.0
                 return
             self._mark = mark
             # What is quick has nothing in its way; what is slow may have, or the server is busy.

@@ -274,9 +274,7 @@ def make_plan(
         asked = chosen._replace(select=narrowed)
         # From a mark is claimed behind a claim that was full.
         of_many = within is not None and within is behind
-        claimed = claim_statement(asked, limit, lease=span, worker=who, tickets=tickets, within=within, of_many=of_many)
-        # A Consumer claims in a session that is new: there is nothing to populate again, and being ready to costs time.
-        return claimed.execution_options(populate_existing=False)
+        return claim_statement(asked, limit, lease=span, worker=who, tickets=tickets, within=within, of_many=of_many)
 
     def is_among(name: str) -> sa.ColumnElement[bool]:
         return spec.matches(spec.keys, sa.bindparam(name, expanding=len(spec.keys) > 1))

@@ -214,12 +214,10 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
     began = time.monotonic()
     claimed: claiming.Claimed = yield Do(claiming.settle_and_claim, (plan, finished, limit, look, turn.claims_alone))
     jobs = claimed.jobs
-    if finished:
-        crew.settled(finished, claimed.lost)
-    if claimed.error is not None:
-        raise claimed.error
     crew.pace.succeeded()
     crew.pace.claimed(time.monotonic() - began)
+    if finished:
+        crew.settled(finished, claimed.lost)
     calls.looked(more=claimed.more)
     crew.tell_claimed(jobs)
     units = plan.units(jobs)

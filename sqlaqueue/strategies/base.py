@@ -37,8 +37,7 @@ Keys = Sequence[Key] | sa.BindParameter[Any]
 Token = UUID | str | sa.BindParameter[Any] | None
 
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
-"""The name of the column in which a claim that hands out no rows returns the token of its runs, and of the parameter by
-which a Consumer gives its claims a token where the rows keep it."""
+"""The name of the column in which a claim that hands out no rows returns the token of its runs."""
 
 Verb = sa.Update | sa.Delete | sa.Insert | AnySelect
 """A statement that changes jobs; whoever executes it adds the RETURNING of their keys."""

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec, clock
-from sqlaqueue.strategies.base import SHARED, TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
+from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, Within, named
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.position import take
 
@@ -80,7 +80,7 @@ class UpdateStatus(ClaimStrategy):
         if spec.has("lease_expires_at"):
             values["lease_expires_at"] = clock() + lease
         if spec.has("lease_token"):
-            values["lease_token"] = sa.bindparam(TOKEN, callable_=uuid.uuid4, type_=sa.Uuid())
+            values["lease_token"] = sa.bindparam("sqlaqueue_token", callable_=uuid.uuid4, type_=sa.Uuid())
         return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
 
     def suspect(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:

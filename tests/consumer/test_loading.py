@@ -1,17 +1,21 @@
-"""Instances are made of what a claim has returned once it is committed, and what happens if they cannot be made."""
+"""Instances are made of what a claim has returned: in any session, and what happens if they cannot be made."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import selectinload
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, selectinload, sessionmaker
 
+from sqlaqueue import Consumer, QueueConfig, QueueMixin
 from tests.consumer.bench import Bench, wait_until
+
+if TYPE_CHECKING:
+    from tests.servers import Database
 
 N, CLAIM = 12, 4
 
@@ -28,19 +32,6 @@ def loading(bench: Bench, noted: Callable[[Any], None]) -> Iterator[None]:
         yield
     finally:
         event.remove(bench.Job, "load", loaded)
-
-
-def test_a_claim_is_committed_before_instances_are_made(leased: Bench) -> None:
-    """Else the next one would meet locked rows for as long as that takes."""
-    leased.enqueue(N)
-    seen: list[str] = []
-
-    def look(job: Any) -> None:
-        seen.append(leased.row(job.id).status)
-
-    with loading(leased, look):
-        assert leased.consumer(batch_size=CLAIM).drain() == N
-    assert seen == ["processing"] * N
 
 
 @pytest.mark.parametrize("failing", [0, CLAIM + 1, N - 1])
@@ -107,6 +98,65 @@ def test_what_was_loaded_eagerly_leaves_no_transaction(leased: Bench) -> None:
     chosen = sa.select(leased.Job).options(selectinload(leased.Job.owner))
     assert leased.consumer(look, model=chosen, batch=True, batch_size=CLAIM).drain() == N
     assert seen == [(str(number), False) for number in range(N)]
+
+
+@pytest.mark.parametrize("kept", [1, N])
+def test_a_session_need_not_be_empty(supply: Any, strategy: str, kept: int) -> None:
+    """What it holds of a job is of before its claim."""
+    bench = supply.take(strategy, "sync")
+    keys = bench.enqueue(N)
+
+    class Loaded(Session):
+        """A session that has looked at jobs before anybody asks it for something."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options | {"expire_on_commit": False})
+            self.kept = [self.get(bench.Job, key) for key in keys[:kept]]
+            self.commit()
+
+    seen: list[tuple[int, int]] = []
+
+    async def note(hands: Any, job: Any) -> None:
+        seen.append((job.id, job.attempts))
+
+    assert bench.consumer(note, batch_size=CLAIM, session={"class_": Loaded}).drain() == N
+    assert sorted(seen) == [(key, 1) for key in keys]
+    assert bench.states() == {"completed": N}
+    bench.assert_tidy()
+
+
+def test_one_job_may_load_another(database: Database, strategy: str) -> None:
+    """Of the same claim, before its own row has come; nothing is left then for the row to fill in."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Task(QueueMixin, Base):
+        __tablename__ = "task"
+        __queue__ = QueueConfig(strategy=strategy)
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    engine = sa.create_engine(database.url())
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add_all([Task(id=number) for number in range(N)])
+        session.commit()
+    following: dict[int, Any] = {}
+
+    @event.listens_for(Task, "load", restore_load_context=True)
+    def load_next(task: Any, context: Any) -> None:
+        if task.id < N:
+            following[task.id] = context.session.get(Task, task.id + 1)
+
+    seen: list[tuple[int, int]] = []
+
+    def note(_: Any, tasks: Any) -> None:
+        seen.extend((task.id, task.attempts) for task in tasks)
+
+    assert Consumer(Task, note, sessionmaker(engine), batch=True, batch_size=CLAIM).drain() == N
+    engine.dispose()
+    assert sorted(seen) == [(number, 1) for number in range(N)]
+    assert len(following) == N
 
 
 def test_an_instance_that_somebody_keeps_is_not_handed_out_again(bench: Bench) -> None:

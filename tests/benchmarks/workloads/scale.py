@@ -52,12 +52,12 @@ def memory(match: Match, size: Size) -> Figures:
 
 
 def takes(contestant: Contestant) -> bool:
-    """The best settings of each peer, both Consumers, and psycopg at one batch size."""
+    """The best settings of each peer and of a Consumer, both Consumers as they come, and psycopg at one batch size."""
     options = contestant.options
     if contestant.family == "raw":
         return bool(options["batch"] == 100 and not options.get("listen"))
     if contestant.family == "sqlaqueue":
-        return bool(options["on_complete"] == "delete" and not contestant.tuned)
+        return bool(options["on_complete"] == "delete" and (options["kind"] == "sync" or not contestant.tuned))
     return contestant.tuned and contestant.family != "replay"
 
 

@@ -8,6 +8,7 @@ each round.
 from __future__ import annotations
 
 import pickle
+import re
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -136,14 +137,20 @@ def _one_round(steps: list[Step], is_claim: Callable[[str], bool]) -> list[Step]
     ]
 
 
-def _keys_of(parameters: Mapping[str, Any] | None) -> list[Any]:
-    lists = [value for value in (parameters or {}).values() if isinstance(value, list) and value]
+def _keys_of(parameters: Mapping[str, Any] | None) -> Any:
+    lists = [value for value in (parameters or {}).values() if _is_array(value) or (isinstance(value, list) and value)]
     return lists[0] if lists else []
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a parameter is an array of keys as text."""
+    return isinstance(value, str) and re.fullmatch(r"\{\d+(,\d+)*\}", value) is not None
 
 
 def _filler(parameters: Mapping[str, Any] | None) -> Callable[[list[int], uuid.UUID], dict[str, Any]]:
     """Return what makes the parameters of a step, of the keys and the token of a round."""
     fixed = dict(parameters or {})
+    arrays: list[str] = []
     keys: list[str] = []
     words: list[str] = []
     documents: list[str] = []
@@ -151,6 +158,8 @@ def _filler(parameters: Mapping[str, Any] | None) -> Callable[[list[int], uuid.U
     for name, value in fixed.items():
         if isinstance(value, uuid.UUID):
             tokens.append(name)
+        elif _is_array(value):
+            arrays.append(name)
         elif isinstance(value, Jsonb) and isinstance(value.obj, list) and value.obj:
             documents.append(name)
         elif isinstance(value, list) and value:
@@ -160,6 +169,8 @@ def _filler(parameters: Mapping[str, Any] | None) -> Callable[[list[int], uuid.U
         made = dict(fixed)
         made.update(dict.fromkeys(tokens, token))
         made.update(dict.fromkeys(keys, of_keys))
+        if arrays:
+            made.update(dict.fromkeys(arrays, "{" + ",".join(map(str, of_keys)) + "}"))
         if words or documents:
             texts = [str(key) for key in of_keys]
             made.update(dict.fromkeys(words, texts))

@@ -37,6 +37,8 @@ class Bearings:
         self._now, self._lock = now, threading.Lock()
         self._mark: Mark | None = None
         self._head_due = 0.0
+        self._look_took = 0.0
+        """The seconds of the last look from the head."""
         self._found = 0
         """How many jobs the last claim has found, when that was as many as it might take."""
         self._usual = 0.0
@@ -49,7 +51,7 @@ class Bearings:
             if self._mark is not None and now < self._head_due:
                 return self._mark
             # Until it is known what this look has come to, others would meet the same dead entries. It may also fail.
-            self._head_due = now + _REST
+            self._head_due = now + min(max(_REST, 3 * self._look_took), LONGEST)
             return None
 
     def claimed(self, began_at: Mark | None, mark: Mark | None, found: int, took: float) -> None:
@@ -61,6 +63,8 @@ class Bearings:
         :param took: its seconds.
         """
         with self._lock:
+            if began_at is None:
+                self._look_took = took
             if mark is None or found != self._found:
                 # It takes two claims in a row to see a backlog.
                 self._mark, self._found, self._usual = None, found if mark is not None else 0, took

@@ -98,6 +98,19 @@ def test_one_at_a_time_looks_from_the_head(bearings: Bearings, clock: Clock) -> 
 
 
 @pytest.mark.once
+def test_a_look_that_takes_long_is_not_joined(bearings: Bearings, clock: Clock) -> None:
+    """The longer it takes the more it would cost."""
+    serve(bearings, clock, 1, head=0.01)
+    serve(bearings, clock, 20, head=1.2)
+    while bearings.begin() is not None:
+        clock.time += 0.1
+    clock.time += 1.3
+    assert bearings.begin() is FURTHER
+    clock.time += LONGEST
+    assert bearings.begin() is None
+
+
+@pytest.mark.once
 def test_single_jobs_are_claimed_from_the_head(bearings: Bearings) -> None:
     """A job that comes now and then makes no backlog, though a claim of one has found all that it might take."""
     bearings.claimed(None, HERE, 1, 0.01)

@@ -111,6 +111,17 @@ def test_a_look_that_takes_long_is_not_joined(bearings: Bearings, clock: Clock) 
 
 
 @pytest.mark.once
+def test_where_claims_begin_anew_the_head_is_looked_at(bearings: Bearings, clock: Clock) -> None:
+    """Such as when they become larger, while one is under way that began at a mark."""
+    serve(bearings, clock, 1, head=0.01)
+    assert bearings.begin() is None
+    assert bearings.begin() is FURTHER
+    bearings.claimed(None, FURTHER, 20, 0.01)
+    bearings.claimed(FURTHER, FURTHER, 20, 0.01)
+    assert bearings.begin() is None
+
+
+@pytest.mark.once
 def test_single_jobs_are_claimed_from_the_head(bearings: Bearings) -> None:
     """A job that comes now and then makes no backlog, though a claim of one has found all that it might take."""
     bearings.claimed(None, HERE, 1, 0.01)

@@ -247,7 +247,7 @@ class ClaimStrategy:
         values: dict[str, Any] = {"status": spec.word("pending"), "attempts": 0, "finished_at": None, "run_at": clock()}
         return (
             sa.update(spec.model)
-            .where(self.among(spec, self.lock(spec, over, skip_locked=False)))
+            .where(self.among(spec, spec.keys, self.lock(spec, over, skip_locked=False)))
             .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
         )
 
@@ -263,7 +263,9 @@ class ClaimStrategy:
             finished_at = spec.column("finished_at", "purge(older_than=...)")
             old = old.where(finished_at <= clock() - age).order_by(*oldest_first(spec, states, finished_at))
         # A DELETE needs the full row lock; asking for less here would make it wait for foreign keys' locks.
-        return sa.delete(spec.model).where(self.among(spec, old.with_for_update(of=spec.table, skip_locked=True)))
+        return sa.delete(spec.model).where(
+            self.among(spec, spec.keys, old.with_for_update(of=spec.table, skip_locked=True))
+        )
 
     def survey(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """Return a SELECT of jobs as an operator sees them, whatever table they are kept in.
@@ -324,18 +326,21 @@ class ClaimStrategy:
         return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked, key_share=True)
 
     @classmethod
-    def among(cls, spec: QueueSpec, picked: AnySelect) -> sa.ColumnElement[bool]:
-        """Return the condition that a row's key is among ``picked``, a SELECT of keys that runs exactly once.
+    def among(
+        cls, spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], picked: AnySelect | sa.CTE
+    ) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in ``columns`` is among ``picked``, which runs exactly once.
 
         A locking subquery under IN can be run again by a nested loop, and each run takes other rows. An
-        uncorrelated ``ARRAY(SELECT ..)`` runs once, and stays on the primary key's index under a generic plan; a
-        comparison of composite keys with an array would scan the table, so these join a CTE, which a
-        locking clause keeps from being folded into the query.
+        uncorrelated ``ARRAY(SELECT ..)`` runs once, and stays on the primary key's index under a generic plan, which
+        from PostgreSQL 17 on reads each page of it once for all keys; a comparison of composite keys with an array
+        would scan the table, so these join a CTE, which a locking clause keeps from being folded into the query.
         """
-        if len(spec.keys) == 1:
-            # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
-            return spec.keys[0] == sa.any_(sa.func.array(picked.correlate(None).scalar_subquery()))
-        return cls.same_key(spec, spec.keys, picked.cte("picked"))
+        if len(spec.keys) > 1:
+            return cls.same_key(spec, columns, picked if isinstance(picked, sa.CTE) else picked.cte("picked"))
+        keys = sa.select(column_of(picked, spec.keys[0])) if isinstance(picked, sa.CTE) else picked
+        # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
+        return columns[0] == sa.any_(sa.func.array(keys.correlate(None).scalar_subquery()))
 
     @staticmethod
     def same_key(

@@ -91,7 +91,7 @@ class DeleteReturning(ClaimStrategy):
         picked = take(self, spec, waiting, messages, messages, limit=limit, within=within)
         consumed = (
             sa.delete(messages)
-            .where(self.same_key(spec, [messages.c[key.key] for key in spec.keys], picked))
+            .where(self.among(spec, [messages.c[key.key] for key in spec.keys], picked))
             .returning(*named(messages.c[key.key] for key in spec.keys))
             .cte("consumed")
         )

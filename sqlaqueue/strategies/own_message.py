@@ -76,7 +76,7 @@ class OwnMessage(ClaimStrategy):
         picked = take(self, spec, self.pick(spec, candidates, *spec.keys), spec.table, limit=limit, within=within)
         claimed = (
             sa.delete(spec.table)
-            .where(self.same_key(spec, spec.keys, picked))
+            .where(self.among(spec, spec.keys, picked))
             .returning(*named(spec.table.c))
             .cte("claimed")
         )

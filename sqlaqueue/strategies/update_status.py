@@ -65,7 +65,7 @@ class UpdateStatus(ClaimStrategy):
         picked = take(self, spec, waiting, spec.table, limit=limit, within=within)
         claimed = (
             sa.update(spec.table)
-            .where(self.same_key(spec, spec.keys, picked))
+            .where(self.among(spec, spec.keys, picked))
             .values(self._claimed_values(spec, lease, worker))
             .returning(*named(spec.table.c))
             .cte("claimed")
@@ -126,7 +126,7 @@ class UpdateStatus(ClaimStrategy):
         expires = spec.column("lease_expires_at", "extend()")
         mine = sa.select(*(getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys))
         mine = self.lock(spec, mine.where(self.fence(spec, held)).order_by(*spec.keys))
-        return sa.update(spec.model).where(self.among(spec, mine)).values({expires: clock() + lease})
+        return sa.update(spec.model).where(self.among(spec, spec.keys, mine)).values({expires: clock() + lease})
 
     def rescue(self, spec: QueueSpec) -> Verb:
         """Take back what expired: to pending, or to failed when a job that ran alone has no attempt left.

@@ -129,11 +129,11 @@ class LocksOnlyTheJob(DeleteReturning):
 
 
 class _RunsAgain(ClaimStrategy):
-    @staticmethod
-    def same_key(spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], rows: sa.FromClause) -> Condition:
-        if isinstance(rows, sa.CTE) and rows.name == "picked":
-            return sa.tuple_(*columns).in_(rows.element)
-        return ClaimStrategy.same_key(spec, columns, rows)
+    @classmethod
+    def among(cls, spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], picked: Rows | sa.CTE) -> Condition:
+        if isinstance(picked, sa.CTE):
+            return sa.tuple_(*columns).in_(picked.element)
+        return super().among(spec, columns, picked)
 
 
 class UpdateStatusRunsAgain(_RunsAgain, UpdateStatus):
@@ -148,8 +148,10 @@ class PurgeCorrelates(UpdateStatus):
     """Without correlate(None): the subquery takes the job from the DELETE and runs for each."""
 
     @classmethod
-    def among(cls, spec: QueueSpec, picked: Rows) -> Condition:
-        return spec.keys[0] == sa.any_(sa.func.array(picked.scalar_subquery()))
+    def among(cls, spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], picked: Rows | sa.CTE) -> Condition:
+        if isinstance(picked, sa.CTE):
+            return super().among(spec, columns, picked)
+        return columns[0] == sa.any_(sa.func.array(picked.scalar_subquery()))
 
 
 class _Unsorted(ClaimStrategy):
@@ -255,7 +257,7 @@ class RequeuesWithItsPast(BatchSelect):
 
     def requeue(self, spec: QueueSpec, chosen: Rows) -> Verb:
         finished = self.pick(spec, chosen, *spec.keys).where(spec.finished)
-        return sa.update(spec.model).where(self.among(spec, finished)).values(status="pending")
+        return sa.update(spec.model).where(self.among(spec, spec.keys, finished)).values(status="pending")
 
 
 class SurveysOneTable(OwnMessage):

@@ -123,6 +123,11 @@ class Crew:
         """Whether there are more jobs to claim, and those here will be done before a claim could bring them."""
         return self.plenty and not self.claiming and len(self._inbox) <= self.pace.ahead()
 
+    @property
+    def crowd(self) -> int:
+        """How many consumers serve this queue, this one among them, as far as they are heard of."""
+        return self._calls.crowd
+
     def claim_size(self) -> int:
         """Return how many jobs to claim: a few, unless the last claim has shown that there may be more."""
         return self.pace.claim_size(plenty=self.plenty)

@@ -9,7 +9,9 @@ from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.spec import Run
 
-_MOST_CLAIMERS = 2
+_MOST_CLAIMERS, _CROWD = 2, 3
+"""How many claim at once, so that the server has something to do while Python works; in a crowd the others see to that,
+and each claim more would only have to pass over what they have locked."""
 
 
 class Turn:
@@ -49,9 +51,8 @@ class Turn:
         """
         crew = self._crew
         with crew.lock:
-            if (crew.has_work and not crew.runs_low) or crew.claiming >= (
-                _MOST_CLAIMERS if crew.plenty and crew.pace.is_quick else 1
-            ):
+            several = crew.plenty and crew.pace.is_quick and crew.crowd < _CROWD
+            if (crew.has_work and not crew.runs_low) or crew.claiming >= (_MOST_CLAIMERS if several else 1):
                 return False
             self.claims_alone = crew.claiming == 0
             crew.claiming += 1

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
+from sqlalchemy.orm import Session
 
-from sqlaqueue.serving import runs
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.serving import ledger, runs
 from sqlaqueue.serving.patience import Patience, _Statement
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.conftest import Supply
@@ -115,3 +117,35 @@ def test_a_server_that_takes_no_cancellation_ends_nobody(caplog: pytest.LogCaptu
     statement.canceller.join()
     assert "cannot break a statement off" in caplog.text
     assert patience.until_look() < 1
+
+
+@pytest.mark.parametrize("analyzed", [False, True])
+def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, analyzed: bool) -> None:
+    """To compare each job of a batch with each of all others took longer than the claim."""
+    held, spec, plans = held_by_threads, spec_of(held_by_threads.Job), list[str]()
+
+    def enter(first: int) -> ledger.Entry:
+        entry = ledger.Entry(tuple(ledger.name_of((key,)) for key in range(first, first + 500)), blamed=False)
+        ledger.enter(session, spec, entry, "worker")
+        session.commit()
+        return entry
+
+    @sa.event.listens_for(held.engine, "before_cursor_execute")
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        if "INSERT INTO sqlaqueue_ledger" in statement:
+            cursor.execute(f"EXPLAIN {statement}", parameters)
+            plans.append("\n".join(line for (line,) in cursor.fetchall()))
+
+    try:
+        with Session(held.engine) as session:
+            assert enter(1).suspects == frozenset()
+            assert enter(501).suspects == frozenset()
+            if analyzed:
+                session.execute(sa.text("ANALYZE sqlaqueue_ledger"))
+            assert enter(999).suspects == {"999", "1000"}
+            session.execute(sa.text("DELETE FROM sqlaqueue_ledger"))
+            session.commit()
+    finally:
+        sa.event.remove(held.engine, "before_cursor_execute", explain)
+    assert len(plans) == 3
+    assert all("hashed SubPlan" in plan for plan in plans)

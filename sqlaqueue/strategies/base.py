@@ -336,11 +336,11 @@ class ClaimStrategy:
         from PostgreSQL 17 on reads each page of it once for all keys; a comparison of composite keys with an array
         would scan the table, so these join a CTE, which a locking clause keeps from being folded into the query.
         """
-        if len(spec.keys) > 1:
-            return cls.same_key(spec, columns, picked if isinstance(picked, sa.CTE) else picked.cte("picked"))
-        keys = sa.select(column_of(picked, spec.keys[0])) if isinstance(picked, sa.CTE) else picked
-        # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
-        return columns[0] == sa.any_(sa.func.array(keys.correlate(None).scalar_subquery()))
+        if len(spec.keys) == 1:
+            keys = sa.select(column_of(picked, spec.keys[0])) if isinstance(picked, sa.CTE) else picked
+            # Without correlate(None) a filter on a second table would be correlated with the UPDATE's own.
+            return columns[0] == sa.any_(sa.func.array(keys.correlate(None).scalar_subquery()))
+        return cls.same_key(spec, columns, picked if isinstance(picked, sa.CTE) else picked.cte("picked"))
 
     @staticmethod
     def same_key(

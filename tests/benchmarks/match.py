@@ -252,7 +252,7 @@ class Match:
     @contextlib.contextmanager
     def workers(self, number: int = 1, handler: str = "read", **options: Any) -> Iterator[Workers]:
         """Start worker processes, and wait until all of them are ready."""
-        programs = [self._program("work", handler=handler, **options) for _ in range(number)]
+        programs = [self._program("work", handler=handler, processes=number, **options) for _ in range(number)]
         try:
             for program in programs:
                 program.wait_for("ready")

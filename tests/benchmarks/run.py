@@ -99,7 +99,7 @@ def run(
 def _driven_otherwise(contestant: Contestant, consumer: dict[str, Any]) -> Contestant:
     if contestant.family != "sqlaqueue" or not contestant.tuned:
         return contestant
-    return replace(contestant, options={**contestant.options, "consumer": consumer})
+    return replace(contestant, options={**contestant.options, "consumer": consumer, "together": {}})
 
 
 def about(server: BenchServer, size: Size, repeat: int) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def test_a_server_that_takes_no_cancellation_ends_nobody(caplog: pytest.LogCaptu
 
 
 @pytest.mark.parametrize("analyzed", [False, True])
-def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, analyzed: bool) -> None:
+def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, *, analyzed: bool) -> None:
     """To compare each job of a batch with each of all others took longer than the claim."""
     held, spec, plans = held_by_threads, spec_of(held_by_threads.Job), list[str]()
 

@@ -85,8 +85,18 @@ def _same_statements() -> list[Contestant]:
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
-TUNED: dict[str, Any] = {"batch_size": 1000, "batch": True, "concurrency": 2}
+TUNED: dict[str, Any] = {"batch_size": 1000, "batch": True, "concurrency": 3}
 """How a Consumer is driven at its best, in a process that freezes what it has loaded, as the command `worker` does."""
+
+HELD: dict[str, Any] = {"concurrency": 2}
+"""What else holds where a transaction holds the jobs: each thread then has a connection for as long as it works."""
+
+TOGETHER: dict[str, Any] = {"concurrency": 1}
+"""What else holds for each of several processes: one claims while another one works, and threads have no part in it."""
+
+
+def _in_words(arguments: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key}={value}" for key, value in arguments.items())
 
 
 def _ours() -> list[Contestant]:
@@ -94,13 +104,14 @@ def _ours() -> list[Contestant]:
     for strategy, kind, on_complete, tuned in product(STRATEGIES, ("sync", "async"), ("keep", "delete"), (False, True)):
         options = {"strategy": strategy, "kind": kind, "on_complete": on_complete, "tuned": tuned}
         how = "tuned" if tuned else "defaults"
+        best = TUNED if strategy == "update_status" else TUNED | HELD
         made.append(
             Contestant(
                 f"sqlaqueue {strategy} {kind} {on_complete} ({how})",
                 "ours.py",
                 (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
-                options | {"consumer": TUNED if tuned else {}},
-                ", ".join(f"{key}={value}" for key, value in TUNED.items()) if tuned else "",
+                options | ({"consumer": best, "together": TOGETHER} if tuned else {}),
+                f"{_in_words(best)}; of several processes each {_in_words(TOGETHER)}" if tuned else "",
             )
         )
     return made

@@ -123,6 +123,8 @@ class Ours(Adapter):
 
     def work(self, meter: Meter) -> Any:
         arguments = dict(self.options.get("consumer") or {})
+        if self.options["processes"] > 1:
+            arguments |= self.options.get("together") or {}
         if "concurrency" in self.options:
             # Handlers that wait are run one by one. A held batch is that of one handler, so it is a small one here.
             arguments |= {"concurrency": self.options["concurrency"], "batch": False}

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import HandlerMisuseError
-from sqlaqueue.serving.errors import will_pass
+from sqlaqueue.serving.errors import settles_later
 from sqlaqueue.serving.outcomes import COMPLETED, Ended
 from sqlaqueue.serving.plan import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.serving.telling import tell_ended
@@ -152,7 +152,7 @@ def settle_each(
             lost += settle_and_commit(session, plan, [one], wait=wait)
         except DBAPIError as error:
             session.rollback()
-            if will_pass(error):
+            if settles_later(error):
                 raise
             logger.warning("job %s cannot be settled as %s: %s", one.run.key, one.outcome.ending, error)
             found_lost = _settle_otherwise(session, plan, one, error) if wait else None
@@ -175,7 +175,7 @@ def _settle_otherwise(session: Session, plan: Plan, one: Ended, error: DBAPIErro
             return settle_and_commit(session, plan, [one])
         except DBAPIError as again:
             session.rollback()
-            if will_pass(again):
+            if settles_later(again):
                 raise
     return None
 

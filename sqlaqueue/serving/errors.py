@@ -14,8 +14,16 @@ def will_pass(error: BaseException) -> bool:
     """
     if not isinstance(error, exc.DBAPIError):
         return _is_of_the_driver(error)
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    return error.connection_invalidated or state in {"40001", "40P01"}
+    return error.connection_invalidated or _state_of(error) in {"40001", "40P01"}
+
+
+def settles_later(error: exc.DBAPIError) -> bool:
+    """Return whether an error that came of settling runs says nothing of these, so that they are to be settled later.
+
+    Besides what passes, that is a connection that could not be made: then it is the driver that complains, and not the
+    server, which gives each of its errors a state.
+    """
+    return will_pass(error) or (isinstance(error, exc.OperationalError) and _state_of(error) is None)
 
 
 def may_pass(error: Exception) -> bool:
@@ -32,6 +40,10 @@ def is_programs_fault(error: Exception) -> bool:
         return isinstance(error, exc.ProgrammingError)
     own = (SqlaqueueError, exc.SQLAlchemyError, TypeError, AttributeError, LookupError, ValueError)
     return isinstance(error, own) and not isinstance(error, exc.TimeoutError)
+
+
+def _state_of(error: exc.DBAPIError) -> str | None:
+    return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
 
 
 def _is_of_the_driver(error: BaseException) -> bool:

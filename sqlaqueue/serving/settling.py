@@ -8,7 +8,7 @@ from functools import partial
 from sqlalchemy import exc
 
 from sqlaqueue.serving import ending
-from sqlaqueue.serving.errors import will_pass
+from sqlaqueue.serving.errors import settles_later
 from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Script
@@ -30,7 +30,7 @@ def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
         try:
             lost = yield Beside(partial(ending.settle_and_commit, wait=wait), (shift.plan, finished))
         except exc.DBAPIError as error:
-            if will_pass(error):
+            if settles_later(error):
                 raise
             lost, stuck = yield Beside(partial(ending.settle_each, wait=wait), (shift.plan, finished))
     except Exception:

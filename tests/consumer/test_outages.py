@@ -33,6 +33,15 @@ def mixed(fragile_server: Server, request: pytest.FixtureRequest) -> Iterator[Be
         yield bench
 
 
+@pytest.fixture(params=[each for each in MIXED if each[0] == "update_status"], ids="-".join)
+def leased_there(fragile_server: Server, request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """The same for the strategy under which runs end without a connection."""
+    with fragile_server.database() as database:
+        bench = Bench(database, *request.param)
+        bench.create()
+        yield bench
+
+
 def test_the_server_is_gone_for_a_while(mixed: Bench) -> None:
     """It crashes in the middle of the work, is missed for some tries, and all is done after its return."""
     mixed.enqueue(40)
@@ -91,6 +100,24 @@ def test_the_server_is_not_there_at_the_end(mixed: Bench) -> None:
     with mixed.consumer(lambda hands, job: hands.execute(mixed.effect(job.id))).running():
         wait_until(lambda: mixed.states() == {"completed": 3})
     assert mixed.effects() == {1: 1, 2: 1, 3: 1}
+
+
+def test_what_has_ended_meanwhile_is_settled_as_it_has_ended(leased_there: Bench) -> None:
+    """A connection that is refused says nothing of the job, which would run again after its lease."""
+    leased_there.enqueue(1)
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.set()
+        await hands.wait(go_on)
+
+    with leased_there.consumer(work, lease=600).running() as server:
+        assert started.wait(30)
+        leased_there.database.server.stop("immediate")
+        go_on.set()
+        wait_until(lambda: server.consumer._pace._failures >= 4, "that it tries with new connections")
+        leased_there.database.server.start()
+        wait_until(lambda: leased_there.states() == {"completed": 1})
 
 
 def test_connections_are_ended_at_random(bench: Bench) -> None:

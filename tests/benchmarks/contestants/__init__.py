@@ -70,6 +70,10 @@ def _raw() -> list[Contestant]:
     return made
 
 
+TUNED: dict[str, Any] = {"batch_size": 1500, "batch": True, "concurrency": 3}
+"""How a Consumer is driven at its best, in a process that freezes what it has loaded, as the command `worker` does."""
+
+
 def _same_statements() -> list[Contestant]:
     """Psycopg with the statements of sqlaqueue: what is between the two is the price of the library."""
     return [
@@ -79,14 +83,11 @@ def _same_statements() -> list[Contestant]:
             (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
             {"strategy": strategy, "on_complete": on_complete, "batch": batch, "tuned": True},
         )
-        for strategy, on_complete, batch in product(STRATEGIES, ("keep", "delete"), (100, 1000))
+        for strategy, on_complete, batch in product(STRATEGIES, ("keep", "delete"), (100, TUNED["batch_size"]))
     ]
 
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
-
-TUNED: dict[str, Any] = {"batch_size": 1000, "batch": True, "concurrency": 3}
-"""How a Consumer is driven at its best, in a process that freezes what it has loaded, as the command `worker` does."""
 
 HELD: dict[str, Any] = {"concurrency": 2}
 """What else holds where a transaction holds the jobs: each thread then has a connection for as long as it works."""

@@ -198,14 +198,15 @@ def claims_come_in_order(history: History) -> Complaints:
     process = ready[0].process
     claimed: set[int] = set()
     begun = ready[0].at
-    """No later than the beginning of the claim that is being read: the consumer has said something else since."""
+    """No later than the beginning of the claim that is being read: a handler has said something since, as the consumer
+    itself may just have told what it has settled with the same commit."""
     for line in history.lines:
         if line.process != process or line.key is None:
             continue
         job = history.jobs[line.key]
-        if line.what != "claimed":
+        if line.what in {"start", "end"}:
             begun = line.at
-        elif line.key not in claimed and job.order is not None:
+        elif line.what == "claimed" and line.key not in claimed and job.order is not None:
             claimed.add(line.key)
             for other in history.jobs.values():
                 there = other.fate == "enqueued" and other.enqueued_at < begun and other.key not in claimed

@@ -204,7 +204,7 @@ def claims_come_in_order(history: History) -> Complaints:
         if line.process != process or line.key is None:
             continue
         job = history.jobs[line.key]
-        if line.what in {"start", "end"}:
+        if line.what in {"start", "end", "raise"}:
             begun = line.at
         elif line.what == "claimed" and line.key not in claimed and job.order is not None:
             claimed.add(line.key)

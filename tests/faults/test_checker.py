@@ -318,6 +318,22 @@ def test_a_claim_out_of_order_is_complained_about() -> None:
     assert set(in_order(1, 2, 3).complaints()) == {ORDER}
 
 
+def test_what_is_told_of_a_commit_says_nothing_of_the_claim_in_it() -> None:
+    it = Forgery()
+    it.enqueue(1, order=[0, 1])
+    it.enqueue(2, order=[0, 2])
+    it.say("a", "ready", concurrency=1)
+    it.claim(1)
+    it.run(1)
+    it.enqueue(3, order=[-1, 3])
+    for ended, key in ((1, 2), (2, 3)):
+        it.settle(ended)
+        it.claim(key)
+        it.run(key)
+    it.settle(3)
+    assert it.complaints() == {}
+
+
 def test_the_order_of_two_consumers_says_nothing() -> None:
     it = in_order(2, 3, 1)
     it.say("b", "ready", concurrency=1)

@@ -22,7 +22,7 @@ def serve_to_the_end(bench: Bench, handler: str, jobs: int, **options: Any) -> i
 
         def is_done() -> bool:
             assert len(worker.said("died")) <= 3 * jobs, "the poison is not retired"
-            assert not worker.has_ended, "a worker ended in another way"
+            assert not worker.has_ended, "\n".join(["a worker ended in another way:", *worker.lines[-40:]])
             states = bench.states()
             return not states["pending"] + states["processing"]
 

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -49,10 +50,15 @@ def restart(order: Any) -> None:
         child = os.fork()
         if not child:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            work(order)
+            try:
+                work(order)
+            except BaseException:  # noqa: BLE001 - what it writes to its standard error is nobody's
+                handlers.say(traceback.format_exc())
+                os._exit(1)
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code != handlers.DEADLY:
+            handlers.say(f"ended with {code}")
             sys.exit(code)
         handlers.say("died")
 

@@ -239,7 +239,10 @@ def run_to_the_end(crew: Crew, hand: Hand, script: Script) -> Script:
         return (yield from script)
     except Exception:
         # Else nobody would know of them, and they would wait for the end of their lease.
-        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in hand.held()]))
+        held = hand.held()
+        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in held]))
+        if crew.plan.suspects.end([run.key for run in held]):
+            crew.look_at_once()
         raise
 
 
@@ -257,7 +260,8 @@ def run_leased(crew: Crew, hand: Hand) -> Script:
         report, clean = yield from _conclude(plan, hand.unit, hand.error)
         crew.report(report)
         hand.put_down()
-    if plan.suspects.end([run.key for run in first]):
+    # One that is left, as there was no time to begin it, is still the one that runs, wherever it does.
+    if hand.is_done and plan.suspects.end([run.key for run in first]):
         crew.look_at_once()
     if not hand.is_done:
         if clean:

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.serving import claiming
+from sqlaqueue.serving import claiming, pace, runs
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
@@ -145,6 +145,59 @@ def test_suspects_do_not_keep_the_others_from_running(bench: Bench) -> None:
     assert most == [1]
     assert {bench.row(key).attempts for key in suspects} == {1}
     bench.assert_tidy()
+
+
+def suspects(leased: Bench) -> list[int]:
+    """Return the keys of jobs that read as if their worker had died."""
+    keys = leased.enqueue(4)
+    leased.execute(sa.update(leased.Job).values(lease_token=sa.func.gen_random_uuid()))
+    return keys
+
+
+def test_a_suspect_that_there_was_no_time_to_begin_is_still_the_only_one(
+    leased: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine that is busy may take long between a claim and its first call; others make it then."""
+    monkeypatch.setattr(pace, "_ALONE", 0.0)
+    monkeypatch.setattr(pace, "_AMONG_OTHERS", 0.0)
+    keys, at_work, most = suspects(leased), [0], [0]
+
+    async def work(hands: Any, job: Any) -> None:
+        at_work[0] += 1
+        most[0] = max(most[0], at_work[0])
+        await hands.execute(sa.text("SELECT pg_sleep(0.05)"))
+        at_work[0] -= 1
+
+    with leased.consumer(work, concurrency=3).running():
+        wait_until(lambda: leased.states() == {"completed": len(keys)})
+    assert most == [1]
+    leased.assert_tidy()
+
+
+def test_a_suspect_whose_run_breaks_off_makes_room_for_the_next(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever goes wrong with it: one that runs for ever would keep all others from running."""
+    keys, broken = suspects(leased), []
+
+    def break_once(session: Session) -> bool:
+        if not broken:
+            broken.append(session)
+            # As when somebody else runs it then.
+            leased.execute(sa.update(leased.Job).where(leased.Job.id == keys[0]).values(status="completed"))
+            raise sa.exc.OperationalError("ROLLBACK", {}, ConnectionError("gone"))
+        return undo(session)
+
+    undo = runs._undo
+    monkeypatch.setattr(runs, "_undo", break_once)
+
+    async def work(hands: Any, job: Any) -> None:
+        if not broken:
+            msg = "fails"
+            raise ValueError(msg)
+
+    with leased.consumer(work, concurrency=3).running():
+        wait_until(lambda: leased.states() == {"completed": len(keys)})
+    assert broken
+    leased.assert_tidy()
 
 
 def test_one_lane_at_a_time_looks_for_suspects(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

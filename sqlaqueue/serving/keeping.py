@@ -166,7 +166,7 @@ def _mend(shift: Shift, now: float) -> Script:
         done = time.monotonic()
         shift.comparing_took += done - now
         if shift.compared_upto is not None:
-            shift.agenda.set("reconcile", done + shift.crew.pace.between_batches(done - now))
+            shift.agenda.set("reconcile", done + shift.crew.pace.between_parts(done - now, found=bool(keys)))
             return
         shift.agenda.set("reconcile", done + shift.crew.pace.reconcile(shift.comparing_took))
         shift.comparing_took = 0.0

@@ -175,6 +175,15 @@ class Pace:
         """Return the seconds until more of them are deleted: that may take a fifth of the time."""
         return max(_SHORTEST_PAUSE, 4 * took)
 
+    def between_parts(self, took: float, *, found: bool) -> float:
+        """Return the seconds until the next part of the tables is compared.
+
+        That may take a twentieth of the time: it begins when a Consumer does, and jobs that wait should not notice.
+
+        :param found: whether something was wrong: then jobs that nobody finds may wait in the next part as well.
+        """
+        return self.between_batches(took) if found else max(_SHORTEST_PAUSE, 19 * took)
+
 
 class Agenda:
     """What is due when, by name, on a monotonic clock."""

@@ -196,6 +196,13 @@ def test_reconciling_takes_a_hundredth_of_the_time(draw: float, took: float) -> 
     assert wait >= 89 * took
 
 
+@given(st.floats(0, 1000))
+def test_a_comparison_takes_a_twentieth_of_the_time_where_nothing_is_wrong(took: float) -> None:
+    pace = make_pace()
+    assert took <= (pace.between_parts(took, found=False) + took) / 19.99
+    assert pace.between_parts(took, found=True) == pace.between_batches(took) >= 4 * took
+
+
 def test_one_heartbeat_may_be_lost() -> None:
     assert HEARTBEATS_A_LEASE >= 3
 

@@ -11,6 +11,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, reconcile
 from sqlaqueue.serving import tending
+from sqlaqueue.serving.pace import Pace
 from sqlaqueue.testing.queue import wait_for
 from tests.strategies.explaining import nodes_of
 
@@ -86,6 +87,8 @@ def test_a_consumer_goes_on_until_all_is_mended(
 ) -> None:
     monkeypatch.setattr(tending, "PART", 4)
     break_some(engine, model)
+    found_any: list[bool] = []
+    monkeypatch.setattr(Pace, "between_parts", lambda self, took, *, found: found_any.append(found) or 0.05)
     done: list[int] = []
     consumer = Consumer(model, lambda session, job: done.append(job.id), sessionmaker(engine), poll_interval=0.05)
     thread = threading.Thread(target=consumer.run)
@@ -97,6 +100,7 @@ def test_a_consumer_goes_on_until_all_is_mended(
         consumer.stop()
         thread.join()
     assert caplog.text.count("jobs that waited without a message") == 2
+    assert found_any[:2] == [True, True], "the first two of three parts"
 
 
 def test_a_part_is_looked_into(engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

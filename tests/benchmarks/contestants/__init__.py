@@ -75,15 +75,17 @@ TUNED: dict[str, Any] = {"batch_size": 1500, "batch": True, "concurrency": 3}
 
 
 def _same_statements() -> list[Contestant]:
-    """Psycopg with the statements of sqlaqueue: what is between the two is the price of the library."""
+    """Psycopg with the statements of sqlaqueue, and with instances of SQLAlchemy: what is between is their price."""
     return [
         Contestant(
-            f"replay {strategy} {on_complete} {batch}",
+            f"replay {strategy} {on_complete} {batch}{' instances' * orm}",
             "replay.py",
             (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
-            {"strategy": strategy, "on_complete": on_complete, "batch": batch, "tuned": True},
+            {"strategy": strategy, "on_complete": on_complete, "batch": batch, "tuned": True, "orm": orm},
         )
-        for strategy, on_complete, batch in product(STRATEGIES, ("keep", "delete"), (100, TUNED["batch_size"]))
+        for strategy, on_complete, batch, orm in product(
+            STRATEGIES, ("keep", "delete"), (100, TUNED["batch_size"]), (False, True)
+        )
     ]
 
 

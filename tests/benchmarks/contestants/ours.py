@@ -139,7 +139,7 @@ class Ours(Adapter):
     def _work(self, meter: Meter, arguments: dict[str, Any], pool: dict[str, int]) -> None:
         engine = sa.create_engine(self.driver_url, **pool)
         self._look_at_claims(engine, meter)
-        batch, one = _batch_reader(self.columns, meter), _reader(self.columns, meter)
+        batch, one = _batch_reader(self.columns, meter), reader(self.columns, meter)
 
         def handle(session: Any, job: Any) -> None:
             time.sleep(SLEEP)
@@ -154,7 +154,7 @@ class Ours(Adapter):
     async def _work_async(self, meter: Meter, arguments: dict[str, Any], pool: dict[str, int]) -> None:
         engine = create_async_engine(self.driver_url, **pool)
         self._look_at_claims(engine.sync_engine, meter)
-        batch, one = _batch_reader(self.columns, meter), _reader(self.columns, meter)
+        batch, one = _batch_reader(self.columns, meter), reader(self.columns, meter)
 
         async def handle(session: Any, job: Any) -> None:
             if meter.handler == "sleep":
@@ -200,7 +200,9 @@ class Ours(Adapter):
         return "recipient" in statement
 
 
-def _reader(columns: list[str], meter: Meter) -> Any:
+def reader(columns: list[str], meter: Meter) -> Any:
+    """Return a handler that reads all columns of a job."""
+
     def read(session: Any, job: Any) -> None:
         for name in columns:
             getattr(job, name)
@@ -210,7 +212,7 @@ def _reader(columns: list[str], meter: Meter) -> Any:
 
 
 def _batch_reader(columns: list[str], meter: Meter) -> Any:
-    read = _reader(columns, meter)
+    read = reader(columns, meter)
 
     def read_all(session: Any, jobs: list[Any]) -> None:
         for job in jobs:

@@ -2,7 +2,8 @@
 
 Between this and sqlaqueue lies the price of the library and of the ORM. The statements of one batch are taken as they
 come, whichever strategy sends them, over as many connections, with the same commits; only keys and tokens are new in
-each round.
+each round. With the option ``orm`` SQLAlchemy makes instances of what is claimed, of which each column is read, and
+nothing else is done: what no queue with instances can be faster than in one thread.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -22,7 +24,7 @@ from psycopg.types.json import Jsonb
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer
-from tests.benchmarks.contestants.ours import Ours
+from tests.benchmarks.contestants.ours import Ours, reader
 from tests.benchmarks.contestants.protocol import Meter, main, payloads
 
 ROUNDS = 8
@@ -73,9 +75,8 @@ class Replay(Ours):
         with psycopg.connect(self.url) as connection:
             (recorded,) = connection.execute("SELECT steps FROM recording").fetchone() or (b"",)
         steps: list[Step] = pickle.loads(recorded)  # noqa: S301 - written above
-        connections = [psycopg.connect(self.url) for _ in range(1 + max(step.connection for step in steps))]
+        connections = [self._connect(meter) for _ in range(1 + max(step.connection for step in steps))]
         rounds = [(connections[step.connection], step.statement, _filler(step.parameters)) for step in steps]
-        place = self.columns.index("sent")
         meter.wait_for_go()
         while True:
             keys: list[int] = []
@@ -83,22 +84,78 @@ class Replay(Ours):
             for connection, statement, fill in rounds:
                 if statement is None:
                     connection.commit()
-                    continue
-                cursor = connection.execute(statement.encode(), fill(keys, token))
-                if self._is_claim(statement):
-                    rows = cursor.fetchall()
-                    if not rows:
+                elif self._is_claim(statement):
+                    keys = connection.claim(statement, fill(keys, token))
+                    if not keys:
                         break
-                    for row in rows:
-                        keys.append(row[0])
-                        meter.done(row[place])
                 else:
-                    cursor.fetchall() if cursor.description else None
+                    connection.send(statement, fill(keys, token))
             if not keys:
                 # The end of the last batch may belong to the transaction of the claim that found nothing.
                 for connection in connections:
                     connection.commit()
                 time.sleep(0.05)
+
+    def _connect(self, meter: Meter) -> Rows | Instances:
+        if self.options.get("orm"):
+            return Instances(sa.create_engine(self.driver_url), self.model, partial(reader(self.columns, meter), None))
+        return Rows(self.url, self.columns.index("sent"), meter)
+
+
+class Rows:
+    """A connection of psycopg, which returns tuples.
+
+    :param place: where in each there is what the meter wants to know.
+    """
+
+    def __init__(self, url: str, place: int, meter: Meter) -> None:
+        self._connection, self._place, self._meter = psycopg.connect(url), place, meter
+        self.commit = self._connection.commit
+
+    def claim(self, statement: str, parameters: Mapping[str, Any]) -> list[int]:
+        """Claim jobs, handle them, and return their keys."""
+        rows = self._connection.execute(statement.encode(), parameters).fetchall()
+        for row in rows:
+            self._meter.done(row[self._place])
+        return [row[0] for row in rows]
+
+    def send(self, statement: str, parameters: Mapping[str, Any]) -> None:
+        """Execute another statement."""
+        cursor = self._connection.execute(statement.encode(), parameters)
+        cursor.fetchall() if cursor.description else None
+
+
+class Instances:
+    """The same by a session of SQLAlchemy, which returns instances.
+
+    :param handle: is called with each.
+    """
+
+    def __init__(self, engine: sa.Engine, model: Any, handle: Callable[[Any], None]) -> None:
+        self._session = Session(engine, expire_on_commit=False)
+        self._model, self._handle = model, handle
+        self._claims: dict[str, Any] = {}
+
+    def claim(self, statement: str, parameters: Mapping[str, Any]) -> list[int]:
+        """Claim jobs, handle them, and return their keys."""
+        if statement not in self._claims:
+            words = re.sub(r"%\((\w+)\)s", r":\1", statement.replace(":", r"\:")).replace("%%", "%")
+            columns = sa.text(words).columns(*self._model.__table__.c)
+            self._claims[statement] = sa.select(self._model).from_statement(columns)
+        jobs = self._session.scalars(self._claims[statement], parameters).all()
+        for job in jobs:
+            self._handle(job)
+        return [job.id for job in jobs]
+
+    def send(self, statement: str, parameters: Mapping[str, Any]) -> None:
+        """Execute another statement."""
+        result = self._session.connection().exec_driver_sql(statement, dict(parameters))
+        result.all() if result.returns_rows else None
+
+    def commit(self) -> None:
+        """Commit, and let go of the instances."""
+        self._session.commit()
+        self._session.expunge_all()
 
 
 def _watch(engine: sa.Engine) -> list[Step]:

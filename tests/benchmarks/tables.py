@@ -105,6 +105,7 @@ TABLES: dict[str, Sequence[Column]] = {
         Column("first 10 s", "horizon", "60 s", "first_jobs_per_second", significant),
         Column("last 10 s", "horizon", "60 s", "last_jobs_per_second", significant),
         Column("kept", "horizon", "60 s", "kept", "{:.0%}".format),
+        Column("kept without it", "horizon", "60 s without it", "kept", "{:.0%}".format),
     ],
     "scale": [
         Column(f"{number} processes", "scale", f"{number} processes", "jobs_per_second", significant)

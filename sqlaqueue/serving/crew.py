@@ -258,6 +258,9 @@ class Crew:
         self.tell_lost(report.lost)
         with self.lock:
             self.finish(report.unsettled)
+        # However it ended: one that seems to run for ever would keep all others from running.
+        if self.plan.suspects.end([one.run.key for one in (*report.settled, *report.lost, *report.unsettled)]):
+            self.look_at_once()
         self.fill([[job] for job in report.apart])
 
     def finish(self, ended: Sequence[Ended]) -> None:

@@ -239,10 +239,7 @@ def run_to_the_end(crew: Crew, hand: Hand, script: Script) -> Script:
         return (yield from script)
     except Exception:
         # Else nobody would know of them, and they would wait for the end of their lease.
-        held = hand.held()
-        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in held]))
-        if crew.plan.suspects.end([run.key for run in held]):
-            crew.look_at_once()
+        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in hand.held()]))
         raise
 
 

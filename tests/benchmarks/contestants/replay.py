@@ -3,7 +3,7 @@
 Between this and sqlaqueue lies the price of the library and of the ORM. The statements of one batch are taken as they
 come, whichever strategy sends them, over as many connections, with the same commits; only keys and tokens are new in
 each round. With the option ``orm`` SQLAlchemy makes instances of what is claimed, of which each column is read, and
-nothing else is done: what no queue with instances can be faster than in one thread.
+nothing else is done for a job.
 """
 
 from __future__ import annotations

@@ -47,6 +47,9 @@ def main() -> int:
     costs = commands.add_parser("costs", help="count what a job costs, and compare with costs.json")
     costs.add_argument("--write", action="store_true", help="make these counts the ones to compare with")
 
+    plain = commands.add_parser("plain", help="compare the SQL of a plain queue with that on file")
+    plain.add_argument("--write", action="store_true", help="put what is sent now on file")
+
     arguments = parser.parse_args()
     return int(globals()[f"_{arguments.command}"](arguments) or 0)
 
@@ -101,6 +104,12 @@ def _costs(arguments: argparse.Namespace) -> int:
     from tests.benchmarks.costs import main as count
 
     return count(write=arguments.write)
+
+
+def _plain(arguments: argparse.Namespace) -> int:
+    from tests.benchmarks.statements import main as compare
+
+    return compare(write=arguments.write)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,654 @@
+-- == create_all ==
+
+ALTER TABLE sqlaqueue_message_email SET (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0)
+
+COMMENT ON FUNCTION sqlaqueue_message_email_sync() IS 'sqlaqueue, version 3'
+
+COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 3'
+
+CREATE INDEX ix_sqlaqueue_message_email_claim ON sqlaqueue_message_email (priority, run_at, id)
+
+CREATE OR REPLACE FUNCTION sqlaqueue_message_email_sync() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $sqlaqueue$
+#variable_conflict use_column
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    DELETE FROM sqlaqueue_message_email;
+    RETURN NULL;
+  END IF;
+  IF TG_OP = 'INSERT' THEN
+    INSERT INTO sqlaqueue_message_email (id, priority, run_at)
+      SELECT id, priority, run_at FROM new_rows WHERE status OPERATOR(pg_catalog.=) 'pending'
+      ON CONFLICT (id) DO UPDATE SET priority = excluded.priority, run_at = excluded.run_at;
+    RETURN NULL;
+  END IF;
+  IF TG_OP = 'DELETE' THEN
+    DELETE FROM sqlaqueue_message_email WHERE id OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT id FROM old_rows));
+    RETURN NULL;
+  END IF;
+  DELETE FROM sqlaqueue_message_email WHERE id OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT id FROM old_rows WHERE status OPERATOR(pg_catalog.=) 'pending'
+           EXCEPT SELECT id FROM new_rows WHERE status OPERATOR(pg_catalog.=) 'pending'));
+  INSERT INTO sqlaqueue_message_email (id, priority, run_at)
+    SELECT id, priority, run_at FROM new_rows WHERE status OPERATOR(pg_catalog.=) 'pending'
+    EXCEPT SELECT id, priority, run_at FROM old_rows WHERE status OPERATOR(pg_catalog.=) 'pending'
+    ON CONFLICT (id) DO UPDATE SET priority = excluded.priority, run_at = excluded.run_at;
+  RETURN NULL;
+END
+$sqlaqueue$
+
+CREATE OR REPLACE FUNCTION sqlaqueue_wake_email() RETURNS trigger
+LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $sqlaqueue$
+#variable_conflict use_column
+DECLARE
+  sqlaqueue_jobs bigint := 1;
+  sqlaqueue_first timestamptz;
+  sqlaqueue_last timestamptz;
+  sqlaqueue_due double precision;
+BEGIN
+  IF TG_LEVEL = 'ROW' THEN
+    sqlaqueue_first := NEW.run_at::timestamptz;
+    sqlaqueue_last := sqlaqueue_first;
+  ELSE
+    SELECT count(*), min(run_at)::timestamptz, max(run_at)::timestamptz INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
+      FROM new_rows
+      WHERE status OPERATOR(pg_catalog.=) 'pending';
+  END IF;
+  IF sqlaqueue_jobs = 0 THEN
+    RETURN NULL;
+  END IF;
+  IF sqlaqueue_last > statement_timestamp() THEN
+    sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, statement_timestamp()));
+    IF TG_LEVEL = 'ROW' THEN
+      sqlaqueue_due := ceil(sqlaqueue_due / 0.05::float8) * 0.05::float8;
+    END IF;
+  END IF;
+  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,
+    coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));
+  RETURN NULL;
+END
+$sqlaqueue$
+
+CREATE TABLE email (
+	id SERIAL NOT NULL,
+	"to" VARCHAR NOT NULL,
+	status VARCHAR(20) DEFAULT 'pending' NOT NULL,
+	priority SMALLINT DEFAULT 0 NOT NULL,
+	run_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+	attempts INTEGER DEFAULT 0 NOT NULL,
+	max_attempts SMALLINT,
+	last_error TEXT,
+	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+	finished_at TIMESTAMP WITH TIME ZONE,
+	PRIMARY KEY (id)
+)
+
+CREATE TABLE sqlaqueue_consumer (
+	id TEXT NOT NULL,
+	queue TEXT NOT NULL,
+	name TEXT,
+	host TEXT NOT NULL,
+	pid INTEGER NOT NULL,
+	version TEXT NOT NULL,
+	hears BOOLEAN NOT NULL,
+	running JSONB NOT NULL,
+	seen_at TIMESTAMP WITH TIME ZONE NOT NULL,
+	expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
+	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+	PRIMARY KEY (id)
+)
+
+CREATE TABLE sqlaqueue_control (
+	queue TEXT NOT NULL,
+	key JSONB NOT NULL,
+	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+	PRIMARY KEY (queue, key)
+)
+
+CREATE TABLE sqlaqueue_ledger (
+	id UUID NOT NULL,
+	queue TEXT NOT NULL,
+	keys JSONB NOT NULL,
+	starts INTEGER NOT NULL,
+	worker TEXT,
+	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
+	PRIMARY KEY (id)
+)
+
+CREATE TABLE sqlaqueue_message_email (
+	id INTEGER NOT NULL,
+	priority SMALLINT NOT NULL,
+	run_at TIMESTAMP WITH TIME ZONE NOT NULL,
+	PRIMARY KEY (id)
+)
+
+CREATE TRIGGER sqlaqueue_message_delete AFTER DELETE ON email REFERENCING OLD TABLE AS old_rows FOR EACH STATEMENT EXECUTE FUNCTION sqlaqueue_message_email_sync()
+
+CREATE TRIGGER sqlaqueue_message_insert AFTER INSERT ON email REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION sqlaqueue_message_email_sync()
+
+CREATE TRIGGER sqlaqueue_message_truncate AFTER TRUNCATE ON email FOR EACH STATEMENT EXECUTE FUNCTION sqlaqueue_message_email_sync()
+
+CREATE TRIGGER sqlaqueue_message_update AFTER UPDATE ON email REFERENCING OLD TABLE AS old_rows NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION sqlaqueue_message_email_sync()
+
+CREATE TRIGGER sqlaqueue_wake_insert AFTER INSERT ON email REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION sqlaqueue_wake_email()
+
+CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW WHEN (NEW.status = 'pending' AND ((OLD.status = 'pending') IS NOT TRUE OR OLD.run_at IS DISTINCT FROM NEW.run_at)) EXECUTE FUNCTION sqlaqueue_wake_email()
+
+-- == migration ==
+
+# ### commands auto generated by Alembic - please adjust! ###
+    op.create_table('email',
+    sa.Column('id', sa.Integer(), nullable=False),
+    sa.Column('to', sa.String(), nullable=False),
+    sa.Column('status', sa.String(length=20), server_default=sa.text("'pending'"), nullable=False),
+    sa.Column('priority', sa.SmallInteger(), server_default=sa.text('0'), nullable=False),
+    sa.Column('run_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
+    sa.Column('attempts', sa.Integer(), server_default=sa.text('0'), nullable=False),
+    sa.Column('max_attempts', sa.SmallInteger(), nullable=True),
+    sa.Column('last_error', sa.Text(), nullable=True),
+    sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
+    sa.Column('finished_at', sa.DateTime(timezone=True), nullable=True),
+    sa.PrimaryKeyConstraint('id')
+    )
+    op.create_table('sqlaqueue_consumer',
+    sa.Column('id', sa.Text(), nullable=False),
+    sa.Column('queue', sa.Text(), nullable=False),
+    sa.Column('name', sa.Text(), nullable=True),
+    sa.Column('host', sa.Text(), nullable=False),
+    sa.Column('pid', sa.Integer(), nullable=False),
+    sa.Column('version', sa.Text(), nullable=False),
+    sa.Column('hears', sa.Boolean(), nullable=False),
+    sa.Column('running', postgresql.JSONB(astext_type=Text()), nullable=False),
+    sa.Column('seen_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
+    sa.PrimaryKeyConstraint('id')
+    )
+    op.create_table('sqlaqueue_control',
+    sa.Column('queue', sa.Text(), nullable=False),
+    sa.Column('key', postgresql.JSONB(astext_type=Text()), nullable=False),
+    sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
+    sa.PrimaryKeyConstraint('queue', 'key')
+    )
+    op.create_table('sqlaqueue_ledger',
+    sa.Column('id', sa.Uuid(), nullable=False),
+    sa.Column('queue', sa.Text(), nullable=False),
+    sa.Column('keys', postgresql.JSONB(astext_type=Text()), nullable=False),
+    sa.Column('starts', sa.Integer(), nullable=False),
+    sa.Column('worker', sa.Text(), nullable=True),
+    sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
+    sa.PrimaryKeyConstraint('id')
+    )
+    op.create_table('sqlaqueue_message_email',
+    sa.Column('id', sa.Integer(), autoincrement=False, nullable=False),
+    sa.Column('priority', sa.SmallInteger(), nullable=False),
+    sa.Column('run_at', sa.DateTime(timezone=True), nullable=False),
+    sa.PrimaryKeyConstraint('id')
+    )
+    op.create_index(op.f('ix_sqlaqueue_message_email_claim'), 'sqlaqueue_message_email', ['priority', 'run_at', 'id'], unique=False)
+    op.set_storage_parameters(
+        'sqlaqueue_message_email',
+        {
+            'autovacuum_vacuum_scale_factor': '0',
+            'autovacuum_vacuum_threshold': '5000',
+            'autovacuum_vacuum_cost_delay': '0',
+        },
+    )
+    op.create_queue_function(
+        'sqlaqueue_wake_email',
+        (
+            '#variable_conflict use_column\n'
+            'DECLARE\n'
+            '  sqlaqueue_jobs bigint := 1;\n'
+            '  sqlaqueue_first timestamptz;\n'
+            '  sqlaqueue_last timestamptz;\n'
+            '  sqlaqueue_due double precision;\n'
+            'BEGIN\n'
+            "  IF TG_LEVEL = 'ROW' THEN\n"
+            '    sqlaqueue_first := NEW.run_at::timestamptz;\n'
+            '    sqlaqueue_last := sqlaqueue_first;\n'
+            '  ELSE\n'
+            '    SELECT count(*), min(run_at)::timestamptz, max(run_at)::timestamptz INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last\n'
+            '      FROM new_rows\n'
+            "      WHERE status OPERATOR(pg_catalog.=) 'pending';\n"
+            '  END IF;\n'
+            '  IF sqlaqueue_jobs = 0 THEN\n'
+            '    RETURN NULL;\n'
+            '  END IF;\n'
+            '  IF sqlaqueue_last > statement_timestamp() THEN\n'
+            '    sqlaqueue_due := extract(epoch FROM greatest(sqlaqueue_first, statement_timestamp()));\n'
+            "    IF TG_LEVEL = 'ROW' THEN\n"
+            '      sqlaqueue_due := ceil(sqlaqueue_due / 0.05::float8) * 0.05::float8;\n'
+            '    END IF;\n'
+            '  END IF;\n'
+            "  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,\n"
+            "    coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));\n"
+            '  RETURN NULL;\n'
+            'END\n'
+        ),
+        comment='sqlaqueue, version 3',
+    )
+    op.create_queue_function(
+        'sqlaqueue_message_email_sync',
+        (
+            '#variable_conflict use_column\n'
+            'BEGIN\n'
+            "  IF TG_OP = 'TRUNCATE' THEN\n"
+            '    DELETE FROM {messages};\n'
+            '    RETURN NULL;\n'
+            '  END IF;\n'
+            "  IF TG_OP = 'INSERT' THEN\n"
+            '    INSERT INTO {messages} (id, priority, run_at)\n'
+            "      SELECT id, priority, run_at FROM new_rows WHERE status OPERATOR(pg_catalog.=) 'pending'\n"
+            '      ON CONFLICT (id) DO UPDATE SET priority = excluded.priority, run_at = excluded.run_at;\n'
+            '    RETURN NULL;\n'
+            '  END IF;\n'
+            "  IF TG_OP = 'DELETE' THEN\n"
+            '    DELETE FROM {messages} WHERE id OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT id FROM old_rows));\n'
+            '    RETURN NULL;\n'
+            '  END IF;\n'
+            "  DELETE FROM {messages} WHERE id OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT id FROM old_rows WHERE status OPERATOR(pg_catalog.=) 'pending'\n"
+            "           EXCEPT SELECT id FROM new_rows WHERE status OPERATOR(pg_catalog.=) 'pending'));\n"
+            '  INSERT INTO {messages} (id, priority, run_at)\n'
+            "    SELECT id, priority, run_at FROM new_rows WHERE status OPERATOR(pg_catalog.=) 'pending'\n"
+            "    EXCEPT SELECT id, priority, run_at FROM old_rows WHERE status OPERATOR(pg_catalog.=) 'pending'\n"
+            '    ON CONFLICT (id) DO UPDATE SET priority = excluded.priority, run_at = excluded.run_at;\n'
+            '  RETURN NULL;\n'
+            'END\n'
+        ),
+        tables={'messages': 'sqlaqueue_message_email'},
+        comment='sqlaqueue, version 3',
+        definer=True,
+    )
+    op.create_queue_triggers(
+        'email',
+        'sqlaqueue_wake_email',
+        {
+            'sqlaqueue_wake_insert': ('INSERT', {'NEW': 'new_rows'}),
+            'sqlaqueue_wake_update_22793158': (
+                'UPDATE',
+                {},
+                "NEW.status = 'pending' AND ((OLD.status = 'pending') IS NOT TRUE OR OLD.run_at IS DISTINCT FROM NEW.run_at)",
+            ),
+        },
+    )
+    op.create_queue_triggers(
+        'email',
+        'sqlaqueue_message_email_sync',
+        {
+            'sqlaqueue_message_insert': ('INSERT', {'NEW': 'new_rows'}),
+            'sqlaqueue_message_update': ('UPDATE', {'OLD': 'old_rows', 'NEW': 'new_rows'}),
+            'sqlaqueue_message_delete': ('DELETE', {'OLD': 'old_rows'}),
+            'sqlaqueue_message_truncate': ('TRUNCATE', {}),
+        },
+    )
+    # ### end Alembic commands ###
+
+# ### commands auto generated by Alembic - please adjust! ###
+    op.drop_queue_triggers(
+        'email',
+        [
+            'sqlaqueue_message_insert',
+            'sqlaqueue_message_update',
+            'sqlaqueue_message_delete',
+            'sqlaqueue_message_truncate',
+        ],
+    )
+    op.drop_queue_triggers('email', ['sqlaqueue_wake_insert', 'sqlaqueue_wake_update_22793158'])
+    op.drop_queue_function('sqlaqueue_message_email_sync')
+    op.drop_queue_function('sqlaqueue_wake_email')
+    op.set_storage_parameters(
+        'sqlaqueue_message_email',
+        {
+            'autovacuum_vacuum_scale_factor': None,
+            'autovacuum_vacuum_threshold': None,
+            'autovacuum_vacuum_cost_delay': None,
+        },
+    )
+    op.drop_index(op.f('ix_sqlaqueue_message_email_claim'), table_name='sqlaqueue_message_email')
+    op.drop_table('sqlaqueue_message_email')
+    op.drop_table('sqlaqueue_ledger')
+    op.drop_table('sqlaqueue_control')
+    op.drop_table('sqlaqueue_consumer')
+    op.drop_table('email')
+    # ### end Alembic commands ###
+
+-- == verbs ==
+
+INSERT INTO email ("to", status, priority, attempts, max_attempts, last_error, finished_at) VALUES (%(to)s::VARCHAR, %(status)s::VARCHAR, %(priority)s::SMALLINT, %(attempts)s::INTEGER, %(max_attempts)s::SMALLINT, %(last_error)s::VARCHAR, %(finished_at)s::TIMESTAMP WITH TIME ZONE) RETURNING email.id, email.run_at, email.created_at
+
+WITH picked AS
+(SELECT sqlaqueue_found.id AS id, sqlaqueue_found."to" AS "to", sqlaqueue_found.status AS status, sqlaqueue_found.priority AS priority, sqlaqueue_found.run_at AS run_at, sqlaqueue_found.attempts AS attempts, sqlaqueue_found.max_attempts AS max_attempts, sqlaqueue_found.last_error AS last_error, sqlaqueue_found.created_at AS created_at, sqlaqueue_found.finished_at AS finished_at
+FROM (SELECT sqlaqueue_each.id AS id, sqlaqueue_each."to" AS "to", sqlaqueue_each.status AS status, sqlaqueue_each.priority AS priority, sqlaqueue_each.run_at AS run_at, sqlaqueue_each.attempts AS attempts, sqlaqueue_each.max_attempts AS max_attempts, sqlaqueue_each.last_error AS last_error, sqlaqueue_each.created_at AS created_at, sqlaqueue_each.finished_at AS finished_at, 1 AS sqlaqueue_one
+FROM generate_series(1, <n>) AS sqlaqueue_start JOIN LATERAL (SELECT email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at
+FROM email, sqlaqueue_message_email, generate_series(1, (SELECT <n>)) AS sqlaqueue_thousand
+WHERE NOT (EXISTS (SELECT <n>
+FROM sqlaqueue_control
+WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key = CAST('[]' AS JSONB))) AND (SELECT count(*) AS count_1
+FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL AND sqlaqueue_message_email.id = email.id AND CASE WHEN (email.status = 'pending') THEN true END AND sqlaqueue_message_email.run_at <= statement_timestamp() AND sqlaqueue_start.sqlaqueue_start IS NOT NULL AND sqlaqueue_thousand.sqlaqueue_thousand IS NOT NULL ORDER BY sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at, sqlaqueue_message_email.id, sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at, sqlaqueue_message_email.id
+ LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email, sqlaqueue_message_email SKIP LOCKED) AS sqlaqueue_each ON true
+ LIMIT <n>) AS sqlaqueue_found
+WHERE sqlaqueue_found.sqlaqueue_one = 1),
+consumed AS
+(DELETE FROM sqlaqueue_message_email WHERE sqlaqueue_message_email.id = ANY (array((SELECT picked.id
+FROM picked))) RETURNING sqlaqueue_message_email.id AS id)
+ SELECT picked.id, picked."to", picked.status, picked.priority, picked.run_at, picked.attempts, picked.max_attempts, picked.last_error, picked.created_at, picked.finished_at
+FROM picked
+WHERE CASE WHEN ((picked.id) IN (SELECT consumed.id
+FROM consumed)) THEN true END ORDER BY picked.priority, picked.run_at, picked.id
+
+UPDATE email SET status=%(status)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
+
+WITH other AS
+(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT email.id AS id, email.priority AS priority, statement_timestamp() + %(param_1)s AS anon_1
+FROM email
+WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
+changed AS
+(UPDATE email SET status=%(param_3)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_4)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(%(param_5)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
+ SELECT changed_keys.id
+FROM (SELECT changed.id AS id
+FROM changed) AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
+WITH other AS
+(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT email.id AS id, email.priority AS priority, email.run_at AS run_at
+FROM email
+WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
+changed AS
+(UPDATE email SET status=%(param_2)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_3)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(%(param_4)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
+ SELECT changed_keys.id
+FROM (SELECT changed.id AS id
+FROM changed) AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
+WITH wanted AS
+(SELECT email.id AS id
+FROM email
+WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status IN ('pending', 'processing')),
+free AS
+(SELECT email.id AS id
+FROM email
+WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
+other AS
+(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
+FROM (SELECT wanted.id AS id
+FROM wanted EXCEPT SELECT free.id AS id
+FROM free) AS running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
+changed AS
+(UPDATE email SET status=%(param_3)s::VARCHAR, finished_at=statement_timestamp() FROM free WHERE email.id = free.id RETURNING email.id AS id)
+ SELECT changed_keys.id
+FROM (SELECT changed.id AS id
+FROM changed) AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
+SELECT changed_keys.id
+FROM (SELECT email.id AS id
+FROM email
+WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status = 'pending') AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
+UPDATE email SET status=%(status)s::VARCHAR, run_at=statement_timestamp(), attempts=%(attempts)s::INTEGER, finished_at=%(finished_at)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (array((SELECT email.id
+FROM email
+WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status IN ('completed', 'failed', 'cancelled') ORDER BY email.id FOR NO KEY UPDATE OF email))) AND (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
+
+SELECT changed_keys.id
+FROM (SELECT email.id AS id
+FROM email
+WHERE false) AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
+DELETE FROM email WHERE email.id = ANY (array((SELECT email.id
+FROM email
+WHERE email.status IN ('completed', 'failed', 'cancelled')
+ LIMIT %(param_1)s::INTEGER FOR UPDATE OF email SKIP LOCKED))) AND (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
+
+WITH lost AS
+(SELECT email.id AS id, email.priority AS priority, email.run_at AS run_at
+FROM email
+WHERE email.status = 'pending' AND NOT (EXISTS (SELECT *
+FROM sqlaqueue_message_email
+WHERE sqlaqueue_message_email.id = email.id)) AND true ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
+found AS
+(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT lost.id AS id, lost.priority AS priority, lost.run_at AS run_at
+FROM lost ON CONFLICT DO NOTHING RETURNING sqlaqueue_message_email.id AS id),
+without_job AS
+(SELECT sqlaqueue_message_email.id AS id
+FROM sqlaqueue_message_email
+WHERE NOT (EXISTS (SELECT *
+FROM email
+WHERE sqlaqueue_message_email.id = email.id)) AND NOT row_security_active($sqlaqueue$email$sqlaqueue$) AND true FOR UPDATE OF sqlaqueue_message_email SKIP LOCKED),
+not_waiting AS
+(SELECT sqlaqueue_message_email.id AS id
+FROM sqlaqueue_message_email, email
+WHERE sqlaqueue_message_email.id = email.id AND (email.status != 'pending' OR email.status IS NULL) AND true FOR UPDATE OF email, sqlaqueue_message_email SKIP LOCKED),
+orphans AS
+(SELECT without_job.id AS id
+FROM without_job UNION ALL SELECT not_waiting.id AS id
+FROM not_waiting),
+consumed AS
+(DELETE FROM sqlaqueue_message_email USING orphans WHERE sqlaqueue_message_email.id = orphans.id RETURNING sqlaqueue_message_email.id AS id)
+ SELECT changed_keys.id
+FROM (SELECT mended.id AS id
+FROM (SELECT found.id AS id
+FROM found UNION ALL SELECT consumed.id AS id
+FROM consumed) AS mended) AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
+WITH wanted AS
+(SELECT email.id AS id
+FROM email
+WHERE email.status IN ('pending', 'processing')),
+free AS
+(SELECT email.id AS id
+FROM email
+WHERE email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
+other AS
+(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
+FROM (SELECT wanted.id AS id
+FROM wanted EXCEPT SELECT free.id AS id
+FROM free) AS running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
+changed AS
+(UPDATE email SET status=%(param_2)s::VARCHAR, finished_at=statement_timestamp() FROM free WHERE email.id = free.id RETURNING email.id AS id)
+ SELECT changed_keys.id
+FROM (SELECT changed.id AS id
+FROM changed) AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
+-- == consumer ==
+
+DELETE FROM sqlaqueue_consumer WHERE sqlaqueue_consumer.id = %(id_1)s::VARCHAR RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1
+
+DELETE FROM sqlaqueue_consumer WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.expires_at < statement_timestamp() - %(statement_timestamp_1)s
+
+DELETE FROM sqlaqueue_control WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key != %(param_1)s::JSONB AND sqlaqueue_control.created_at < statement_timestamp() - %(statement_timestamp_1)s
+
+DELETE FROM sqlaqueue_ledger WHERE sqlaqueue_ledger.id = %(id_1)s::UUID
+
+DELETE FROM sqlaqueue_ledger WHERE sqlaqueue_ledger.queue = %(queue_1)s::VARCHAR AND sqlaqueue_ledger.created_at < statement_timestamp() - %(statement_timestamp_1)s
+
+INSERT INTO email ("to", status, priority, attempts, max_attempts, last_error, finished_at) SELECT p0::VARCHAR, p1::VARCHAR, p2::SMALLINT, p3::INTEGER, p4::SMALLINT, p5::VARCHAR, p6::TIMESTAMP WITH TIME ZONE FROM (VALUES (%(to__0)s::VARCHAR, %(status__0)s::VARCHAR, %(priority__0)s::SMALLINT, %(attempts__0)s::INTEGER, %(max_attempts__0)s::SMALLINT, %(last_error__0)s::VARCHAR, %(finished_at__0)s::TIMESTAMP WITH TIME ZONE, 0), (%(to__1)s::VARCHAR, %(status__1)s::VARCHAR, %(priority__1)s::SMALLINT, %(attempts__1)s::INTEGER, %(max_attempts__1)s::SMALLINT, %(last_error__1)s::VARCHAR, %(finished_at__1)s::TIMESTAMP WITH TIME ZONE, 1), (%(to__2)s::VARCHAR, %(status__2)s::VARCHAR, %(priority__2)s::SMALLINT, %(attempts__2)s::INTEGER, %(max_attempts__2)s::SMALLINT, %(last_error__2)s::VARCHAR, %(finished_at__2)s::TIMESTAMP WITH TIME ZONE, 2), (%(to__3)s::VARCHAR, %(status__3)s::VARCHAR, %(priority__3)s::SMALLINT, %(attempts__3)s::INTEGER, %(max_attempts__3)s::SMALLINT, %(last_error__3)s::VARCHAR, %(finished_at__3)s::TIMESTAMP WITH TIME ZONE, 3), (%(to__4)s::VARCHAR, %(status__4)s::VARCHAR, %(priority__4)s::SMALLINT, %(attempts__4)s::INTEGER, %(max_attempts__4)s::SMALLINT, %(last_error__4)s::VARCHAR, %(finished_at__4)s::TIMESTAMP WITH TIME ZONE, 4), (%(to__5)s::VARCHAR, %(status__5)s::VARCHAR, %(priority__5)s::SMALLINT, %(attempts__5)s::INTEGER, %(max_attempts__5)s::SMALLINT, %(last_error__5)s::VARCHAR, %(finished_at__5)s::TIMESTAMP WITH TIME ZONE, 5), (%(to__6)s::VARCHAR, %(status__6)s::VARCHAR, %(priority__6)s::SMALLINT, %(attempts__6)s::INTEGER, %(max_attempts__6)s::SMALLINT, %(last_error__6)s::VARCHAR, %(finished_at__6)s::TIMESTAMP WITH TIME ZONE, 6), (%(to__7)s::VARCHAR, %(status__7)s::VARCHAR, %(priority__7)s::SMALLINT, %(attempts__7)s::INTEGER, %(max_attempts__7)s::SMALLINT, %(last_error__7)s::VARCHAR, %(finished_at__7)s::TIMESTAMP WITH TIME ZONE, 7), (%(to__8)s::VARCHAR, %(status__8)s::VARCHAR, %(priority__8)s::SMALLINT, %(attempts__8)s::INTEGER, %(max_attempts__8)s::SMALLINT, %(last_error__8)s::VARCHAR, %(finished_at__8)s::TIMESTAMP WITH TIME ZONE, 8), (%(to__9)s::VARCHAR, %(status__9)s::VARCHAR, %(priority__9)s::SMALLINT, %(attempts__9)s::INTEGER, %(max_attempts__9)s::SMALLINT, %(last_error__9)s::VARCHAR, %(finished_at__9)s::TIMESTAMP WITH TIME ZONE, 9), (%(to__10)s::VARCHAR, %(status__10)s::VARCHAR, %(priority__10)s::SMALLINT, %(attempts__10)s::INTEGER, %(max_attempts__10)s::SMALLINT, %(last_error__10)s::VARCHAR, %(finished_at__10)s::TIMESTAMP WITH TIME ZONE, 10), (%(to__11)s::VARCHAR, %(status__11)s::VARCHAR, %(priority__11)s::SMALLINT, %(attempts__11)s::INTEGER, %(max_attempts__11)s::SMALLINT, %(last_error__11)s::VARCHAR, %(finished_at__11)s::TIMESTAMP WITH TIME ZONE, 11), (%(to__12)s::VARCHAR, %(status__12)s::VARCHAR, %(priority__12)s::SMALLINT, %(attempts__12)s::INTEGER, %(max_attempts__12)s::SMALLINT, %(last_error__12)s::VARCHAR, %(finished_at__12)s::TIMESTAMP WITH TIME ZONE, 12), (%(to__13)s::VARCHAR, %(status__13)s::VARCHAR, %(priority__13)s::SMALLINT, %(attempts__13)s::INTEGER, %(max_attempts__13)s::SMALLINT, %(last_error__13)s::VARCHAR, %(finished_at__13)s::TIMESTAMP WITH TIME ZONE, 13), (%(to__14)s::VARCHAR, %(status__14)s::VARCHAR, %(priority__14)s::SMALLINT, %(attempts__14)s::INTEGER, %(max_attempts__14)s::SMALLINT, %(last_error__14)s::VARCHAR, %(finished_at__14)s::TIMESTAMP WITH TIME ZONE, 14), (%(to__15)s::VARCHAR, %(status__15)s::VARCHAR, %(priority__15)s::SMALLINT, %(attempts__15)s::INTEGER, %(max_attempts__15)s::SMALLINT, %(last_error__15)s::VARCHAR, %(finished_at__15)s::TIMESTAMP WITH TIME ZONE, 15), (%(to__16)s::VARCHAR, %(status__16)s::VARCHAR, %(priority__16)s::SMALLINT, %(attempts__16)s::INTEGER, %(max_attempts__16)s::SMALLINT, %(last_error__16)s::VARCHAR, %(finished_at__16)s::TIMESTAMP WITH TIME ZONE, 16), (%(to__17)s::VARCHAR, %(status__17)s::VARCHAR, %(priority__17)s::SMALLINT, %(attempts__17)s::INTEGER, %(max_attempts__17)s::SMALLINT, %(last_error__17)s::VARCHAR, %(finished_at__17)s::TIMESTAMP WITH TIME ZONE, 17), (%(to__18)s::VARCHAR, %(status__18)s::VARCHAR, %(priority__18)s::SMALLINT, %(attempts__18)s::INTEGER, %(max_attempts__18)s::SMALLINT, %(last_error__18)s::VARCHAR, %(finished_at__18)s::TIMESTAMP WITH TIME ZONE, 18), (%(to__19)s::VARCHAR, %(status__19)s::VARCHAR, %(priority__19)s::SMALLINT, %(attempts__19)s::INTEGER, %(max_attempts__19)s::SMALLINT, %(last_error__19)s::VARCHAR, %(finished_at__19)s::TIMESTAMP WITH TIME ZONE, 19), (%(to__20)s::VARCHAR, %(status__20)s::VARCHAR, %(priority__20)s::SMALLINT, %(attempts__20)s::INTEGER, %(max_attempts__20)s::SMALLINT, %(last_error__20)s::VARCHAR, %(finished_at__20)s::TIMESTAMP WITH TIME ZONE, 20), (%(to__21)s::VARCHAR, %(status__21)s::VARCHAR, %(priority__21)s::SMALLINT, %(attempts__21)s::INTEGER, %(max_attempts__21)s::SMALLINT, %(last_error__21)s::VARCHAR, %(finished_at__21)s::TIMESTAMP WITH TIME ZONE, 21), (%(to__22)s::VARCHAR, %(status__22)s::VARCHAR, %(priority__22)s::SMALLINT, %(attempts__22)s::INTEGER, %(max_attempts__22)s::SMALLINT, %(last_error__22)s::VARCHAR, %(finished_at__22)s::TIMESTAMP WITH TIME ZONE, 22), (%(to__23)s::VARCHAR, %(status__23)s::VARCHAR, %(priority__23)s::SMALLINT, %(attempts__23)s::INTEGER, %(max_attempts__23)s::SMALLINT, %(last_error__23)s::VARCHAR, %(finished_at__23)s::TIMESTAMP WITH TIME ZONE, 23), (%(to__24)s::VARCHAR, %(status__24)s::VARCHAR, %(priority__24)s::SMALLINT, %(attempts__24)s::INTEGER, %(max_attempts__24)s::SMALLINT, %(last_error__24)s::VARCHAR, %(finished_at__24)s::TIMESTAMP WITH TIME ZONE, 24), (%(to__25)s::VARCHAR, %(status__25)s::VARCHAR, %(priority__25)s::SMALLINT, %(attempts__25)s::INTEGER, %(max_attempts__25)s::SMALLINT, %(last_error__25)s::VARCHAR, %(finished_at__25)s::TIMESTAMP WITH TIME ZONE, 25), (%(to__26)s::VARCHAR, %(status__26)s::VARCHAR, %(priority__26)s::SMALLINT, %(attempts__26)s::INTEGER, %(max_attempts__26)s::SMALLINT, %(last_error__26)s::VARCHAR, %(finished_at__26)s::TIMESTAMP WITH TIME ZONE, 26), (%(to__27)s::VARCHAR, %(status__27)s::VARCHAR, %(priority__27)s::SMALLINT, %(attempts__27)s::INTEGER, %(max_attempts__27)s::SMALLINT, %(last_error__27)s::VARCHAR, %(finished_at__27)s::TIMESTAMP WITH TIME ZONE, 27), (%(to__28)s::VARCHAR, %(status__28)s::VARCHAR, %(priority__28)s::SMALLINT, %(attempts__28)s::INTEGER, %(max_attempts__28)s::SMALLINT, %(last_error__28)s::VARCHAR, %(finished_at__28)s::TIMESTAMP WITH TIME ZONE, 28), (%(to__29)s::VARCHAR, %(status__29)s::VARCHAR, %(priority__29)s::SMALLINT, %(attempts__29)s::INTEGER, %(max_attempts__29)s::SMALLINT, %(last_error__29)s::VARCHAR, %(finished_at__29)s::TIMESTAMP WITH TIME ZONE, 29)) AS imp_sen(p0, p1, p2, p3, p4, p5, p6, sen_counter) ORDER BY sen_counter RETURNING email.id, email.run_at, email.created_at, email.id AS id__1
+
+LISTEN "sqlaqueue_email_email"
+
+RELEASE SAVEPOINT sa_savepoint_1
+
+RELEASE SAVEPOINT sa_savepoint_2
+
+RELEASE SAVEPOINT sa_savepoint_3
+
+RELEASE SAVEPOINT sa_savepoint_4
+
+RELEASE SAVEPOINT sa_savepoint_5
+
+SAVEPOINT sa_savepoint_1
+
+SAVEPOINT sa_savepoint_2
+
+SAVEPOINT sa_savepoint_3
+
+SAVEPOINT sa_savepoint_4
+
+SAVEPOINT sa_savepoint_5
+
+SELECT 1
+
+SELECT CAST(pg_attribute.attname AS TEXT) AS attname
+FROM pg_attribute
+WHERE pg_attribute.attrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AND NOT pg_attribute.attisdropped
+
+SELECT CAST(pg_class.relname AS TEXT) AS relname, CAST(pg_namespace.nspname AS TEXT) AS nspname
+FROM pg_class JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
+WHERE pg_class.oid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$))
+
+SELECT CAST(pg_proc.proname AS TEXT) AS proname, obj_description(pg_proc.oid, %(obj_description_2)s::VARCHAR) AS obj_description_1
+FROM pg_proc JOIN pg_class ON pg_class.relnamespace = pg_proc.pronamespace
+WHERE pg_class.oid = to_regclass($sqlaqueue$email$sqlaqueue$) AND pg_proc.proname IN (%(proname_1_1)s::VARCHAR, %(proname_1_2)s::VARCHAR)
+
+SELECT CAST(pg_trigger.tgname AS TEXT) AS tgname
+FROM pg_trigger
+WHERE pg_trigger.tgrelid = to_regclass($sqlaqueue$email$sqlaqueue$)
+
+SELECT CAST(pg_trigger.tgname AS TEXT) AS tgname
+FROM pg_trigger
+WHERE pg_trigger.tgrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AND CAST(pg_trigger.tgenabled AS TEXT) IN (%(param_1_1)s::VARCHAR, %(param_1_2)s::VARCHAR)
+
+SELECT email.id
+FROM email
+WHERE true AND (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL ORDER BY email.id
+ LIMIT %(param_1)s::INTEGER OFFSET %(param_2)s::INTEGER
+
+SELECT quote_ident(CAST(current_user AS TEXT)) AS quote_ident_1, has_function_privilege('pg_catalog.pg_notify(text,text)', 'EXECUTE') AS has_function_privilege_1, has_table_privilege(to_regclass($sqlaqueue$email$sqlaqueue$), 'SELECT') AS has_table_privilege_1, has_table_privilege(to_regclass($sqlaqueue$email$sqlaqueue$), 'UPDATE') AS has_table_privilege_2, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'SELECT') AS has_table_privilege_3, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'UPDATE') AS has_table_privilege_4, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), 'DELETE') AS has_table_privilege_5, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'SELECT') AS has_table_privilege_6, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'INSERT') AS has_table_privilege_7, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'UPDATE') AS has_table_privilege_8, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), 'DELETE') AS has_table_privilege_9, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$), 'SELECT') AS has_table_privilege_10, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$), 'INSERT') AS has_table_privilege_11, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$), 'UPDATE') AS has_table_privilege_12, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$), 'DELETE') AS has_table_privilege_13, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'SELECT') AS has_table_privilege_14, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'INSERT') AS has_table_privilege_15, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'UPDATE') AS has_table_privilege_16, has_table_privilege(to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$), 'DELETE') AS has_table_privilege_17
+
+SELECT quote_ident(CAST(current_user AS TEXT)) AS quote_ident_1, row_security_active($sqlaqueue$email$sqlaqueue$) AS row_security_active_1, row_security_active($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS row_security_active_2, row_security_active($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS row_security_active_3, row_security_active($sqlaqueue$sqlaqueue_ledger$sqlaqueue$) AS row_security_active_4, row_security_active($sqlaqueue$sqlaqueue_message_email$sqlaqueue$) AS row_security_active_5
+
+SELECT quote_ident(pg_namespace.nspname) AS quote_ident_1, quote_ident(CAST(current_user AS TEXT)) AS quote_ident_2
+FROM pg_namespace
+WHERE (parse_ident($sqlaqueue$email$sqlaqueue$))[%(parse_ident_1)s::INTEGER] IS NOT NULL AND pg_namespace.nspname = (parse_ident($sqlaqueue$email$sqlaqueue$))[%(parse_ident_2)s::INTEGER] AND NOT has_schema_privilege(pg_namespace.oid, 'USAGE')
+
+SELECT set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1, set_config(%(set_config_5)s::VARCHAR, %(set_config_6)s::VARCHAR, true) AS set_config_4, set_config(%(set_config_8)s::VARCHAR, %(set_config_9)s::VARCHAR, true) AS set_config_7
+
+SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3, to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$) AS anon_4, to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$) AS anon_5
+
+SELECT txid_current() AS txid_current_1
+
+UPDATE email SET status=%(status)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp() WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
+
+WITH RECURSIVE levels(level) AS
+(SELECT min(sqlaqueue_message_email.priority) AS level
+FROM sqlaqueue_message_email UNION ALL SELECT (SELECT min(sqlaqueue_message_email.priority) AS level
+FROM sqlaqueue_message_email
+WHERE sqlaqueue_message_email.priority > levels.level) AS anon_1
+FROM levels
+WHERE levels.level IS NOT NULL)
+ SELECT each.moment
+FROM levels JOIN LATERAL (SELECT EXTRACT(epoch FROM CAST(sqlaqueue_message_email.run_at AS TIMESTAMP WITH TIME ZONE)) AS moment
+FROM sqlaqueue_message_email
+WHERE sqlaqueue_message_email.run_at > statement_timestamp() AND sqlaqueue_message_email.priority = levels.level ORDER BY sqlaqueue_message_email.run_at
+ LIMIT %(param_1)s::INTEGER) AS each ON true ORDER BY each.moment
+ LIMIT %(param_2)s::INTEGER
+
+WITH RECURSIVE sqlaqueue_level(level, first) AS
+((SELECT sqlaqueue_message_email.priority AS level, sqlaqueue_message_email.run_at AS first
+FROM sqlaqueue_message_email ORDER BY sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at
+ LIMIT <n>) UNION ALL SELECT sqlaqueue_above.level AS level, sqlaqueue_above.first AS first
+FROM sqlaqueue_level JOIN LATERAL (SELECT sqlaqueue_message_email.priority AS level, sqlaqueue_message_email.run_at AS first
+FROM sqlaqueue_message_email
+WHERE sqlaqueue_message_email.priority > sqlaqueue_level.level ORDER BY sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at
+ LIMIT <n>) AS sqlaqueue_above ON true),
+picked AS
+(SELECT sqlaqueue_found.id AS id, sqlaqueue_found."to" AS "to", sqlaqueue_found.status AS status, sqlaqueue_found.priority AS priority, sqlaqueue_found.run_at AS run_at, sqlaqueue_found.attempts AS attempts, sqlaqueue_found.max_attempts AS max_attempts, sqlaqueue_found.last_error AS last_error, sqlaqueue_found.created_at AS created_at, sqlaqueue_found.finished_at AS finished_at
+FROM (SELECT sqlaqueue_each.id AS id, sqlaqueue_each."to" AS "to", sqlaqueue_each.status AS status, sqlaqueue_each.priority AS priority, sqlaqueue_each.run_at AS run_at, sqlaqueue_each.attempts AS attempts, sqlaqueue_each.max_attempts AS max_attempts, sqlaqueue_each.last_error AS last_error, sqlaqueue_each.created_at AS created_at, sqlaqueue_each.finished_at AS finished_at, 1 AS sqlaqueue_one
+FROM sqlaqueue_level JOIN LATERAL (SELECT email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at
+FROM email, sqlaqueue_message_email, generate_series(1, (SELECT <n>)) AS sqlaqueue_thousand
+WHERE NOT (email.id = ANY (CAST(%(sqlaqueue_except)s::VARCHAR AS INTEGER[]))) AND NOT (EXISTS (SELECT <n>
+FROM sqlaqueue_control
+WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key = CAST('[]' AS JSONB))) AND (SELECT count(*) AS count_1
+FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL AND sqlaqueue_message_email.id = email.id AND CASE WHEN (email.status = 'pending') THEN true END AND (sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at) >= (sqlaqueue_level.level, sqlaqueue_level.first) AND (sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at) <= (sqlaqueue_level.level, statement_timestamp()) AND sqlaqueue_thousand.sqlaqueue_thousand IS NOT NULL ORDER BY sqlaqueue_message_email.priority, sqlaqueue_message_email.run_at, sqlaqueue_message_email.id
+ LIMIT (SELECT <n> AS anon_1) FOR NO KEY UPDATE OF email, sqlaqueue_message_email SKIP LOCKED) AS sqlaqueue_each ON sqlaqueue_level.first <= statement_timestamp()
+ LIMIT <n>) AS sqlaqueue_found
+WHERE sqlaqueue_found.sqlaqueue_one = 1),
+consumed AS
+(DELETE FROM sqlaqueue_message_email WHERE sqlaqueue_message_email.id = ANY (array((SELECT picked.id
+FROM picked))) RETURNING sqlaqueue_message_email.id AS id)
+ SELECT picked.id, picked."to", picked.status, picked.priority, picked.run_at, picked.attempts, picked.max_attempts, picked.last_error, picked.created_at, picked.finished_at
+FROM picked
+WHERE CASE WHEN ((picked.id) IN (SELECT consumed.id
+FROM consumed)) THEN true END ORDER BY picked.priority, picked.run_at, picked.id
+
+WITH checked_in AS
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, hears, running, seen_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, %(param_8)s::JSONB, statement_timestamp(), (statement_timestamp() + %(param_9)s)) ON CONFLICT (id) DO UPDATE SET hears = excluded.hears, running = excluded.running, seen_at = excluded.seen_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_10)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+FROM sqlaqueue_consumer
+WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.hears AND sqlaqueue_consumer.expires_at > statement_timestamp()
+
+WITH ended AS
+(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(%(sqlaqueue_keys)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_2
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id AS id)
+ SELECT (SELECT count(*) AS count_1
+FROM ended) AS anon_1, ended.id
+FROM (SELECT %(param_2)s::INTEGER AS anon_2) AS one LEFT OUTER JOIN ended ON (SELECT count(*) AS count_1
+FROM ended) != %(sqlaqueue_asked)s::BIGINT
+
+WITH entered AS
+(INSERT INTO sqlaqueue_ledger (id, queue, keys, starts, worker) VALUES (%(its_id)s::UUID, %(param_1)s::VARCHAR, %(its_keys)s::JSONB, %(its_starts)s::INTEGER, %(its_worker)s::VARCHAR) RETURNING set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1)
+ SELECT sqlaqueue_ledger.keys, sqlaqueue_ledger.starts
+FROM sqlaqueue_ledger
+WHERE sqlaqueue_ledger.queue = %(queue_1)s::VARCHAR AND (EXISTS (SELECT *
+FROM jsonb_array_elements_text(sqlaqueue_ledger.keys) AS its
+WHERE CASE WHEN (its.name IN (SELECT jsonb_array_elements_text(%(its_keys)s::JSONB) AS jsonb_array_elements_text_1)) THEN true END))
+
+WITH lost AS
+(SELECT email.id AS id, email.priority AS priority, email.run_at AS run_at
+FROM email
+WHERE email.status = 'pending' AND NOT (EXISTS (SELECT *
+FROM sqlaqueue_message_email
+WHERE sqlaqueue_message_email.id = email.id)) AND true ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
+found AS
+(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT lost.id AS id, lost.priority AS priority, lost.run_at AS run_at
+FROM lost ON CONFLICT DO NOTHING RETURNING sqlaqueue_message_email.id AS id),
+without_job AS
+(SELECT sqlaqueue_message_email.id AS id
+FROM sqlaqueue_message_email
+WHERE NOT (EXISTS (SELECT *
+FROM email
+WHERE sqlaqueue_message_email.id = email.id)) AND NOT row_security_active($sqlaqueue$email$sqlaqueue$) AND true FOR UPDATE OF sqlaqueue_message_email SKIP LOCKED),
+not_waiting AS
+(SELECT sqlaqueue_message_email.id AS id
+FROM sqlaqueue_message_email, email
+WHERE sqlaqueue_message_email.id = email.id AND (email.status != 'pending' OR email.status IS NULL) AND true FOR UPDATE OF email, sqlaqueue_message_email SKIP LOCKED),
+orphans AS
+(SELECT without_job.id AS id
+FROM without_job UNION ALL SELECT not_waiting.id AS id
+FROM not_waiting),
+consumed AS
+(DELETE FROM sqlaqueue_message_email USING orphans WHERE sqlaqueue_message_email.id = orphans.id RETURNING sqlaqueue_message_email.id AS id)
+ SELECT changed_keys.id
+FROM (SELECT mended.id AS id
+FROM (SELECT found.id AS id
+FROM found UNION ALL SELECT consumed.id AS id
+FROM consumed) AS mended) AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
+
+WITH other AS
+(INSERT INTO sqlaqueue_message_email (id, priority, run_at) SELECT email.id AS id, email.priority AS priority, statement_timestamp() + %(param_1)s AS anon_1
+FROM email
+WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ON CONFLICT DO NOTHING),
+changed AS
+(UPDATE email SET status=%(param_3)s::VARCHAR, run_at=(statement_timestamp() + %(param_1)s), attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=%(param_4)s::TIMESTAMP WITH TIME ZONE WHERE email.id = ANY (CAST(%(param_5)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' RETURNING email.id AS id)
+ SELECT changed_keys.id
+FROM (SELECT changed.id AS id
+FROM changed) AS changed_keys
+WHERE (SELECT count(*) AS count_1
+FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL

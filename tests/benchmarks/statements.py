@@ -1,0 +1,192 @@
+"""The SQL of a plain queue, kept on file: DDL, migration, verbs, and the statements of a Consumer.
+
+A model without options must not pay for a feature that it does not use. So the text of everything that it makes and
+sends is in ``plain/``, one file a strategy, and a change of it is a change that a reviewer sees.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from alembic.autogenerate import produce_migrations, render_python_code
+from alembic.migration import MigrationContext
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+import sqlaqueue as sq
+import sqlaqueue.alembic
+from tests import servers
+from tests.servers import Database
+
+DIRECTORY = Path(__file__).with_name("plain")
+STRATEGIES = ("update_status", "delete_returning", "batch_select")
+SECTIONS = ("create_all", "migration", "verbs", "consumer")
+_WAIT = 10.0
+
+
+def make_model(strategy: str) -> Any:
+    """Return a queue class with nothing in its config but the strategy."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Email(sq.QueueMixin, Base):
+        __tablename__ = "email"
+        __queue__ = sq.QueueConfig(strategy=strategy)
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+        to: Mapped[str]
+
+    return Email
+
+
+def record(strategy: str, database: Database) -> dict[str, list[str]]:
+    """Return the SQL of a plain queue by section, each text once."""
+    model = make_model(strategy)
+    engine = sa.create_engine(database.url("psycopg"))
+    try:
+        migration = _migration(model, engine)
+        with _recorded(engine) as created:
+            model.metadata.create_all(engine)
+        with _recorded(engine) as verbs:
+            _use_verbs(model, engine)
+        with _recorded(engine) as consumer:
+            _consume(model, engine)
+        # A table's indexes are a set.
+        ddl = sorted(text for text in created if text.startswith(("CREATE", "ALTER", "COMMENT")))
+        sections = [ddl, migration, verbs, sorted(consumer)]
+        return {name: list(dict.fromkeys(texts)) for name, texts in zip(SECTIONS, sections, strict=True)}
+    finally:
+        engine.dispose()
+
+
+@contextmanager
+def _recorded(engine: sa.Engine) -> Iterator[list[str]]:
+    texts: list[str] = []
+
+    def keep(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        texts.append(_normalized(statement))
+
+    sa.event.listen(engine, "before_cursor_execute", keep)
+    try:
+        yield texts
+    finally:
+        sa.event.remove(engine, "before_cursor_execute", keep)
+
+
+def _normalized(text: str) -> str:
+    """Return a statement without what differs from run to run."""
+    text = re.sub(r"sqlaqueue_[0-9a-f]{12,}", "sqlaqueue_<hash>", text)
+    # How many jobs are claimed at once depends on how long the last ones took.
+    text = re.sub(r"(LIMIT|least\(1 \+|\(SELECT|generate_series\(1,) \d+\b", r"\1 <n>", text)
+    return re.sub(r"[ \t]+\n", "\n", text).strip()
+
+
+def _migration(model: Any, engine: sa.Engine) -> list[str]:
+    with engine.connect() as connection:
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        context = MigrationContext.configure(connection, opts={"target_metadata": model.metadata})
+        operations = produce_migrations(context, model.metadata)
+        parts = [operations.upgrade_ops, operations.downgrade_ops]
+        return [render_python_code(part).strip() for part in parts if part is not None]
+
+
+def _use_verbs(model: Any, engine: sa.Engine) -> None:
+    """Execute each verb once, in transactions that are undone."""
+    settling = (sq.complete, sq.retry, sq.fail, sq.release, sq.cancel, sq.extend, sq.requeue)
+    with Session(engine, expire_on_commit=False) as session:
+        for verb in settling:
+            session.add(model(to="ada@example.com"))
+            session.flush()
+            jobs = session.scalars(sq.claim(model, 1)).all()
+            session.execute(verb(jobs))
+            session.rollback()
+        for statement in (sq.rescue(model), sq.purge(model), sq.reconcile(model), sq.cancel(sa.select(model))):
+            session.execute(statement)
+            session.rollback()
+
+
+def _consume(model: Any, engine: sa.Engine) -> None:
+    """Have a Consumer end runs in each way."""
+    with Session(engine) as session:
+        session.add_all(model(to=f"{number}@example.com") for number in range(30))
+        session.commit()
+    done = threading.Semaphore(0)
+
+    def handle(session: Session, email: Any) -> None:
+        match email.id % 6:
+            case 1:
+                session.execute(sa.text("SELECT 1"))
+            case 2:
+                raise sq.Fail("no such address")
+            case 3:
+                raise sq.Snooze(3600)
+            case 4:
+                raise sq.Cancel("not wanted")
+            case 5:
+                raise sq.Retry(3600)
+
+    consumer: sq.Consumer[Any] = sq.Consumer(model, handle, sessionmaker(engine))
+    for event in ("completed", "failed", "released", "cancelled", "retried"):
+        consumer.on(event, lambda _: done.release())
+    thread = threading.Thread(target=consumer.run)
+    thread.start()
+    try:
+        for _ in range(30):
+            assert done.acquire(timeout=_WAIT)
+    finally:
+        consumer.stop()
+        thread.join()
+
+
+def written(sections: dict[str, list[str]]) -> str:
+    """Return sections as the text of a file."""
+    out = io.StringIO()
+    for name, texts in sections.items():
+        out.write(f"-- == {name} ==\n\n")
+        for text in texts:
+            out.write(f"{text}\n\n")
+    return out.getvalue().rstrip() + "\n"
+
+
+def read(strategy: str) -> dict[str, str]:
+    """Return the file of a strategy by section."""
+    text = (DIRECTORY / f"{strategy}.sql").read_text()
+    parts = re.split(r"^-- == (\w+) ==$", text, flags=re.MULTILINE)[1:]
+    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def differences(strategy: str, found: dict[str, list[str]]) -> list[str]:
+    """Return what is not as it is on file.
+
+    Of a Consumer's statements only those count that are not on file: whether its maintenance comes to all of its tasks
+    depends on how long it runs.
+    """
+    known = read(strategy)
+    changed = [name for name in SECTIONS[:-1] if "\n\n".join(found[name]) != known[name]]
+    return changed + [text for text in found["consumer"] if text not in known["consumer"]]
+
+
+def main(*, write: bool) -> int:
+    """Record everything; write the files, or print what has changed."""
+    logging.getLogger("sqlaqueue").setLevel(logging.CRITICAL)
+    (version,) = servers.choose_versions("newest", servers.find_installations())
+    changed = []
+    with servers.running([version]) as running, running.own(version) as server:
+        for strategy in STRATEGIES:
+            with server.database() as database:
+                found = record(strategy, database)
+            if write:
+                DIRECTORY.mkdir(exist_ok=True)
+                (DIRECTORY / f"{strategy}.sql").write_text(written(found))
+            else:
+                changed += [f"{strategy}: {text}" for text in differences(strategy, found)]
+    print(*changed, sep="\n")
+    return 1 if changed else 0

@@ -56,6 +56,8 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
     :raises ConfigurationError: when an argument cannot be meant.
     """
 
+    _is_async = True
+
     @overload
     def __init__(
         self: AsyncConsumer[T],
@@ -176,11 +178,7 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
         return shift.crew.jobs_ended
 
     async def _check_factory(self) -> sa.Engine:
-        session = self._factory()
-        if not isinstance(session, AsyncSession):
-            made = type(session).__name__
-            msg = f"AsyncConsumer: {self._factory!r} makes {made}; give an async_sessionmaker, or use Consumer"
-            raise ConfigurationError(msg)
+        session: AsyncSession = self._factory()
         self._check_maker(session)
         async with session:
             engine = session.get_bind(self._plan.spec.mapper).engine

@@ -11,10 +11,10 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue.aio import wait_for_event
 from sqlaqueue.backoff import Delay
-from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.async_ears import async_ear_of
+from sqlaqueue.serving.factories import check_made, maker_of
 from sqlaqueue.serving.steps import Beside, Pause
-from sqlaqueue.serving.waiting import JobResult, Listen, Waiter, await_end, make_waiter, maker_of
+from sqlaqueue.serving.waiting import DEFAULT_TIMEOUT, JobResult, Listen, Waiter, await_end, make_waiter
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 T = TypeVar("T")
@@ -26,24 +26,45 @@ async def async_wait(
     session_factory: AsyncSessionFactory,
     job: tuple[type[T], Any],
     /,
-    timeout: Delay | None = None,
     *,
+    timeout: Delay | None = DEFAULT_TIMEOUT,
     check: bool = False,
 ) -> JobResult[T]: ...
 @overload
 async def async_wait(
-    session_factory: AsyncSessionFactory, job: T, /, timeout: Delay | None = None, *, check: bool = False
+    session_factory: AsyncSessionFactory,
+    job: type[T],
+    key: Any,
+    /,
+    *,
+    timeout: Delay | None = DEFAULT_TIMEOUT,
+    check: bool = False,
+) -> JobResult[T]: ...
+@overload
+async def async_wait(
+    session_factory: AsyncSessionFactory,
+    job: T,
+    /,
+    *,
+    timeout: Delay | None = DEFAULT_TIMEOUT,
+    check: bool = False,
 ) -> JobResult[T]: ...
 async def async_wait(
-    session_factory: AsyncSessionFactory, job: Any, /, timeout: Delay | None = None, *, check: bool = False
+    session_factory: AsyncSessionFactory,
+    job: Any,
+    key: Any = None,
+    /,
+    *,
+    timeout: Delay | None = DEFAULT_TIMEOUT,
+    check: bool = False,
 ) -> JobResult[Any]:
     """Return how a job has ended, as soon as it has; see :func:`~sqlaqueue.wait` for parameters and errors.
 
     :param session_factory: makes sessions on the primary, such as an ``async_sessionmaker(engine)``.
     """
     bell = asyncio.Event()
-    waiter = make_waiter("async_wait", job, timeout, bell.set, check=check)
-    make = maker_of(session_factory)
+    waiter = make_waiter("async_wait", job, key, timeout, bell.set, check=check)
+    make = maker_of(session_factory, "async_wait", is_async=True)
     engine = await _engine_of(make, waiter)
     script, ear = await_end(waiter), None
     try:
@@ -75,12 +96,7 @@ async def async_wait(
 
 async def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
     """Return the engine of the sessions that ``make`` makes."""
-    if not callable(make):
-        msg = f"async_wait({make!r}, ...): give what makes sessions, such as an async_sessionmaker, and not a session"
-        raise ConfigurationError(msg)
-    session = make()
-    if not isinstance(session, AsyncSession):
-        msg = f"async_wait: {make!r} makes {type(session).__name__}; give an async_sessionmaker, or use wait"
-        raise ConfigurationError(msg)
+    session: AsyncSession = make()
+    check_made(type(session), make, "async_wait", is_async=True)
     async with session:
         return session.get_bind(waiter.spec.mapper).engine

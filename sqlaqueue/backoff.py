@@ -2,7 +2,8 @@
 
 A policy is any callable ``policy(attempt, error)`` that returns seconds, a
 :class:`~datetime.timedelta`, or None to give up. ``attempt`` counts from 1. The three policies here
-cover the usual cases and are frozen, so one instance may serve many queues.
+cover the usual cases and are frozen, so one instance may serve many queues. The first argument is the
+delay, as in ``Constant(0.3)``; all others are given by name.
 
 Jitter draws the delay evenly from ``[(1 - jitter) * delay, delay]``: jobs that failed together, say
 because a service was down, do not all come back at the same moment.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
@@ -43,7 +44,7 @@ def seconds(span: Delay, what: str = "delay") -> float:
     return float(given)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class _Backoff:
     jitter: float = 0.1
     cap: Delay = timedelta(hours=1)
@@ -63,7 +64,7 @@ class _Backoff:
         return capped * (1 - self.jitter * random.random())  # noqa: S311 - spreads load, guards nothing
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Constant(_Backoff):
     """Wait the same ``delay`` before every attempt."""
 
@@ -78,7 +79,7 @@ class Constant(_Backoff):
         return self._spread(lambda: seconds(self.delay))
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Linear(_Backoff):
     """Wait ``step`` after the first failure, twice as long after the second, and so on up to ``cap``."""
 
@@ -93,12 +94,12 @@ class Linear(_Backoff):
         return self._spread(lambda: seconds(self.step) * attempt)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Exponential(_Backoff):
     """Wait ``base`` after the first failure and ``factor`` times longer after each one, up to ``cap``."""
 
     base: Delay = 5.0
-    factor: float = 2.0
+    factor: float = field(default=2.0, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -203,11 +203,7 @@ class Consumer(ConsumerBase, Generic[T]):
         return shift.crew.jobs_ended
 
     def _check_factory(self) -> sa.Engine:
-        session = self._factory()
-        if not isinstance(session, Session):
-            made = type(session).__name__
-            msg = f"Consumer: {self._factory!r} makes {made}; give a sessionmaker, or use AsyncConsumer"
-            raise ConfigurationError(msg)
+        session: Session = self._factory()
         self._check_maker(session)
         with session:
             engine = session.get_bind(self._plan.spec.mapper).engine

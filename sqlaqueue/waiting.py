@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.backoff import Delay
-from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving import ears
+from sqlaqueue.serving.factories import check_made, maker_of
 from sqlaqueue.serving.steps import Beside, Pause
-from sqlaqueue.serving.waiting import JobResult, Listen, Waiter, await_end, make_waiter, maker_of
+from sqlaqueue.serving.waiting import DEFAULT_TIMEOUT, JobResult, Listen, Waiter, await_end, make_waiter
 from sqlaqueue.strategies.wake_up_triggers import channel_of
 
 T = TypeVar("T")
@@ -34,16 +34,37 @@ def wait(
     session_factory: Callable[[], Session],
     job: tuple[type[T], Any],
     /,
-    timeout: Delay | None = None,
     *,
+    timeout: Delay | None = DEFAULT_TIMEOUT,
     check: bool = False,
 ) -> JobResult[T]: ...
 @overload
 def wait(
-    session_factory: Callable[[], Session], job: T, /, timeout: Delay | None = None, *, check: bool = False
+    session_factory: Callable[[], Session],
+    job: type[T],
+    key: Any,
+    /,
+    *,
+    timeout: Delay | None = DEFAULT_TIMEOUT,
+    check: bool = False,
+) -> JobResult[T]: ...
+@overload
+def wait(
+    session_factory: Callable[[], Session],
+    job: T,
+    /,
+    *,
+    timeout: Delay | None = DEFAULT_TIMEOUT,
+    check: bool = False,
 ) -> JobResult[T]: ...
 def wait(
-    session_factory: Callable[[], Session], job: Any, /, timeout: Delay | None = None, *, check: bool = False
+    session_factory: Callable[[], Session],
+    job: Any,
+    key: Any = None,
+    /,
+    *,
+    timeout: Delay | None = DEFAULT_TIMEOUT,
+    check: bool = False,
 ) -> JobResult[Any]:
     """Return how a job has ended, as soon as it has: completed, failed for good, cancelled, or its row gone.
 
@@ -51,16 +72,18 @@ def wait(
     has to be committed.
 
     :param session_factory: makes sessions on the primary, such as a ``sessionmaker(engine)``.
-    :param job: an instance, or the class with the key: ``(Email, 5)``, a tuple for a composite key.
-    :param timeout: seconds or timedelta; None waits for as long as it takes.
+    :param job: an instance, or a class with a key, as for ``session.get()``: ``wait(sessions, Email, 5)``. The pair
+        ``(Email, 5)`` says the same.
+    :param key: the key of the job, when ``job`` is a class; a tuple for a composite key.
+    :param timeout: seconds or timedelta, 10 seconds by default; None waits for as long as it takes.
     :param check: raise :class:`~sqlaqueue.exc.JobFailed` unless the job is completed.
-    :raises WaitTimeout: when the time is over, and the job is not; it is a :class:`TimeoutError`.
+    :raises WaitTimeout: when the job has not ended within ``timeout``; it is a :class:`TimeoutError`. The job goes on.
     :raises StatementError: when nobody else can see the job, since the transaction that wrote it is still open.
     :raises NotAQueueError: when the class is no queue.
     """
     bell = threading.Event()
-    waiter = make_waiter("wait", job, timeout, bell.set, check=check)
-    make = maker_of(session_factory)
+    waiter = make_waiter("wait", job, key, timeout, bell.set, check=check)
+    make = maker_of(session_factory, "wait", is_async=False)
     engine = _engine_of(make, waiter)
     script, is_listening = await_end(waiter), False
     try:
@@ -92,12 +115,7 @@ def wait(
 
 def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
     """Return the engine of the sessions that ``make`` makes."""
-    if not callable(make):
-        msg = f"wait({make!r}, ...): give what makes sessions, such as a sessionmaker(engine), and not a session"
-        raise ConfigurationError(msg)
-    session = make()
-    if not isinstance(session, Session):
-        msg = f"wait: {make!r} makes {type(session).__name__}; give a sessionmaker, or use async_wait"
-        raise ConfigurationError(msg)
+    session: Session = make()
+    check_made(type(session), make, "wait", is_async=False)
     with session:
         return session.get_bind(waiter.spec.mapper).engine

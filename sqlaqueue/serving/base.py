@@ -14,14 +14,17 @@ from sqlalchemy.pool import Pool
 from sqlaqueue.backoff import Delay, RetryPolicy, seconds
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.events import Announcer, EventName, Listener
+from sqlaqueue.serving.factories import check_made, maker_of
 from sqlaqueue.serving.plan import make_plan
 from sqlaqueue.serving.shift import Shift
-from sqlaqueue.serving.waiting import maker_of
 from sqlaqueue.supported import check_dialect
 
 
 class ConsumerBase:
     """The part of a Consumer that neither waits nor talks to a database."""
+
+    _is_async = False
+    """Whether its sessions are AsyncSessions."""
 
     def __init__(
         self,
@@ -60,7 +63,7 @@ class ConsumerBase:
             )
             raise ConfigurationError(msg)
         self._handler: Any = handler if self._plan.dispatch is None else self._plan.dispatch
-        self._factory = maker_of(session_factory)
+        self._factory = maker_of(session_factory, self._kind, is_async=self._is_async)
         self._grace = seconds(grace, "Consumer(grace=...)")
         self._announcer = Announcer()
         self._pace = self._plan.pace(interval, exactly=batch_size is not None)
@@ -139,11 +142,16 @@ class ConsumerBase:
             msg = f"{name}: the handler {its_name}{signature} is called as {its_name}{call}: {error}"
             raise ConfigurationError(msg) from None
 
+    @property
+    def _kind(self) -> str:
+        return "AsyncConsumer" if self._is_async else "Consumer"
+
     def _check_maker(self, session: Any) -> None:
-        """Refuse a factory that gives the same session twice.
+        """Refuse a factory that makes sessions of the other kind, and one that gives the same session twice.
 
         A Consumer uses several at once, and what one of them commits or closes must not be another one's.
         """
+        check_made(type(session), self._factory, self._kind, is_async=self._is_async)
         if self._factory() is session:
             msg = (
                 f"{type(self).__name__}({self._plan.spec.model.__name__}, ...): {self._factory!r} gives the same "

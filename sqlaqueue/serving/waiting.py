@@ -22,6 +22,10 @@ from sqlaqueue.strategies.side_tables import notification
 from sqlaqueue.strategies.wake_up_triggers import wakes
 from sqlaqueue.supported import check_dialect
 
+DEFAULT_TIMEOUT = 10.0
+"""Seconds for which ``wait()`` waits unless it is told otherwise: a job that no Consumer runs must not block its caller
+for ever."""
+
 T = TypeVar("T")
 
 
@@ -67,29 +71,47 @@ class Waiter:
         return f"{self.model.__name__} {self.key[0] if len(self.key) == 1 else self.key}"
 
 
-def make_waiter(verb: str, job: Any, timeout: Delay | None, called: Callable[[], object], *, check: bool) -> Waiter:
+def make_waiter(
+    verb: str, job: Any, key: Any, timeout: Delay | None, called: Callable[[], object], *, check: bool
+) -> Waiter:
     """Return what waits for one job.
 
-    :param job: an instance, or its class with its key.
+    :param job: an instance, its class, or a pair of its class and its key.
+    :param key: the job's key if ``job`` is a class, None otherwise.
     :raises NotAQueueError: when there is no queue behind it.
     :raises StatementError: for a job that nobody else can see yet, and for a key that is none.
     """
     patience = None if timeout is None else seconds(timeout, f"{verb}(timeout=...)")
     if isinstance(job, QueueMixin):
+        if key is not None:
+            msg = (
+                f"{verb}(..., <{type(job).__name__}>, {key!r}): an instance has its key, so there is nothing to give "
+                f"after it; the time to wait is {verb}(..., timeout={key!r})"
+            )
+            raise StatementError(msg)
         model: type[Any] = type(job)
         spec = spec_of(model)
         key = _committed_key(job, verb)
-    elif isinstance(job, tuple) and len(job) == 2 and isinstance(job[0], type):  # noqa: PLR2004 - a class and a key
-        model, spec = job[0], spec_of(job[0])
-        key = job[1] if isinstance(job[1], tuple) else (job[1],)
+    else:
+        model, given = _class_and_key(verb, job, key)
+        spec = spec_of(model)
+        key = given if isinstance(given, tuple) else (given,)
         if len(key) != len(spec.keys) or any(part is None for part in key):
             columns = ", ".join(column.key for column in spec.keys)
-            msg = f"{verb}(({model.__name__}, {job[1]!r})): that is not its key, which is ({columns})"
+            msg = f"{verb}(..., {model.__name__}, {given!r}): that is not its key, which is ({columns})"
             raise StatementError(msg)
-    else:
-        msg = f"{verb}(..., {job!r}): give an instance of a queue class, or the class with a key, as in (Email, 5)"
-        raise StatementError(msg)
     return Waiter(verb, model, spec, key, Waiting(name_of(key), called, patience), check, patience)
+
+
+def _class_and_key(verb: str, job: Any, key: Any) -> tuple[type[Any], Any]:
+    if isinstance(job, type):
+        return job, key
+    if key is None and isinstance(job, tuple) and len(job) == 2 and isinstance(job[0], type):  # noqa: PLR2004 - a class and a key
+        return job[0], job[1]
+    msg = (
+        f"{verb}(..., {job!r}): give an instance of a queue class, or the class and a key, as in {verb}(..., Email, 5)"
+    )
+    raise StatementError(msg)
 
 
 def _committed_key(job: Any, verb: str) -> Key:
@@ -120,11 +142,6 @@ def _committed_key(job: Any, verb: str) -> Key:
 def _written(transaction: SessionTransaction) -> set[Any]:
     # There is no public way to ask what a transaction has flushed.
     return {*transaction._new, *transaction._dirty, *transaction._deleted}  # noqa: SLF001 - see above
-
-
-def maker_of(session_factory: Any) -> Any:
-    """Return what makes new sessions: a scoped_session hands out the one that its thread or task is using."""
-    return getattr(session_factory, "session_factory", session_factory)
 
 
 # -- what happens in a session -----------------------------------------------------------------------------------------
@@ -186,7 +203,10 @@ def await_end(waiter: Waiter) -> Wait:
         yield Listen()
     while result is None:
         if waiting.is_over:
-            msg = f"{waiter} has not ended within {waiter.timeout:g} s"
+            msg = (
+                f"{waiter} has not ended within {waiter.timeout:g} s, and goes on; to wait longer give "
+                f"{waiter.verb}(..., timeout=...) more seconds, or None for as long as it takes"
+            )
             raise WaitTimeout(msg)
         yield Pause(waiting.pause())
         try:

@@ -18,6 +18,7 @@ from tests.servers import Server
 
 Job = models("update_status").job
 sessions: Any = sessionmaker()
+async_sessions: Any = async_sessionmaker()
 
 
 def handler(session: Any, job: Any) -> None:
@@ -47,7 +48,7 @@ def test_a_consumer_refuses_coroutine_functions(given: Any) -> None:
 @pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__])
 def test_an_async_consumer_refuses_other_functions(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="async def"):
-        AsyncConsumer(Job, given, sessions)
+        AsyncConsumer(Job, given, async_sessions)
 
 
 @pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__, print])
@@ -57,7 +58,7 @@ def test_a_consumer_takes_what_can_be_called(given: Any) -> None:
 
 @pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable()])
 def test_an_async_consumer_takes_what_can_be_awaited(given: Any) -> None:
-    AsyncConsumer(Job, given, sessions)
+    AsyncConsumer(Job, given, async_sessions)
 
 
 @pytest.mark.parametrize("kind", [Consumer, AsyncConsumer])
@@ -81,9 +82,9 @@ def test_an_async_consumer_takes_what_can_be_awaited(given: Any) -> None:
     ],
 )
 def test_numbers_that_cannot_be_meant_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:
-    given = handler if kind is Consumer else async_handler
+    given: Any = (handler, sessions) if kind is Consumer else (async_handler, async_sessions)
     with pytest.raises(ConfigurationError, match=message):
-        kind(Job, given, sessions, **options)
+        kind(Job, *given, **options)
 
 
 @pytest.mark.parametrize(
@@ -102,12 +103,42 @@ def test_what_is_no_queue_is_refused() -> None:
         Consumer(models("update_status").owner, handler, sessions)
 
 
-def test_sessions_of_the_other_colour_are_refused(server: Server) -> None:
-    async_sessions = async_sessionmaker(create_async_engine(server.url("asyncpg")))
+def test_sessions_of_the_other_colour_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="makes AsyncSession.*use AsyncConsumer"):
-        Consumer(Job, handler, async_sessions).run()
+        Consumer(Job, handler, async_sessions)
     with pytest.raises(ConfigurationError, match="makes Session.*use Consumer"):
-        asyncio.run(AsyncConsumer(Job, async_handler, sessions).run())
+        AsyncConsumer(Job, async_handler, sessions)
+    with pytest.raises(ConfigurationError, match="makes AsyncSession.*use AsyncConsumer"):
+        Consumer(Job, handler, lambda: async_sessions()).run()
+    # The way before SQLAlchemy had an async_sessionmaker.
+    AsyncConsumer(Job, async_handler, sessionmaker(class_=AsyncSession))  # type: ignore[call-overload] # no Session
+
+
+def test_what_is_no_session_factory_is_refused() -> None:
+    """Named with the fix when the Consumer is made, not by a TypeError in its first claim."""
+    url = "postgresql+psycopg://ada:secret@localhost/app"
+    engine, async_engine = sa.create_engine(url), create_async_engine(url)
+    for given, sync_fix, async_fix in [
+        (
+            engine,
+            r"Consumer: Engine\(.*\) is an Engine, where a session factory is needed; give sessionmaker\(engine\)$",
+            r"give async_sessionmaker\(engine\) of an engine from create_async_engine\(\), or use Consumer$",
+        ),
+        (
+            async_engine,
+            r"give sessionmaker\(engine\) of an engine from create_engine\(\), or use AsyncConsumer$",
+            r"AsyncEngine, where a session factory is needed; give async_sessionmaker\(engine\)$",
+        ),
+        (Session(engine), r"is a Session, .* give sessionmaker\(engine\)$", "or use Consumer$"),
+        (AsyncSession(async_engine), "or use AsyncConsumer$", r"AsyncSession, .* give async_sessionmaker\(engine\)$"),
+        (url, r"is a str, which makes no sessions; give sessionmaker\(engine\)$", "is a str, which makes no sessions"),
+        (None, "is a NoneType", "is a NoneType"),
+    ]:
+        with pytest.raises(ConfigurationError, match=sync_fix) as refused:
+            Consumer(Job, handler, given)
+        assert "secret" not in str(refused.value)
+        with pytest.raises(ConfigurationError, match=async_fix):
+            AsyncConsumer(Job, async_handler, given)
 
 
 def test_a_factory_that_gives_one_session_twice_is_refused(server: Server) -> None:

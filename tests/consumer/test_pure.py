@@ -73,6 +73,15 @@ def test_policies_that_cannot_be_meant_are_refused(make: Any) -> None:
         make()
 
 
+def test_the_first_argument_of_a_policy_is_its_delay() -> None:
+    assert Constant(0.3) == Constant(delay=0.3)
+    assert Linear(0.3) == Linear(step=0.3)
+    assert Exponential(0.3) == Exponential(base=0.3)
+    for policy in (Constant, Linear, Exponential):
+        with pytest.raises(TypeError, match="positional argument"):
+            policy(0.3, 2)  # type: ignore[operator] # one of three classes
+
+
 # -- judging ---------------------------------------------------------------------------------------------------
 
 signals = st.one_of(

@@ -110,7 +110,8 @@ def results_have_the_type_of_the_job(email: Email) -> None:
     result = wait(make_session, email, timeout=timedelta(seconds=10))
     assert_type(result, JobResult[Email])
     assert_type(result.job, Email | None)
-    assert_type(wait(make_session, (Email, 5), 10, check=True), JobResult[Email])
+    assert_type(wait(make_session, (Email, 5), timeout=10, check=True), JobResult[Email])
+    assert_type(wait(make_session, Email, 5), JobResult[Email])
     assert_type(wait(make_session, (Email, (5, "a"))).error, str | None)
     wait(make_async_session, email)  # type: ignore[arg-type] # sessions of the other colour
     assert_type(JobFailed("broken", result).result.state == "failed", bool)
@@ -120,6 +121,7 @@ async def async_results_as_well(email: Email) -> None:
     """The same for async_wait()."""
     assert_type(await async_wait(make_async_session, email, timeout=10), JobResult[Email])
     assert_type(await async_wait(make_async_session, (Email, 5)), JobResult[Email])
+    assert_type(await async_wait(make_async_session, Email, 5), JobResult[Email])
 
 
 def a_retention_is_time() -> None:

@@ -158,7 +158,9 @@ def test_a_job_that_is_deleted_when_completed(database: Database) -> None:
             wait(sessions, task, timeout=0)
         sqlaqueue.Consumer(Task, lambda session, task: None, sessions).drain()
         assert wait(sessions, task) == JobResult("completed", None)
-        with pytest.raises(StatementError, match=r"wait\(\(Task, 1\)\): that is not its key, which is \(left, right\)"):
+        with pytest.raises(
+            StatementError, match=r"wait\(..., Task, 1\): that is not its key, which is \(left, right\)"
+        ):
             wait(sessions, (Task, 1))
     engine.dispose()
 

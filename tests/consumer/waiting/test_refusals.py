@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from sqlalchemy.orm import scoped_session
 
 from sqlaqueue import JobResult, WaitTimeout, async_wait, claim, complete, wait
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
+from sqlaqueue.serving.waiting import DEFAULT_TIMEOUT
 from tests.consumer.bench import Bench
 from tests.servers import Server as PostgresServer
 
@@ -75,15 +77,20 @@ def test_a_job_in_one_s_own_hands_is_refused(supply: Any, strategy: str) -> None
 @pytest.mark.once
 def test_what_is_no_job_is_refused(leased: Bench) -> None:
     for nothing in (5, "job", None, [leased.Job, 5], (leased.Job,), (leased.Job, 5, 6)):
-        with pytest.raises(StatementError, match="give an instance of a queue class, or the class with a key"):
+        with pytest.raises(StatementError, match="give an instance of a queue class, or the class and a key"):
             wait(leased.sessions, nothing)
-    with pytest.raises(StatementError, match=r"\(Job, None\)\): that is not its key, which is \(id\)"):
+    with pytest.raises(StatementError, match=r"wait\(..., Job, None\): that is not its key, which is \(id\)"):
         wait(leased.sessions, (leased.Job, None))
+    with pytest.raises(StatementError, match=r"wait\(..., Job, None\): that is not its key"):
+        wait(leased.sessions, leased.Job)
+    with pytest.raises(StatementError, match=r"there is nothing to give after it; .* is wait\(..., timeout=5\)"):
+        wait(leased.sessions, leased.Job(), 5)
     with pytest.raises(NotAQueueError, match="Owner is not a queue"):
         wait(leased.sessions, (leased.Owner, 5))
     with pytest.raises(ConfigurationError, match=r"wait\(timeout=...\) must be seconds or a timedelta"):
         wait(leased.sessions, (leased.Job, 5), timeout=-1)
     assert wait(leased.sessions, (leased.Job, 5)) == JobResult("gone", None)
+    assert wait(leased.sessions, leased.Job, 5) == JobResult("gone", None)
 
 
 @pytest.mark.once
@@ -96,8 +103,26 @@ def test_sessions_of_the_other_colour_are_refused(leased: Bench) -> None:
         asyncio.run(async_wait(sync, (leased.Job, 5)))
     with leased.sessions() as session:
         itself: Any = session
-        with pytest.raises(ConfigurationError, match="give what makes sessions, such as a sessionmaker"):
+        with pytest.raises(
+            ConfigurationError, match=r"is a Session, where a session factory is needed; give sessionmaker\(engine\)"
+        ):
             wait(itself, (leased.Job, 5))
+    engine: Any = leased.engine
+    with pytest.raises(ConfigurationError, match=r"wait: Engine\(.*\) is an Engine, .*; give sessionmaker\(engine\)"):
+        wait(engine, (leased.Job, 5))
+    with pytest.raises(ConfigurationError, match=r"async_wait: Engine\(.*create_async_engine\(\), or use wait"):
+        asyncio.run(async_wait(engine, (leased.Job, 5)))
+
+
+@pytest.mark.once
+def test_waiting_ends_by_default(leased: Bench) -> None:
+    """A job that no Consumer runs does not block its caller for ever; None says that it may."""
+    for verb in (wait, async_wait):
+        assert inspect.signature(verb).parameters["timeout"].default == DEFAULT_TIMEOUT == 10
+        assert inspect.signature(verb).parameters["timeout"].kind is inspect.Parameter.KEYWORD_ONLY
+    (key,) = leased.enqueue()
+    with pytest.raises(WaitTimeout, match=r"Job 1 has not ended within 0 s, and goes on; .*wait\(..., timeout=...\)"):
+        wait(leased.sessions, leased.Job, key, timeout=0)
 
 
 @pytest.mark.once

@@ -1,0 +1,66 @@
+"""Session factories, checked where they are given: the error then comes before the first job."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue.exc import ConfigurationError
+
+_OTHERS = {"Consumer": "AsyncConsumer", "wait": "async_wait"} | {"AsyncConsumer": "Consumer", "async_wait": "wait"}
+
+
+def maker_of(session_factory: Any, what: str, *, is_async: bool) -> Any:
+    """Return what makes new sessions: a scoped_session hands out the one that its thread or task is using.
+
+    :param what: the class or function that it was given to, for the texts of errors.
+    :raises ConfigurationError: for an engine, a session or an address, and for a factory of the other kind of sessions.
+    """
+    given: Any = getattr(session_factory, "session_factory", session_factory)
+    maker = "async_sessionmaker" if is_async else "sessionmaker"
+    of_async = _is_of_asyncio(given, "AsyncEngine", "AsyncConnection", "AsyncSession")
+    if of_async or isinstance(given, sa.Engine | sa.Connection | Session):
+        fix = f"give {maker}(engine)"
+        if of_async != is_async:
+            create = "create_async_engine" if is_async else "create_engine"
+            fix = f"give {maker}(engine) of an engine from {create}(), or use {_OTHERS[what]}"
+        msg = f"{what}: {given!r} is {_article(given)}, where a session factory is needed; {fix}"
+        raise ConfigurationError(msg)
+    if not callable(given):
+        # Not repeated: an address may hold a password.
+        msg = f"{what}: the session factory is {_article(given)}, which makes no sessions; give {maker}(engine)"
+        raise ConfigurationError(msg)
+    if isinstance(given, sessionmaker) or _is_of_asyncio(given, "async_sessionmaker"):
+        made: Any = given.class_  # pyright: ignore[reportFunctionMemberAccess] # it takes what is callable for a function
+        check_made(made, given, what, is_async=is_async)
+    return given
+
+
+def check_made(made: type[Any], factory: Any, what: str, *, is_async: bool) -> None:
+    """Refuse a factory whose sessions are not of the kind that is needed.
+
+    :param made: the class of what it makes.
+    """
+    if issubclass(made, _async_class("AsyncSession") if is_async else Session):
+        return
+    maker = "an async_sessionmaker" if is_async else "a sessionmaker"
+    msg = f"{what}: {factory!r} makes {made.__name__}; give {maker}, or use {_OTHERS[what]}"
+    raise ConfigurationError(msg)
+
+
+def _is_of_asyncio(given: Any, *names: str) -> bool:
+    return any(isinstance(given, _async_class(name)) for name in names)
+
+
+def _async_class(name: str) -> Any:
+    # Not imported here: sync code does without greenlet. Without the module nothing is an instance of its classes.
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    return () if module is None else getattr(module, name)
+
+
+def _article(given: Any) -> str:
+    name = type(given).__name__
+    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

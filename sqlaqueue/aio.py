@@ -44,7 +44,7 @@ _LAST_WORDS = 5.0
 """Seconds that a handler has for what it does when it is cancelled."""
 
 T = TypeVar("T")
-AsyncSessionFactory = Callable[[], AsyncSession]
+S = TypeVar("S", bound=AsyncSession)
 
 
 class AsyncConsumer(ConsumerBase, Generic[T]):
@@ -62,8 +62,8 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
     def __init__(
         self: AsyncConsumer[T],
         model: type[T],
-        handler: Callable[[AsyncSession, T], Awaitable[object]],
-        session_factory: AsyncSessionFactory,
+        handler: Callable[[S, T], Awaitable[object]],
+        session_factory: Callable[[], S],
         *,
         batch: Literal[False] = False,
         **options: Any,
@@ -72,8 +72,8 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
     def __init__(
         self: AsyncConsumer[T],
         model: type[T],
-        handler: Callable[[AsyncSession, list[T]], Awaitable[object]],
-        session_factory: AsyncSessionFactory,
+        handler: Callable[[S, list[T]], Awaitable[object]],
+        session_factory: Callable[[], S],
         *,
         batch: Literal[True],
         **options: Any,
@@ -82,8 +82,8 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
     def __init__(
         self: AsyncConsumer[Any],
         model: AnySelect,
-        handler: Callable[[AsyncSession, Any], Awaitable[object]],
-        session_factory: AsyncSessionFactory,
+        handler: Callable[[S, Any], Awaitable[object]],
+        session_factory: Callable[[], S],
         *,
         batch: bool = False,
         **options: Any,
@@ -92,8 +92,8 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
     def __init__(
         self: AsyncConsumer[T],
         model: type[T],
-        handler: Mapping[type[T], Callable[[AsyncSession, Any], Awaitable[object]]],
-        session_factory: AsyncSessionFactory,
+        handler: Mapping[type[T], Callable[[S, Any], Awaitable[object]]],
+        session_factory: Callable[[], S],
         *,
         batch: bool = False,
         **options: Any,
@@ -102,8 +102,8 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
     def __init__(
         self: AsyncConsumer[Any],
         model: AnySelect,
-        handler: Mapping[Any, Callable[[AsyncSession, Any], Awaitable[object]]],
-        session_factory: AsyncSessionFactory,
+        handler: Mapping[Any, Callable[[S, Any], Awaitable[object]]],
+        session_factory: Callable[[], S],
         *,
         batch: bool = False,
         **options: Any,

@@ -48,7 +48,7 @@ _LONGEST_WAIT = 600.0
 """Seconds for which the main thread waits at most: not every system breaks off a wait for a signal."""
 
 T = TypeVar("T")
-SessionFactory = Callable[[], Session]
+S = TypeVar("S", bound=Session)
 
 
 class Consumer(ConsumerBase, Generic[T]):
@@ -82,8 +82,8 @@ class Consumer(ConsumerBase, Generic[T]):
     def __init__(
         self: Consumer[T],
         model: type[T],
-        handler: Callable[[Session, T], object],
-        session_factory: SessionFactory,
+        handler: Callable[[S, T], object],
+        session_factory: Callable[[], S],
         *,
         batch: Literal[False] = False,
         **options: Any,
@@ -92,8 +92,8 @@ class Consumer(ConsumerBase, Generic[T]):
     def __init__(
         self: Consumer[T],
         model: type[T],
-        handler: Callable[[Session, list[T]], object],
-        session_factory: SessionFactory,
+        handler: Callable[[S, list[T]], object],
+        session_factory: Callable[[], S],
         *,
         batch: Literal[True],
         **options: Any,
@@ -102,8 +102,8 @@ class Consumer(ConsumerBase, Generic[T]):
     def __init__(
         self: Consumer[Any],
         model: AnySelect,
-        handler: Callable[[Session, Any], object],
-        session_factory: SessionFactory,
+        handler: Callable[[S, Any], object],
+        session_factory: Callable[[], S],
         *,
         batch: bool = False,
         **options: Any,
@@ -112,8 +112,8 @@ class Consumer(ConsumerBase, Generic[T]):
     def __init__(
         self: Consumer[T],
         model: type[T],
-        handler: Mapping[type[T], Callable[[Session, Any], object]],
-        session_factory: SessionFactory,
+        handler: Mapping[type[T], Callable[[S, Any], object]],
+        session_factory: Callable[[], S],
         *,
         batch: bool = False,
         **options: Any,
@@ -122,8 +122,8 @@ class Consumer(ConsumerBase, Generic[T]):
     def __init__(
         self: Consumer[Any],
         model: AnySelect,
-        handler: Mapping[Any, Callable[[Session, Any], object]],
-        session_factory: SessionFactory,
+        handler: Mapping[Any, Callable[[S, Any], object]],
+        session_factory: Callable[[], S],
         *,
         batch: bool = False,
         **options: Any,

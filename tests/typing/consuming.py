@@ -63,7 +63,7 @@ def handlers_are_checked_against_the_model() -> None:
     Consumer(select(Email).where(Email.to != ""), send, make_session).run()
     Consumer(Email, greet, make_session)  # type: ignore[arg-type] # the point of this test
     Consumer(Email, send_all, make_session)  # type: ignore[arg-type] # batch=True is missing
-    Consumer(Email, send, make_async_session)  # type: ignore[arg-type] # sessions of the other colour
+    Consumer(Email, send, make_async_session)  # type: ignore[misc] # sessions of the other colour
 
 
 class Newsletter(Email):
@@ -80,7 +80,7 @@ def handlers_by_class() -> None:
     Consumer(Email, {Email: send, Newsletter: send_newsletter}, make_session).run()
     Consumer(Email, {Email: send_all}, make_session, batch=True).run()
     Consumer(select(Email), {Email: send}, make_session).run()
-    Consumer(Email, {Email: send}, make_async_session)  # type: ignore[arg-type] # sessions of the other colour
+    Consumer(Email, {Email: send}, make_async_session)  # type: ignore[misc] # sessions of the other colour
     Consumer.run_all(Consumer(Email, send, make_session), Consumer(User, greet, make_session))
     Consumer.run_all(AsyncConsumer(Email, send_async, make_async_session))  # type: ignore[arg-type] # of the other colour
 
@@ -91,8 +91,8 @@ async def async_handlers_as_well() -> None:
     await AsyncConsumer(Email, send_all_async, make_async_session, batch=True).drain()
     await AsyncConsumer(Email, {Email: send_async}, make_async_session).run()
     await AsyncConsumer.run_all(AsyncConsumer(Email, send_async, make_async_session))
-    AsyncConsumer(Email, {Email: send}, make_async_session)  # type: ignore[dict-item] # no coroutine function
-    AsyncConsumer(Email, send, make_async_session)  # type: ignore[arg-type] # no coroutine function
+    AsyncConsumer(Email, {Email: send}, make_async_session)  # type: ignore[dict-item, misc] # no coroutine function
+    AsyncConsumer(Email, send, make_async_session)  # type: ignore[arg-type, misc] # no coroutine function
 
 
 def events_are_typed(consumer: Consumer[Email]) -> None:

@@ -75,7 +75,7 @@ def spare_live_tables(review: Review) -> None:
 
 def _refuse_indexes_of_partitions(review: Review, seen: Seen) -> None:
     indexes = [op for op in seen.modify.ops if isinstance(op, alembic_ops.CreateIndexOp)]
-    if indexes and seen.place in review.catalog.partitioned:
+    if indexes and review.catalog.is_partitioned(seen.place):
         raise CommandError(
             f"-x live={seen.name}: the table is partitioned, and PostgreSQL creates no index on such a table "
             "CONCURRENTLY. Leave -x live away, and nobody writes while the indexes are created; or use the strategy "

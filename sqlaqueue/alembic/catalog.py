@@ -93,20 +93,31 @@ _CHECKS = sa.text("""
     ORDER BY k.conname
 """)
 _ENUMS = sa.text("""
-    SELECT n.nspname, t.typname,
-           (SELECT array_agg(e.enumlabel::text ORDER BY e.enumsortorder) FROM pg_enum AS e WHERE e.enumtypid = t.oid),
+    SELECT n.nspname, t.typname, pg_type_is_visible(t.oid),
            (SELECT array_agg(DISTINCT c.relname::text)
             FROM pg_attribute AS a JOIN pg_class AS c ON c.oid = a.attrelid
             WHERE a.atttypid = t.oid AND NOT a.attisdropped AND c.relkind IN ('r', 'p'))
     FROM pg_type AS t JOIN pg_namespace AS n ON n.oid = t.typnamespace
-    WHERE t.typtype = 'e' AND n.nspname = ANY (:schemas)
+    WHERE t.typtype = 'e' AND (n.nspname = ANY (:schemas) OR pg_type_is_visible(t.oid))
 """)
+_VISIBLE = sa.text("""
+    SELECT c.relname, n.nspname
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence <> 't' AND n.nspname <> 'pg_catalog'
+      AND pg_table_is_visible(c.oid)
+""")
+
+FoundIndex = tuple[bool, str | None]
+"""Whether an index can be used, and its predicate."""
 
 FoundCheck = tuple[str, list[str]]
 """The condition of a check constraint, and the columns in it."""
 
 Place = tuple[str | None, str]
-"""A schema, None for the default one, and a name in it."""
+"""A schema, None for the one that an unqualified name leads to, and a name in it."""
+
+Found = tuple[str, str]
+"""The schema in which something was found, and its name."""
 
 
 def condition_in(definition: str) -> str | None:
@@ -125,6 +136,9 @@ class FoundFunction:
     """A trigger function of the database."""
 
     schema: str | None
+    """As operations name it."""
+    home: str
+    """The schema that it is in."""
     name: str
     source: str
     comment: str | None
@@ -216,95 +230,146 @@ class FoundTrigger:
 class Catalog:
     """What some schemas of a database have.
 
-    :param schemas: as Alembic names them: None is the default one.
+    A table without a schema is where Alembic finds it: in the first schema of the connection's search path that has one
+    of its name, be that the schema of a tenant. One that is not there yet will be made in the first schema of the path.
+    What was found is known by the schema that it is in.
+
+    :param tables: the tables that Alembic compares.
+    :param schemas: the schemas that it looks into; None for what the search path leads to.
     """
 
-    def __init__(self, connection: sa.Connection, schemas: Iterable[str | None]) -> None:
+    def __init__(self, connection: sa.Connection, tables: Iterable[Place], schemas: Iterable[str | None]) -> None:
         self._connection = connection
-        self._default = connection.dialect.default_schema_name
-        self._schemas = [schema or self._default for schema in schemas]
-        self.functions = {(each.schema, each.name): each for each in self._read_functions()}
-        self.triggers: dict[Place, dict[str, FoundTrigger]] = {}
-        for trigger in self._read_triggers():
-            self.triggers.setdefault((trigger.schema, trigger.table), {})[trigger.name] = trigger
-        self.options = {
-            (self._named(schema), table): dict(option.split("=", 1) for option in options)
+        current = connection.scalar(sa.select(sa.func.current_schema()))
+        self._current: str = current or connection.dialect.default_schema_name or "public"
+        self._visible: dict[str, str] = dict([*map(tuple, connection.execute(_VISIBLE))])
+        places = [*tables]
+        named = {schema for schema in (*schemas, *(schema for schema, _ in places)) if schema is not None}
+        homes = {self.at(place)[0] for place in places if place[0] is None}
+        self._unnamed = {self._current, *(homes - named)}
+        self._schemas = [*(named | self._unnamed)]
+        self.functions = dict(self._read_functions())
+        self.triggers: dict[Found, dict[str, FoundTrigger]] = {}
+        for found, trigger in self._read_triggers():
+            self.triggers.setdefault(found, {})[trigger.name] = trigger
+        self._options = {
+            (schema, table): dict(option.split("=", 1) for option in options)
             for schema, table, options in self._rows(_OPTIONS)
         }
-        self.partitioned = {(self._named(schema), table) for schema, table in self._rows(_PARTITIONED)}
-        self.indexes = {
-            (self._named(schema), name): (valid, predicate) for schema, name, valid, predicate in self._rows(_INDEXES)
+        self._partitioned = {(schema, table) for schema, table in self._rows(_PARTITIONED)}
+        self._indexes: dict[Found, FoundIndex] = {
+            (schema, name): (valid, predicate) for schema, name, valid, predicate in self._rows(_INDEXES)
         }
-        self.checks: dict[Place, dict[str, FoundCheck]] = {}
+        self._checks: dict[Found, dict[str, FoundCheck]] = {}
         for schema, table, name, text, columns in self._rows(_CHECKS):
-            self.checks.setdefault((self._named(schema), table), {})[name] = (text, columns or [])
-        self.enums: dict[Place, tuple[list[str], Collection[str]]] = {
-            (self._named(schema), name): (labels or [], tables or [])
-            for schema, name, labels, tables in self._rows(_ENUMS)
-        }
+            self._checks.setdefault((schema, table), {})[name] = (text, columns or [])
+        self._enums: dict[Place, Collection[str]] = {}
+        for schema, name, visible, users in self._rows(_ENUMS):
+            self._enums |= {(each, name): users or [] for each in ([schema, None] if visible else [schema])}
+
+    def at(self, place: Place) -> Found:
+        """Return where a table is, or would be."""
+        schema, name = place
+        return schema or self._visible.get(name, self._current), name
+
+    def triggers_of(self, place: Place) -> Mapping[str, FoundTrigger]:
+        """Return the triggers of a table by name."""
+        return self.triggers.get(self.at(place), {})
+
+    def function(self, place: Place, name: str) -> FoundFunction | None:
+        """Return the trigger function of a name beside a table, in the same schema."""
+        return self.functions.get((self.at(place)[0], name))
+
+    def index(self, place: Place, name: str) -> FoundIndex | None:
+        """Return the index of a name of a table."""
+        return self._indexes.get((self.at(place)[0], name))
+
+    def checks_of(self, place: Place) -> Mapping[str, FoundCheck]:
+        """Return the check constraints of a table by name."""
+        return self._checks.get(self.at(place), {})
+
+    def options_of(self, place: Place) -> Mapping[str, str]:
+        """Return the storage parameters of a table."""
+        return self._options.get(self.at(place), {})
+
+    def is_partitioned(self, place: Place) -> bool:
+        """Tell whether a table has partitions."""
+        return self.at(place) in self._partitioned
+
+    def users_of_enum(self, place: Place) -> Collection[str] | None:
+        """Return the names of the tables that use an enum type; None when there is no such type."""
+        return self._enums.get(place)
 
     def _rows(self, query: sa.TextClause) -> list[Any]:
         bound = query.bindparams(sa.bindparam("schemas", type_=sa.ARRAY(sa.Text())))
         return [*self._connection.execute(bound, {"schemas": self._schemas})]
 
     def _named(self, schema: str) -> str | None:
-        return None if schema == self._default else schema
+        """Return a schema as operations name it."""
+        return None if schema in self._unnamed else schema
 
-    def _read_functions(self) -> Iterable[FoundFunction]:
+    def _read_functions(self) -> Iterable[tuple[Found, FoundFunction]]:
         for row in self._rows(_FUNCTIONS):
-            yield FoundFunction(
-                schema=self._named(row.schema),
-                name=row.name,
-                source=row.source,
-                comment=row.comment,
-                definition=row.definition,
-                noted=row.noted,
-                plain=bool(row.plain),
-                fixed=bool(row.fixed),
-                here=bool(row.here),
-                definer=row.definer,
-                public=row.public,
-                closed=bool(row.closed),
-                used=row.used,
+            yield (
+                (row.schema, row.name),
+                FoundFunction(
+                    schema=self._named(row.schema),
+                    home=row.schema,
+                    name=row.name,
+                    source=row.source,
+                    comment=row.comment,
+                    definition=row.definition,
+                    noted=row.noted,
+                    plain=bool(row.plain),
+                    fixed=bool(row.fixed),
+                    here=bool(row.here),
+                    definer=row.definer,
+                    public=row.public,
+                    closed=bool(row.closed),
+                    used=row.used,
+                ),
             )
 
-    def _read_triggers(self) -> Iterable[FoundTrigger]:
+    def _read_triggers(self) -> Iterable[tuple[Found, FoundTrigger]]:
         for row in self._rows(_TRIGGERS):
             rows = {"OLD": row.old, "NEW": row.new}
             when = condition_in(row.definition)
             # Either a statement trigger without a condition, or one for each row with a condition.
             kind = row.type - (0 if when is None else _ROW)
-            yield FoundTrigger(
-                schema=self._named(row.schema),
-                table=row.table,
-                name=row.name,
-                event=_EVENTS.get(kind, "") if row.plain else "",
-                rows={which: name for which, name in rows.items() if name is not None},
-                when=when,
-                function=row.function,
-                enabled=row.enabled,
-                definition=row.definition,
-                columns=row.columns,
+            yield (
+                (row.schema, row.table),
+                FoundTrigger(
+                    schema=self._named(row.schema),
+                    table=row.table,
+                    name=row.name,
+                    event=_EVENTS.get(kind, "") if row.plain else "",
+                    rows={which: name for which, name in rows.items() if name is not None},
+                    when=when,
+                    function=row.function,
+                    enabled=row.enabled,
+                    definition=row.definition,
+                    columns=row.columns,
+                ),
             )
 
     def is_queue(self, place: Place) -> bool:
         """Tell whether a table looks like a queue here: it has the triggers or the indexes of one."""
-        schema, table = place
+        schema, table = self.at(place)
         ours = re.compile(rf"ix_{re.escape(table)}_queue_(claim|lease|suspect)$")
-        return any(name.startswith(PREFIX) for name in self.triggers.get(place, {})) or any(
-            where == schema and ours.match(name) for where, name in self.indexes
+        return any(name.startswith(PREFIX) for name in self.triggers_of(place)) or any(
+            where == schema and ours.match(name) for where, name in self._indexes
         )
 
 
 def index_is_valid(connection: sa.Connection, schema: str | None, name: str) -> bool | None:
     """Return whether an index can be used, None when there is none of the name."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
-    wanted = translated.get(schema, schema) or connection.dialect.default_schema_name
     query = sa.text("""
         SELECT x.indisvalid FROM pg_index AS x
         JOIN pg_class AS i ON i.oid = x.indexrelid
         JOIN pg_namespace AS n ON n.oid = i.relnamespace
-        WHERE n.nspname = :schema AND i.relname = :name
-    """)
-    valid: bool | None = connection.scalar(query, {"schema": wanted, "name": name})
+        WHERE CASE WHEN :schema IS NULL THEN pg_table_is_visible(i.oid) ELSE n.nspname = :schema END
+          AND i.relname = :name
+    """).bindparams(sa.bindparam("schema", type_=sa.Text()), sa.bindparam("name", type_=sa.Text()))
+    valid: bool | None = connection.scalar(query, {"schema": translated.get(schema, schema), "name": name})
     return valid

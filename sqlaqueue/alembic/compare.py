@@ -40,7 +40,8 @@ def compare_queues(
     seen = take_seen(context)
     if context.connection is None or not seen:
         return PriorityDispatchResult.CONTINUE
-    review = Review(context, upgrade, seen, Catalog(context.connection, schemas | {each.place[0] for each in seen}))
+    catalog = Catalog(context.connection, [each.place for each in seen], schemas)
+    review = Review(context, upgrade, seen, catalog)
     adopting.refuse_columns_of_others(review)
     tables.compare_within(review)
     objects.compare_enums(review)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,9 +13,10 @@ from alembic.operations import MigrateOperation
 from alembic.operations import ops as alembic_ops
 
 from sqlaqueue.alembic import operations as ops
-from sqlaqueue.alembic.catalog import PREFIX, FoundTrigger
+from sqlaqueue.alembic.catalog import PREFIX, Found, FoundTrigger
 from sqlaqueue.alembic.probe import Probe, probing
 from sqlaqueue.alembic.seen import Review, Seen
+from sqlaqueue.alembic.sql import stand_in
 from sqlaqueue.ddl import NEUTRAL, Trigger, TriggerFunction, objects_of
 
 log = logging.getLogger(__name__)
@@ -25,8 +27,8 @@ def compare_functions(review: Review) -> None:
     quote = review.context.dialect.identifier_preparer.quote
     for seen in review.tables:
         for function in seen.functions.values():
-            there = review.catalog.functions.get((seen.place[0], function.name))
-            if there is not None and there.same(function, _source(function)):
+            there = review.catalog.function(seen.place, function.name)
+            if there is not None and any(there.same(function, source) for source in _sources(function, there.home)):
                 continue
             if there is not None:
                 log.info("Detected changed trigger function %r", function.name)
@@ -44,9 +46,11 @@ def compare_functions(review: Review) -> None:
             review.behind.append(create)
 
 
-def _source(function: TriggerFunction) -> str:
-    statement = str(function.compile(dialect=NEUTRAL))
-    return statement.split("$sqlaqueue$")[1]
+def _sources(function: TriggerFunction, home: str) -> Iterator[str]:
+    """Yield the texts that a function may have: it was made by way of a search path, or of a map of schemas."""
+    tables = {key: stand_in(table.name, table.schema or home) for key, table in function.tables.items()}
+    for each in (function, replace(function, tables=tables)):
+        yield str(each.compile(dialect=NEUTRAL)).split("$sqlaqueue$")[1]
 
 
 def compare_triggers(review: Review) -> None:
@@ -55,7 +59,7 @@ def compare_triggers(review: Review) -> None:
     for seen in review.tables:
         there = {
             name: trigger
-            for name, trigger in review.catalog.triggers.get(seen.place, {}).items()
+            for name, trigger in review.catalog.triggers_of(seen.place).items()
             if name.startswith(PREFIX) or name in seen.triggers
         }
         gone = [trigger for name, trigger in there.items() if name not in seen.triggers]
@@ -118,28 +122,27 @@ def _create_triggers(review: Review, seen: Seen, there: Collection[str]) -> None
 
 
 def _unused_functions(review: Review) -> Iterator[ops.DropFunction]:
-    wanted = {(seen.place[0], function) for seen in review.tables for function in seen.functions} | _wanted_elsewhere(
-        review
-    )
-    ours = {seen.place for seen in review.tables}
+    catalog = review.catalog
+    wanted = {(catalog.at(seen.place)[0], function) for seen in review.tables for function in seen.functions}
+    ours = {catalog.at(seen.place) for seen in review.tables}
     callers = {
         (schema, trigger.function)
-        for (schema, table), triggers in review.catalog.triggers.items()
+        for (schema, table), triggers in catalog.triggers.items()
         if (schema, table) not in ours
         for trigger in triggers.values()
     }
+    needed = wanted | callers | _wanted_elsewhere(review)
     for place, function in review.catalog.functions.items():
-        if not function.name.startswith(PREFIX) or place in wanted | callers:
+        if not function.name.startswith(PREFIX) or place in needed:
             continue
         log.info("Detected removed trigger function %r", function.name)
         yield ops.DropFunction(function.name, schema=function.schema, previous=function.restored())
 
 
-def _wanted_elsewhere(review: Review) -> set[tuple[str | None, str]]:
+def _wanted_elsewhere(review: Review) -> set[Found]:
     """Return the functions of tables that a filter of ``env.py`` keeps from being compared."""
-    default = review.context.dialect.default_schema_name
     return {
-        (None if table.schema == default else table.schema, each.name)
+        (review.catalog.at((table.schema, table.name))[0], each.name)
         for table in review.context.sorted_tables
         for each in objects_of(table)
         if isinstance(each, TriggerFunction)
@@ -206,8 +209,7 @@ def enum_of(type_: Any) -> Enum | None:
 
 
 def _is_there(review: Review, enum: Enum) -> bool:
-    default = review.context.dialect.default_schema_name
-    return (None if enum.schema == default else enum.schema, enum.name) in review.catalog.enums
+    return review.catalog.users_of_enum((enum.schema, enum.name)) is not None
 
 
 def _let_go(review: Review, seen: Seen) -> Iterator[Enum]:
@@ -221,7 +223,7 @@ def _let_go(review: Review, seen: Seen) -> Iterator[Enum]:
         enum = enum_of(column.type)
         if enum is None or enum in stay:
             continue
-        _, users = review.catalog.enums.get((enum.schema, enum.name), ([], ["?"]))
+        users = review.catalog.users_of_enum((enum.schema, enum.name))
         gone = {other.name for other in review.tables if other.wanted is None and other.place[0] == seen.place[0]}
-        if not set(users) - gone - {seen.name}:
+        if users is not None and not set(users) - gone - {seen.name}:
             yield enum

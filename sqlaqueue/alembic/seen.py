@@ -138,15 +138,14 @@ class Review:
 
     def condition(self, seen: Seen) -> str:
         """Return what indexes or triggers in the database say of when a job of a table waits; "" for nothing."""
-        schema, table = seen.place
-        index = object_name("ix", table, "queue", "claim")
-        _, predicate = self.catalog.indexes.get((schema, index), (True, None))
+        index = object_name("ix", seen.name, "queue", "claim")
+        _, predicate = self.catalog.index(seen.place, index) or (True, None)
         return predicate or self.waiting_of_triggers(seen) or ""
 
     def waiting_of_triggers(self, seen: Seen) -> str | None:
         """Return the condition under which the triggers of a table write a message."""
-        for trigger in self.catalog.triggers.get(seen.place, {}).values():
-            function = self.catalog.functions.get((seen.place[0], trigger.function))
+        for trigger in self.catalog.triggers_of(seen.place).values():
+            function = self.catalog.function(seen.place, trigger.function)
             if trigger.name.startswith(PREFIX) and function is not None:
                 found = re.search(r"FROM new_rows WHERE (.+)$", function.source, re.MULTILINE)
                 if found:

@@ -65,11 +65,8 @@ def _has_to_wait(review: Review, seen: Seen) -> bool:
 
 
 def _had_leases(review: Review, seen: Seen) -> bool:
-    schema, table = seen.place
-    return any(
-        (schema, object_name("ix", table, "queue", purpose)) in review.catalog.indexes
-        for purpose in ("lease", "suspect")
-    )
+    names = (object_name("ix", seen.name, "queue", purpose) for purpose in ("lease", "suspect"))
+    return any(review.catalog.index(seen.place, name) is not None for name in names)
 
 
 def _release(seen: Seen, spec: QueueSpec) -> Iterator[ops.QueueOp]:

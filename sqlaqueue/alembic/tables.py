@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -58,7 +58,7 @@ def _indexes(
         name = str(index.name)
         if name not in reflected or name in treated or not _index_is_compared(review, seen, index, reflected[name]):
             continue
-        valid, predicate = review.catalog.indexes[seen.place[0], name]
+        valid, predicate = review.catalog.index(seen.place, name) or (True, None)
         where = index.dialect_options["postgresql"]["where"]
         wished = None if where is None else text_of(where)
         if not valid:
@@ -88,7 +88,7 @@ def _checks(
         return
     # Alembic compares them as well, if it is told to, by their names alone.
     treated = _treated(seen)
-    there = {name: check for name, check in review.catalog.checks.get(seen.place, {}).items() if name not in treated}
+    there = {name: check for name, check in review.catalog.checks_of(seen.place).items() if name not in treated}
     wished = [each for each in wanted.constraints if isinstance(each, sa.CheckConstraint)]
     for check in sorted(wished, key=lambda check: str(check.name or "")):
         if str(check.name) not in treated:
@@ -175,7 +175,7 @@ def compare_storage(review: Review) -> None:
     not name is left alone unless the model names some: it may have been set by an administrator.
     """
     for seen in review.tables:
-        there = review.catalog.options.get(seen.place, {})
+        there = review.catalog.options_of(seen.place)
         if seen.wanted is None:
             if there and (seen.name.startswith(PREFIX) or review.was_queue(seen)):
                 back = ops.SetStorageParameters(seen.name, dict(there), schema=seen.schema)
@@ -202,7 +202,7 @@ def _wished(seen: Seen, wanted: sa.Table) -> dict[str, str]:
     return {name.lower(): value for name, value in wished.items()}
 
 
-def _set_parameters(review: Review, seen: Seen, there: dict[str, str], wished: dict[str, str]) -> None:
+def _set_parameters(review: Review, seen: Seen, there: Mapping[str, str], wished: dict[str, str]) -> None:
     names = [name for name in {**wished, **there} if not _same(there.get(name), wished.get(name))]
     if names:
         if seen.found is not None:

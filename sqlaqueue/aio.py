@@ -27,7 +27,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.async_ears import async_ear_of
-from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.background import RunsInTask
+from sqlaqueue.serving.base import function_of
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import keep
 from sqlaqueue.serving.lanes import lane, wind_up
@@ -47,11 +48,14 @@ T = TypeVar("T")
 S = TypeVar("S", bound=AsyncSession)
 
 
-class AsyncConsumer(ConsumerBase, Generic[T]):
+class AsyncConsumer(RunsInTask, Generic[T]):
     """Claims jobs, runs a coroutine for each, and settles them; see :class:`~sqlaqueue.Consumer` for the parameters.
 
     ``timeout`` cancels the handler, and the run counts as a failed attempt. A handler that outlives ``grace`` is
     cancelled too, and its job goes back with the attempt.
+
+    ``async with AsyncConsumer(...):`` serves the queue in a task until the block ends, for a program with another main
+    duty, such as a web server, whose signals stay its own.
 
     :raises ConfigurationError: when an argument cannot be meant.
     """
@@ -118,7 +122,8 @@ class AsyncConsumer(ConsumerBase, Generic[T]):
     async def run(self) -> None:
         """Serve the queue until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
-        A signal stops every Consumer of the process. A second one ends the process at once; nothing is lost by it.
+        A signal stops every Consumer of the process, and a handler that the program had set for it is called as well.
+        A second one is left to that handler; where there is none, it ends the process at once, and nothing is lost.
         Cancelling the task that runs this ends it as well: the handlers are cancelled, and their jobs given back.
 
         :raises ConfigurationError: when the connection pool is too small.
@@ -236,7 +241,7 @@ class _Tasks(Shift):
         """Run until the lanes have ended, or have been given up."""
         lanes = [asyncio.create_task(self._task(lane(self))) for _ in range(self.plan.concurrency)]
         keeper = asyncio.create_task(self._task(keep(self)))
-        with doorbell.answered_by(self.stop):
+        with doorbell.answered_by(self.stop, wanted=self.answers_signals):
             try:
                 await self._wait_for(lanes)
             except asyncio.CancelledError:

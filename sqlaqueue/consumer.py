@@ -29,7 +29,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.serving import ears
-from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.background import RunsInThread
+from sqlaqueue.serving.base import function_of
 from sqlaqueue.serving.bells import Bell
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import keep
@@ -51,7 +52,7 @@ T = TypeVar("T")
 S = TypeVar("S", bound=Session)
 
 
-class Consumer(ConsumerBase, Generic[T]):
+class Consumer(RunsInThread, Generic[T]):
     """Claims jobs, runs a handler for each, and settles them.
 
     :param model: a queue class, or ``select(Model).where(...)`` to serve some of its jobs only.
@@ -75,7 +76,11 @@ class Consumer(ConsumerBase, Generic[T]):
     :param retry: overrides the config's retry policy.
     :param name: added to the worker's name in ``claimed_by`` and in the log.
     :param batch: call the handler with a list of jobs. A batch that fails is tried again job by job.
+    :param signals: whether SIGTERM and SIGINT stop it while it runs in the main thread; False leaves them to the host.
     :raises ConfigurationError: when an argument cannot be meant.
+
+    ``with Consumer(...):`` serves the queue in a background thread until the block ends, for a program with another
+    main duty, whose signals stay its own.
     """
 
     @overload
@@ -137,7 +142,8 @@ class Consumer(ConsumerBase, Generic[T]):
     def run(self) -> None:
         """Serve the queue until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
-        A signal stops every Consumer of the process. A second one ends the process at once; nothing is lost by it.
+        A signal stops every Consumer of the process, and a handler that the program had set for it is called as well.
+        A second one is left to that handler; where there is none, it ends the process at once, and nothing is lost.
 
         :raises ConfigurationError: when the connection pool is too small.
         """
@@ -260,7 +266,7 @@ class _Threads(Shift):
         name = f"sqlaqueue-{self.plan.spec.name}"
         lanes = [self._thread(lane(self), f"{name}-{number}") for number in range(self.plan.concurrency)]
         keeper = self._thread(keep(self), f"{name}-keeper")
-        with doorbell.answered_by(self.stop):
+        with doorbell.answered_by(self.stop, wanted=self.answers_signals):
             self._working.update(lanes)
             for thread in (*lanes, keeper):
                 thread.start()

@@ -41,6 +41,7 @@ class ConsumerBase:
         retry: RetryPolicy | None = None,
         name: str | None = None,
         batch: bool = False,
+        signals: bool = True,
     ) -> None:
         by_class = dict(handler) if isinstance(handler, Mapping) else None
         for each in [handler] if by_class is None else by_class.values():
@@ -65,6 +66,7 @@ class ConsumerBase:
         self._handler: Any = handler if self._plan.dispatch is None else self._plan.dispatch
         self._factory = maker_of(session_factory, self._kind, is_async=self._is_async)
         self._grace = seconds(grace, "Consumer(grace=...)")
+        self.answers_signals = signals
         self._announcer = Announcer()
         self._pace = self._plan.pace(interval, exactly=batch_size is not None)
         self._shift: Shift | None = None
@@ -113,6 +115,7 @@ class ConsumerBase:
             raise ConfigurationError(msg)
         if self._plan.dispatch is not None:
             self._plan.dispatch.check()
+        shift.answers_signals &= self.answers_signals
         self._shift = shift
         if self.told_to_stop is not None and self.told_to_stop():
             shift.stop()
@@ -185,6 +188,17 @@ class ConsumerBase:
                 f"create_engine(..., pool_size={needed}) or lower concurrency"
             )
             raise ConfigurationError(msg)
+
+
+def refuse_small_pool(engine: sa.Engine, sharing: Sequence[ConsumerBase], who: str) -> None:
+    """Refuse a pool that has fewer connections than all Consumers that share it may need at once."""
+    limit, needed = pool_limit(engine.pool), sum(one.connections for one in sharing)
+    if limit is not None and limit < needed:
+        msg = (
+            f"{who} that share this engine ({', '.join(map(repr, sharing))}) need {needed} connections, and its pool "
+            f"allows {limit}; use create_engine(..., pool_size={needed})"
+        )
+        raise ConfigurationError(msg)
 
 
 def pool_limit(pool: Pool) -> int | None:

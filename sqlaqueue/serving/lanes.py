@@ -77,6 +77,7 @@ def _trouble(shift: Shift, error: Exception) -> Script:
     wait = shift.crew.pace.failed()
     said = why_undefined(error, shift.plan.spec) or f"{type(error).__name__}: {error}"
     logger.warning("%s: %s; next try in %.1f s", shift.name, said, wait)
+    shift.tell_start()
     yield Pause(wait)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Callable
 
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.crew import Crew
@@ -42,10 +43,13 @@ class Shift:
         self.name, self.draining = name, draining
         self.id = uuid.uuid4().hex
         """Its name among the Consumers that are alive."""
+        self.answers_signals = True
+        self.start_known: Callable[[], object] | None = None
+        """Called when a first claim has worked or is going to be tried again; None when nobody asks."""
         self.plan = plan.for_a_shift()
         sweep = pace.sweep if plan.has_leases else None
         self.calls = Calls(
-            self.id, pace.poll, self.call, self.attend, sweep=sweep, share=pace.claim_size, awaited=self.plan.awaited
+            self.id, pace.poll, self.call, self._noticed, sweep=sweep, share=pace.claim_size, awaited=self.plan.awaited
         )
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls, self.attend)
         self.agenda = Agenda()
@@ -65,6 +69,17 @@ class Shift:
             self.agenda.set(duty, time.monotonic())
         self._busy_at = time.monotonic()
         """When the keeper has seen claimed jobs last."""
+
+    def _noticed(self) -> None:
+        self.attend()
+        if self.proven:
+            self.tell_start()
+
+    def tell_start(self) -> None:
+        """Tell those who wait for the start what has become of it."""
+        if self.start_known is not None:
+            self.start_known()
+            self.start_known = None
 
     def wake(self, lanes: int) -> None:
         """Wake some of the lanes that rest."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.serving.base import ConsumerBase, pool_limit
+from sqlaqueue.serving.base import ConsumerBase, refuse_small_pool
 from sqlaqueue.serving.signals import doorbell
 
 logger = logging.getLogger("sqlaqueue")
@@ -35,6 +34,9 @@ class Together:
         if len({id(consumer) for consumer in consumers}) < len(consumers):
             msg = f"{name}.run_all(): one of the {name}s is given twice; make another one, or raise its concurrency"
             raise ConfigurationError(msg)
+        if len({consumer.answers_signals for consumer in consumers}) > 1:
+            msg = f"{name}.run_all(): signals=False is given to some only; signals stop all of them, or none"
+            raise ConfigurationError(msg)
         self.consumers: Sequence[Any] = consumers
         self.error: BaseException | None = None
         self._stopped = False
@@ -44,18 +46,9 @@ class Together:
 
         :param engines: those of the Consumers, in their order.
         """
-        needed: Counter[sa.Engine] = Counter()
-        for consumer, engine in zip(self.consumers, engines, strict=True):
-            needed[engine] += consumer.connections
-        for engine, number in needed.items():
-            limit = pool_limit(engine.pool)
-            if limit is not None and limit < number:
-                sharing = [repr(one) for one, its in zip(self.consumers, engines, strict=True) if its is engine]
-                msg = (
-                    f"run_all() needs {number} connections for the Consumers that share this engine "
-                    f"({', '.join(sharing)}), and its pool allows {limit}; use create_engine(..., pool_size={number})"
-                )
-                raise ConfigurationError(msg)
+        for engine in dict.fromkeys(engines):
+            sharing = [one for one, its in zip(self.consumers, engines, strict=True) if its is engine]
+            refuse_small_pool(engine, sharing, "the Consumers of run_all()")
 
     def stop(self) -> None:
         """Stop all of them, those as well that have not begun."""
@@ -70,7 +63,7 @@ class Together:
         for consumer in self.consumers:
             consumer.told_to_stop = lambda: self._stopped
         try:
-            with doorbell.answered_by(self.stop):
+            with doorbell.answered_by(self.stop, wanted=self.consumers[0].answers_signals):
                 yield
         finally:
             for consumer in self.consumers:

@@ -250,5 +250,5 @@ def test_arguments_that_cannot_be_meant(leased: Bench) -> None:
 
 def test_a_pool_that_is_too_small_for_all(leased: Bench) -> None:
     crowd = Crowd(leased, nothing, nothing, nothing, pool_size=4, max_overflow=1)
-    with pytest.raises(ConfigurationError, match=r"needs 6 connections .* allows 5; use .*pool_size=6"):
+    with pytest.raises(ConfigurationError, match=r"need 6 connections, .* allows 5; use .*pool_size=6"):
         crowd.run()

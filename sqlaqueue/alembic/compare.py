@@ -12,7 +12,7 @@ from alembic.autogenerate.api import AutogenContext
 from alembic.operations import ops as alembic_ops
 from alembic.util import PriorityDispatchResult
 
-from sqlaqueue.alembic import adopting, objects, switching, tables, wording
+from sqlaqueue.alembic import adopting, objects, others, switching, tables, wording
 from sqlaqueue.alembic.catalog import Catalog
 from sqlaqueue.alembic.seen import Review, Seen, seen_by, take_seen
 
@@ -37,6 +37,7 @@ def compare_queues(
 
     :raises CommandError: when the database has something that cannot be meant.
     """
+    others.keep_ours(upgrade)
     seen = take_seen(context)
     if context.connection is None or not seen:
         return PriorityDispatchResult.CONTINUE
@@ -44,7 +45,8 @@ def compare_queues(
     review = Review(context, upgrade, seen, catalog)
     adopting.refuse_columns_of_others(review)
     tables.compare_within(review)
-    objects.compare_enums(review)
+    if not others.types_are_left_to_another():
+        objects.compare_enums(review)
     tables.compare_storage(review)
     objects.compare_functions(review)
     objects.compare_triggers(review)

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import inspect
 import itertools
-import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar, overload
 
@@ -26,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.serving import lifecycle
 from sqlaqueue.serving.async_ears import async_ear_of
 from sqlaqueue.serving.background import RunsInTask
 from sqlaqueue.serving.base import function_of
@@ -38,8 +38,6 @@ from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
 from sqlaqueue.serving.together import Together
 from sqlaqueue.strategies.wake_up_triggers import channel_of
-
-logger = logging.getLogger("sqlaqueue")
 
 _LAST_WORDS = 5.0
 """Seconds that a handler has for what it does when it is cancelled."""
@@ -239,6 +237,7 @@ class _Tasks(Shift):
 
     async def serve(self) -> None:
         """Run until the lanes have ended, or have been given up."""
+        lifecycle.started(self, self.engine, "task")
         lanes = [asyncio.create_task(self._task(lane(self))) for _ in range(self.plan.concurrency)]
         keeper = asyncio.create_task(self._task(keep(self)))
         with doorbell.answered_by(self.stop, wanted=self.answers_signals):
@@ -247,16 +246,19 @@ class _Tasks(Shift):
             except asyncio.CancelledError:
                 # This run is cancelled, so its handlers are; then their jobs go back as at the end of a grace period.
                 self.stop()
+                lifecycle.shutdown_began(self, self._grace)
                 await self._abandon(lanes)
                 raise
             finally:
                 self.stop()
+                lifecycle.shutdown_began(self, self._grace)
                 self.over = True
                 self.attend()
                 await _end([*lanes, keeper], max(self._grace, 5.0))
                 await self._carry_out(wind_up(self))
                 if self.calls.listens:
                     await async_ear_of(self.engine).remove(self.calls)
+                lifecycle.stopped(self)
         if self.error is not None:
             raise self.error
 
@@ -273,6 +275,7 @@ class _Tasks(Shift):
             while working and not stopped.done():
                 await asyncio.wait({*working, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 working = {one for one in working if not one.done()}
+            lifecycle.shutdown_began(self, self._grace)
         finally:
             stopped.cancel()
         if working:
@@ -282,10 +285,8 @@ class _Tasks(Shift):
 
     async def _abandon(self, lanes: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the handlers at work; their results are refused."""
-        running = self.crew.at_work()
-        if running:
-            logger.warning("%s: %d handlers are given up; their jobs are given back", self.name, len(running))
-        for one in running:
+        lifecycle.grace_over(self, self._grace)
+        for one in self.crew.at_work():
             one.abandoned = True
             one.interrupt()
         await asyncio.wait(lanes, timeout=_LAST_WORDS)

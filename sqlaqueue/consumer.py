@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
-from sqlaqueue.serving import ears
+from sqlaqueue.serving import ears, lifecycle
 from sqlaqueue.serving.background import RunsInThread
 from sqlaqueue.serving.base import function_of
 from sqlaqueue.serving.bells import Bell
@@ -42,8 +41,6 @@ from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
 from sqlaqueue.serving.together import Together
 from sqlaqueue.strategies.wake_up_triggers import channel_of
-
-logger = logging.getLogger("sqlaqueue")
 
 _LONGEST_WAIT = 600.0
 """Seconds for which the main thread waits at most: not every system breaks off a wait for a signal."""
@@ -267,6 +264,7 @@ class _Threads(Shift):
         lanes = [self._thread(lane(self), f"{name}-{number}") for number in range(self.plan.concurrency)]
         keeper = self._thread(keep(self), f"{name}-keeper")
         with doorbell.answered_by(self.stop, wanted=self.answers_signals):
+            lifecycle.started(self, self.engine, "thread")
             self._working.update(lanes)
             for thread in (*lanes, keeper):
                 thread.start()
@@ -274,6 +272,7 @@ class _Threads(Shift):
                 self._wait_for(lanes)
             finally:
                 self.stop()
+                lifecycle.shutdown_began(self, self._grace)
                 self.over = True
                 self.attend()
                 # It is done with its last statement in a moment, or the database does not answer.
@@ -281,6 +280,7 @@ class _Threads(Shift):
                 self._carry_out(wind_up(self))
                 if self.calls.listens:
                     ears.unlisten(self.engine, self.calls)
+                lifecycle.stopped(self)
         if self.error is not None:
             raise self.error
 
@@ -301,6 +301,7 @@ class _Threads(Shift):
         deadline = float("inf")
         while not self._working.isdisjoint(lanes):
             if self.plan.stopping and deadline == float("inf"):
+                lifecycle.shutdown_began(self, self._grace)
                 deadline = time.monotonic() + self._grace
             left = deadline - time.monotonic()
             if left <= 0:
@@ -311,10 +312,9 @@ class _Threads(Shift):
 
     def _abandon(self) -> None:
         """Give up handlers that outlived the grace period; their results are refused."""
-        running = self.crew.at_work()
-        for one in running:
+        lifecycle.grace_over(self, self._grace)
+        for one in self.crew.at_work():
             one.abandoned = True
-        logger.warning("%s: %d handlers outlived the grace period; their jobs are given back", self.name, len(running))
 
     # -- carrying scripts out ------------------------------------------------------------------------------
 

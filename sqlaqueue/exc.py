@@ -109,12 +109,24 @@ class Snooze(HandlerSignal):
 class Fail(HandlerSignal):
     """This job failed for good: no attempt is left for it, whatever ``max_attempts`` says.
 
+    ``last_error`` becomes ``kind: reason``, and failed jobs are counted by their kinds, so the kind says what went
+    wrong and the reason with which job: ``Fail("order 1: no stock", kind="no_stock")``.
+
     :param reason: the text to store in ``last_error``.
+    :param kind: a word for this kind of failure, made of letters, digits, underscores and dots; by default the name
+        of the class, ``Fail``.
+    :raises ConfigurationError: when ``kind`` is something else.
     """
 
-    def __init__(self, reason: str = "failed by the handler") -> None:
+    def __init__(self, reason: str = "failed by the handler", *, kind: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
+        self.kind = type(self).__name__ if kind is None else kind
+        given: object = self.kind  # what a caller without a type checker passes may be anything
+        # A query reads the kind up to its colon, and must not take part of another text for one.
+        if not isinstance(given, str) or not all(part.isidentifier() for part in given.split(".")):
+            msg = f"Fail(kind={kind!r}): give a word of letters, digits, underscores and dots, such as 'no_stock'"
+            raise ConfigurationError(msg)
 
 
 class Cancel(HandlerSignal):

@@ -58,6 +58,10 @@ class Run:
     """The innermost savepoint that the claim was made in; when it is rolled back, so is the claim."""
     handed_out: float = field(default_factory=time.monotonic)
     """When, on the monotonic clock of this process."""
+    called: float | None = None
+    """When its handler was called, on the same clock; None until it is."""
+    duration: float | None = None
+    """For how many seconds the handler ran; None until it has ended."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
-import logging
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from sqlaqueue.cli.order import Order, begin_log
 from sqlaqueue.cli.targets import Target, load, load_targets
 from sqlaqueue.consumer import Consumer
 from sqlaqueue.exc import ConfigurationError, SqlaqueueError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.base import ConsumerBase, function_of
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.spec import QueueSpec
@@ -33,8 +33,6 @@ from sqlaqueue.versions import check_complete
 
 if TYPE_CHECKING:
     from sqlaqueue.aio import AsyncConsumer
-
-logger = logging.getLogger("sqlaqueue")
 
 _YOUNG = 50_000
 """How many objects are made before the garbage collector looks at them: more than the jobs of a few batches have."""
@@ -74,7 +72,7 @@ class Service:
             begin_log(self._order.log_level)
             try:
                 for consumer in consumers:
-                    logger.info("%r serves %s", consumer, _check(consumer))
+                    _check(consumer)
                 self._begun()
                 _collect_less_often()
                 sys.setswitchinterval(_SWITCH)
@@ -84,7 +82,8 @@ class Service:
         if self._errors:
             _raise(*self._errors[0])
         if self._order.drain:
-            logger.info("nothing is due; runs that ended: %d", self._ended)
+            extra = fields("drained", count=self._ended)
+            logger.info("nothing is due; runs that ended: %d", self._ended, extra=extra)
 
     def _serve(self, consumers: Sequence[ConsumerBase]) -> None:
         while not self._stopping:
@@ -151,30 +150,28 @@ class Service:
 
 
 def _raise(consumer: ConsumerBase, error: BaseException) -> None:
-    logger.debug("%r ended with an error", consumer, exc_info=error)
+    extra = fields("consumer_failed", queue=consumer.queue, error_kind=type(error).__name__)
+    logger.debug("%r ended with an error", consumer, exc_info=error, extra=extra)
     with told_apart():
         if isinstance(error, SqlaqueueError | SQLAlchemyError):
             raise error
     raise FailedError(f"{consumer!r}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _check(consumer: ConsumerBase) -> str:
-    """Return where the database of a Consumer is; refuse one that does not answer or lacks something."""
+def _check(consumer: ConsumerBase) -> None:
+    """Refuse a database that does not answer or lacks something."""
 
-    def look(session: Session, spec: QueueSpec) -> sa.Engine:
+    def look(session: Session, spec: QueueSpec) -> None:
         connection = session.connection(bind_arguments={"mapper": spec.mapper})
         check_dialect(connection.dialect, repr(consumer))
         try:
             check_complete(connection, spec)
         except ConfigurationError as error:
             raise DatabaseError(str(error)) from error
-        return connection.engine
 
     target = Target(consumer.queue, consumer.model, consumer)
     with Database(consumer.session_factory) as database, told_apart(target.spec):
-        url = database.run(look, target.spec).url
-    host = url.host or url.query.get("host")
-    return f"database {url.database}" + (f" at {host}" if isinstance(host, str) else "")
+        database.run(look, target.spec)
 
 
 def _close(consumers: Sequence[ConsumerBase]) -> None:

@@ -7,7 +7,6 @@ service at once, and a second signal would end a worker in the middle of its job
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -19,8 +18,7 @@ from types import FrameType
 
 from sqlaqueue.cli.errors import FAILED
 from sqlaqueue.cli.order import Order
-
-logger = logging.getLogger("sqlaqueue")
+from sqlaqueue.log import fields, logger
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
 """Seconds before a process is started again: twice as long each time, up to a limit."""
@@ -70,7 +68,8 @@ class Worker:
         with contextlib.suppress(OSError):
             mine.sendall(self._order.to_text().encode() + b"\n")
         mine.settimeout(0)
-        logger.info("worker %d is process %d", self.number, self._process.pid)
+        extra = fields("process_started", number=self.number, pid=self._process.pid)
+        logger.info("worker %d is process %d", self.number, self._process.pid, extra=extra)
 
     def look(self) -> int | None:
         """Note what the process has said; return its exit code when it has ended."""
@@ -89,7 +88,9 @@ class Worker:
         self._deaths = 1 if time.monotonic() - self._started >= STEADY else self._deaths + 1
         pause = pause_before(self._deaths)
         self._next_start = time.monotonic() + pause
-        logger.warning("worker %d %s; it is started again in %.1f s", self.number, how_it_ended(code), pause)
+        extra = fields("process_died", number=self.number, delay=pause)
+        text = "worker %d %s; it is started again in %.1f s"
+        logger.warning(text, self.number, how_it_ended(code), pause, extra=extra)
 
     def stop(self) -> None:
         """Have the process stop in order."""
@@ -162,7 +163,10 @@ class Supervisor:
                 worker.kill()
             _die_by(self.signals[-1])
         if self.signals and not self._stopping:
-            logger.info("%s: stopping", signal.Signals(self.signals[0]).name)
+            name, number = signal.Signals(self.signals[0]).name, sum(worker.lives for worker in self._workers)
+            extra = fields("shutdown_started", signal=name, count=number)
+            text = "%s: stopping, %d worker processes are told to; a second signal kills them"
+            logger.info(text, name, number, extra=extra)
             self.stop()
 
     def _ended(self, worker: Worker, code: int) -> None:
@@ -172,7 +176,8 @@ class Supervisor:
             return
         worker.over = True
         if code:
-            logger.warning("worker %d %s", worker.number, how_it_ended(code))
+            extra = fields("process_died", number=worker.number)
+            logger.warning("worker %d %s", worker.number, how_it_ended(code), extra=extra)
             # It could not begin: its own code says why. One that could, and ends badly now, has failed.
             self._result = code if code > 0 and not worker.begun else FAILED
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -13,9 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.hearing import ANSWER, CHECK, Hearer, Hearers, keep_alive, wait_before
-
-logger = logging.getLogger("sqlaqueue")
 
 
 class AsyncEar:
@@ -59,7 +57,9 @@ class AsyncEar:
             except Exception as error:  # noqa: BLE001 - Consumers poll meanwhile, and the next try may do better
                 failures += 1
                 if failures == 1:
-                    logger.warning("cannot listen for new jobs, polling: %s: %s", type(error).__name__, error)
+                    kind = type(error).__name__
+                    extra = fields("listener_lost", error_kind=kind)
+                    logger.warning("cannot listen for new jobs, polling: %s: %s", kind, error, extra=extra)
             self.hearers.doubt(self.hearers.channels)
             if failures:
                 await self._wait(wait_before(failures))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
@@ -16,10 +15,9 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.base import ConsumerBase, refuse_small_pool
 from sqlaqueue.serving.shift import Shift
-
-logger = logging.getLogger("sqlaqueue")
 
 LONGEST_START = 10.0
 """Seconds for which a start is waited for. A database that does not answer must not keep the host from starting."""
@@ -105,7 +103,9 @@ class _InBackground(ConsumerBase):
         self._error = error
         if background.entered:
             text = "%r ended with %s: %s; its host goes on, and the queue is not served by it any more"
-            logger.error(text, self, type(error).__name__, error, exc_info=error)
+            kind = type(error).__name__
+            extra = fields("consumer_failed", queue=self.queue, worker=self._plan.worker(), error_kind=kind)
+            logger.error(text, self, kind, error, exc_info=error, extra=extra)
 
     def _ended_in_background(self, background: _Background) -> None:
         with _pools_lock:

@@ -67,7 +67,7 @@ class ConsumerBase:
         self._factory = maker_of(session_factory, self._kind, is_async=self._is_async)
         self._grace = seconds(grace, "Consumer(grace=...)")
         self.answers_signals = signals
-        self._announcer = Announcer()
+        self._announcer = Announcer(self._plan.worker)
         self._pace = self._plan.pace(interval, exactly=batch_size is not None)
         self._shift: Shift | None = None
         self.told_to_stop: Callable[[], bool] | None = None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.privileges import what_is_hidden, what_is_not_granted, what_policies_hide
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.versions import check_complete, what_is_apart, what_is_outdated
-
-logger = logging.getLogger("sqlaqueue")
 
 
 def check_transactions(session: Session, plan: Plan) -> None:
@@ -49,7 +47,8 @@ def check_database(session: Session, plan: Plan) -> bool:
     finally:
         session.rollback()
     if outdated is not None:
-        logger.warning("%s", outdated)
+        extra = fields("objects_outdated", queue=plan.spec.name, worker=plan.worker())
+        logger.warning("%s", outdated, extra=extra)
     return plan.is_told and outdated is None
 
 

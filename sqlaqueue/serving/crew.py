@@ -14,16 +14,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sqlaqueue.exc import LeaseLost
+from sqlaqueue.log import fields, key_text, logger, plain_key
 from sqlaqueue.serving.calls import Calls
-from sqlaqueue.serving.events import Announcer, JobEvent
+from sqlaqueue.serving.events import Announcer, EventName, JobEvent, event_of
 from sqlaqueue.serving.hands import Hand, runs_of
 from sqlaqueue.serving.outcomes import COMPLETED, Ended
 from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.steps import Report
 from sqlaqueue.spec import Key, Run
-
-logger = logging.getLogger("sqlaqueue")
 
 
 class Crew:
@@ -48,7 +47,7 @@ class Crew:
         self.lock = threading.RLock()
         self.version = 0
         """Counts what has changed for those who rest: whoever compares it cannot miss a change."""
-        self.jobs_ended = 0
+        self.jobs_ended = self.jobs_released = 0
         self.claiming = 0
         """How many threads or tasks are claiming, or rest after they found nothing."""
         self.plenty = False
@@ -227,12 +226,13 @@ class Crew:
             hand.timed_out = True
             keys = [run.key for run in runs_of(hand.unit)]
             self.plan.suspects.end(keys)
-            logger.error(
-                "the handler of queue %s ran into its timeout of %g s; its result is refused for %s",
-                self.plan.spec.name,
-                self.plan.timeout,
-                ", ".join(str(key[0]) if len(key) == 1 else str(key) for key in keys),
-            )
+            # The end of a leased run is told in a moment; that of a held one, not before its handler returns.
+            level = logging.WARNING if self.plan.holds_transaction else logging.DEBUG
+            queue, worker = self.plan.spec.name, self.plan.worker()
+            for key in keys:
+                extra = fields("timed_out", queue=queue, worker=worker, job_key=plain_key(key))
+                text = "job %s of queue %s ran into its timeout of %g s; the result of its handler is refused"
+                logger.log(level, text, key_text(key), queue, self.plan.timeout, extra=extra)
 
     def overdue(self, now: float) -> list[Run]:
         """Return the runs whose handlers have just run into the Consumer's timeout, and mark these."""
@@ -327,7 +327,9 @@ class Crew:
         """Tell how runs ended."""
         unheard = not self.announcer.heeds("completed")
         with self.lock:
-            self.jobs_ended += sum(one.outcome.ending != "released" for one in ended)
+            number = sum(one.outcome.ending != "released" for one in ended)
+            self.jobs_ended += number
+            self.jobs_released += len(ended) - number
             if self.plan.asked:
                 self.plan.asked.difference_update([one.run.key for one in ended])
         for one in ended:
@@ -338,24 +340,23 @@ class Crew:
                 # No trigger calls out a row that has read as pending all the time.
                 self.look_at_once()
             if self.announcer.heeds(outcome.ending):
-                run, queue = one.run, self.plan.spec.name
-                self._tell(JobEvent(outcome.ending, queue, run.key, run.attempt, outcome.delay, outcome.cause))
+                self._tell(outcome.ending, one.run, outcome.delay, outcome.cause)
 
     def tell_claimed(self, jobs: Sequence[Any]) -> None:
         """Tell which jobs were claimed."""
         for run in runs_of(jobs) if self.announcer.heeds("claimed") else ():
-            self._tell(JobEvent("claimed", self.plan.spec.name, run.key, run.attempt))
+            self._tell("claimed", run)
 
     def tell_lost(self, lost: Sequence[Ended]) -> None:
         """Tell whose result was refused."""
         for ended in lost:
             error = LeaseLost(f"the result of job {ended.run.key} came after its lease had passed to another run")
-            self._tell(JobEvent("lease_lost", self.plan.spec.name, ended.run.key, ended.run.attempt, error=error))
+            self._tell("lease_lost", ended.run, error=error)
 
     def tell_rescued(self, keys: Sequence[Key]) -> None:
         """Tell which jobs were taken back from workers that died."""
         for key in keys:
-            self._tell(JobEvent("rescued", self.plan.spec.name, key))
+            self.announcer.tell(JobEvent("rescued", self.plan.spec.name, key))
 
-    def _tell(self, event: JobEvent) -> None:
-        self.announcer.tell(event)
+    def _tell(self, name: EventName, run: Run, delay: float | None = None, error: BaseException | None = None) -> None:
+        self.announcer.tell(event_of(name, self.plan.spec.name, run, delay, error))

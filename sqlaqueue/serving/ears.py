@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 import time
@@ -12,10 +11,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.bells import Bell
 from sqlaqueue.serving.hearing import CHECK, Hearer, Hearers, keep_alive, wait_before
-
-logger = logging.getLogger("sqlaqueue")
 
 
 class Ear:
@@ -55,7 +53,9 @@ class Ear:
             except Exception as error:  # noqa: BLE001 - Consumers poll meanwhile, and the next try may do better
                 failures += 1
                 if failures == 1:
-                    logger.warning("cannot listen for new jobs, polling: %s: %s", type(error).__name__, error)
+                    kind = type(error).__name__
+                    extra = fields("listener_lost", error_kind=kind)
+                    logger.warning("cannot listen for new jobs, polling: %s: %s", kind, error, extra=extra)
             self.hearers.doubt(self.hearers.channels)
             if failures:
                 self._bell.wait(wait_before(failures))

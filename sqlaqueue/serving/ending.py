@@ -6,7 +6,6 @@ Plain functions ``operation(session, ...)``, as in :mod:`sqlaqueue.serving.opera
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -18,6 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.log import fields, key_text, logger, plain_key
 from sqlaqueue.serving.errors import settles_later
 from sqlaqueue.serving.outcomes import COMPLETED, Ended
 from sqlaqueue.serving.plan import ASKED, KEYS, TOKEN, Plan
@@ -25,8 +25,6 @@ from sqlaqueue.serving.telling import tell_ended
 from sqlaqueue.spec import Key
 from sqlaqueue.statements import settle_statement
 from sqlaqueue.strategies import Held
-
-logger = logging.getLogger("sqlaqueue")
 
 QUIET = {"synchronize_session": False}
 """Consumers settle beside the ORM: nobody looks at the instances any more."""
@@ -154,7 +152,11 @@ def settle_each(
             session.rollback()
             if settles_later(error):
                 raise
-            logger.warning("job %s cannot be settled as %s: %s", one.run.key, one.outcome.ending, error)
+            run, queue = one.run, plan.spec.name
+            named = {"queue": queue, "worker": plan.worker(), "job_key": plain_key(run.key)}
+            extra = fields("settling_refused", **named, attempt=run.attempt, max_attempts=run.max_attempts)
+            text = "job %s of queue %s cannot be settled as %s: %s"
+            logger.warning(text, key_text(run.key), queue, one.outcome.ending, error, extra=extra)
             found_lost = _settle_otherwise(session, plan, one, error) if wait else None
             if found_lost is None:
                 stuck.append(one)

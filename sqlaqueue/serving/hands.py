@@ -110,6 +110,8 @@ class Hand:
                     unit = self._without_asked(unit)
                 if unit:
                     self.unit, self.error, self.started, self.timed_out = unit, None, now, False
+                    for run in runs_of(unit):
+                        run.called, run.duration = now, None
                     return unit
         return ()
 
@@ -141,6 +143,9 @@ class Hand:
         with self._crew.lock:
             self._calls += 1
             self._jobs += len(unit)
+            took = time.monotonic() - self.started
+            for run in runs_of(unit):
+                run.duration = took
             if trace or raised is not None or self.abandoned or self._plan.timeout is not None:
                 self.error = self._verdict(raised)
                 if trace or self.error is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Generator, Sequence
 from functools import partial
@@ -11,6 +10,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.exc import JobTimeout
+from sqlaqueue.log import key_text, logger, plain_key
 from sqlaqueue.serving import ending, pace, tending
 from sqlaqueue.serving.errors import will_pass
 from sqlaqueue.serving.outcomes import RELEASED, Ended
@@ -21,8 +21,6 @@ from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Doze, Report, Script, Step
 from sqlaqueue.spec import Key
 from sqlaqueue.strategies.side_tables import CONSUMERS
-
-logger = logging.getLogger("sqlaqueue")
 
 TENDERS = 3
 """How many of the consumers that hear each other do what one has to do for all; more than one, for one may be dead."""
@@ -40,7 +38,9 @@ def keep(shift: Shift) -> Script:
             try:
                 yield from duty(shift, now)
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other duties are due all the same
-                logger.warning("%s: tending the queue: %s: %s", shift.name, type(error).__name__, error)
+                kind = type(error).__name__
+                extra = shift.fields("maintenance_trouble", error_kind=kind)
+                logger.warning("%s: tending the queue: %s: %s", shift.name, kind, error, extra=extra)
                 pause = _AFTER_TROUBLE
         yield Doze(max(shift.until_next_duty(), pause))
 
@@ -56,6 +56,11 @@ def _look_at_timeouts(shift: Shift, now: float) -> Script:
         ended = [Ended(run, shift.plan.judge(timeout, run)) for run in late]
         # A row that its handler has locked is settled when it returns.
         lost, stuck = yield Beside(partial(ending.settle_each, wait=False), (shift.plan, ended))
+        for one in stuck:
+            key = one.run.key
+            extra = shift.fields("timed_out", job_key=plain_key(key), attempt=one.run.attempt)
+            text = "%s: job %s ran into its timeout of %g s, and cannot be settled before its handler returns"
+            logger.warning(text, shift.name, key_text(key), shift.plan.timeout, extra=extra)
         crew.report(Report(settled=[one for one in ended if one not in [*lost, *stuck]], lost=lost))
     if crew.is_stuck:
         # Nobody is left to run these, and their leases would be extended for as long as the handlers hang.
@@ -181,13 +186,14 @@ def mend_messages(shift: Shift) -> Generator[Step, Any, int]:
 
 def _tell_mended(shift: Shift, keys: Sequence[Key]) -> None:
     if keys:
-        some = ", ".join(str(key[0]) if len(key) == 1 else str(key) for key in keys[:_MOST_TOLD])
+        some = ", ".join(map(key_text, keys[:_MOST_TOLD]))
         more = f" and {len(keys) - _MOST_TOLD} more" if len(keys) > _MOST_TOLD else ""
         logger.warning(
             "%s: jobs that waited without a message, or messages whose job is missing or not waiting: %s%s",
             shift.name,
             some,
             more,
+            extra=shift.fields("messages_mended", count=len(keys)),
         )
 
 

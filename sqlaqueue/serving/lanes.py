@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from sqlaqueue.log import logger
 from sqlaqueue.serving import checks, tending
 from sqlaqueue.serving.errors import is_programs_fault
 from sqlaqueue.serving.hands import Hand
@@ -18,8 +18,6 @@ from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, InSession, Pause, Report, Rest, Script, Step, Watch
 from sqlaqueue.serving.turns import Turn
 from sqlaqueue.versions import why_undefined
-
-logger = logging.getLogger("sqlaqueue")
 
 _REST, _LONGEST_REST, _REST_DRAINING = 0.5, 5.0, 0.1
 """Seconds after which a lane looks again although nobody has woken it: while there is work, without any, and if it may
@@ -58,6 +56,8 @@ def _take_turns(shift: Shift, take_turn: Callable[[Shift, Turn], Script]) -> Scr
             # After the end of this turn, which is no reason to look again itself.
             seen = shift.crew.version
             if turn.nothing_left() and not (yield from _mended(shift)):
+                # Unless somebody has stopped it before.
+                shift.drained = not shift.plan.stopping
                 shift.stop()
             else:
                 yield Rest(seen, _REST_DRAINING)
@@ -76,7 +76,8 @@ def _trouble(shift: Shift, error: Exception) -> Script:
     shift.calls.look_at_once()
     wait = shift.crew.pace.failed()
     said = why_undefined(error, shift.plan.spec) or f"{type(error).__name__}: {error}"
-    logger.warning("%s: %s; next try in %.1f s", shift.name, said, wait)
+    extra = shift.fields("consumer_trouble", delay=wait, error_kind=type(error).__name__)
+    logger.warning("%s: %s; next try in %.1f s", shift.name, said, wait, extra=extra)
     shift.tell_start()
     yield Pause(wait)
 
@@ -145,7 +146,9 @@ def _work(shift: Shift, hand: Hand) -> Generator[Step, Any, bool]:
     try:
         return bool((yield from run_to_the_end(shift.crew, hand, run_leased(shift.crew, hand))))
     except Exception as error:  # noqa: BLE001 - such as a database that does not answer
-        logger.warning("%s: %s: %s", shift.name, type(error).__name__, error)
+        kind = type(error).__name__
+        extra = shift.fields("run_trouble", error_kind=kind)
+        logger.warning("%s: %s: %s", shift.name, kind, error, extra=extra)
         return False
 
 
@@ -162,7 +165,9 @@ def _mended(shift: Shift) -> Generator[Step, Any, bool]:
     try:
         return bool((yield from mend_messages(shift)))
     except Exception as error:  # noqa: BLE001 - the queue has been served to its end all the same
-        logger.warning("%s: tending the queue: %s: %s", shift.name, type(error).__name__, error)
+        kind = type(error).__name__
+        extra = shift.fields("maintenance_trouble", error_kind=kind)
+        logger.warning("%s: tending the queue: %s: %s", shift.name, kind, error, extra=extra)
         return False
 
 
@@ -189,5 +194,7 @@ def wind_up(shift: Shift) -> Script:
             yield from last
         except Exception:
             logger.exception(
-                "%s: could not settle at the end; the jobs run again when their leases have expired", shift.name
+                "%s: could not settle at the end; the jobs run again when their leases have expired",
+                shift.name,
+                extra=shift.fields("not_settled"),
             )

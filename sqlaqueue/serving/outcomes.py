@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Collection
 from dataclasses import dataclass, replace
@@ -15,8 +14,6 @@ from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import delayed, error_text
 from sqlaqueue.strategies import Settlement
-
-logger = logging.getLogger("sqlaqueue")
 
 Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
 State = Literal["completed", "pending", "failed", "cancelled"]
@@ -127,10 +124,10 @@ def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcom
         case Snooze():
             return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
         case Fail():
-            return Outcome("failed", error=text_of(error.reason), cause=error)
+            return Outcome("failed", error=_with_kind(error, error.reason), cause=error)
         case Cancel():
             return Outcome("cancelled", error=text_of(error.reason), cause=error)
-    text = text_of(error.error) if isinstance(error, Retry) else text_of(error)
+    text = _with_kind(error, error.error) if isinstance(error, Retry) else text_of(error)
     if run.attempt >= run.max_attempts:
         return Outcome("failed", error=text or text_of(error), cause=error)
     if isinstance(error, Retry) and error.delay is not None:
@@ -146,9 +143,25 @@ def _ask(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
     try:
         delay: Delay | None = policy(run.attempt, error)
         return None if delay is None else seconds(delay, "the retry policy's delay")
-    except Exception:
-        logger.exception("the retry policy %r failed for job %s; using the default backoff", policy, run.key)
+    except Exception as mistaken:  # noqa: BLE001 - it is told with the traceback of the error that it was asked about
+        said = "".join(traceback.format_exception(mistaken))
+        note = f"the retry policy {policy!r} failed, using the default backoff:\n{said}"
+        # A program may raise the same instance again and again.
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
         return Exponential()(run.attempt, error)
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the kind of an error, by which failed jobs are counted: its class, or what ``Fail(kind=...)`` says."""
+    return error.kind if isinstance(error, Fail) else type(error).__name__
+
+
+def _with_kind(error: Fail | Retry, text: object) -> str | None:
+    """Return what a handler says of an error as it is stored: behind its kind, as the text of any exception is."""
+    if text is None or isinstance(text, BaseException):
+        return text_of(text)
+    return f"{kind_of(error)}: {text_of(text)}"
 
 
 def text_of(error: object) -> str | None:
@@ -158,4 +171,4 @@ def text_of(error: object) -> str | None:
     try:
         return error_text(error if isinstance(error, BaseException) else str(error))
     except Exception:  # noqa: BLE001 - the job must be settled all the same
-        return f"{type(error).__name__} (its text could not be made)"
+        return f"{type(error).__name__}: its text could not be made"

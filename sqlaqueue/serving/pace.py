@@ -62,6 +62,7 @@ class Pace:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._batch_size, self._concurrency, self._poll = batch_size, concurrency, poll_interval
+        self.poll_interval = poll_interval
         self._whole, self._draw = whole, draw
         self._failures = 0
         self._duration: float | None = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,9 +11,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.steps import Beside
-
-logger = logging.getLogger("sqlaqueue")
 
 _LOOK_EVERY, _QUIET = 0.5, 2.0
 """Seconds between looks, and without any such statement after which nobody looks until there is one."""
@@ -35,7 +33,9 @@ class _Statement:
         try:
             self.driver.cancel()
         except Exception as error:  # noqa: BLE001 - the server is not there: then it cannot hold anybody up either
-            logger.warning("cannot break a statement off: %s: %s", type(error).__name__, error)
+            kind = type(error).__name__
+            extra = fields("cancel_failed", error_kind=kind)
+            logger.warning("cannot break a statement off: %s: %s", kind, error, extra=extra)
 
 
 class Patience:

@@ -7,7 +7,6 @@ which others refer. It comes back to these an hour later, in the next walk.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -19,6 +18,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.backoff import seconds
+from sqlaqueue.log import fields, logger
 from sqlaqueue.returning import returning_keys
 from sqlaqueue.serving.ending import QUIET
 from sqlaqueue.serving.plan import Plan
@@ -27,8 +27,6 @@ from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.retention import index_name
 from sqlaqueue.strategies.side_tables import DEAD_LETTER
 from sqlaqueue.versions import UPDATE, ForeignKey, foreign_keys_to, has_index
-
-logger = logging.getLogger("sqlaqueue")
 
 BATCH = 500
 """How many jobs are deleted at once, at most."""
@@ -120,7 +118,7 @@ class Retention:
         """Write a warning into the log, unless it has been written about the same."""
         if what not in self._said:
             self._said.add(what)
-            logger.warning(message, *arguments)
+            logger.warning(message, *arguments, extra=fields("retention_stopped", queue=self._spec.name))
 
     # -- one batch ---------------------------------------------------------------------------------------------
 

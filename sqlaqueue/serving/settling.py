@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 from sqlalchemy import exc
 
+from sqlaqueue.log import key_text, logger, plain_key
 from sqlaqueue.serving import ending
 from sqlaqueue.serving.errors import settles_later
 from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Script
-
-logger = logging.getLogger("sqlaqueue")
 
 
 def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
@@ -37,5 +35,7 @@ def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
         crew.give_back(finished)
         raise
     for one in stuck:
-        logger.error("%s: job %s stays as it is until its lease expires", shift.name, one.run.key)
+        extra = shift.fields("not_settled", job_key=plain_key(one.run.key), attempt=one.run.attempt)
+        text = "%s: job %s stays as it is until its lease expires"
+        logger.error(text, shift.name, key_text(one.run.key), extra=extra)
     crew.settled(finished, lost, stuck)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
 from collections.abc import Callable
+from typing import Any
 
+from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.events import Announcer
@@ -14,8 +15,6 @@ from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, Agenda, Pace
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.retention import Retention
 from sqlaqueue.spec import Key
-
-logger = logging.getLogger("sqlaqueue")
 
 _MISSED = 2
 """How many check-ins in a row have to be missed before it is said: the first may be a connection that just broke."""
@@ -58,6 +57,10 @@ class Shift:
         self._said_deaf = False
         self.said_to_hear: bool | None = None
         """What its last check-in said of it; None before the first."""
+        self.drained = False
+        """A run that drains its queue has come to its end."""
+        self.before_shutdown: tuple[int, int] | None = None
+        """How many runs had ended, and how many jobs had been given back, when the shutdown began."""
         self.over = False
         """The lanes have ended; the keeper may."""
         self.error: BaseException | None = None
@@ -80,6 +83,10 @@ class Shift:
         if self.start_known is not None:
             self.start_known()
             self.start_known = None
+
+    def fields(self, event: str, **values: Any) -> dict[str, Any]:
+        """Return what a record of the log carries."""
+        return fields(event, queue=self.plan.spec.name, worker=self.plan.worker(), **values)
 
     def wake(self, lanes: int) -> None:
         """Wake some of the lanes that rest."""
@@ -121,6 +128,7 @@ class Shift:
                 "polling; give the Consumer an engine that is connected to the server itself, or say "
                 "QueueConfig(notify=False)",
                 self.name,
+                extra=self.fields("notifications_missed"),
             )
 
     def hears_again(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -11,8 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from types import FrameType
 from typing import Any
-
-logger = logging.getLogger("sqlaqueue")
 
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
@@ -29,6 +26,10 @@ class _Doorbell:
         """The handlers that have been set here last."""
         self._raised: BaseException | None = None
         """What a handler of the host has raised."""
+        self.received: str | None = None
+        """The name of the signal that stops the Consumers which are there now."""
+        self.next_aborts = True
+        """Whether a second signal ends the process at once; else the host answers it."""
 
     @contextmanager
     def answered_by(self, stop: Callable[[], None], *, wanted: bool = True) -> Iterator[None]:
@@ -40,6 +41,8 @@ class _Doorbell:
             yield
             return
         in_main = threading.current_thread() is threading.main_thread()
+        if not self._stops:
+            self.received = None
         self._stops.append(stop)
         if in_main:
             self._in_main += 1
@@ -66,10 +69,12 @@ class _Doorbell:
         for either in _NUMBERS:
             before = self._before[either]
             self._install(either, before if _is_of_host(before) else signal.SIG_DFL)
+        host = self._before[signal.Signals(number)]
+        # Each Consumer logs it with its counts: the lock of a log's handler may be held by the thread that is
+        # interrupted here.
+        self.received, self.next_aborts = signal.Signals(number).name, not _is_of_host(host)
         for stop in list(self._stops):
             stop()
-        logger.info("%s: stopping", signal.Signals(number).name)
-        host = self._before[signal.Signals(number)]
         if _is_of_host(host):
             try:
                 host(number, frame)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.base import ConsumerBase, refuse_small_pool
 from sqlaqueue.serving.signals import doorbell
-
-logger = logging.getLogger("sqlaqueue")
 
 
 class Together:
@@ -73,9 +71,11 @@ class Together:
 
     def failed(self, consumer: ConsumerBase, error: BaseException) -> None:
         """Note that one has ended with an error, and stop the others."""
+        kind = type(error).__name__
+        extra = fields("consumer_failed", queue=consumer.queue, error_kind=kind)
         if self.error is None:
             self.error = error
-            logger.error("%r ended with %s: %s; the others are stopped", consumer, type(error).__name__, error)
+            logger.error("%r ended with %s: %s; the others are stopped", consumer, kind, error, extra=extra)
         else:
-            logger.error("%r ended with an error as well", consumer, exc_info=error)
+            logger.error("%r ended with an error as well", consumer, exc_info=error, extra=extra)
         self.stop()

@@ -35,8 +35,9 @@ def test_a_class_and_its_handler(shop: Shop, model: str, handler: str) -> None:
     }[model]
     shop.add(*jobs)
     output = drained(shop, f"{MODELS}:{model}", "--handler", f"{TASKS}:{handler}", "--concurrency", "2")
-    kind = "AsyncConsumer" if handler == "send_async" else "Consumer"
-    assert f"<{kind} of '{model.lower()}'" in output
+    kind = "tasks" if handler == "send_async" else "threads"
+    assert f"serves database {shop.database.name} at" in output
+    assert f"with 2 worker {kind}, until no job is due" in output
     assert "runs that ended: 2" in output
     assert sorted(shop.done().values()) == [1, 1]
 
@@ -96,7 +97,8 @@ def test_a_signal_lets_the_handler_finish(shop: Shop, tmp_path: Path, number: si
     worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly")
     wait_until((tmp_path / "at_work").exists, lambda: worker.output)
     worker.signal(number)
-    worker.wait_for(f"{number.name}: stopping")
+    worker.wait_for(f"queue email: {number.name}: stopping, 1 running job to finish within 30 s, ")
+    worker.wait_for("; a second signal aborts")
     (tmp_path / "go_on").touch()
     assert worker.end() == 0, worker.output
     assert shop.states("email") == {"completed": 1, "pending": 1}
@@ -131,6 +133,6 @@ def test_the_log_names_no_password(shop: Shop) -> None:
 
 def test_verbose_tells_of_every_job(shop: Shop) -> None:
     shop.add(Email())
-    assert "completed 1 of queue email" in drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send", "-v")
+    assert "job 1 of queue email: completed in" in drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send", "-v")
     shop.add(Email())
     assert "completed" not in drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send")

@@ -103,12 +103,15 @@ def test_the_log_names_the_jobs(bench: Bench, log: Any) -> None:
     keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
     bench.consumer(end, retry=lambda *_: 7200).drain()
     lines = {record.getMessage(): record for record in log.records}
-    assert lines[f"completed {keys['good']} of queue job (attempt 1)"].levelno == logging.DEBUG
-    retried = lines[f"retried {keys['error']} of queue job (attempt 1): ValueError: an error"]
-    assert retried.levelno == logging.WARNING
-    failed = lines[f"failed {keys['fail']} of queue job (attempt 1): Fail: for good"]
+    [completed] = [line for line in lines if line.startswith(f"job {keys['good']} of queue job: completed in ")]
+    assert lines[completed].levelno == logging.DEBUG
+    [retried] = [line for line in lines if "ValueError: an error" in line]
+    assert retried == (
+        f"job {keys['error']} of queue job: attempt 1 of 3 failed, next try in 7200 s: ValueError: an error"
+    )
+    assert lines[retried].levelno == logging.WARNING
+    failed = lines[f"job {keys['fail']} of queue job: attempt 1 of 3 failed, no further try: Fail: for good"]
     assert failed.levelno == logging.ERROR
-    assert failed.exc_info
     assert {record.name for record in log.records} <= {"sqlaqueue", "asyncio"}
 
 
@@ -125,5 +128,6 @@ def test_a_rescue_and_a_refusal_are_told(leased: Bench, frequent_sweeps: None, l
     server = leased.consumer(work)
     server.drain()
     assert server.told("lease_lost") == [key]
-    assert f"rescued {key} of queue job" in log.text
-    assert f"lease_lost {key} of queue job" in log.text
+    assert f"job {key} of queue job: rescued: the lease of its worker had expired" in log.text
+    assert f"job {key} of queue job: the result of attempt 1 of 3 is refused" in log.text
+    assert "None" not in log.text

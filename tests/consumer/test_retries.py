@@ -98,10 +98,11 @@ def test_a_policy_that_fails_costs_no_job_its_retry(bench: Bench, log: Any) -> N
             raise answer
         return answer
 
-    bench.consumer(raising(ValueError()), retry=policy).drain()
+    bench.consumer(raising_by_key({key: ValueError() for key in keys}), retry=policy).drain()
     assert bench.states() == {"pending": 4}
     assert all(0 < delay_of(bench, key) <= 5 for key in keys)
     assert log.text.count("using the default backoff") == 4
+    assert len([record for record in log.records if record.levelno >= logging.WARNING]) == 4
 
 
 def test_attempts_are_limited_by_the_config_or_by_the_row(bench: Bench) -> None:
@@ -118,7 +119,7 @@ def test_retry_says_when_and_what_to_store(bench: Bench) -> None:
     [key] = bench.enqueue(1)
     bench.consumer(raising(Retry(timedelta(hours=1), error="come back"))).drain()
     row = bench.row(key)
-    assert (row.status, row.attempts, row.last_error) == ("pending", 1, "come back")
+    assert (row.status, row.attempts, row.last_error) == ("pending", 1, "Retry: come back")
     assert 3500 < delay_of(bench, key) <= 3600
 
 
@@ -142,14 +143,19 @@ def test_snooze_gives_the_attempt_back(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signal", "state"), [(Fail("no such address"), "failed"), (Cancel("not needed"), "cancelled")]
+    ("signal", "state", "stored"),
+    [
+        (Fail("no such address"), "failed", "Fail: no such address"),
+        (Fail("order 1: no stock", kind="no_stock"), "failed", "no_stock: order 1: no stock"),
+        (Cancel("not needed"), "cancelled", "not needed"),
+    ],
 )
-def test_fail_and_cancel_end_it_for_good(bench: Bench, signal: Any, state: str) -> None:
+def test_fail_and_cancel_end_it_for_good(bench: Bench, signal: Any, state: str, stored: str) -> None:
     [key] = bench.enqueue(1)
     server = bench.consumer(raising(signal))
     assert server.drain() == 1
     row = bench.row(key)
-    assert (row.status, row.attempts, row.last_error) == (state, 1, signal.reason)
+    assert (row.status, row.attempts, row.last_error) == (state, 1, stored)
     assert server.told(state) == [key]
     assert not bench.effects()
     bench.assert_tidy()
@@ -183,8 +189,8 @@ TEXTS = [
     (ValueError("x" * 1_000_000), "ValueError: " + "x" * 1000),
     (BadText(), "BadText"),
     (KeyError("plain"), "KeyError: 'plain'"),
-    (Fail("nul \0 byte"), "nul \\0 byte"),
-    (Retry(error="lone \ud800"), "lone \\ud800"),
+    (Fail("nul \0 byte"), "Fail: nul \\0 byte"),
+    (Retry(error="lone \ud800"), "Retry: lone \\ud800"),
     (SystemExit(3), "SystemExit: 3"),
     (KeyboardInterrupt(), "KeyboardInterrupt"),
     (GeneratorExit(), "GeneratorExit"),

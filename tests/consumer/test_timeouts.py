@@ -41,7 +41,7 @@ def test_a_handler_that_is_too_slow_has_failed(bench: Bench, log: Any) -> None:
     assert row.attempts == 1
     assert row.last_error.startswith("JobTimeout")
     assert bench.effects() == dict.fromkeys(good, 1)
-    assert f"for {slow}" in log.text
+    assert f"job {slow} of queue job ran into its timeout" in log.text
     [told] = [event for event in server.events if event.name == "retried"]
     assert isinstance(told.error, JobTimeout)
     bench.assert_tidy()

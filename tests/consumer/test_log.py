@@ -1,0 +1,188 @@
+"""What operators read of a worker: its start, each failure, its shutdown; and the fields of each record."""
+
+from __future__ import annotations
+
+import ast
+import logging
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+import sqlaqueue
+from sqlaqueue import Fail
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import FIELDS, database_text, fields
+from sqlaqueue.serving import events
+from tests.consumer.bench import Bench, wait_until
+
+
+async def fail(hands: Any, job: Any) -> None:
+    """Fail in a place that a traceback shows."""
+    raise ValueError(job.payload)
+
+
+def of(log: Any, event: str) -> list[Any]:
+    return [record for record in log.records if getattr(record, "event", None) == event]
+
+
+def test_it_says_at_its_start_what_it_serves(mixed: Bench, log: Any) -> None:
+    with mixed.consumer(concurrency=2).running():
+        wait_until(lambda: of(log, "consumer_started"))
+    [record] = of(log, "consumer_started")
+    text = record.getMessage()
+    kind = "threads" if mixed.colour == "sync" else "tasks"
+    assert text.startswith(f"queue job: started, {mixed.strategy}, serves database {mixed.database.name} at ")
+    assert text.endswith(f"with 2 worker {kind}, listening for notifications, polling every 0.05 s")
+    assert (record.levelno, record.concurrency, record.mode) == (logging.INFO, 2, "listening")
+
+
+@pytest.mark.once
+def test_the_log_knows_no_password() -> None:
+    engine = sa.create_engine("postgresql+psycopg://me:hush@db.example.com:5433/app")
+    assert database_text(engine) == "database app at db.example.com:5433"
+
+
+def test_each_failed_attempt_has_one_record_with_its_traceback(mixed: Bench, log: Any) -> None:
+    keys = mixed.enqueue(20, payload="a\nb", max_attempts=2)
+    server = mixed.consumer(fail, retry=lambda *_: 0)
+    server.drain()
+    loud = [record for record in log.records if record.levelno >= logging.WARNING]
+    assert sorted((record.event, record.job_key, record.attempt) for record in loud) == sorted(
+        [("retried", key, 1) for key in keys] + [("failed", key, 2) for key in keys]
+    )
+    retried, failed = of(log, "retried")[0], of(log, "failed")[0]
+    key = retried.job_key
+    assert retried.getMessage() == f"job {key} of queue job: attempt 1 of 2 failed, next try at once: ValueError: a"
+    assert failed.getMessage().endswith("attempt 2 of 2 failed, no further try: ValueError: a")
+    for record in (retried, failed):
+        assert (record.queue, record.max_attempts, record.error_kind) == ("job", 2, "ValueError")
+        assert record.worker == server.consumer._plan.worker()
+        assert record.duration >= 0
+        assert "in fail\n" in logging.Formatter().format(record)
+
+
+def test_an_event_says_when_and_for_how_long_the_handler_ran(mixed: Bench) -> None:
+    good, bad = mixed.enqueue(1, payload="good"), mixed.enqueue(1, payload="bad")
+
+    async def work(hands: Any, job: Any) -> None:
+        if job.payload == "bad":
+            raise Fail("order 1: no stock", kind="no_stock")
+
+    before = datetime.now(UTC)
+    server = mixed.consumer(work)
+    server.drain()
+    ended = {event.key[0]: event for event in server.events if event.name != "claimed"}
+    for key in (*good, *bad):
+        event = ended[key]
+        assert event.started_at is not None
+        assert event.duration is not None
+        assert before - timedelta(seconds=1) <= event.started_at <= datetime.now(UTC)
+        assert event.duration >= 0
+        assert event.max_attempts == 3
+    error = ended[bad[0]].error
+    assert error is not None
+    assert error.__traceback__ is not None
+    assert {(event.started_at, event.duration) for event in server.events if event.name == "claimed"} == {(None, None)}
+
+
+def test_the_shutdown_counts_its_jobs(mixed: Bench, log: Any) -> None:
+    mixed.enqueue(5)
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.set()
+        await hands.wait(go_on)
+
+    with mixed.consumer(work, batch_size=5, grace=20).running() as server:
+        wait_until(started.is_set)
+        server.stop()
+        wait_until(lambda: of(log, "shutdown_started"))
+        go_on.set()
+    [began], [stopped] = of(log, "shutdown_started"), of(log, "consumer_stopped")
+    # How many a claim with leases takes is the Consumer's decision.
+    waiting = began.waiting if mixed.strategy == "update_status" else 4
+    jobs, go = f"{waiting} job{'s' * (waiting != 1)}", "goes" if waiting == 1 else "go"
+    assert began.getMessage() == (
+        f"queue job: stop requested: stopping, 1 running job to finish within 20 s, {jobs} not begun {go} back"
+    )
+    assert (began.running, began.waiting, began.grace, began.signal) == (1, waiting, 20, None)
+    assert stopped.getMessage() == f"queue job: stopped, 1 job finished and {jobs} given back"
+    assert (stopped.finished, stopped.released) == (1, waiting)
+
+
+def test_what_outlives_the_grace_period_is_counted_as_given_back(mixed: Bench, log: Any) -> None:
+    mixed.enqueue(2)
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        started.set()
+        await hands.wait(go_on)
+
+    with mixed.consumer(work, batch_size=2, grace=0.05).running() as server:
+        wait_until(started.is_set)
+        server.stop()
+        wait_until(lambda: of(log, "consumer_stopped"))
+        go_on.set()
+    [over], [stopped] = of(log, "grace_over"), of(log, "consumer_stopped")
+    assert over.getMessage() == "queue job: the grace period of 0.05 s is over, 1 running job: given back"
+    [began] = of(log, "shutdown_started")
+    assert (stopped.finished, stopped.released) == (0, 1 + began.waiting)
+
+
+def test_a_drain_says_nothing_of_a_shutdown(mixed: Bench, log: Any) -> None:
+    mixed.enqueue(1)
+    mixed.consumer().drain()
+    assert of(log, "consumer_started")[0].mode == "draining"
+    assert not of(log, "shutdown_started")
+    assert not of(log, "consumer_stopped")
+
+
+# -- the fields ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.once
+def test_fields_are_none_of_those_that_a_record_has() -> None:
+    record = logging.makeLogRecord({})
+    assert not set(FIELDS) & set(vars(record))
+    assert set(FIELDS) <= fields("claimed").keys()
+
+
+@pytest.mark.once
+def test_every_record_of_the_library_has_the_fields() -> None:
+    """Found in the source: each call of the logger gives ``extra``, and no name in it is one of the record's own."""
+    own = {*vars(logging.makeLogRecord({})), "message", "asctime"}
+    calls = 0
+    for path in Path(sqlaqueue.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = ast.unparse(node.func)
+            names = {keyword.arg for keyword in node.keywords}
+            where = f"{path.name}:{node.lineno}"
+            if called in {"fields", "self.fields", "shift.fields"}:
+                assert not names & own, f"{where}: {names & own}"
+            if called.rpartition(".")[0] == "logger" and called != "logger.isEnabledFor":
+                assert "extra" in names, f"{where}: give extra=fields(...)"
+                calls += 1
+    assert calls > 20
+
+
+@pytest.mark.once
+def test_nothing_is_made_for_a_line_that_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events.logger, "level", logging.INFO)
+    events.logger.manager._clear_cache()  # type: ignore[attr-defined] # as setLevel() does
+    announcer = events.Announcer()
+    assert not announcer.heeds("completed")
+    assert not announcer.heeds("claimed")
+    assert announcer.heeds("retried")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("kind", ["no stock", "", "a:b", "7", "a..b", 5])
+def test_a_kind_that_a_query_could_not_find_is_refused(kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"Fail\(kind="):
+        Fail("no", kind=kind)

@@ -334,7 +334,7 @@ class ReleaseRuns(QueueOp):
 
     The consumers that hold them can no longer end these runs; what a handler wrote is rolled back.
 
-    :param where: the condition that a job is running.
+    :param where: the condition that a job is running under a lease.
     :param values: column to SQL expression.
     """
 

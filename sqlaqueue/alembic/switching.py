@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
@@ -17,6 +18,9 @@ from sqlaqueue.strategies.indexes import object_name
 
 log = logging.getLogger(__name__)
 
+_NOT_NULL = re.compile(r'(?:"(?:[^"]|"")+"|\w+) IS NOT NULL')
+"""How PostgreSQL writes the second half of the predicate of suspects."""
+
 
 def move_jobs(review: Review) -> None:
     """Let the jobs of kept tables go on waiting under another strategy, in either direction."""
@@ -26,8 +30,7 @@ def move_jobs(review: Review) -> None:
         up: list[ops.QueueOp] = []
         down: list[ops.QueueOp] = []
         spec = seen.spec
-        if spec is not None and spec.strategy.holds_transaction and _had_leases(review, seen):
-            up += _release(seen, spec)
+        released = _release(seen, spec, *_leases(review, seen, spec)) if spec is not None else None
         others = spec is not None and _has_other_messages(review, seen)
         # New triggers have not told the messages so far.
         if spec is not None and (others or any(map(seen.messages_in, review.behind))):
@@ -37,11 +40,13 @@ def move_jobs(review: Review) -> None:
             review.front.insert(0, ops.OneWay([empty]))
             emptied.append(ops.OneWay(down=[empty]))
         if others or any(map(seen.messages_in, review.front)):
-            if spec is not None and not spec.strategy.holds_transaction:
-                down += _release(seen, spec)
             down += _fill_again(review, seen)
-        if review.was_queue(seen) and (up or down or _has_to_wait(review, seen)):
+        if review.was_queue(seen) and (up or down or released or _has_to_wait(review, seen)):
             locked.append(seen)
+        if released is not None:
+            # By columns that are about to be dropped, in either direction.
+            review.front.insert(0, ops.OneWay(released.ops))
+            review.last.append(ops.OneWay(down=released.down))
         if down:
             review.front.insert(0, ops.OneWay(down=down))
         review.behind += up
@@ -64,19 +69,47 @@ def _has_to_wait(review: Review, seen: Seen) -> bool:
     return any(seen.triggers_in(op) for op in [*review.front, *review.behind])
 
 
-def _had_leases(review: Review, seen: Seen) -> bool:
-    names = (object_name("ix", seen.name, "queue", purpose) for purpose in ("lease", "suspect"))
-    return any(review.catalog.index(seen.place, name) is not None for name in names)
+def _leases(review: Review, seen: Seen, spec: QueueSpec) -> tuple[str | None, str | None]:
+    """Return the conditions that a running job has a lease, before the migration and after it.
+
+    None where jobs have none, or may keep them. A row that is processing without one belongs to somebody else.
+    """
+    before = _leases_there(review, seen)
+    role = next((role for role in ("lease_expires_at", "lease_token") if spec.has(role)), None)
+    after = None if spec.strategy.holds_transaction or role is None else text_of(spec.columns[role].is_not(None))
+    if not review.was_queue(seen) or (before is None) == (after is None):
+        return None, None
+    return before, after
 
 
-def _release(seen: Seen, spec: QueueSpec) -> Iterator[ops.QueueOp]:
-    if not spec.has("status") or spec.config.states.processing is None:
-        return
+def _leases_there(review: Review, seen: Seen) -> str | None:
+    """Return the condition that a job has a lease in the database, by the indexes that leases have."""
+    end, suspect = (object_name("ix", seen.name, "queue", purpose) for purpose in ("lease", "suspect"))
+    if seen.found is not None:
+        for index in seen.found.indexes:
+            if index.name == end and len(index.columns) == 1:
+                return text_of(index.columns[0].is_not(None))
+    _, predicate = review.catalog.index(seen.place, suspect) or (True, None)
+    found = _NOT_NULL.search(predicate or "")
+    return None if found is None else found[0]
+
+
+def _release(seen: Seen, spec: QueueSpec, before: str | None, after: str | None) -> ops.OneWay | None:
+    """Return what puts back the jobs under leases where the next strategy has none, on the way up or down."""
+    if not spec.has("status") or spec.config.states.processing is None or (before is None and after is None):
+        return None
     values = {spec.columns["status"].name: text_of(spec.literal("pending"))}
     if spec.has("attempts"):
         attempts = spec.columns["attempts"]
         values[attempts.name] = text_of(sa.func.greatest(sa.func.coalesce(attempts, 0) - 1, 0))
-    yield ops.ReleaseRuns(seen.name, values, where=text_of(spec.in_state("processing")), schema=seen.schema)
+    running = text_of(spec.in_state("processing"))
+
+    def release(lease: str | None) -> list[ops.ReleaseRuns]:
+        if lease is None:
+            return []
+        return [ops.ReleaseRuns(seen.name, values, where=f"{running} AND {lease}", schema=seen.schema)]
+
+    return ops.OneWay(release(before), release(after))
 
 
 def _fill(seen: Seen, spec: QueueSpec) -> Iterator[ops.QueueOp]:

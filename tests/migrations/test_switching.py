@@ -98,6 +98,7 @@ def test_a_job_under_a_lease_waits_again(database: Database, engine: sa.Engine, 
     project.revise("create")
     project.upgrade()
     enqueue(engine, before, "1")
+    enqueue(engine, before, "of others", status="processing")
     with Session(engine, expire_on_commit=False) as session:
         jobs = session.scalars(claim(before, 1)).all()
         session.commit()
@@ -105,7 +106,8 @@ def test_a_job_under_a_lease_waits_again(database: Database, engine: sa.Engine, 
         text = project.revise("switch")
         assert "op.release_queue_runs(" in text
         project.upgrade()
-        assert states(engine) == {"1": "pending"}
+        # Whoever marked the other one has no lease here, and goes on with it.
+        assert states(engine) == {"1": "pending", "of others": "processing"}
         # What the old consumer does with it is refused, so nothing happens twice in the database.
         with pytest.raises(ProgrammingError, match="lease_token"):
             session.execute(complete(jobs))
@@ -114,7 +116,41 @@ def test_a_job_under_a_lease_waits_again(database: Database, engine: sa.Engine, 
         assert (job.article, job.attempts) == ("1", 1)
         session.execute(complete([job]))
         session.commit()
-    assert states(engine) == {"1": "completed"}
+    assert states(engine) == {"1": "completed", "of others": "processing"}
+
+
+@pytest.mark.parametrize("old", ["delete_returning", pytest.param("batch_select", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("without", [None, "lease_expires_at"])
+def test_the_way_back_to_a_strategy_without_leases(
+    database: Database, engine: sa.Engine, tmp_path: Path, old: str, without: str | None
+) -> None:
+    leases = QueueConfig(columns={without: None} if without else {})
+    before, after = order(QueueConfig(strategy=old)), order(leases)
+    project = project_of(before, database, tmp_path)
+    project.revise("create")
+    project.upgrade()
+    project.metadata = after.metadata
+    project.revise("switch")
+    project.upgrade()
+    enqueue(engine, after, "1")
+    enqueue(engine, after, "of others", status="processing")
+    with Session(engine) as session:
+        session.scalars(claim(after, 1)).all()
+        session.commit()
+    project.downgrade()
+    assert states(engine) == {"1": "pending", "of others": "processing"}
+    assert run_all(engine, before) == ["1"]
+    # And from there to the new one once more, with a queue that never had an end of leases.
+    project.upgrade()
+    with Session(engine) as session:
+        session.execute(sa.update(after).where(after.article == "1").values(status="pending"))
+        session.scalars(claim(after, 1)).all()
+        session.commit()
+    project.metadata = before.metadata
+    project.revise("and back")
+    project.upgrade()
+    project.check()
+    assert states(engine) == {"1": "pending", "of others": "processing"}
 
 
 @pytest.mark.parametrize("old", ["delete_returning", "batch_select"])

@@ -184,10 +184,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         session: AsyncSession = self._factory()
         self._check_maker(session)
         async with session:
-            engine = session.get_bind(self._plan.spec.mapper).engine
-            self._check_session(session.sync_session)
-        self._check_engine(engine)
-        return engine
+            return self._engine_of(session.sync_session)
 
 
 class _Tasks(Shift):
@@ -202,7 +199,7 @@ class _Tasks(Shift):
         self._stopped, self._attended = asyncio.Event(), asyncio.Event()
         self._resting: dict[asyncio.Event, None] = {}
         """What wakes the lanes that rest; the first one has rested longest."""
-        self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
+        self._handler, self.factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
 
     def listen(self) -> None:
@@ -306,12 +303,12 @@ class _Tasks(Shift):
             try:
                 match step:
                     case Beside():
-                        async with self._factory() as other, asyncio.timeout(step.patience):
+                        async with self.open() as other, asyncio.timeout(step.patience):
                             result = await other.run_sync(step)
                     case Do():
                         result = await needed(session).run_sync(step)
                     case InSession():
-                        async with self._factory() as own:
+                        async with self.open() as own:
                             result = await self._carry_out(step.script, own)
                     case Handle():
                         await self._call(needed(session), step.hand)

@@ -13,6 +13,7 @@ from sqlaqueue.aio import wait_for_event
 from sqlaqueue.backoff import Delay
 from sqlaqueue.serving.async_ears import async_ear_of
 from sqlaqueue.serving.factories import check_made, maker_of
+from sqlaqueue.serving.sessions import bind_for_writing, opened
 from sqlaqueue.serving.steps import Beside, Pause
 from sqlaqueue.serving.waiting import DEFAULT_TIMEOUT, JobResult, Listen, Waiter, await_end, make_waiter
 from sqlaqueue.strategies.wake_up_triggers import channel_of
@@ -76,7 +77,7 @@ async def async_wait(
             try:
                 match step:
                     case Beside():
-                        async with make() as session:
+                        async with opened(make) as session:
                             result = await session.run_sync(step)
                     case Pause():
                         await wait_for_event(bell, step.seconds)
@@ -99,4 +100,4 @@ async def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
     session: AsyncSession = make()
     check_made(type(session), make, "async_wait", is_async=True)
     async with session:
-        return session.get_bind(waiter.spec.mapper).engine
+        return bind_for_writing(session.sync_session, waiter.spec.mapper).engine

@@ -36,6 +36,7 @@ from sqlaqueue.serving.keeping import keep
 from sqlaqueue.serving.lanes import lane, wind_up
 from sqlaqueue.serving.outcomes import caught
 from sqlaqueue.serving.patience import Patience
+from sqlaqueue.serving.sessions import writing
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.serving.steps import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
@@ -209,10 +210,7 @@ class Consumer(RunsInThread, Generic[T]):
         session: Session = self._factory()
         self._check_maker(session)
         with session:
-            engine = session.get_bind(self._plan.spec.mapper).engine
-            self._check_session(session)
-        self._check_engine(engine)
-        return engine
+            return self._engine_of(session)
 
 
 class _Threads(Shift):
@@ -227,7 +225,7 @@ class _Threads(Shift):
         self._bell = Bell()
         self._patience = Patience(self._bell.ring)
         self._working: set[threading.Thread] = set()
-        self._handler, self._factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
+        self._handler, self.factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
         super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
 
     def listen(self) -> None:
@@ -331,12 +329,12 @@ class _Threads(Shift):
             try:
                 match step:
                     case Beside():
-                        with self._factory() as other, self._patience.of(step, other, self.plan.bind):
+                        with self.open() as other, writing(other), self._patience.of(step, other, self.plan.bind):
                             result = step(other)
                     case Do():
                         result = step(needed(session))
                     case InSession():
-                        with self._factory() as own:
+                        with self.open() as own:
                             result = self._carry_out(step.script, own)
                     case Handle():
                         self._call(needed(session), step.hand)

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.backoff import Delay
 from sqlaqueue.serving import ears
 from sqlaqueue.serving.factories import check_made, maker_of
+from sqlaqueue.serving.sessions import bind_for_writing, opened
 from sqlaqueue.serving.steps import Beside, Pause
 from sqlaqueue.serving.waiting import DEFAULT_TIMEOUT, JobResult, Listen, Waiter, await_end, make_waiter
 from sqlaqueue.strategies.wake_up_triggers import channel_of
@@ -95,7 +96,7 @@ def wait(
             try:
                 match step:
                     case Beside():
-                        with make() as session:
+                        with opened(make) as session:
                             result = step(session)
                     case Pause():
                         bell.wait(None if step.seconds == float("inf") else step.seconds)
@@ -118,4 +119,4 @@ def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
     session: Session = make()
     check_made(type(session), make, "wait", is_async=False)
     with session:
-        return session.get_bind(waiter.spec.mapper).engine
+        return bind_for_writing(session, waiter.spec.mapper).engine

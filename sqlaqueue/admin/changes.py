@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.which import Which, bind, next_keys
 from sqlaqueue.config import FINISHED
 from sqlaqueue.selection import chosen_by
+from sqlaqueue.serving.sessions import writing
 from sqlaqueue.spec import Key
 from sqlaqueue.statements import cancel, purge, requeue
 
@@ -75,7 +76,8 @@ def preview(session: Session, model: type[Any], verb: Any) -> int:
 def _change(session: Session, model: type[Any], verb: Any) -> int:
     # Nobody looks at instances here.
     quiet = {"synchronize_session": False}
-    return len(session.execute(verb, execution_options=quiet, bind_arguments=bind(model)).scalars().all())
+    with writing(session):
+        return len(session.execute(verb, execution_options=quiet, bind_arguments=bind(model)).scalars().all())
 
 
 def _still(model: type[Any], which: Which, keys: Sequence[Key]) -> Any:

@@ -16,6 +16,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.serving.events import Announcer, EventName, Listener
 from sqlaqueue.serving.factories import check_made, maker_of
 from sqlaqueue.serving.plan import make_plan
+from sqlaqueue.serving.sessions import bind_for_writing, check_bind, check_sharing
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.supported import check_dialect
 
@@ -162,6 +163,21 @@ class ConsumerBase:
             )
             raise ConfigurationError(msg)
 
+    def _engine_of(self, session: Session) -> sa.Engine:
+        """Return the engine to which a session writes its jobs; refuse sessions with which that cannot be done."""
+        who = f"{type(self).__name__}({self._plan.spec.model.__name__}, ...)"
+        engine = check_bind(bind_for_writing(session, self._plan.spec.mapper), who)
+        self._check_session(session)
+        self._check_engine(engine)
+        return engine
+
+    def _check_engine(self, engine: sa.Engine) -> None:
+        """Refuse an engine for another database, and one whose pool is too small or shares a connection."""
+        who = f"{type(self).__name__}({self._plan.spec.model.__name__}, ...)"
+        check_dialect(engine.dialect, who)
+        check_sharing(engine.pool, who)
+        self._check_pool(engine.pool)
+
     def _check_session(self, session: Session) -> None:
         """Refuse sessions whose commits the server would refuse."""
         if session.twophase and self._plan.is_told:
@@ -172,11 +188,6 @@ class ConsumerBase:
                 "QueueConfig(notify=False), and run a migration that drops its triggers"
             )
             raise ConfigurationError(msg)
-
-    def _check_engine(self, engine: sa.Engine) -> None:
-        """Refuse an engine for another database, and one whose pool is too small."""
-        check_dialect(engine.dialect, f"{type(self).__name__}({self._plan.spec.model.__name__}, ...)")
-        self._check_pool(engine.pool)
 
     def _check_pool(self, pool: Pool) -> None:
         """Refuse a pool that has fewer connections than the handlers and the Consumer itself may need at once."""

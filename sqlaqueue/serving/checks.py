@@ -11,6 +11,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.privileges import what_is_hidden, what_is_not_granted, what_policies_hide
 from sqlaqueue.serving.plan import Plan
+from sqlaqueue.serving.sessions import check_writable
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.versions import check_complete, what_is_apart, what_is_outdated
 
@@ -18,10 +19,12 @@ from sqlaqueue.versions import check_complete, what_is_apart, what_is_outdated
 def check_transactions(session: Session, plan: Plan) -> None:
     """Refuse sessions in which every statement commits by itself.
 
-    A held batch would be handed out to others at once, and nothing would commit or roll back together.
+    A held batch would be handed out to others at once, and nothing would commit or roll back together. Refuse those as
+    well that route their writes to a read-only server.
 
     :raises ConfigurationError: saying which engine to change.
     """
+    check_writable(session, plan.spec.model.__name__, plan.bind)
     number = sa.select(sa.func.txid_current())
     first, second = (session.scalar(number, bind_arguments=plan.bind) for _ in range(2))
     if first != second:

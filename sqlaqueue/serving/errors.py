@@ -34,6 +34,11 @@ def may_pass(error: Exception) -> bool:
     return isinstance(error, exc.TimeoutError | OSError) or _is_of_the_driver(error)
 
 
+def is_of_database(error: BaseException) -> bool:
+    """Return whether it is the database that says so, its driver, or the way there."""
+    return isinstance(error, exc.DBAPIError | exc.TimeoutError | OSError) or _is_of_the_driver(error)
+
+
 def is_programs_fault(error: Exception) -> bool:
     """Return whether ``error`` tells of a mistake in the program, such as a missing table, and not of the database."""
     if isinstance(error, exc.DBAPIError):

@@ -38,9 +38,10 @@ def keep(shift: Shift) -> Script:
             try:
                 yield from duty(shift, now)
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other duties are due all the same
-                kind = type(error).__name__
-                extra = shift.fields("maintenance_trouble", error_kind=kind)
-                logger.warning("%s: tending the queue: %s: %s", shift.name, kind, error, extra=extra)
+                if error is not shift.error:
+                    kind = type(error).__name__
+                    extra = shift.fields("maintenance_trouble", error_kind=kind)
+                    logger.warning("%s: tending the queue: %s: %s", shift.name, kind, error, extra=extra)
                 pause = _AFTER_TROUBLE
         yield Doze(max(shift.until_next_duty(), pause))
 

@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any
 
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import logger
 from sqlaqueue.serving import checks, tending
-from sqlaqueue.serving.errors import is_programs_fault
+from sqlaqueue.serving.errors import is_of_database, is_programs_fault
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.keeping import mend_messages
 from sqlaqueue.serving.outcomes import RELEASED, Ended
 from sqlaqueue.serving.runs import held_batch, leased_batch, run_leased, run_to_the_end, strike
+from sqlaqueue.serving.sessions import driver_connection, one_connection
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift
-from sqlaqueue.serving.steps import Beside, InSession, Pause, Report, Rest, Script, Step, Watch
+from sqlaqueue.serving.steps import Beside, Do, InSession, Pause, Report, Rest, Script, Step, Watch
 from sqlaqueue.serving.turns import Turn
 from sqlaqueue.versions import why_undefined
 
@@ -71,6 +73,7 @@ def _trouble(shift: Shift, error: Exception) -> Script:
     """Wait before the next try, or end when it is the program that is wrong."""
     if not shift.proven and is_programs_fault(error):
         shift.fail(error)
+    if shift.error is not None:
         return
     # Whatever this look was to answer is still waiting.
     shift.calls.look_at_once()
@@ -154,10 +157,25 @@ def _work(shift: Shift, hand: Hand) -> Generator[Step, Any, bool]:
 
 def _check(shift: Shift) -> Script:
     if not shift.proven:
-        yield Beside(checks.check_transactions, (shift.plan,))
+        try:
+            yield InSession(_two_sessions(shift))
+            yield Beside(checks.check_transactions, (shift.plan,))
+        except Exception as error:
+            if not is_of_database(error):
+                # No session has worked yet, and it is not the database that says no.
+                shift.fail(error)
+            raise
         told = yield Beside(checks.check_database, (shift.plan,))
         if told and not shift.draining:
             shift.listen()
+
+
+def _two_sessions(shift: Shift) -> Script:
+    """Refuse sessions that share a connection, whatever the engine's pool is called."""
+    bind = shift.plan.bind
+    mine, other = (yield Do(driver_connection, (bind,))), (yield Beside(driver_connection, (bind,)))
+    if mine is other:
+        raise ConfigurationError(one_connection(shift.name, "the engine"))
 
 
 def _mended(shift: Shift) -> Generator[Step, Any, bool]:

@@ -14,6 +14,7 @@ from sqlaqueue.serving.events import Announcer
 from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, Agenda, Pace
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.retention import Retention
+from sqlaqueue.serving.sessions import opened
 from sqlaqueue.spec import Key
 
 _MISSED = 2
@@ -37,6 +38,8 @@ class Shift:
 
     interrupts = False
     """Whether handlers can be interrupted."""
+    factory: Any
+    """What makes its sessions."""
 
     def __init__(self, name: str, plan: Plan, pace: Pace, announcer: Announcer, *, draining: bool) -> None:
         self.name, self.draining = name, draining
@@ -156,6 +159,19 @@ class Shift:
     def works(self) -> None:
         """Note that the database has answered a claim."""
         self.crew.pace.succeeded()
+
+    def open(self) -> Any:
+        """Return a new session.
+
+        To make one asks no database: what goes wrong before anything has worked is the program's mistake, such as a
+        factory that only works in the main thread.
+        """
+        try:
+            return opened(self.factory)
+        except Exception as error:
+            if not self.proven:
+                self.fail(error)
+            raise
 
     def fail(self, error: BaseException) -> None:
         """End with an error, which ``run()`` raises."""

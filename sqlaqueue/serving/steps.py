@@ -15,6 +15,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.outcomes import Ended
+from sqlaqueue.serving.sessions import routes, writing
 
 S = TypeVar("S")
 
@@ -28,6 +29,9 @@ class Do:
 
     def __call__(self, session: Session) -> Any:
         """Carry it out."""
+        if routes(session):
+            with writing(session):
+                return self.operation(session, *self.arguments)
         return self.operation(session, *self.arguments)
 
 

@@ -6,8 +6,7 @@ import threading
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from sqlalchemy.pool import NullPool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import NullPool
 
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, wait_until
@@ -31,14 +30,6 @@ def test_a_pool_that_is_large_enough_is_not_refused(bench: Bench, engine: dict[s
 def test_without_a_pool_there_is_nothing_to_refuse(bench: Bench) -> None:
     bench.enqueue(8)
     assert bench.consumer(concurrency=4, batch_size=2, engine={"poolclass": NullPool}).drain() == 8
-
-
-@pytest.mark.parametrize("poolclass", [NullPool, StaticPool, SingletonThreadPool])
-def test_a_pool_without_a_limit_is_not_refused(leased: Bench, poolclass: Any) -> None:
-    server = leased.consumer(concurrency=50)
-    engine = sa.create_engine(leased.database.url(), poolclass=poolclass)
-    server.consumer._check_pool(engine.pool)
-    engine.dispose()
 
 
 def test_a_pool_of_just_the_size_that_is_asked_for_is_enough(bench: Bench) -> None:

@@ -1,0 +1,223 @@
+"""Sessions that are made in another way than usual: served all the same, or refused with the fix before any job runs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import AssertionPool, NullPool, SingletonThreadPool, StaticPool
+
+from sqlaqueue import AsyncConsumer, Consumer, claim, wait
+from sqlaqueue.exc import ConfigurationError
+from tests.consumer.bench import Bench, Server, nothing, wait_until
+from tests.consumer.hands import for_async, for_sync
+
+READ_ONLY = "default_transaction_read_only"
+
+
+def replica_of(bench: Bench) -> sa.Engine:
+    """Return an engine whose transactions write nothing, as those of a replica."""
+    if bench.colour == "sync":
+        return sa.create_engine(
+            bench.database.url(), poolclass=NullPool, connect_args={"options": f"-c {READ_ONLY}=on"}
+        )
+    given: Any = {"server_settings": {READ_ONLY: "on"}}
+    made: AsyncEngine = create_async_engine(bench.database.url("asyncpg"), poolclass=NullPool, connect_args=given)
+    return made.sync_engine
+
+
+def routed(bench: Bench, handler: Any = nothing, *, writes: Any = (sa.Update, sa.Delete), **options: Any) -> Server:
+    """Return a Consumer with sessions that write to one engine and read from another, as SQLAlchemy's recipe has it."""
+    replica = replica_of(bench)
+
+    class RoutingSession(Session):
+        def get_bind(self, mapper: Any = None, clause: Any = None, **_: Any) -> Any:
+            if self._flushing or isinstance(clause, writes):
+                return server.sync_engine
+            return replica
+
+    which = "class_" if bench.colour == "sync" else "sync_session_class"
+    server = bench.consumer(handler, session={which: RoutingSession}, **options)
+    return server
+
+
+def test_a_session_that_reads_from_a_replica(bench: Bench) -> None:
+    """Claims, checks, completions and releases are writes; what a handler reads is its own affair."""
+    keys = bench.enqueue(6)
+    seen: set[str] = set()
+
+    async def work(hands: Any, job: Any) -> None:
+        seen.add(await hands.scalar(sa.select(sa.func.current_setting("transaction_read_only"))))
+        hands.add(bench.Effect(job=job.id))
+        if job.id == keys[0]:
+            raise ValueError
+
+    server = routed(bench, work, retry=lambda *_: None, engine={"pool_size": 3}, lease=1)
+    assert server.drain() == 6
+    assert bench.states() == {"completed": 5, "failed": 1}
+    assert bench.effects() == dict.fromkeys(keys[1:], 1)
+    assert seen == {"on"}
+    bench.assert_tidy()
+
+
+def test_jobs_of_a_dead_worker_with_a_replica(leased: Bench, frequent_sweeps: None) -> None:
+    """A rescue is a write as well."""
+    [key] = leased.enqueue(1)
+    with leased.sessions() as session:
+        assert session.scalars(claim(leased.Job, 1)).one().id == key
+        session.commit()
+    leased.execute("UPDATE job SET lease_expires_at = now() - interval '1 s'")
+    server = routed(leased)
+    handled = threading.Event()
+    server.consumer.on("completed", lambda _: handled.set())
+    with server.running():
+        assert handled.wait(20)
+    assert "read-only" not in str(server.error)
+
+
+def test_writes_that_are_routed_to_a_replica_are_refused(bench: Bench) -> None:
+    bench.enqueue(1)
+    server = routed(bench, writes=())
+    with pytest.raises(ConfigurationError, match=r"RoutingSession.get_bind\(\) sends the writes of Job to .*read-only"):
+        server.drain()
+    assert bench.states() == {"pending": 1}
+
+
+@pytest.mark.once
+def test_waiting_in_a_session_that_reads_from_a_replica(supply: Any) -> None:
+    """An announcement is no SELECT, and what a replica shows may be old."""
+    bench = supply.take("update_status", "sync")
+    [key] = bench.enqueue(1)
+    server = routed(bench)
+    with server.running():
+        assert wait(server.session, (bench.Job, key), timeout=20).state == "completed"
+
+
+def test_sessions_that_do_not_begin_by_themselves(bench: Bench) -> None:
+    """A handler need not know what else its session is used for; it may begin, or leave it."""
+    bench.enqueue(3)
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.execute(bench.effect(job.id))
+
+    assert bench.consumer(work, session={"autobegin": False}).drain() == 3
+    assert set(bench.effects().values()) == {1}
+    bench.assert_tidy()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("poolclass", [StaticPool, SingletonThreadPool, AssertionPool])
+def test_a_pool_that_shares_a_connection_is_refused(supply: Any, poolclass: Any) -> None:
+    bench = supply.take("update_status", "sync")
+    server = bench.consumer(engine={"poolclass": poolclass})
+    with pytest.raises(
+        ConfigurationError, match=rf"Consumer\(Job, ...\): the engine's {poolclass.__name__} .*NullPool"
+    ):
+        server.drain()
+
+
+@pytest.mark.once
+def test_an_engine_that_shares_a_connection_is_refused(supply: Any) -> None:
+    """Whatever its pool is called."""
+    bench = supply.take("update_status", "sync")
+    bench.enqueue(2)
+    with bench.engine.connect() as kept:
+        driver = kept.connection.driver_connection
+        server = bench.consumer(engine={"creator": lambda: driver})
+        with pytest.raises(ConfigurationError, match="does not give each session a connection of its own"):
+            server.drain()
+    assert bench.states() == {"pending": 2}
+
+
+@pytest.mark.once
+def test_sessions_of_one_connection_are_refused(supply: Any) -> None:
+    """And leave the transaction of whoever made them as it is."""
+    bench = supply.take("update_status", "sync")
+    with bench.engine.connect() as connection, connection.begin() as transaction:
+        make = sessionmaker(bind=connection, join_transaction_mode="create_savepoint")
+        with make.begin() as session:
+            session.add(bench.Job())
+        with pytest.raises(ConfigurationError, match=r"bound to one connection.*sessionmaker\(engine\).* In a test"):
+            Consumer(bench.Job, for_sync(nothing), make).drain()
+        assert transaction.is_active
+        assert connection.scalar(sa.select(sa.func.count()).select_from(bench.Job)) == 1
+
+    async def refused() -> None:
+        engine = create_async_engine(bench.database.url("asyncpg"), poolclass=NullPool)
+        async with engine.connect() as held:
+            await AsyncConsumer(bench.Job, for_async(nothing), async_sessionmaker(bind=held)).drain()
+
+    with pytest.raises(ConfigurationError, match="bound to one connection"):
+        asyncio.run(refused())
+
+
+class _OfThisThread:
+    """Raises in other threads and tasks than that which made it, as what belongs to a web request does."""
+
+    def __init__(self) -> None:
+        self._mine = self._here()
+
+    @staticmethod
+    def _here() -> Any:
+        try:
+            return asyncio.current_task()
+        except RuntimeError:
+            return threading.get_ident()
+
+    def check(self) -> None:
+        if self._here() != self._mine:
+            msg = "working outside of the application"
+            raise RuntimeError(msg)
+
+
+@pytest.mark.parametrize(("fails", "verb"), [("making", "drain"), ("routing", "run")])
+def test_a_factory_that_works_in_one_thread_only(bench: Bench, fails: str, verb: str) -> None:
+    """It will not work in a moment either: the first try ends with its error."""
+    bench.enqueue(1)
+    guards = list[_OfThisThread]()
+    which = "class_" if bench.colour == "sync" else "sync_session_class"
+
+    class Bound(Session):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if not guards:
+                guards.append(_OfThisThread())
+            if fails == "making":
+                guards[0].check()
+            super().__init__(*arguments, **options)
+
+        def get_bind(self, *arguments: Any, **options: Any) -> Any:
+            guards[0].check()
+            return super().get_bind(*arguments, **options)
+
+    server = bench.consumer(session={which: Bound})
+    with pytest.raises(RuntimeError, match="outside of the application"):
+        getattr(server, verb)()
+    assert bench.states() == {"pending": 1}
+
+
+def test_a_factory_that_fails_later_is_tried_again(leased: Bench) -> None:
+    """Once a claim has worked, it is something that passes."""
+    leased.enqueue(1)
+    failures: list[int] = []
+    which = "class_" if leased.colour == "sync" else "sync_session_class"
+
+    class Moody(Session):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            if done.is_set() and len(failures) < 2:
+                failures.append(1)
+                raise RuntimeError
+            super().__init__(*arguments, **options)
+
+    done = threading.Event()
+    server = leased.consumer(session={which: Moody})
+    server.consumer.on("completed", lambda _: done.set())
+    with server.running():
+        assert done.wait(20)
+        leased.enqueue(2)
+        wait_until(lambda: leased.states() == {"completed": 3})
+    assert len(failures) == 2

@@ -18,6 +18,7 @@ from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, TICKETS, Plan
 from sqlaqueue.serving.telling import spare_others
 from sqlaqueue.spec import Key
+from sqlaqueue.strategies.deaths import CLAIM_TOKEN, together_token
 
 
 def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> tuple[list[Any], bool]:
@@ -90,7 +91,7 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
     look: Look,
     alone: bool,  # noqa: FBT001 - called positionally by its step
 ) -> Claimed:
-    """Settle runs, claim up to ``n`` jobs under a lease, or one suspect, and commit: all in one transaction.
+    """Settle runs, claim up to ``n`` jobs under a lease, or suspects, and commit: all in one transaction.
 
     Suspects come in turn with the others, as long as there are some. The jobs stay in the session as they were
     loaded: ``expire_on_commit`` would have each read again.
@@ -102,13 +103,13 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
     jobs: list[Any] = []
     suspect = more = False
     if alone and not plan.had_suspect:
-        jobs = _claim_suspect(session, plan)
+        jobs = _claim_suspects(session, plan)
         suspect = more = bool(jobs)
     if not jobs:
         jobs, more = claim(session, plan, n, look.tickets)
     if alone and not jobs:
-        jobs = _claim_suspect(session, plan)
-        # Whatever else waits: a suspect is claimed by itself.
+        jobs = _claim_suspects(session, plan)
+        # Whatever else waits: suspects are claimed apart from it.
         suspect = more = bool(jobs)
     if not jobs:
         spare_others(session, plan, look)
@@ -117,13 +118,21 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
     if alone:
         plan.had_suspect = suspect
     if suspect:
-        plan.suspects.begin(tuple(sa.inspect(jobs[0]).identity))
+        plan.suspects.begin(tuple(sa.inspect(job).identity) for job in jobs)
     return Claimed(jobs, lost, more)
 
 
-def _claim_suspect(session: Session, plan: Plan) -> list[Any]:
+def _claim_suspects(session: Session, plan: Plan) -> list[Any]:
+    """Claim one suspect, or several where they may run together; none while some are running."""
     if plan.claim_suspect is None or not plan.look_for_suspects or plan.suspects.one_runs:
         return []
-    jobs = _hand_out(session, plan, plan.claim_suspect)
+    jobs: list[Any] = []
+    if plan.claim_suspects is not None:
+        # Of a single one it is known who did it, should its worker die.
+        several = len(session.execute(plan.waiting_suspects, bind_arguments=plan.bind).all()) > 1
+        parameters = {LIMIT: plan.suspects.at_once, CLAIM_TOKEN: together_token()}
+        jobs = _hand_out(session, plan, plan.claim_suspects, parameters) if several else []
+    if not jobs:
+        jobs = _hand_out(session, plan, plan.claim_suspect)
     plan.look_for_suspects = bool(jobs)
     return jobs

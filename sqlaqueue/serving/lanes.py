@@ -98,7 +98,7 @@ def _held_turn(shift: Shift, turn: Turn) -> Script:
         report: Report = yield InSession(held_batch(shift.crew, turn, suspect, shift.calls))
     finally:
         if suspect is not None:
-            shift.plan.suspects.end([suspect])
+            shift.plan.suspects.end([suspect.key])
     shift.works()
     shift.crew.report(report)
     if shift.plan.suspects.remembered():

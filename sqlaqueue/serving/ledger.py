@@ -4,7 +4,8 @@ A strategy with a held transaction leaves no trace of a claim whose worker dies:
 count of attempts with it, and a job that kills its worker would run for ever. So before a batch runs, a second
 connection commits one row with the keys of its jobs; the batch's own transaction deletes it. A job that is
 claimed and found in the row of another batch is a suspect, for its locks are gone while the row is not. A suspect is
-claimed by itself, one at a time in a Consumer, and a start that left such a row behind counts as an attempt.
+claimed by itself. The first time it may run beside other suspects; one that is found in the rows of two batches died
+again, and runs alone. A start of a job that ran alone, which left such a row behind, counts as an attempt.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import json
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -39,12 +41,15 @@ class Entry:
     id: uuid.UUID = field(default_factory=uuid.uuid4)
     suspects: frozenset[str] = frozenset()
     """The names of the jobs that are in rows which other batches left behind."""
+    again: frozenset[str] = frozenset()
+    """Of those the ones that died more than once, or alone."""
     deaths: int = 0
     """How many starts of its only job, for which it is to blame, ended in the death of the worker."""
 
-    def suspected(self, keys: Sequence[Key]) -> list[Key]:
-        """Return those of ``keys`` that are suspects."""
-        return [key for key in keys if name_of(key) in self.suspects] if self.suspects else []
+    def suspected(self, keys: Sequence[Key], *, again: bool = False) -> list[Key]:
+        """Return those of ``keys`` that are suspects, or that are so ``again``."""
+        names = self.again if again else self.suspects
+        return [key for key in keys if name_of(key) in names] if names else []
 
 
 class Entries:
@@ -108,8 +113,12 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets:
         **({"words": taken(len(names), tickets)} if tickets else {}),
     }
     rows = _execute(session, spec, _entering(spec, told=bool(tickets)), values).all()
-    known = {name for found, _ in rows for name in found}
-    entry.suspects = frozenset(known & set(names))
+    deaths = Counter[str]()
+    for found, starts in rows:
+        # A start that counted was one alone.
+        deaths.update(dict.fromkeys(set(names).intersection(found), 1 + starts))
+    entry.suspects = frozenset(deaths)
+    entry.again = frozenset(name for name, times in deaths.items() if times > 1)
     entry.deaths = sum(starts for _, starts in rows) if len(names) == 1 else 0
 
 
@@ -152,8 +161,10 @@ def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
         ledger, name = spec.side_tables[LEDGER], entry.names[0]
         named = sa.and_(ledger.c.queue == spec.name, ledger.c["keys"].has_key(name))
         remaining = ledger.c["keys"].op("-")(sa.literal(name, sa.Text()))
-        _execute(session, spec, sa.delete(ledger).where(named, sa.func.jsonb_array_length(ledger.c["keys"]) == 1))
         _execute(session, spec, sa.update(ledger).where(named).values(keys=remaining))
+        # Afterwards: somebody else may have taken the last but one out meanwhile, for which the update has waited.
+        empty = sa.and_(ledger.c.queue == spec.name, sa.func.jsonb_array_length(ledger.c["keys"]) == 0)
+        _execute(session, spec, sa.delete(ledger).where(empty))
 
 
 def forget(session: Session, spec: QueueSpec) -> None:

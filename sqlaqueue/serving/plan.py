@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -21,10 +20,12 @@ from sqlaqueue.serving.dispatch import Dispatch
 from sqlaqueue.serving.ledger import Entries
 from sqlaqueue.serving.outcomes import Outcome, judge
 from sqlaqueue.serving.pace import Pace
+from sqlaqueue.serving.quarantine import Suspects
 from sqlaqueue.spec import Key, QueueSpec, Run
 from sqlaqueue.statements import claim_statement, worker_name
 from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import SHARED, Within, named
+from sqlaqueue.strategies.deaths import died_together
 from sqlaqueue.strategies.position import by_priority, from_mark, mark_of
 from sqlaqueue.strategies.replanning import planned_anew
 from sqlaqueue.strategies.wake_up_triggers import wakes
@@ -38,6 +39,9 @@ KEYS = "sqlaqueue_keys"
 EXCEPT = "sqlaqueue_except"
 ASKED = "sqlaqueue_asked"
 TICKETS = "sqlaqueue_tickets"
+_ONE_AT_A_TIME = 3
+"""With so many handlers or fewer, suspects run one at a time: half of the handlers are left to the other jobs."""
+
 TOKEN = "sqlaqueue_held_token"  # noqa: S105 - the name of a parameter
 
 
@@ -56,6 +60,11 @@ class Plan:
     """As ``claim_aloud``, from a mark on."""
     claim_suspect: Any
     """Claims one job that is marked as a suspect; None where rows cannot be marked."""
+    claim_suspects: Any
+    """Claims up to ``LIMIT`` suspects that may run together, with a token of :func:`together_token`; None where none
+    may."""
+    waiting_suspects: Any
+    """Selects the keys of two of them, for a single one is claimed by ``claim_suspect``."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
     complete: Any
@@ -78,7 +87,7 @@ class Plan:
     """There may be marked suspects: at the start, and whenever jobs may have been rescued."""
     had_suspect: bool = False
     """The last claim took a suspect, so that the next one is for the others."""
-    suspects: Suspects = field(default_factory=lambda: Suspects())  # noqa: PLW0108 - the class is defined below
+    suspects: Suspects = field(default_factory=Suspects)
     entries: Entries = field(default_factory=Entries)
     """This Consumer's rows in the ledger."""
     bearings: Bearings = field(default_factory=Bearings)
@@ -92,7 +101,8 @@ class Plan:
 
     def for_a_shift(self) -> Plan:
         """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
-        return replace(self, suspects=Suspects(), bearings=Bearings(), awaited=Awaited(), asked=set(), stopping=False)
+        suspects = Suspects(self.concurrency // 2)
+        return replace(self, suspects=suspects, bearings=Bearings(), awaited=Awaited(), asked=set(), stopping=False)
 
     def pace(self, poll: float, *, exactly: bool) -> Pace:
         """Return the timing of its Consumer.
@@ -149,52 +159,6 @@ class Plan:
         return not self.holds_transaction and self.spec.has("lease_expires_at")
 
 
-class Suspects:
-    """Jobs that may have killed a worker. One of them is run at a time: two would be blamed for each other's doing."""
-
-    def __init__(self) -> None:
-        self._keys: dict[Key, None] = {}
-        self._running: Key | None = None
-        self._lock = threading.Lock()
-
-    def add(self, keys: Iterable[Key]) -> None:
-        """Remember jobs that the ledger calls suspects."""
-        with self._lock:
-            self._keys.update(dict.fromkeys(keys))
-
-    def remembered(self) -> list[Key]:
-        """Return the jobs that wait here to be claimed, each by itself."""
-        with self._lock:
-            return list(self._keys)
-
-    @property
-    def one_runs(self) -> bool:
-        """Whether one is running, so that no other may be claimed."""
-        return self._running is not None
-
-    def begin(self, key: Key) -> None:
-        """Note that a suspect has been claimed."""
-        with self._lock:
-            self._running = key
-
-    def take(self) -> Key | None:
-        """Return a remembered key to claim by itself; None when there is none, or when one is running."""
-        with self._lock:
-            if self._running is not None or not self._keys:
-                return None
-            self._running = next(iter(self._keys))
-            del self._keys[self._running]
-            return self._running
-
-    def end(self, keys: Sequence[Key]) -> bool:
-        """Note that jobs are no longer running; return whether a suspect was among them, so that another may run."""
-        with self._lock:
-            ended = self._running in keys
-            if ended:
-                self._running = None
-            return ended
-
-
 def _check_words(spec: QueueSpec) -> None:
     """Refuse a queue whose runs could end in a way that its table has no word for."""
     needed = {"failed": "a job ends that has spent its attempts"}
@@ -207,6 +171,19 @@ def _check_words(spec: QueueSpec) -> None:
                 f"QueueConfig(states=States({state}=...)), for how {why}"
             )
             raise ConfigurationError(msg)
+
+
+def _may_run_together(spec: QueueSpec, candidates: AnySelect, concurrency: int) -> AnySelect | None:
+    """Return those of ``candidates`` that are suspects and may run together, None where none may."""
+    suspect = spec.strategy.suspect(spec)
+    if suspect is None or concurrency <= _ONE_AT_A_TIME or not spec.strategy.takes_tokens:
+        return None
+    return candidates.where(suspect, ~died_together(spec)) if spec.has("lease_token") else None
+
+
+def _two_waiting(spec: QueueSpec, suspects: AnySelect) -> AnySelect:
+    waiting = spec.strategy.pick(spec, suspects, *spec.keys).where(spec.in_state("pending"))
+    return waiting.where(*spec.due(spec.columns.get("run_at"))).limit(2)
 
 
 def _completion(spec: QueueSpec) -> Any:
@@ -282,6 +259,7 @@ def make_plan(
     head, behind = (by_priority, from_mark(spec)) if spec.strategy.takes_positions else (None, None)
     limit, one = sa.bindparam(LIMIT, type_=sa.Integer()), sa.literal(1)
     suspect = spec.strategy.suspect(spec)
+    together = _may_run_together(spec, chosen.select, concurrency)
     shared = "" if concurrency == 1 else SHARED
     usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
     tickets = sa.bindparam(TICKETS, type_=sa.Text())
@@ -292,6 +270,8 @@ def make_plan(
         claim_from=behind and claims(usual, limit, shared, within=behind),
         claim_from_aloud=behind and claims(usual, limit, shared, tickets=tickets, within=behind),
         claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
+        claim_suspects=None if together is None else claims(together, limit, shared),
+        waiting_suspects=None if together is None else _two_waiting(spec, together),
         claim_key=claims(chosen.select.where(is_among(KEYS)), one),
         complete=_completion(spec),
         takes_all=chosen.entity is spec.model and chosen.select.whereclause is None,

@@ -20,11 +20,12 @@ from sqlaqueue.serving.hands import Hand, held_run, runs_of
 from sqlaqueue.serving.ledger import Entry
 from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Abandoned, Ended, Outcome, StopRequested, concerns_all
 from sqlaqueue.serving.plan import Plan
+from sqlaqueue.serving.quarantine import Suspect
 from sqlaqueue.serving.savepoint import Savepoint
 from sqlaqueue.serving.steps import Beside, Do, Handle, Report, Script, Step
 from sqlaqueue.serving.telling import spare_others_and_commit
 from sqlaqueue.serving.traces import is_expired
-from sqlaqueue.spec import Key, Run
+from sqlaqueue.spec import Run
 
 if TYPE_CHECKING:
     from sqlaqueue.serving.turns import Turn
@@ -41,7 +42,7 @@ def _rollback(session: Session) -> None:
 # -- a transaction holds the batch ---------------------------------------------------------------------------
 
 
-def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Script:
+def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) -> Script:
     """Claim a batch, or one suspect, run it and settle it in the one transaction that holds it."""
     plan = crew.plan
     if suspect is None:
@@ -50,7 +51,7 @@ def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
         calls.looked(more=more)
     else:
         look = NO_CALL
-        jobs, more = (yield Do(claiming.claim_key, (plan, suspect))), False
+        jobs, more = (yield Do(claiming.claim_key, (plan, suspect.key))), False
     runs = runs_of(jobs)
     if jobs:
         turn.hold(runs)
@@ -59,13 +60,15 @@ def held_batch(crew: Crew, turn: Turn, suspect: Key | None, calls: Calls) -> Scr
         if look.spares_others:
             yield Beside(spare_others_and_commit, (plan, look))
         return Report(claimed=0 if suspect is None else 1)
-    blamed = len(jobs) == 1 and (suspect is not None or plan.concurrency == 1)
+    blamed = len(jobs) == 1 and (plan.concurrency == 1 if suspect is None else suspect.alone)
     entry = plan.entries.open([run.key for run in runs], blamed=blamed)
     try:
         yield Beside(ops.enter_ledger, (plan, entry, look.tickets), patience=LEDGER_PATIENCE)
         suspects = entry.suspected([run.key for run in runs])
-        if suspects and not blamed:
-            plan.suspects.add(suspects)
+        again = entry.suspected([run.key for run in runs], again=True)
+        if not blamed and (again or (suspects and suspect is None)):
+            plan.suspects.add(again)
+            plan.suspects.add(suspects, together=True)
             yield from _give_up(plan, entry)
             return Report(claimed=len(suspects))
         crew.tell_claimed(jobs)
@@ -249,7 +252,7 @@ def run_leased(crew: Crew, hand: Hand) -> Script:
     :return: whether that has left the session as good as new.
     """
     plan, clean = crew.plan, True
-    first = runs_of(hand.first) if plan.suspects.one_runs else ()
+    begun = {run.key for run in hand.held()} if plan.suspects.one_runs else set()
     while clean:
         yield Handle(hand)
         if not hand.unit:
@@ -257,8 +260,8 @@ def run_leased(crew: Crew, hand: Hand) -> Script:
         report, clean = yield from _conclude(plan, hand.unit, hand.error)
         crew.report(report)
         hand.put_down()
-    # One that is left, as there was no time to begin it, is still the one that runs, wherever it does.
-    if hand.is_done and plan.suspects.end([run.key for run in first]):
+    # Those that are left are still the ones that run, whichever thread or task does it.
+    if begun and plan.suspects.end(begun.difference(run.key for run in crew.held())):
         crew.look_at_once()
     if not hand.is_done:
         if clean:

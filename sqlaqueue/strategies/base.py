@@ -82,7 +82,10 @@ class ClaimStrategy:
     """Whether a claimed job's row still exists; where not, instances are handed out detached."""
 
     takes_positions: ClassVar[bool] = False
-    """Whether a claim is served by an index of the claim order, so that Consumers may have it begin at a position."""
+    """Whether a claim is served by an index of the claim order, so that it may begin at a position."""
+
+    takes_tokens: ClassVar[bool] = False
+    """Whether the token of a claim can be given as :data:`~sqlaqueue.strategies.deaths.CLAIM_TOKEN`."""
 
     needs: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The roles this strategy cannot do without, each with the reason for the error message."""
@@ -92,10 +95,9 @@ class ClaimStrategy:
         return self
 
     def attach(self, spec: QueueSpec) -> None:
-        """Add indexes, side tables and triggers to the model's table and MetaData.
+        """Add indexes, side tables and triggers to the model's table and MetaData, once, when the class is mapped.
 
-        Called once, when the class is mapped. ``create_all()`` must create all of it and ``drop_all()``
-        leave nothing behind.
+        ``create_all()`` must create all of it and ``drop_all()`` leave nothing behind.
         """
         side_tables.control(spec)
         side_tables.consumers(spec)

@@ -23,6 +23,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, Within, named
+from sqlaqueue.strategies.deaths import CLAIM_TOKEN
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.position import take
 
@@ -32,6 +33,7 @@ class UpdateStatus(ClaimStrategy):
 
     name: ClassVar[str] = "update_status"
     takes_positions: ClassVar[bool] = True
+    takes_tokens: ClassVar[bool] = True
     needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
     def attach(self, spec: QueueSpec) -> None:
@@ -80,7 +82,7 @@ class UpdateStatus(ClaimStrategy):
         if spec.has("lease_expires_at"):
             values["lease_expires_at"] = clock() + lease
         if spec.has("lease_token"):
-            values["lease_token"] = sa.bindparam("sqlaqueue_token", callable_=uuid.uuid4, type_=sa.Uuid())
+            values["lease_token"] = sa.bindparam(CLAIM_TOKEN, callable_=uuid.uuid4, type_=sa.Uuid())
         return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
 
     def suspect(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:

@@ -5,6 +5,7 @@ Inherit :class:`QueueMixin`, pick a strategy in its :class:`QueueConfig`, and
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from sqlaqueue import exc
@@ -90,8 +91,20 @@ _ASYNC = {
 }
 
 
+def _leave_out(names: list[str]) -> None:
+    """Keep ``from sqlaqueue import *`` from failing for what cannot be imported."""
+    names[:] = [name for name in names if name not in _ASYNC]
+
+
+if find_spec("greenlet") is None:
+    _leave_out(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name in _ASYNC:
+        if find_spec("greenlet") is None:
+            msg = f"sqlaqueue.{name} needs greenlet, as all async sessions do: pip install 'sqlaqueue[async]'"
+            raise ImportError(msg, name="greenlet")
         return getattr(import_module(_ASYNC[name]), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

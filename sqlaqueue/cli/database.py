@@ -62,6 +62,8 @@ def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int
     if importlib.util.find_spec(driver) is None:
         raise InputError(f"--url: {driver} is not installed: pip install {driver}")
     is_async = driver == "asyncpg" if needs_async is None else needs_async
+    if is_async and importlib.util.find_spec("greenlet") is None:
+        raise InputError("--url: what is async needs greenlet: pip install 'sqlaqueue[async]'")
     options: dict[str, Any] = {"connect_args": {"timeout" if driver == "asyncpg" else "connect_timeout": _PATIENCE}}
     if driver != "asyncpg" and "connect_timeout" in url.query:
         options = {}

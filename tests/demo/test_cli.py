@@ -37,5 +37,26 @@ def test_what_is_missing_is_said_with_the_line_that_installs_it(missing: str, ex
 
 @pytest.mark.parametrize("missing", ["click", "rich", "psycopg", "greenlet"])
 def test_the_library_does_without(missing: str) -> None:
-    program = f"import sys; sys.modules[{missing!r}] = None; import sqlaqueue"
+    program = f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue import *; Consumer"
     subprocess.run([sys.executable, "-c", program], env=environment(), check=True)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        ("from sqlaqueue import AsyncConsumer", "ImportError: sqlaqueue.AsyncConsumer needs greenlet, as all async "),
+        (
+            "from sqlaqueue.cli.database import *; engine_for(parse_url('postgresql+psycopg://'), needs_async=True)",
+            "InputError: --url: what is async needs greenlet",
+        ),
+    ],
+)
+def test_async_code_without_greenlet_is_told_what_to_install(program: str, said: str) -> None:
+    program = f"import sys; sys.modules['greenlet'] = None; {program}"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False
+    )
+    *_, last = result.stderr.splitlines()
+    assert said in last
+    assert last.endswith("pip install 'sqlaqueue[async]'")

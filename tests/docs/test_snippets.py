@@ -9,6 +9,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -73,6 +75,22 @@ def test_the_snippets_run(page: Path, database: Database, monkeypatch: pytest.Mo
         for driver in ("psycopg", "asyncpg"):
             code = code.replace(f'"postgresql+{driver}://localhost/app"', repr(database.url(driver)))
         exec(compile(code, page, "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own snippets
+
+
+@pytest.mark.once
+def test_the_first_example_of_the_readme_can_be_pasted(database: Database, tmp_path: Path) -> None:
+    """What a reader sees of it, with the address of a database, is a whole program."""
+    seen = re.sub(r"<!--.*?-->", "", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    first = next(FENCED.finditer(seen))[3]
+    program = tmp_path / "example.py"
+    program.write_text(first.replace('"postgresql+psycopg://localhost/app"', repr(database.url())))
+    with subprocess.Popen([sys.executable, "-u", program], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "to ada@example.com\n"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+    with database.connect() as connection:
+        assert connection.execute("SELECT status FROM email").fetchall() == [("completed",)]
 
 
 @pytest.mark.once

@@ -133,6 +133,14 @@ class QueueSpec:
             raise StatementError(msg)
         return value
 
+    def fitting(self, error: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        """Return the text of an error cut to the length of ``last_error``: a longer one would keep a run from ending."""
+        column = self.columns.get("last_error")
+        # A cast cuts the text, where an assignment refuses it.
+        if column is None or getattr(column.type, "length", None) is None:
+            return error
+        return sa.cast(error, column.type)
+
     def literal(self, state: str) -> sa.ColumnElement[Any]:
         """Return the value of ``state`` as a literal in SQL, see :func:`~sqlaqueue.roles.literal_text`."""
         type_ = self.columns["status"].type

@@ -186,7 +186,7 @@ class ClaimStrategy:
         if settlement.run_at is not None:
             values["run_at"] = settlement.run_at
         if settlement.error is not None:
-            values["last_error"] = settlement.error
+            values["last_error"] = spec.fitting(settlement.error)
         if spec.has("attempts"):
             counted = self.counted(spec.columns["attempts"], settlement)
             if counted is not None:

@@ -155,11 +155,13 @@ class UpdateStatus(ClaimStrategy):
         status = spec.columns["status"]
         alone = self._ran_alone(spec)
         spent = sa.and_(alone, self._attempts_spent(spec)) if spec.has("attempts") else sa.false()
-        word, pending = sa.literal(spec.word("failed"), status.type), sa.literal(spec.word("pending"), status.type)
+        # Of words alone the server makes a text, which an enum column refuses. The column as the last branch gives the
+        # CASE the column's own type, whatever type the model says it has.
+        branches = ((spent, spec.literal("failed")), (sa.true(), spec.literal("pending")))
         values: dict[str, Any] = {
-            "status": sa.case((spent, word), else_=pending),
+            "status": sa.case(*branches, else_=status),
             "claimed_by": None,
-            "last_error": sa.literal("the lease expired: its worker died or lost the database"),
+            "last_error": spec.fitting(sa.literal("the lease expired: its worker died or lost the database")),
             "finished_at": sa.case((spent, clock()), else_=sa.null()),
         }
         if spec.has("attempts"):

@@ -1,0 +1,254 @@
+"""Every verb, and every statement of a Consumer and of an operator, with each kind of status column and each driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import NullPool
+
+from sqlaqueue import (
+    cancel,
+    claim,
+    complete,
+    extend,
+    fail,
+    purge,
+    reconcile,
+    release,
+    requeue,
+    rescue,
+    retry,
+)
+from sqlaqueue.admin import Which, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
+from sqlaqueue.exc import Retry
+from sqlaqueue.mapping import run_of, set_run, spec_of
+from sqlaqueue.serving import claiming, ending, tending, waiting
+from sqlaqueue.serving import operations as ops
+from sqlaqueue.serving.calls import Look
+from sqlaqueue.serving.checks import check_database
+from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Ended
+from sqlaqueue.serving.plan import make_plan
+from sqlaqueue.serving.retention import Retention
+from tests.servers import Server
+from tests.strategies.status_columns import DOMAIN, KINDS, STRATEGIES, Model, make_model
+
+DRIVERS = ("psycopg", "asyncpg", "psycopg2")
+
+
+class Walk:
+    """Jobs of one model in one session, known by the words that their states have in the database."""
+
+    def __init__(self, session: Session, model: Model) -> None:
+        self.session, self.model, self.job = session, model, model.job
+        self.spec = spec_of(model.job)
+        self.leased = not self.spec.strategy.holds_transaction
+
+    def add(self, number: int) -> None:
+        jobs = [self.job() for _ in range(number)]
+        self.session.add_all(jobs)
+        self.session.flush()
+        if self.model.note is not None:
+            self.session.add_all([self.model.note(about=job.id) for job in jobs])
+        self.session.commit()
+
+    def claim(self, number: int) -> list[Any]:
+        jobs = list(self.session.scalars(claim(self.job, number)).all())
+        assert len(jobs) == number
+        assert {job.status for job in jobs} == {self.spec.config.states.processing}
+        return jobs
+
+    def do(self, verb: Any) -> int:
+        """Execute a verb, commit, and return how many keys came back."""
+        keys = self.session.scalars(verb).all()
+        self.session.commit()
+        return len(keys)
+
+    def states(self) -> Counter[str]:
+        found = self.session.execute(sa.text(f'SELECT status::text FROM "{self.spec.table.name}"')).scalars()
+        states = Counter(self.model.states[word] for word in found)
+        self.session.rollback()
+        return states
+
+    def clear(self) -> None:
+        tables = [self.spec.table, *([self.model.note.__table__] if self.model.note else [])]
+        for table in tables:
+            self.session.execute(sa.delete(table))
+        self.session.commit()
+
+    def expire(self, jobs: list[Any]) -> None:
+        self.do(extend(jobs, lease=0))
+
+
+def verbs(walk: Walk) -> None:
+    walk.add(5)
+    done, again, failed, released, extended = walk.claim(5)
+    for verb in (
+        complete(done),
+        retry(again, error="once more"),
+        fail([failed], error=ValueError("no")),
+        release(released),
+        extend(extended, lease=60),
+    ):
+        assert len(walk.session.scalars(verb).all()) == 1
+    assert len(walk.session.scalars(release(extended)).all()) == 1
+    walk.session.commit()
+    assert walk.states() == Counter(pending=3, completed=1, failed=1)
+    assert walk.do(cancel(walk.job)) == 3
+    assert walk.states() == Counter(cancelled=3, completed=1, failed=1)
+    assert walk.do(requeue(sa.select(walk.job).where(walk.job.id == failed.id))) == 1
+    assert len(walk.session.scalars(claim(sa.select(walk.job).where(walk.job.id == failed.id), 5)).all()) == 1
+    walk.session.rollback()
+    assert walk.do(purge(walk.job, older_than=0, states=["cancelled", "completed"])) == 4
+    assert walk.states() == Counter(pending=1)
+    # The messages of jobs that were cancelled.
+    assert walk.do(reconcile(walk.job)) == (0 if walk.model.note is None else 3)
+
+
+def rescuing(walk: Walk) -> None:
+    """Jobs that ran together wait again, one that ran alone and has no attempt left has failed."""
+    if not walk.leased:
+        assert walk.do(rescue(walk.job)) == 0
+        return
+    walk.add(3)
+    together = walk.claim(2)
+    walk.expire(together)
+    assert walk.do(rescue(walk.job)) == 2
+    assert walk.states() == Counter(pending=3)
+    walk.do(cancel(together))
+    alone = walk.claim(1)
+    walk.expire(alone)
+    assert walk.do(rescue(walk.job)) == 1
+    assert walk.states() == Counter(cancelled=2, failed=1)
+
+
+def serving(walk: Walk) -> None:
+    """What a Consumer executes, one operation after the other."""
+    session, spec = walk.session, walk.spec
+    plan = make_plan(
+        walk.job, batch_size=None, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
+    )
+    walk.add(6)
+    check_database(session, plan)
+    tending.check_in(session, plan, tending.SignOfLife("me", True, (), 30.0, True))
+    assert tending.times_ahead(session, plan, 5) == []
+    tending.reconcile_messages(session, plan)
+    tending.reconcile_part(session, plan, None)
+    tending.rescue_expired(session, plan)
+
+    jobs, _ = claiming.claim(session, plan, 2)
+    runs = [run for job in jobs if (run := run_of(job))]
+    assert len(runs) == 2
+    if walk.leased:
+        session.commit()
+        tending.extend_leases(session, plan, runs)
+        assert tending.requests_to_stop(session, plan, runs) == []
+        session.expunge_all()
+        jobs = ops.load_again(session, plan, runs)
+        assert len(jobs) == 2
+        session.add_all(jobs)
+    ops.reload(session, plan, jobs)
+    succeeded = [Ended(run, COMPLETED, job) for run, job in zip(runs, jobs, strict=True)]
+    assert ending.settle_and_commit(session, plan, succeeded) == []
+    assert walk.states() == Counter(pending=4, completed=2)
+
+    for error in (ValueError("no"), Retry(0), None):
+        jobs, _ = claiming.claim(session, plan, 1)
+        (run,) = [run for job in jobs if (run := run_of(job))]
+        outcome = RELEASED if error is None else plan.judge(error, run)
+        assert ending.settle_and_commit(session, plan, [Ended(run, outcome, jobs[0])]) == []
+    assert walk.states() == Counter(pending=2, completed=2, failed=2)
+    waiter = waiting.make_waiter("wait", (walk.job, runs[0].key), 5, lambda: None, check=True)
+    result = waiting.first_look(session, waiter)
+    assert result is not None
+    assert (result.state, result.job.status) == ("completed", spec.config.states.completed)
+    deletes_old(walk, plan)
+
+
+def deletes_old(walk: Walk, plan: Any) -> None:
+    session = walk.session
+    retention = Retention(walk.spec)
+    assert retention.look_around(session, plan)
+    for each in retention.walks:
+        retention.tell_what_stays(session, plan, each)
+        assert retention.delete_some(session, plan, each)[0] == 0
+        each.age = timedelta(0)
+        assert not retention.leave_first(session, plan, each, sa.exc.DBAPIError("", {}, ValueError("held")))
+        each.left.clear()
+        assert retention.delete_some(session, plan, each)[0] == 2
+    assert walk.states() == Counter(pending=2)
+
+
+def operating(walk: Walk) -> None:
+    session, job = walk.session, walk.job
+    walk.add(3)
+    walk.do(fail(walk.claim(1), error="KeyError: x"))
+    assert stats(session, job).states == {"pending": 2, "processing": 0, "completed": 0, "failed": 1, "cancelled": 0}
+    assert stats(session, job, finished=False).due == 2
+    assert [group.kind for group in failures(session, job)] == ["KeyError"]
+    failed = Which(states=("failed",), error="KeyError")
+    assert count(session, job, failed) == {"failed": 1}
+    assert list(in_batches(session, job, failed, requeue_some)) == [1]
+    waits = Which(states=("pending",))
+    assert list(in_batches(session, job, waits, cancel_some)) == [3]
+    assert list(in_batches(session, job, Which(), purge_some)) == [3]
+
+
+PARTS: tuple[Callable[[Walk], None], ...] = (verbs, rescuing, serving, operating)
+
+
+def walk_through(session: Session, model: Model) -> None:
+    metadata = model.job.metadata
+    metadata.create_all(session.connection())
+    session.commit()
+    try:
+        walk = Walk(session, model)
+        for part in PARTS:
+            part(walk)
+            walk.clear()
+    finally:
+        session.rollback()
+        metadata.drop_all(session.connection())
+        session.commit()
+
+
+@pytest.fixture(scope="module")
+def urls(server: Server) -> Iterator[dict[str, str]]:
+    with server.database() as database:
+        with database.connect() as connection:
+            connection.execute('CREATE SCHEMA "Else where"')
+            connection.execute(DOMAIN)
+        yield {driver: database.url(driver) for driver in DRIVERS}
+
+
+def cells() -> Iterator[Any]:
+    """Yield kind, strategy and driver.
+
+    A native enum meets each driver and each strategy, the other kinds the statements of leases by one driver; the rest
+    is left to the session that runs everything.
+    """
+    for row, kind in enumerate(KINDS):
+        for strategy in STRATEGIES:
+            for column, driver in enumerate(DRIVERS):
+                leased, mine = strategy == "update_status", row % len(DRIVERS) == column
+                chosen = (leased or mine) if kind == "enum" else (leased and mine)
+                marks = () if chosen else (pytest.mark.thorough,)
+                yield pytest.param(kind, strategy, driver, marks=marks, id=f"{kind}-{strategy}-{driver}")
+
+
+@pytest.mark.parametrize(("kind", "strategy", "driver"), [*cells()])
+async def test_every_statement(urls: dict[str, str], kind: str, strategy: str, driver: str) -> None:
+    model = make_model(kind, strategy)
+    if driver == "asyncpg":
+        async_engine = create_async_engine(urls[driver], poolclass=NullPool)
+        async with AsyncSession(async_engine) as session:
+            await session.run_sync(walk_through, model)
+        return
+    with Session(sa.create_engine(urls[driver], poolclass=NullPool)) as sync_session:
+        walk_through(sync_session, model)

@@ -41,7 +41,7 @@ def resume(model: type[Any], /) -> Any:
     :raises NotAQueueError: when ``model`` is no queue.
     """
     spec, table = _queue(model, "resume", CONTROL)
-    paused = sa.and_(table.c.queue == spec.name, table.c.key == sa.literal(PAUSE, postgresql.JSONB()))
+    paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
     deleted = sa.delete(table).where(paused)
     return deleted.returning(notification(spec, "look")) if wakes(spec) else deleted
 

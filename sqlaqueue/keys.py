@@ -8,6 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
+from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 
@@ -16,6 +17,23 @@ def key_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
     if isinstance(element, sa.Integer) or (isinstance(element, sa.Uuid) and element.as_uuid):
         return _TextArray(element)
     return ARRAY(element)
+
+
+class _Array(ARRAY[Any]):
+    """An array that can be printed for any database: most know no arrays, and SQLAlchemy would raise."""
+
+    cache_ok = True
+
+
+@compiles(_Array)
+def _print_array(element: _Array, compiler: Any, **options: Any) -> str:
+    return f"{compiler.process(element.item_type, **options)}[]"
+
+
+@compiles(_Array, "postgresql")
+def _render_array(element: _Array, compiler: Any, **options: Any) -> str:
+    rendered: str = compiler.visit_ARRAY(element, **options)
+    return rendered
 
 
 class _TextArray(TypeDecorator[Sequence[Any]]):
@@ -33,7 +51,7 @@ class _TextArray(TypeDecorator[Sequence[Any]]):
         self.element = element
 
     def bind_expression(self, bindparam: sa.BindParameter[Any]) -> sa.ColumnElement[Any]:
-        return sa.cast(bindparam, ARRAY(self.element))
+        return sa.cast(bindparam, _Array(self.element))
 
     def process_bind_param(self, value: Sequence[Any] | None, dialect: sa.Dialect) -> str | None:
         if value is None:

@@ -169,7 +169,8 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
         mapper=mapper,
         table=table,
         config=config,
-        name=config.name or table.fullname,
+        # A plain text: of SQLAlchemy's own kind of text a statement does not know how to write it as a literal.
+        name=config.name or str(table.fullname),
         attributes=roles,
         columns=columns,
         strategy=strategy,

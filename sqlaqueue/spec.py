@@ -134,7 +134,7 @@ class QueueSpec:
         return value
 
     def fitting(self, error: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-        """Return the text of an error cut to the length of ``last_error``: a longer one would keep a run from ending."""
+        """Return the text of an error, cut to what ``last_error`` takes: a longer one would keep a run from ending."""
         column = self.columns.get("last_error")
         # A cast cuts the text, where an assignment refuses it.
         if column is None or getattr(column.type, "length", None) is None:
@@ -191,7 +191,7 @@ class QueueSpec:
         column = columns[0]
         if isinstance(keys, sa.BindParameter):
             # An array, not IN: the text stays the same for every number of keys, so the server can keep its plan.
-            return column == sa.any_(sa.bindparam(keys.key, type_=key_array(column.type), unique=False))
+            return column == sa.any_(sa.bindparam(keys.key, (), key_array(column.type), unique=False))
         return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=key_array(column.type)))
 
     def bind_keys(self, keys: Sequence[Key]) -> list[Any]:

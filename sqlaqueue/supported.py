@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import WARN_LINTING
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import HasPrefixes
 
@@ -29,6 +30,9 @@ class _Marker(FunctionElement[None]):
 
 @compiles(_Marker)
 def _refuse(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 - the hook's signature
+    # A Connection compiles what it is about to execute with this flag, and what is only printed is compiled without.
+    if not compiler.linting & WARN_LINTING:
+        return ""
     msg = (
         f"this session's engine is for {compiler.dialect.name}, and sqlaqueue needs PostgreSQL; "
         'use create_engine("postgresql+psycopg://...")'
@@ -42,7 +46,10 @@ def _accept(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 -
 
 
 def for_postgresql(statement: Statement) -> Statement:
-    """Return ``statement`` such that another database's compiler refuses it."""
+    """Return ``statement`` such that its execution on another database is refused; it can be printed for any.
+
+    The engine's dialect is asked while the statement is compiled, before anything is sent.
+    """
     # A prefix is compiled before anything that the other compiler may stumble over with an error of its own.
     return statement.prefix_with(_Marker())
 

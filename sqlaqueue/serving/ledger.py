@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.serving.calls import taken
 from sqlaqueue.spec import Key, QueueSpec, clock
-from sqlaqueue.strategies.side_tables import LEDGER, notification
+from sqlaqueue.strategies.side_tables import LEDGER, as_json, notification
 
 _FORGET = timedelta(days=1)
 
@@ -107,7 +107,7 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets:
     names = list(entry.names)
     values = {
         "its_id": entry.id,
-        "its_keys": names,
+        "its_keys": json.dumps(names),
         "its_starts": int(entry.blamed),
         "its_worker": worker,
         **({"words": taken(len(names), tickets)} if tickets else {}),
@@ -126,12 +126,13 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets:
 def _entering(spec: QueueSpec, *, told: bool) -> AnySelect:
     """Return the statement that writes a row, and finds those that other batches left behind for the same jobs."""
     ledger = spec.side_tables[LEDGER]
-    columns = {
-        name: sa.bindparam(f"its_{name}", type_=ledger.c[name].type) for name in ("id", "keys", "starts", "worker")
+    columns: dict[str, sa.ColumnElement[Any]] = {
+        name: sa.bindparam(f"its_{name}", type_=ledger.c[name].type) for name in ("id", "starts", "worker")
     }
+    columns["keys"] = as_json(sa.bindparam("its_keys", "[]", sa.Text()))
     # Losing the row in a crash of the server costs nothing: the batch is gone with it.
     setting = sa.func.set_config("synchronous_commit", "off", sa.true())
-    words = [notification(spec, sa.bindparam("words", type_=sa.Text()))] if told else []
+    words = [notification(spec, sa.bindparam("words", "", sa.Text()))] if told else []
     entered = sa.insert(ledger).values(queue=spec.name, **columns).returning(setting, *words).cte("entered")
     # Of the same parameter: to write out the names of a batch takes its time, and the ledger is mostly empty.
     mine = sa.select(sa.func.jsonb_array_elements_text(columns["keys"]))

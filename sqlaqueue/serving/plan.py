@@ -189,13 +189,13 @@ def _two_waiting(spec: QueueSpec, suspects: AnySelect) -> AnySelect:
 def _completion(spec: QueueSpec) -> Any:
     if not spec.strategy.hands_out_rows:
         return None
-    keys: sa.BindParameter[Any] = sa.bindparam(KEYS, expanding=len(spec.keys) > 1)
+    keys: sa.BindParameter[Any] = sa.bindparam(KEYS, (), expanding=len(spec.keys) > 1)
     verb = spec.strategy.settle(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
     if not isinstance(verb, sa.Update | sa.Delete):
         return None
     ended = verb.where(planned_anew()).returning(*named(spec.keys)).cte("ended")
     number = sa.select(sa.func.count()).select_from(ended).scalar_subquery()
-    some_are_missing = number != sa.bindparam(ASKED, type_=sa.BigInteger())
+    some_are_missing = number != sa.bindparam(ASKED, 0, sa.BigInteger())
     # Nearly always one row: to fetch a key for each job takes longer than to end its run.
     with_keys = sa.select(sa.literal(1)).subquery("one").outerjoin(ended, some_are_missing)
     return for_postgresql(sa.select(number, *ended.c).select_from(with_keys))
@@ -254,15 +254,17 @@ def make_plan(
         return claim_statement(asked, limit, lease=span, worker=who, tickets=tickets, within=within, of_many=of_many)
 
     def is_among(name: str) -> sa.ColumnElement[bool]:
-        return spec.matches(spec.keys, sa.bindparam(name, expanding=len(spec.keys) > 1))
+        return spec.matches(spec.keys, sa.bindparam(name, (), expanding=len(spec.keys) > 1))
 
     head, behind = (by_priority, from_mark(spec)) if spec.strategy.takes_positions else (None, None)
-    limit, one = sa.bindparam(LIMIT, type_=sa.Integer()), sa.literal(1)
+    # Each execution brings its own values. Those given here are what a hook prints that writes them into the text:
+    # of a parameter without any SQLAlchemy warns there.
+    limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
     suspect = spec.strategy.suspect(spec)
     together = _may_run_together(spec, chosen.select, concurrency)
     shared = "" if concurrency == 1 else SHARED
     usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
-    tickets = sa.bindparam(TICKETS, type_=sa.Text())
+    tickets = sa.bindparam(TICKETS, "", sa.Text())
     return Plan(
         spec=spec,
         claim=claims(usual, limit, shared, within=head),

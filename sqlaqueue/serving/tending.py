@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -9,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import ARRAY, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
 from sqlaqueue._version import __version__
@@ -23,7 +24,7 @@ from sqlaqueue.statements import reconcile, rescue, worker_name
 from sqlaqueue.strategies import Held
 from sqlaqueue.strategies.key_range import KeyRange
 from sqlaqueue.strategies.replanning import planned_anew
-from sqlaqueue.strategies.side_tables import CONSUMERS, CONTROL, LEDGER, PAUSE, key_json, notification
+from sqlaqueue.strategies.side_tables import CONSUMERS, CONTROL, LEDGER, PAUSE, as_json, key_json, notification
 
 _FORGET = timedelta(days=1)
 _MOST_SHOWN = 100
@@ -113,7 +114,7 @@ def _forget_old(session: Session, plan: Plan) -> None:
     control = plan.spec.side_tables.get(CONTROL)
     if control is not None:
         old = control.c.created_at < clock() - _FORGET
-        mine = sa.and_(control.c.queue == plan.spec.name, control.c.key != sa.literal(PAUSE, JSONB()))
+        mine = sa.and_(control.c.queue == plan.spec.name, control.c.key != PAUSE)
         session.execute(sa.delete(control).where(mine, old), bind_arguments=plan.bind)
     consumers = plan.spec.side_tables.get(CONSUMERS)
     if consumers is not None:
@@ -142,9 +143,10 @@ def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str],
     """
     spec, table = plan.spec, plan.spec.side_tables[CONSUMERS]
     host, _, pid = worker_name().rpartition(":")
+    running = [[str(part) for part in run.key] for run in sign.running[:_MOST_SHOWN]]
     seen = {
         "hears": sign.hears,
-        "running": [[str(part) for part in run.key] for run in sign.running[:_MOST_SHOWN]],
+        "running": as_json(sa.literal(json.dumps(running), sa.Text())),
         "seen_at": clock(),
         "expires_at": clock() + sa.literal(timedelta(seconds=sign.patience), sa.Interval()),
     }

@@ -28,7 +28,7 @@ CONSUMERS = "sqlaqueue_consumer"
 LEDGER = "sqlaqueue_ledger"
 DEAD_LETTER = "sqlaqueue_dead_letter"
 
-PAUSE: list[str] = []
+PAUSE: sa.ColumnElement[Any] = sa.cast(sa.literal_column("'[]'"), JSONB())
 """The key in the table of requests that no job has: the whole queue is to pause."""
 
 
@@ -103,6 +103,15 @@ def dead_letter(spec: QueueSpec) -> sa.Table:
     )
 
 
+def as_json(text: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
+    """Return a text with JSON in it as a value of a side table.
+
+    A parameter of the type JSONB cannot be written as a literal, which is how some applications log what their sessions
+    execute.
+    """
+    return sa.cast(text, JSONB())
+
+
 def key_json(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
     """Return the key in ``columns`` as the JSON array by which side tables know a job."""
     return sa.func.jsonb_build_array(*columns, type_=JSONB())
@@ -130,5 +139,5 @@ def notification(spec: QueueSpec, words: str | sa.ColumnElement[str]) -> sa.Colu
 def is_paused(spec: QueueSpec) -> sa.ColumnElement[bool]:
     """Return the condition that a queue is paused; it names no column of the job, so it is asked once a statement."""
     table = spec.side_tables[CONTROL]
-    here = sa.and_(table.c.queue == spec.name, table.c.key == sa.cast(sa.literal_column("'[]'"), JSONB()))
+    here = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
     return sa.exists(sa.select(sa.literal_column("1")).select_from(table).where(here).correlate(None))

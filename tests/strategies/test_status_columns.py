@@ -28,10 +28,9 @@ from sqlaqueue import (
 )
 from sqlaqueue.admin import Which, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
 from sqlaqueue.exc import Retry
-from sqlaqueue.mapping import run_of, set_run, spec_of
+from sqlaqueue.mapping import run_of, spec_of
 from sqlaqueue.serving import claiming, ending, tending, waiting
 from sqlaqueue.serving import operations as ops
-from sqlaqueue.serving.calls import Look
 from sqlaqueue.serving.checks import check_database
 from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Ended
 from sqlaqueue.serving.plan import make_plan
@@ -136,7 +135,7 @@ def serving(walk: Walk) -> None:
     )
     walk.add(6)
     check_database(session, plan)
-    tending.check_in(session, plan, tending.SignOfLife("me", True, (), 30.0, True))
+    tending.check_in(session, plan, tending.SignOfLife("me", hears=True, running=(), patience=30.0, aloud=True))
     assert tending.times_ahead(session, plan, 5) == []
     tending.reconcile_messages(session, plan)
     tending.reconcile_part(session, plan, None)

@@ -227,7 +227,7 @@ free AS
 FROM email
 WHERE email.id = ANY (CAST(%(param_2)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
 other AS
-(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
+(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
 FROM (SELECT wanted.id AS id
 FROM wanted EXCEPT SELECT free.id AS id
 FROM free) AS running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
@@ -273,7 +273,7 @@ free AS
 FROM email
 WHERE email.status = 'pending' ORDER BY email.id FOR NO KEY UPDATE OF email SKIP LOCKED),
 other AS
-(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
+(INSERT INTO sqlaqueue_control (queue, key, created_at) SELECT %(param_1)s::VARCHAR AS anon_1, jsonb_build_array(running.id) AS jsonb_build_array_1, statement_timestamp() AS statement_timestamp_1
 FROM (SELECT wanted.id AS id
 FROM wanted EXCEPT SELECT free.id AS id
 FROM free) AS running ON CONFLICT (queue, key) DO UPDATE SET created_at = excluded.created_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1),
@@ -291,7 +291,7 @@ DELETE FROM sqlaqueue_consumer WHERE sqlaqueue_consumer.id = %(id_1)s::VARCHAR R
 
 DELETE FROM sqlaqueue_consumer WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.expires_at < statement_timestamp() - %(statement_timestamp_1)s
 
-DELETE FROM sqlaqueue_control WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key != %(param_1)s::JSONB AND sqlaqueue_control.created_at < statement_timestamp() - %(statement_timestamp_1)s
+DELETE FROM sqlaqueue_control WHERE sqlaqueue_control.queue = %(queue_1)s::VARCHAR AND sqlaqueue_control.key != CAST('[]' AS JSONB) AND sqlaqueue_control.created_at < statement_timestamp() - %(statement_timestamp_1)s
 
 DELETE FROM sqlaqueue_ledger WHERE sqlaqueue_ledger.id = %(id_1)s::UUID
 
@@ -408,7 +408,7 @@ WHERE sqlaqueue_found.sqlaqueue_one = 1)
 FROM picked ORDER BY picked.priority, picked.run_at, picked.id
 
 WITH checked_in AS
-(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, hears, running, seen_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, %(param_8)s::JSONB, statement_timestamp(), (statement_timestamp() + %(param_9)s)) ON CONFLICT (id) DO UPDATE SET hears = excluded.hears, running = excluded.running, seen_at = excluded.seen_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, hears, running, seen_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), statement_timestamp(), (statement_timestamp() + %(param_9)s)) ON CONFLICT (id) DO UPDATE SET hears = excluded.hears, running = excluded.running, seen_at = excluded.seen_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
  SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_10)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
 FROM sqlaqueue_consumer
 WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.hears AND sqlaqueue_consumer.expires_at > statement_timestamp()
@@ -422,9 +422,9 @@ FROM (SELECT %(param_2)s::INTEGER AS anon_2) AS one LEFT OUTER JOIN ended ON (SE
 FROM ended) != %(sqlaqueue_asked)s::BIGINT
 
 WITH entered AS
-(INSERT INTO sqlaqueue_ledger (id, queue, keys, starts, worker) VALUES (%(its_id)s::UUID, %(param_1)s::VARCHAR, %(its_keys)s::JSONB, %(its_starts)s::INTEGER, %(its_worker)s::VARCHAR) RETURNING set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1)
+(INSERT INTO sqlaqueue_ledger (id, queue, keys, starts, worker) VALUES (%(its_id)s::UUID, %(param_1)s::VARCHAR, CAST(%(its_keys)s::VARCHAR AS JSONB), %(its_starts)s::INTEGER, %(its_worker)s::VARCHAR) RETURNING set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1)
  SELECT sqlaqueue_ledger.keys, sqlaqueue_ledger.starts
 FROM sqlaqueue_ledger
 WHERE sqlaqueue_ledger.queue = %(queue_1)s::VARCHAR AND (EXISTS (SELECT *
 FROM jsonb_array_elements_text(sqlaqueue_ledger.keys) AS its
-WHERE CASE WHEN (its.name IN (SELECT jsonb_array_elements_text(%(its_keys)s::JSONB) AS jsonb_array_elements_text_1)) THEN true END))
+WHERE CASE WHEN (its.name IN (SELECT jsonb_array_elements_text(CAST(%(its_keys)s::VARCHAR AS JSONB)) AS jsonb_array_elements_text_1)) THEN true END))

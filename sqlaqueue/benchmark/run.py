@@ -18,6 +18,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlaqueue.benchmark.shape import PLAIN, Shape, shape_of
 from sqlaqueue.consumer import Consumer
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping import spec_of
 
 PREFIX = "sqlaqueue_bench_"
@@ -95,9 +96,17 @@ def run_benchmark(
     :param batch_size: as for :class:`~sqlaqueue.Consumer`.
     :param concurrency: as for :class:`~sqlaqueue.Consumer`.
     :param singles: how many jobs are enqueued one by one, for the time until they begin.
-    :raises ConfigurationError: when the model cannot be imitated.
+    :raises ConfigurationError: when the model cannot be imitated, or ``url`` is an engine.
     :raises BenchmarkError: when a worker process fails.
     """
+    given: object = url  # what a caller without a type checker passes may be anything
+    if not isinstance(given, str | sa.URL):
+        # Its processes connect by themselves: an engine cannot be handed to them. An address may hold a password.
+        msg = (
+            f"run_benchmark(url=...): give the address of the database as text, not of type {type(given).__name__}; "
+            "that of an engine is engine.url.render_as_string(hide_password=False)"
+        )
+        raise ConfigurationError(msg)
     schema = PREFIX + secrets.token_hex(6)
     task = _Task(url, schema, model, strategy, batch_size, concurrency)
     shape = _shape(task)

@@ -14,7 +14,7 @@ from sqlaqueue.cli.benching import bench
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
 from sqlaqueue.mapping import spec_of
 from tests.benchmarks import copied
-from tests.servers import Database
+from tests.servers import Database, Server
 
 MODULE = "tests.benchmarks.copied"
 
@@ -54,6 +54,13 @@ def test_it_needs_nothing_in_the_database(database: Database) -> None:
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["strategy"] == "batch_select"
     assert everything(database) == before
+
+
+@pytest.mark.once
+def test_an_engine_is_refused(server: Server) -> None:
+    engine: Any = sa.create_engine(server.url())
+    with pytest.raises(ConfigurationError, match=r"run_benchmark\(url=...\).* not of type Engine; .*render_as_string"):
+        run_benchmark(engine)
 
 
 def test_the_schema_goes_when_a_worker_fails(database: Database) -> None:

@@ -295,6 +295,21 @@ def test_handlers_that_the_host_sets_meanwhile_stay(host: list[int]) -> None:
 
 
 @pytest.mark.once
+def test_handlers_of_the_event_loop_are_called_as_well(host: list[int]) -> None:
+    """Those of aiohttp and Hypercorn, for instance, which the loop calls itself."""
+
+    async def main() -> None:
+        heard = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.set)
+        with doorbell.answered_by(lambda: None):
+            signal.raise_signal(signal.SIGTERM)
+            await asyncio.wait_for(heard.wait(), 30)
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+
+    asyncio.run(main())
+
+
+@pytest.mark.once
 def test_what_asyncio_does_at_a_signal_waits(host: list[int]) -> None:
     """It would cancel the main task, and with it the handlers."""
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -95,6 +95,21 @@ async def async_handlers_as_well() -> None:
     AsyncConsumer(Email, send, make_async_session)  # type: ignore[arg-type, misc] # no coroutine function
 
 
+async def blocks_give_their_consumer() -> None:
+    """``with`` and ``async with``."""
+
+    def send(session: Session, email: Email) -> None: ...
+
+    async def send_async(session: AsyncSession, email: Email) -> None: ...
+
+    with Consumer(Email, send, make_session, signals=False) as consumer:
+        assert_type(consumer, Consumer[Email])
+        assert_type(consumer.running, bool)
+        assert_type(consumer.error, BaseException | None)
+    async with AsyncConsumer(Email, send_async, make_async_session) as other:
+        assert_type(other, AsyncConsumer[Email])
+
+
 def events_are_typed(consumer: Consumer[Email]) -> None:
     """Listeners take a JobEvent."""
 

@@ -26,7 +26,7 @@ from sqlalchemy.orm import (
     mapped_column,
 )
 
-from sqlaqueue.config import LEASE_ROLES, ROLES, QueueConfig
+from sqlaqueue.config import LEASE_ROLES, OPT_IN_ROLES, ROLES, QueueConfig
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.roles import COLUMNS
 from sqlaqueue.strategies import ClaimStrategy
@@ -37,7 +37,7 @@ _MADE = "__queue_fields__"
 
 def placed_roles(config: QueueConfig, strategy: ClaimStrategy) -> dict[str, str]:
     """Return role to attribute for the roles that a queue with this config has."""
-    unused = LEASE_ROLES if strategy.holds_transaction else ()
+    unused = (*OPT_IN_ROLES, *(LEASE_ROLES if strategy.holds_transaction else ()))
     placed = {role: config.columns.get(role, None if role in unused else role) for role in ROLES}
     return {role: attribute for role, attribute in placed.items() if attribute is not None}
 

@@ -32,11 +32,15 @@ ROLES = (
     "lease_token",
     "lease_expires_at",
     "claimed_by",
+    "started_at",
 )
 """The names of the queue attributes; each is a role that some column of the model plays."""
 
 LEASE_ROLES = ("lease_token", "lease_expires_at", "claimed_by")
 """The roles that only a strategy with leases uses."""
+
+OPT_IN_ROLES = ("started_at",)
+"""The roles that a queue has only where its config places them."""
 
 STATES = ("pending", "processing", "completed", "failed", "cancelled")
 FINISHED = ("completed", "failed", "cancelled")

@@ -144,4 +144,5 @@ COLUMNS: dict[str, Role] = {
     "lease_token": Role(uuid.UUID | None, lambda _: sa.Uuid()),
     "lease_expires_at": Role(datetime | None, _timestamp),
     "claimed_by": Role(str | None, lambda _: sa.Text()),
+    "started_at": Role(datetime | None, _timestamp),
 }

@@ -101,6 +101,11 @@ class QueueSpec:
         token, limit, attempts = (self.attributes.get(role, "") for role in ("lease_token", "max_attempts", "attempts"))
         return token, limit, attempts
 
+    @property
+    def keeps_claimed_by(self) -> bool:
+        """Whether ``claimed_by`` stays when a run ends, and tells who ran the job last."""
+        return self.strategy.holds_transaction or "started_at" in self.columns
+
     def has(self, role: str) -> bool:
         """Whether some column plays ``role``."""
         return role in self.columns

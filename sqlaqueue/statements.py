@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +29,10 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.backoff import Delay, seconds
 from sqlaqueue.config import FINISHED, is_count
 from sqlaqueue.exc import StatementError
-from sqlaqueue.mapping import CLAIM_OPTION, RUN_ROLES, spec_of
+from sqlaqueue.mapping import CLAIM_OPTION, RUN_ROLES, run_of, spec_of
 from sqlaqueue.returning import returning_detached, returning_keys
 from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
-from sqlaqueue.spec import QueueSpec, clock
+from sqlaqueue.spec import QueueSpec, Run, clock
 from sqlaqueue.strategies import Held, Settlement
 from sqlaqueue.strategies.base import Within
 from sqlaqueue.strategies.replanning import planned_anew, planned_anew_for_many
@@ -271,9 +273,28 @@ def error_text(error: BaseException | str) -> str:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
+def telling_its_run(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run], worker: str) -> Settlement:
+    """Return ``settlement`` with when the runs began and who ran them, where a claim leaves that to it.
+
+    One that gives attempts back writes neither, as they do not count as runs.
+    """
+    if not (spec.strategy.holds_transaction and (spec.has("started_at") or spec.has("claimed_by"))):
+        return settlement
+    if settlement.starts == 0:
+        return settlement
+    # By the database's clock: how long ago that was is all that is taken from this machine's.
+    ago = time.monotonic() - min(run.handed_out for run in runs)
+    began = clock() - sa.literal(timedelta(seconds=ago), sa.Interval())
+    return replace(settlement, started_at=began, worker=sa.literal(worker, sa.Text()))
+
+
 def _settle(jobs: Any, verb: str, settlement: Settlement) -> Any:
     jobs = instances(jobs, verb)
-    return settle_statement(_spec(jobs), held(jobs, verb), settlement) if jobs else _nothing()
+    if not jobs:
+        return _nothing()
+    spec, mine = _spec(jobs), held(jobs, verb)
+    runs = [run for job in jobs if (run := run_of(job)) is not None]
+    return settle_statement(spec, mine, telling_its_run(spec, settlement, runs, worker_name()))
 
 
 def _spec(jobs: list[Any]) -> QueueSpec:

@@ -23,7 +23,7 @@ from sqlaqueue.serving.outcomes import COMPLETED, Ended
 from sqlaqueue.serving.plan import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.serving.telling import tell_ended
 from sqlaqueue.spec import Key
-from sqlaqueue.statements import settle_statement
+from sqlaqueue.statements import settle_statement, telling_its_run
 from sqlaqueue.strategies import Held
 
 QUIET = {"synchronize_session": False}
@@ -67,7 +67,9 @@ def _settle_alike(session: Session, plan: Plan, group: Sequence[Ended]) -> list[
     # Only rows that the claim deleted are written anew from their instances.
     jobs = () if spec.strategy.hands_out_rows else [one.job for one in group]
     held = Held(list(claims.items()), jobs)
-    statement = settle_statement(spec, held, first.outcome.settlement(first.starts))
+    settlement = first.outcome.settlement(first.starts)
+    settlement = telling_its_run(spec, settlement, [one.run for one in group], plan.worker())
+    statement = settle_statement(spec, held, settlement)
     found = session.execute(statement, execution_options=QUIET, bind_arguments=plan.bind).scalars()
     return list(found) if len(spec.keys) > 1 else [(key,) for key in found]
 

@@ -187,7 +187,9 @@ def _two_waiting(spec: QueueSpec, suspects: AnySelect) -> AnySelect:
 
 
 def _completion(spec: QueueSpec) -> Any:
-    if not spec.strategy.hands_out_rows:
+    tells_run = spec.strategy.holds_transaction and (spec.has("started_at") or spec.has("claimed_by"))
+    # What is different for each batch is no part of a statement that is made once.
+    if tells_run or not spec.strategy.hands_out_rows:
         return None
     keys: sa.BindParameter[Any] = sa.bindparam(KEYS, (), expanding=len(spec.keys) > 1)
     verb = spec.strategy.settle(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))

@@ -67,6 +67,9 @@ class Settlement:
     """When a job that goes back to pending is due; None leaves it as it was."""
     error: sa.ColumnElement[Any] | None = None
     """The text for ``last_error``; None leaves it as it was."""
+    started_at: sa.ColumnElement[Any] | None = None
+    """When the run began, for a strategy whose claim writes nothing; None leaves it, and ``claimed_by``, as it was."""
+    worker: sa.ColumnElement[Any] | None = None
 
 
 class ClaimStrategy:
@@ -151,8 +154,7 @@ class ClaimStrategy:
     def suspect(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
         """Return the condition that a waiting job was in the hands of a worker that died.
 
-        Consumers claim such jobs one at a time. None where rows cannot tell; the Consumer then keeps the
-        ledger instead.
+        Consumers claim such jobs one at a time. None where rows cannot tell; the Consumer then keeps the ledger.
         """
         return None
 
@@ -181,8 +183,10 @@ class ClaimStrategy:
         """Return what an ended run writes into its row."""
         values: dict[str, Any] = {"status": spec.word(settlement.state)}
         values["finished_at"] = None if settlement.state == "pending" else clock()
-        for role in ("lease_token", "lease_expires_at", "claimed_by"):
+        for role in ("lease_token", "lease_expires_at", *(() if spec.keeps_claimed_by else ("claimed_by",))):
             values[role] = None
+        if settlement.started_at is not None:
+            values |= {"started_at": settlement.started_at, "claimed_by": settlement.worker}
         if settlement.run_at is not None:
             values["run_at"] = settlement.run_at
         if settlement.error is not None:
@@ -223,8 +227,7 @@ class ClaimStrategy:
     def cancel(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that cancels waiting jobs and asks running ones to stop.
 
-        Rows that somebody has locked count as running: waiting for them could take as long as their
-        handler does.
+        Rows that another transaction has locked count as running: to wait for them could take as long as a handler.
 
         :param chosen: a SELECT of the model with the conditions on the jobs.
         """
@@ -273,8 +276,7 @@ class ClaimStrategy:
         """Return a SELECT of jobs as an operator sees them, whatever table they are kept in.
 
         Its columns: ``key_0`` and so on, the parts of the key; ``state``, the name of the state, or ``other``; and
-        those of ``run_at``, ``created_at``, ``finished_at``, ``attempts``, ``last_error`` and ``lease_expires_at`` that
-        the queue has.
+        those of ``sqlaqueue.strategies.surveying.SHOWN`` that the queue has.
 
         :param chosen: a SELECT of the model with the conditions on the jobs.
         :param states: the names of states to select; None for all.

@@ -214,6 +214,7 @@ def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]
         key = spec.columns["attempts"].key
         values[key] = (values[key] or 1) - 1 + settlement.starts
     changes = {"run_at": settlement.run_at, "last_error": settlement.error}
+    changes |= {"started_at": settlement.started_at, "claimed_by": settlement.worker}
     values |= {spec.columns[role].key: value for role, value in changes.items() if value is not None and spec.has(role)}
     return values
 

@@ -34,6 +34,7 @@ _WRITTEN = (
     "lease_token",
     "lease_expires_at",
     "claimed_by",
+    "started_at",
 )
 """The roles that claims and the ends of runs write."""
 

@@ -14,7 +14,18 @@ from sqlaqueue.spec import QueueSpec
 OTHER = "other"
 """The state of rows whose status is none of the queue's words."""
 
-SHOWN = ("run_at", "created_at", "finished_at", "attempts", "last_error", "lease_expires_at")
+SHOWN = (
+    "priority",
+    "run_at",
+    "created_at",
+    "started_at",
+    "finished_at",
+    "attempts",
+    "max_attempts",
+    "last_error",
+    "claimed_by",
+    "lease_expires_at",
+)
 """The roles that a survey shows; those that the model leaves out are no columns of it."""
 
 

@@ -81,6 +81,8 @@ class UpdateStatus(ClaimStrategy):
             values["attempts"] = sa.func.coalesce(spec.columns["attempts"], 0) + 1
         if spec.has("lease_expires_at"):
             values["lease_expires_at"] = clock() + lease
+        if spec.has("started_at"):
+            values["started_at"] = clock()
         if spec.has("lease_token"):
             values["lease_token"] = sa.bindparam(CLAIM_TOKEN, callable_=uuid.uuid4, type_=sa.Uuid())
         return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
@@ -164,6 +166,8 @@ class UpdateStatus(ClaimStrategy):
             "last_error": spec.fitting(sa.literal("the lease expired: its worker died or lost the database")),
             "finished_at": sa.case((spent, clock()), else_=sa.null()),
         }
+        if spec.keeps_claimed_by:
+            del values["claimed_by"]
         if spec.has("attempts"):
             attempts = spec.columns["attempts"]
             values["attempts"] = sa.case((alone, attempts), else_=sa.func.greatest(attempts - 1, 0))

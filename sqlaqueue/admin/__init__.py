@@ -7,25 +7,72 @@
         for group in failures(session, Email):
             print(group.kind, group.count)
 
-Those that only look leave the transaction open; those that change jobs do so in batches, and commit each.
+Those that only look leave the transaction open; those that change jobs do so in batches, and commit each. Each has a
+twin for an AsyncSession, such as ``await async_stats(session, Email)``.
 """
 
-from sqlaqueue.admin.changes import cancel_some, execute, in_batches, preview, purge_some, requeue_some
+from sqlaqueue.admin.cancelling import Cancelled, cancel
+from sqlaqueue.admin.changes import cancel_some, execute, in_batches, preview, purge, purge_some, requeue, requeue_some
 from sqlaqueue.admin.failures import FailureGroup, failures
+from sqlaqueue.admin.listing import JobInfo, job, jobs
 from sqlaqueue.admin.stats import Stats, stats
+from sqlaqueue.admin.twins import (
+    async_cancel,
+    async_consumers,
+    async_count,
+    async_failures,
+    async_job,
+    async_jobs,
+    async_pause,
+    async_paused,
+    async_purge,
+    async_reconcile,
+    async_requeue,
+    async_rescue,
+    async_resume,
+    async_stats,
+)
 from sqlaqueue.admin.which import Which, count
+from sqlaqueue.admin.whole import consumers, pause, paused, reconcile, rescue, resume
 
 __all__ = [
+    "Cancelled",
     "FailureGroup",
+    "JobInfo",
     "Stats",
     "Which",
+    "async_cancel",
+    "async_consumers",
+    "async_count",
+    "async_failures",
+    "async_job",
+    "async_jobs",
+    "async_pause",
+    "async_paused",
+    "async_purge",
+    "async_reconcile",
+    "async_requeue",
+    "async_rescue",
+    "async_resume",
+    "async_stats",
+    "cancel",
     "cancel_some",
+    "consumers",
     "count",
     "execute",
     "failures",
     "in_batches",
+    "job",
+    "jobs",
+    "pause",
+    "paused",
     "preview",
+    "purge",
     "purge_some",
+    "reconcile",
+    "requeue",
     "requeue_some",
+    "rescue",
+    "resume",
     "stats",
 ]

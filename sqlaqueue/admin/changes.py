@@ -8,12 +8,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue import statements
 from sqlaqueue.admin.which import Which, bind, next_keys
 from sqlaqueue.config import FINISHED
-from sqlaqueue.selection import chosen_by
+from sqlaqueue.selection import chosen_by, instances
 from sqlaqueue.serving.sessions import writing
 from sqlaqueue.spec import Key
-from sqlaqueue.statements import cancel, purge, requeue
+
+QUIET = {"synchronize_session": False}
+"""Instances that a session holds are not brought up to date; the commit expires them."""
 
 BATCH = 1000
 """How many jobs are changed in one transaction, unless somebody asks for another number."""
@@ -23,7 +26,7 @@ Change = Callable[[Session, type[Any], Which, Sequence[Key]], int]
 
 
 def in_batches(
-    session: Session, model: type[Any], which: Which, change: Change, *, size: int = BATCH, limit: int | None = None
+    session: Session, model: Any, which: Which, change: Change, *, size: int = BATCH, limit: int | None = None
 ) -> Iterator[int]:
     """Change jobs, and yield after each commit how many the batch has changed.
 
@@ -43,20 +46,52 @@ def in_batches(
         after, left = keys[-1], None if left is None else left - len(keys)
 
 
+_FAILED, _FINISHED = Which(states=("failed",)), Which(states=FINISHED)
+
+
+def requeue(
+    session: Session, jobs: Any, which: Which = _FAILED, *, batch_size: int = BATCH, limit: int | None = None
+) -> int:
+    """Make finished jobs wait again, with no attempt counted; commit batch by batch, and return how many.
+
+    :param jobs: a queue class, or ``select(Model).where(...)``; or instances.
+    :param which: which jobs of a class or a select are meant; by default those that failed.
+    :param batch_size: how many jobs are changed in one transaction.
+    :param limit: the most jobs of a class or a select; None for all.
+    """
+    if isinstance(jobs, type | sa.Select):
+        return sum(in_batches(session, jobs, which, requeue_some, size=batch_size, limit=limit))
+    listed = instances(jobs, "requeue")
+    return execute(session, type(listed[0]), statements.requeue(listed)) if listed else 0
+
+
+def purge(
+    session: Session, model: Any, which: Which = _FINISHED, *, batch_size: int = BATCH, limit: int | None = None
+) -> int:
+    """Delete finished jobs, commit batch by batch, and return how many.
+
+    :param model: a queue class, or ``select(Model).where(...)``.
+    :param which: which jobs are meant; by default all that are finished.
+    :param batch_size: how many jobs are deleted in one transaction.
+    :param limit: the most jobs; None for all.
+    """
+    return sum(in_batches(session, model, which, purge_some, size=batch_size, limit=limit))
+
+
 def requeue_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
     """Make finished jobs wait again."""
-    return _change(session, model, requeue(_still(model, which, keys)))
+    return _change(session, model, statements.requeue(still(model, which, keys)))
 
 
 def cancel_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
     """Cancel waiting jobs and ask running ones to stop; the latter are not counted."""
-    return _change(session, model, cancel(_still(model, which, keys)))
+    return _change(session, model, statements.cancel(still(model, which, keys)))
 
 
 def purge_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
     """Delete finished jobs."""
     states = FINISHED if which.states is None else which.states
-    return _change(session, model, purge(_still(model, which, keys), states=states, limit=len(keys)))
+    return _change(session, model, statements.purge(still(model, which, keys), states=states, limit=len(keys)))
 
 
 def execute(session: Session, model: type[Any], verb: Any) -> int:
@@ -74,16 +109,14 @@ def preview(session: Session, model: type[Any], verb: Any) -> int:
 
 
 def _change(session: Session, model: type[Any], verb: Any) -> int:
-    # Nobody looks at instances here.
-    quiet = {"synchronize_session": False}
     with writing(session):
-        return len(session.execute(verb, execution_options=quiet, bind_arguments=bind(model)).scalars().all())
+        return len(session.execute(verb, execution_options=QUIET, bind_arguments=bind(model)).scalars().all())
 
 
-def _still(model: type[Any], which: Which, keys: Sequence[Key]) -> Any:
+def still(model: Any, which: Which, keys: Sequence[Key]) -> Any:
     """Return the jobs with these keys, unless somebody else has changed their state since they were looked up."""
-    spec = chosen_by(model, "change").spec
-    jobs = sa.select(model).where(spec.matches(spec.keys, keys))
+    spec, _, select, _ = chosen_by(model, "change")
+    jobs = select.where(spec.matches(spec.keys, keys))
     if which.states is None or not spec.has("status"):
         return jobs
     return jobs.where(spec.in_state(*which.states))

@@ -20,7 +20,8 @@ class FailureGroup:
     """The failed jobs with one kind of error."""
 
     kind: str
-    """The text before the first colon of the error, such as the name of an exception; empty where there is none."""
+    """The name of the error's class, or what ``Fail(kind=...)`` has said; ``other`` for texts that begin with neither,
+    empty where there is no error."""
     count: int
     newest: datetime | None
     """When the last one failed; None where the model does not say."""

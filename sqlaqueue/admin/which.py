@@ -16,9 +16,19 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.spec import Key, QueueSpec, clock
 from sqlaqueue.strategies.surveying import key_labels
+from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
 NO_ERROR = ""
 """The kind of error of jobs without one."""
+
+OTHER = "other"
+"""The kind of texts that do not begin with one, such as those that ``fail(jobs, error="...")`` was given."""
+
+RESCUED = "LeaseExpired"
+"""The kind of error of jobs that were taken back from a worker for the last time."""
+
+_KIND = r"^([[:alpha:]_]\w*(?:\.\w+)*):(?:\s|$)"
+"""How a text begins that an error was written as: with its kind, a colon and a blank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +39,8 @@ class Which:
     :param older_than: what ``since`` names is longer ago than this.
     :param newer_than: what ``since`` names is not as long ago as this.
     :param since: from when the age of a job counts.
-    :param error: the kind of their last error: the text before its first colon; empty for jobs without an error.
+    :param error: the kind of their last error: the name of its class, or what ``Fail(kind=...)`` has said; ``other``
+        for texts that begin with neither, empty for jobs without an error.
     :param keys: their keys as texts, the parts of a composite one separated by commas; None for all.
     """
 
@@ -84,10 +95,16 @@ def surveyed(model: type[Any], which: Which) -> AnySelect:
 
 
 def kind_of(error: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
-    """Return the kind of an error: the text before the first colon of its first line."""
-    first_line = sa.func.split_part(error, "\n", 1)
-    kind: sa.ColumnElement[str] = sa.func.coalesce(sa.func.split_part(first_line, ":", 1), NO_ERROR, type_=sa.Text())
-    return kind
+    """Return the kind of an error: the name of its class, or what ``Fail(kind=...)`` has said.
+
+    Its text begins with it. A text that begins in another way, as "order 1: no stock" does, is no kind of its own.
+    """
+    begins_with = sa.func.substring(error, sa.literal(_KIND, sa.Text()), type_=sa.Text())
+    return sa.case(
+        (sa.func.coalesce(error, "") == "", sa.literal(NO_ERROR, sa.Text())),
+        (error == sa.literal(LEASE_EXPIRED, sa.Text()), sa.literal(RESCUED, sa.Text())),
+        else_=sa.func.coalesce(begins_with, sa.literal(OTHER, sa.Text())),
+    )
 
 
 def bind(model: type[Any]) -> dict[str, Any]:

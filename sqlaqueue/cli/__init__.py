@@ -14,6 +14,7 @@ from sqlaqueue.cli.benching import bench
 from sqlaqueue.cli.changing import cancel, purge, reconcile, requeue, rescue
 from sqlaqueue.cli.controlling import pause, resume
 from sqlaqueue.cli.demonstrating import alembic_template, demo
+from sqlaqueue.cli.listing import job, jobs
 from sqlaqueue.cli.looking import failed, stats, workers
 from sqlaqueue.cli.settings import use_settings
 from sqlaqueue.cli.working import worker
@@ -38,6 +39,8 @@ for command in (
     worker,
     stats,
     failed,
+    jobs,
+    job,
     workers,
     requeue,
     cancel,

@@ -21,6 +21,10 @@ from sqlaqueue.config import FINISHED
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
 
+_Do = Callable[[Session, Target, "_Order"], tuple[dict[str, Any], str]]
+"""Carries an order out; returns what it did, for programs and in words."""
+
+
 @dataclass(frozen=True)
 class _Order:
     """What is to be done to which jobs."""
@@ -57,7 +61,8 @@ def cancel(target: str, **options: Any) -> None:
 
     Under a strategy that holds a transaction a running job shows as pending, and is asked as well.
     """
-    _carry_out(target, _order("cancel", "cancelled", admin.cancel_some, options, since="created_at"), **options)
+    order = _order("cancel", "cancelled or asked to stop", admin.cancel_some, options, since="created_at")
+    _carry_out(target, order, do=_cancel, **options)
 
 
 @click.command(short_help="Delete finished jobs.")
@@ -105,32 +110,48 @@ def _order(word: str, done: str, change: Change, options: dict[str, Any], since:
     return _Order(word, done, change, which, options["batch_size"], options["limit"])
 
 
-def _carry_out(text: str, order: _Order, *, url: str | None, dry_run: bool, yes: bool, json: bool, **_: Any) -> None:
+def _carry_out(
+    text: str, order: _Order, *, url: str | None, dry_run: bool, yes: bool, json: bool, do: _Do | None = None, **_: Any
+) -> None:
     """Count, ask, and change batch by batch."""
-    result = []
+    do, result = do or _change, []
     for target in load_targets([text]):
         with Database.of(target, url) as database, told_apart(target.spec):
             counts = database.run(admin.count, target.model, order.which)
             number = sum(counts.values()) if order.limit is None else min(order.limit, sum(counts.values()))
             said = f"{target.spec.name}: {_jobs(number)}{_by_state(counts, order.limit)}"
-            changed = 0
+            told: dict[str, Any] = {"changed": 0}
             if dry_run:
                 _say(f"{said} would be {order.done}", json=json)
-            elif number and (yes or _agreed(f"{said} will be {order.done}. Go on?")):
-                changed = database.run(_change, target, order)
-                _say(f"{target.spec.name}: {_jobs(changed)} {order.done}", json=json)
+            # Of jobs that were named it is told as well that there is none.
+            elif (do is _cancel and order.which.keys and not number) or (
+                number and (yes or _agreed(f"{said} will be {order.done}. Go on?"))
+            ):
+                told, words = database.run(do, target, order)
+                _say(f"{target.spec.name}: {words}", json=json)
             elif not number:
                 _say(f"{target.spec.name}: there is nothing to {order.word}", json=json)
-        result.append({"queue": target.spec.name, "found": number, "changed": changed})
+        result.append({"queue": target.spec.name, "found": number, **told})
     if json:
         echo_json(result)
 
 
-def _change(session: Session, target: Target, order: _Order) -> int:
+def _change(session: Session, target: Target, order: _Order) -> tuple[dict[str, Any], str]:
     batches = admin.in_batches(
         session, target.model, order.which, order.change, size=order.batch_size, limit=order.limit
     )
-    return sum(batches)
+    changed = sum(batches)
+    return {"changed": changed}, f"{_jobs(changed)} {order.done}"
+
+
+def _cancel(session: Session, target: Target, order: _Order) -> tuple[dict[str, Any], str]:
+    done = admin.cancel(session, target.model, order.which, batch_size=order.batch_size, limit=order.limit)
+    words = f"{_jobs(len(done.cancelled))} cancelled"
+    if done.asked:
+        words += f", {_jobs(len(done.asked))} running and asked to stop"
+    if done.missing:
+        words += f", {_jobs(len(done.missing))} not found waiting or running: {' '.join(map(str, done.missing))}"
+    return {"changed": len(done.cancelled), "asked": done.asked, "missing": done.missing}, words
 
 
 def _at_once(

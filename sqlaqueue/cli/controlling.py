@@ -8,7 +8,7 @@ from typing import Any
 import click
 from sqlalchemy.orm import Session
 
-from sqlaqueue import control
+from sqlaqueue import admin
 from sqlaqueue.cli.database import Database
 from sqlaqueue.cli.errors import told_apart
 from sqlaqueue.cli.options import json_option, targets_argument, url_option
@@ -22,7 +22,7 @@ from sqlaqueue.cli.targets import load_targets
 @json_option
 def pause(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     """Let queues pause: nobody is handed a job until `sqlaqueue resume`. What is running goes on to its end."""
-    _carry_out(control.pause, "paused", targets, url, json=json)
+    _carry_out(admin.pause, "paused", targets, url, json=json)
 
 
 @click.command(short_help="Hand out jobs again.")
@@ -31,16 +31,16 @@ def pause(targets: Sequence[str], url: str | None, *, json: bool) -> None:
 @json_option
 def resume(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     """Let paused queues go on."""
-    _carry_out(control.resume, "not paused", targets, url, json=json)
+    _carry_out(admin.resume, "not paused", targets, url, json=json)
 
 
 def _carry_out(
-    verb: Callable[[type[Any]], Any], outcome: str, targets: Sequence[str], url: str | None, *, json: bool
+    call: Callable[[Session, type[Any]], None], outcome: str, targets: Sequence[str], url: str | None, *, json: bool
 ) -> None:
     done = []
     for target in load_targets(targets):
         with Database.of(target, url) as database, told_apart(target.spec):
-            paused = database.run(_execute, target.model, verb)
+            paused = database.run(_call, target.model, call)
         done.append({"queue": target.spec.name, "paused": paused})
         if not json:
             click.echo(f"{target.spec.name} is {outcome}")
@@ -48,8 +48,6 @@ def _carry_out(
         echo_json(done)
 
 
-def _execute(session: Session, model: type[Any], verb: Callable[[type[Any]], Any]) -> bool:
-    where = {"mapper": model}
-    session.execute(verb(model), bind_arguments=where)
-    session.commit()
-    return bool(session.scalar(control.paused(model), bind_arguments=where))
+def _call(session: Session, model: type[Any], call: Callable[[Session, type[Any]], None]) -> bool:
+    call(session, model)
+    return admin.paused(session, model)

@@ -106,7 +106,10 @@ def _shown(found: Sequence[admin.Stats]) -> RenderableType:
 )
 @json_option
 def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
-    """Show what has failed, grouped by kind of error: the text before the first colon of the last error."""
+    """Show what has failed, grouped by kind of error: its class, or what Fail(kind=...) has said.
+
+    Errors whose text begins with neither are of the kind "other".
+    """
     for one in load_targets([target]):
         with Database.of(one, url) as database, told_apart(one.spec):
             groups = database.run(admin.failures, one.model, examples=examples)

@@ -191,10 +191,13 @@ def make_consumers(order: Order) -> list[ConsumerBase]:
 
     :raises InputError: when something is missing, or has no effect.
     """
-    targets = load_targets(order.targets)
+    bound = [text.partition("=") for text in order.targets]
+    loaded = [(target, handler) for text, _, handler in bound for target in load_targets([text])]
+    targets = [target for target, _ in loaded]
     classes = [target for target in targets if target.consumer is None]
+    texts = _handlers(order, loaded)
     _check_said(order, targets, classes)
-    handlers = [load(text) for text in order.handlers] if classes else []
+    handlers = [load(text) for text in texts]
     made = iter(_for_classes(order, classes, handlers))
     consumers = [target.consumer or next(made) for target in targets]
     twice = next((each for each in consumers if consumers.count(each) > 1), None)
@@ -203,20 +206,34 @@ def make_consumers(order: Order) -> list[ConsumerBase]:
     return consumers
 
 
+def _handlers(order: Order, loaded: Sequence[tuple[Target, str]]) -> list[str]:
+    """Return what handles the jobs of each target that is a class: what it is bound to, or the next --handler."""
+    classes = [(target, handler) for target, handler in loaded if target.consumer is None]
+    brings = next((target.text for target, handler in loaded if target.consumer is not None and handler), None)
+    if brings is not None:
+        raise InputError(f"{brings}: a Consumer that you have made brings its handler; leave out the one here")
+    unbound = [target.text for target, handler in classes if not handler]
+    if unbound and not order.handlers:
+        raise InputError(
+            f"{unbound[0]}: which function handles its jobs? Write {unbound[0]}=module:function, or give "
+            "--handler module:function"
+        )
+    # One that is in the settings gives way to what is written here.
+    if classes and len(order.handlers) != len(unbound) and (unbound or "handler" in order.said):
+        raise InputError(
+            f"queue classes without a handler: {len(unbound)} ({', '.join(unbound) or 'none'}), --handler: "
+            f"{len(order.handlers)}; give one for each, in the same order, or bind each as module:Class=module:function"
+        )
+    others = iter(order.handlers)
+    return [handler or next(others) for _, handler in classes]
+
+
 def _check_said(order: Order, targets: Sequence[Target], classes: Sequence[Target]) -> None:
     if not classes:
         if order.said:
             options = ", ".join(f"--{name.replace('_', '-')}" for name in order.said)
             raise InputError(f"{options}: no effect on {targets[0].text}, a Consumer that you have made; say it there")
         return
-    if not order.handlers:
-        raise InputError(f"{classes[0].text}: which function handles its jobs? Give --handler module:function")
-    if len(order.handlers) != len(classes):
-        names = ", ".join(target.text for target in classes)
-        raise InputError(
-            f"queue classes: {len(classes)} ({names}), --handler: {len(order.handlers)}; give one for each, "
-            "in the same order"
-        )
     if order.url is None:
         raise InputError(
             f"{classes[0].text}: in which database? Give --url postgresql+psycopg://user:password@host/database, or "

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from sqlaqueue.cli.errors import InputError
-from sqlaqueue.cli.options import DURATION, targets_argument, url_option
+from sqlaqueue.cli.options import DURATION, url_option
 from sqlaqueue.cli.order import Order, begin_log
 from sqlaqueue.cli.serving import Service
 from sqlaqueue.cli.supervising import supervise
@@ -19,12 +19,12 @@ _OF_CONSUMERS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll
 
 
 @click.command(short_help="Serve queues.")
-@targets_argument
+@click.argument("targets", metavar="TARGET[=HANDLER]...", nargs=-1, required=True)
 @click.option(
     "--handler",
     metavar="MODULE:FUNCTION",
     multiple=True,
-    help="What handles the jobs of a queue class; one for each of them, in the same order.",
+    help="What handles the jobs of a queue class that has none of its own; one for each of them, in the same order.",
 )
 @url_option
 @click.option("--concurrency", type=click.IntRange(min=1), help="How many handlers run at once; 1 by default.")
@@ -55,7 +55,8 @@ _OF_CONSUMERS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll
 def worker(context: click.Context, /, *, processes: int | None, verbose: bool, **given: Any) -> None:
     """Serve queues until SIGTERM or SIGINT; several targets are served side by side in one process.
 
-    For a queue class, name its handler: a function handler(session, job), or a coroutine function. A Consumer or
+    For a queue class, name its handler, as in app:Email=app:send or by --handler: a function handler(session, job), or
+    a coroutine function. A Consumer or
     AsyncConsumer that you have made, a list of them, or a function that returns one, brings all it needs.
 
     The first signal lets handlers finish within their grace period and gives other jobs back; a second one ends the

@@ -244,10 +244,7 @@ class ClaimStrategy:
         return self.beside(spec, cancelled, side_tables.ask_to_stop(spec, running))
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
-        """Return the statement that makes finished jobs wait again, their attempts counted from zero.
-
-        :param chosen: a SELECT of the model with the conditions on the jobs.
-        """
+        """Return the statement that makes finished ones of the chosen jobs wait again, their attempts from zero."""
         over = self.pick(spec, chosen, *spec.keys).where(spec.finished).order_by(*spec.keys)
         values: dict[str, Any] = {"status": spec.word("pending"), "attempts": 0, "finished_at": None, "run_at": clock()}
         return (

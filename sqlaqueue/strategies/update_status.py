@@ -27,6 +27,9 @@ from sqlaqueue.strategies.deaths import CLAIM_TOKEN
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.position import take
 
+LEASE_EXPIRED = "the lease expired: its worker died or lost the database"
+"""What the row of a rescued job says."""
+
 
 class UpdateStatus(ClaimStrategy):
     """The strategy for long handlers, network calls and many workers."""
@@ -163,7 +166,7 @@ class UpdateStatus(ClaimStrategy):
         values: dict[str, Any] = {
             "status": sa.case(*branches, else_=status),
             "claimed_by": None,
-            "last_error": spec.fitting(sa.literal("the lease expired: its worker died or lost the database")),
+            "last_error": spec.fitting(sa.literal(LEASE_EXPIRED)),
             "finished_at": sa.case((spent, clock()), else_=sa.null()),
         }
         if spec.keeps_claimed_by:

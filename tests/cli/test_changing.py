@@ -76,7 +76,8 @@ def test_it_asks_before_it_changes_anything(shop: Shop) -> None:
 def test_a_dry_run_says_how_many_and_changes_nothing(shop: Shop) -> None:
     shop.add(Email(status="failed"), Email(), Email())
     assert shop.ok("purge", f"{MODELS}:Email", "--dry-run") == "email: 1 job (1 failed) would be deleted\n"
-    assert shop.ok("cancel", f"{MODELS}:Email", "--dry-run") == "email: 2 jobs (2 pending) would be cancelled\n"
+    printed = shop.ok("cancel", f"{MODELS}:Email", "--dry-run")
+    assert printed == "email: 2 jobs (2 pending) would be cancelled or asked to stop\n"
     assert shop.states("email") == {"failed": 1, "pending": 2}
 
 
@@ -103,9 +104,17 @@ def test_cancel_cancels_what_waits_and_asks_what_runs(shop: Shop) -> None:
     assert shop.ok("cancel", f"{MODELS}:Newsletter", "--yes") == "email: 1 job cancelled\n"
     assert shop.ok("cancel", f"{MODELS}:Email", "--yes", "--older-than", "1d") == "email: 1 job cancelled\n"
     assert keys(shop, "status = 'cancelled'") == [2, 4]
-    assert shop.ok("cancel", f"{MODELS}:Email", "--yes", "--state", "processing") == "email: 0 jobs cancelled\n"
+    assert shop.ok("cancel", f"{MODELS}:Email", "--yes", "--state", "processing") == (
+        "email: 0 jobs cancelled, 1 job running and asked to stop\n"
+    )
     assert [tuple(row) for row in shop.execute("SELECT queue, key FROM sqlaqueue_control")] == [("email", [3])]
     assert keys(shop, "status = 'pending'") == [1]
+    told = shop.ok("cancel", f"{MODELS}:Email", "--yes", "--key", "1", "--key", "2", "--key", "99")
+    assert told == "email: 1 job cancelled, 2 jobs not found waiting or running: 2 99\n"
+    told = shop.ok("cancel", f"{MODELS}:Email", "--key", "99")
+    assert told == "email: 0 jobs cancelled, 1 job not found waiting or running: 99\n"
+    (found,) = shop.json("cancel", f"{MODELS}:Email", "--yes", "--key", "3", "--key", "99")
+    assert found == {"queue": "email", "found": 1, "changed": 0, "asked": [3], "missing": ["99"]}
 
 
 def test_composite_keys(shop: Shop) -> None:

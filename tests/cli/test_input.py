@@ -73,10 +73,13 @@ def test_targets_that_are_none(command: str, target: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([f"{MODELS}:Email"], "which function handles its jobs? Give --handler module:function"),
+        (
+            [f"{MODELS}:Email"],
+            "jobs? Write tests.cli.shop.models:Email=module:function, or give --handler module:function",
+        ),
         (
             [f"{MODELS}:Email", f"{MODELS}:Letter", *HANDLER],
-            "queue classes: 2 (",
+            "queue classes without a handler: 2 (",
         ),
         ([f"{MODELS}:Email", "--handler", f"{TASKS}:sned"], f"{TASKS} has no attribute sned; did you mean send?"),
         ([f"{MODELS}:Email", "--handler", f"{TASKS}:VALUE"], "a handler is a callable, handler(session, job)"),
@@ -85,6 +88,8 @@ def test_targets_that_are_none(command: str, target: str, said: str) -> None:
             "is called as without_arguments(session, job)",
         ),
         ([f"{QUEUES}:consumer", *HANDLER], "--handler: no effect on"),
+        ([f"{QUEUES}:consumer={TASKS}:send"], "brings its handler; leave out the one here"),
+        ([f"{MODELS}:Email={TASKS}:send", *HANDLER], "queue classes without a handler: 0 (none), --handler: 1"),
         ([f"{QUEUES}:consumer", "--concurrency", "2", "--batch"], "--concurrency, --batch: no effect on"),
         ([f"{QUEUES}:consumer", f"{QUEUES}:consumer"], "is named twice; raise its concurrency instead"),
         ([f"{MODELS}:Email", *HANDLER, "--poll-interval", "0"], "give more than zero seconds"),

@@ -108,7 +108,7 @@ def test_watching_ends_with_ctrl_c(shop: Shop, options: tuple[str, ...]) -> None
         assert json.loads(process.lines[0])[0]["states"]["pending"] == 1
 
 
-def test_what_failed_is_grouped_by_the_text_before_the_colon(shop: Shop) -> None:
+def test_what_failed_is_grouped_by_the_kind_of_its_error(shop: Shop) -> None:
     now = datetime.now(UTC)
     shop.add(
         *(
@@ -123,7 +123,7 @@ def test_what_failed_is_grouped_by_the_text_before_the_colon(shop: Shop) -> None
     assert [(group["kind"], group["count"], group["keys"]) for group in found] == [
         ("ValueError", 5, ["5", "4"]),
         ("", 1, ["7"]),
-        ("[bold]no colon", 1, ["6"]),
+        ("other", 1, ["6"]),
     ]
     assert found[0]["error"] == "ValueError: 4"
     assert datetime.fromisoformat(found[0]["newest"]) == now - timedelta(hours=6)
@@ -132,6 +132,19 @@ def test_what_failed_is_grouped_by_the_text_before_the_colon(shop: Shop) -> None
     assert "(no error)" in printed
     assert "[bold]no colon" in printed
     assert "6 h ago" in printed
+
+
+def test_each_order_number_is_no_kind_of_its_own(shop: Shop) -> None:
+    texts = [
+        *("order 1: no stock", "order 2: no stock", "order-3: no stock"),
+        *("no_stock: order 4: none", "no_stock: order 5: none", "shop.no_stock: order 6"),
+        *("ValueError: ", "the lease expired: its worker died or lost the database"),
+    ]
+    shop.add(*(Email(status="failed", last_error=text) for text in texts))
+    found = {group["kind"]: group["count"] for group in shop.json("failed", f"{MODELS}:Email")}
+    assert found == {"other": 3, "no_stock": 2, "shop.no_stock": 1, "ValueError": 1, "LeaseExpired": 1}
+    (meant,) = shop.json("requeue", f"{MODELS}:Email", "--dry-run", "--error", "no_stock")
+    assert meant["found"] == 2
 
 
 def test_what_failed_with_a_composite_key_and_without_a_status(shop: Shop) -> None:
@@ -193,3 +206,35 @@ def test_an_async_driver_will_do(shop: Shop) -> None:
     url = shop.database.url("asyncpg")
     assert json.loads(shop.ok("stats", f"{MODELS}:Email", "--json", SQLAQUEUE_URL=url))[0]["due"] == 1
     assert shop.ok("cancel", f"{MODELS}:Email", "--yes", SQLAQUEUE_URL=url) == "email: 1 job cancelled\n"
+
+
+def test_single_jobs_are_listed(shop: Shop) -> None:
+    now = datetime.now(UTC)
+    shop.add(
+        *(
+            Email(status="failed", last_error=f"ValueError: {number}", finished_at=now - timedelta(hours=10 - number))
+            for number in range(5)
+        ),
+        Email(),
+    )
+    found = shop.json("jobs", f"{MODELS}:Email", "--state", "failed", "--limit", "3")
+    assert [(job["key"], job["state"], job["last_error"]) for job in found] == [
+        (str(key), "failed", f"ValueError: {key - 1}") for key in (5, 4, 3)
+    ]
+    printed = shop.ok("jobs", f"{MODELS}:Email")
+    assert len(printed.splitlines()) == 1 + 6
+    assert "ValueError: 4" in printed
+    assert shop.ok("jobs", f"{MODELS}:Email", "--state", "cancelled") == "there are no such jobs\n"
+    shop.add(Bare())
+    assert "pending" in shop.ok("jobs", f"{MODELS}:Bare")
+
+
+def test_one_job_is_shown(shop: Shop) -> None:
+    shop.add(Email(to="bob@example.com", status="failed", last_error="ValueError: a\nb"), Row(year=1, number="b,c"))
+    printed = shop.ok("job", f"{MODELS}:Email", "1")
+    assert printed.startswith("email 1 is failed\n")
+    assert "bob@example.com" in printed
+    found = shop.json("job", f"{MODELS}:Row", '1,"b,c"')
+    assert (found["state"], found["row"]["number"]) == ("pending", "b,c")
+    result = shop.invoke("job", f"{MODELS}:Email", "2")
+    assert (result.exit_code, result.stderr) == (1, "Error: email: there is no job 2\n")

@@ -42,6 +42,17 @@ def test_a_class_and_its_handler(shop: Shop, model: str, handler: str) -> None:
     assert sorted(shop.done().values()) == [1, 1]
 
 
+def test_each_class_is_bound_to_its_handler(shop: Shop) -> None:
+    """Whatever their order; a handler that the settings name is for those that have none of their own."""
+    shop.add(Email(), Letter(), Row(year=1, number="1"))
+    bound = (f"{MODELS}:Email={TASKS}:send", f"{MODELS}:Row", f"{MODELS}:Letter={TASKS}:send_async")
+    drained(shop, *bound, "--handler", f"{TASKS}:send_async")
+    assert sorted(queue for queue, _ in shop.done()) == ["email", "letter", "row"]
+    shop.add(Email())
+    drained(shop, f"{MODELS}:Email={TASKS}:send", SQLAQUEUE_WORKER_HANDLER=f"{TASKS}:fall_ill")
+    assert shop.states("email") == {"completed": 2}
+
+
 def test_python_is_told_that_it_serves_jobs(shop: Shop) -> None:
     """The garbage collector is spared them, and threads that wait for the database get on sooner."""
     shop.add(Email())

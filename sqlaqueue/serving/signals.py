@@ -49,6 +49,7 @@ class _Doorbell:
             if self._in_main == 1:
                 # Not by the event loop: two Consumers in one loop would take the handlers away from each other.
                 self._before = {number: signal.signal(number, self._ring) for number in _NUMBERS}
+                self._raised = None
                 self._installed = dict.fromkeys(_NUMBERS, self._ring)
         try:
             yield

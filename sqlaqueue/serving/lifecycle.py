@@ -52,7 +52,8 @@ def shutdown_began(shift: Shift, grace: float) -> None:
     shift.before_shutdown = crew.jobs_ended, crew.jobs_released
     if shift.drained:
         return
-    signal = doorbell.received
+    # A signal that came before belongs to another run, or to the host.
+    signal = doorbell.received if shift.answers_signals else None
     reason = signal or ("stop requested" if shift.error is None else type(shift.error).__name__)
     logger.info(
         "queue %s: %s: stopping, %s to finish within %g s, %s not begun %s back%s",

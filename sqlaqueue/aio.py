@@ -235,6 +235,7 @@ class _Tasks(Shift):
     async def serve(self) -> None:
         """Run until the lanes have ended, or have been given up."""
         lifecycle.started(self, self.engine, "task")
+        self.forks.watch(self.engine, self._loop)
         lanes = [asyncio.create_task(self._task(lane(self))) for _ in range(self.plan.concurrency)]
         keeper = asyncio.create_task(self._task(keep(self)))
         with doorbell.answered_by(self.stop, wanted=self.answers_signals):
@@ -299,6 +300,8 @@ class _Tasks(Shift):
                 step = script.send(result) if raised is None else script.throw(raised)
             except StopIteration as end:
                 return end.value
+            if self.forks.is_copy:
+                self.forks.end_copy()
             result = raised = None
             try:
                 match step:
@@ -364,6 +367,8 @@ class _Tasks(Shift):
                 await self._handler(session, argument)
             except BaseException as error:  # noqa: BLE001 - SystemExit would end the event loop with the task
                 raised = caught(error)
+            if self.forks.is_copy:
+                self.forks.end_copy(raised)
             if not hand.end(raised, session.sync_session):
                 return
 

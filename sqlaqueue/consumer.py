@@ -263,6 +263,7 @@ class _Threads(Shift):
         keeper = self._thread(keep(self), f"{name}-keeper")
         with doorbell.answered_by(self.stop, wanted=self.answers_signals):
             lifecycle.started(self, self.engine, "thread")
+            self.forks.watch(self.engine)
             self._working.update(lanes)
             for thread in (*lanes, keeper):
                 thread.start()
@@ -306,6 +307,9 @@ class _Threads(Shift):
                 self._abandon()
                 return
             self._bell.wait(min(left, self._patience.until_look(), _LONGEST_WAIT))
+            if self.forks.is_copy:
+                # By a signal's handler.
+                self.forks.end_copy()
             self._patience.break_off()
 
     def _abandon(self) -> None:
@@ -325,6 +329,8 @@ class _Threads(Shift):
                 step = script.send(result) if raised is None else script.throw(raised)
             except StopIteration as end:
                 return end.value
+            if self.forks.is_copy:
+                self.forks.end_copy()
             result = raised = None
             try:
                 match step:
@@ -371,6 +377,8 @@ class _Threads(Shift):
                         raised = _not_run(result)
                 except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
                     raised = caught(error)
+                if self.forks.is_copy:
+                    self.forks.end_copy(raised)
                 if not hand.end(raised, session):
                     return
 

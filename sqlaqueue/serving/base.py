@@ -118,6 +118,7 @@ class ConsumerBase:
             self._plan.dispatch.check()
         shift.answers_signals &= self.answers_signals
         self._shift = shift
+        shift.forks.handlers = self._handlers
         if self.told_to_stop is not None and self.told_to_stop():
             shift.stop()
 

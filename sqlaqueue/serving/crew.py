@@ -13,6 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from sqlaqueue.exc import LeaseLost
 from sqlaqueue.log import fields, key_text, logger, plain_key
 from sqlaqueue.serving.calls import Calls
@@ -203,6 +205,10 @@ class Crew:
         """Return the hands from which a handler is at work."""
         with self.lock:
             return [hand for hand in self._at_work if hand.unit]
+
+    def sessions(self) -> list[Session]:
+        """Return the sessions of handlers; without the lock, which a copy of this process may lack."""
+        return [hand.session for hand in [*self._at_work] if hand.session is not None]
 
     def asked_to_stop(self, asked: Sequence[tuple[Key, float]], now: float) -> None:
         """Take in that somebody asked jobs to stop; a request that is older than the run was meant for an earlier one.

@@ -67,6 +67,8 @@ class Hand:
         """The jobs of the call that is under way, or has ended in a way that its lane must look at."""
         self.error: BaseException | None = None
         """What that call came to."""
+        self.session: Session | None = None
+        """What the handler is given."""
         self.savepoint: Savepoint | None = None
         """By what the handler's writes are undone, where the transaction holds more than its own jobs."""
         self.left_trace = False
@@ -87,6 +89,7 @@ class Hand:
 
         :param session: the one that the handler is given.
         """
+        self.session = session
         unit = self._next()
         if unit and self._further is not None:
             # What the last call has left there are its own jobs, at most.

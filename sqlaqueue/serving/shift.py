@@ -11,6 +11,7 @@ from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.events import Announcer
+from sqlaqueue.serving.forks import ForkGuard
 from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, Agenda, Pace
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.retention import Retention
@@ -54,6 +55,7 @@ class Shift:
             self.id, pace.poll, self.call, self._noticed, sweep=sweep, share=pace.claim_size, awaited=self.plan.awaited
         )
         self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls, self.attend)
+        self.forks = ForkGuard(plan.spec.name, self.crew.sessions)
         self.agenda = Agenda()
         self.retention = Retention(plan.spec)
         self._proofs_missed = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -24,6 +25,7 @@ class _Doorbell:
         """The handlers that were there before."""
         self._installed: dict[signal.Signals, Any] = {}
         """The handlers that have been set here last."""
+        self._forking = threading.local()
         self._raised: BaseException | None = None
         """What a handler of the host has raised."""
         self.received: str | None = None
@@ -98,6 +100,25 @@ class _Doorbell:
         if error is not None:
             raise error
 
+    def before_fork(self) -> None:
+        """Hold signals back: Python forgets one that reaches a copy before it has got ready."""
+        if self._in_main:
+            self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
+
+    def after_fork(self) -> None:
+        """Let them through."""
+        mask, self._forking.mask = getattr(self._forking, "mask", None), None
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def leave_copy(self) -> None:
+        """Give signals back in a copy of this process, which runs no Consumer: its parent ends it by SIGTERM."""
+        self._stops.clear()
+        if self._in_main:
+            self._in_main = 0
+            self._restore()
+        self.after_fork()
+
 
 def _is_of_host(handler: Any) -> bool:
     """Return whether a signal handler is the host's own: not the system's, Python's or that of asyncio.run().
@@ -111,3 +132,6 @@ def _is_of_host(handler: Any) -> bool:
 
 
 doorbell = _Doorbell()
+os.register_at_fork(
+    before=doorbell.before_fork, after_in_parent=doorbell.after_fork, after_in_child=doorbell.leave_copy
+)

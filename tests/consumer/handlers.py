@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import resource
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+
+from tests.consumer.hands import AsyncHands
 
 go_on = threading.Event()
 
@@ -87,3 +91,64 @@ async def hang_with_lock(hands: Any, job: Any) -> None:
     await hands.flush()
     say(f"started {job.id}")
     await hands.wait(threading.Event())
+
+
+def _exit_code(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+async def forking(hands: Any, job: Any) -> None:
+    """Fork, and have the copy come back in the way that the job says."""
+    await _effect(hands, job)
+    pid = os.fork()
+    if pid:
+        say(f"copy ended: {job.payload} {_exit_code(pid)}")
+        return
+    match job.payload:
+        case "raise":
+            raise ValueError
+        case "exit":
+            sys.exit(7)
+        case "commit":
+            await hands.commit()
+        case "statement":
+            await _effect(hands, job)
+        case "suspend" if isinstance(hands, AsyncHands):
+            # The copy has no running loop for asyncio.sleep(); a future needs none.
+            await hands.suspend()
+
+
+def _square(number: int) -> int:
+    return number * number
+
+
+def _exit_with_eight() -> None:
+    sys.exit(8)
+
+
+async def with_children(hands: Any, job: Any) -> None:
+    """Start a process that ends in a way of its own."""
+    await _effect(hands, job)
+    forks = multiprocessing.get_context("fork")
+    match job.payload:
+        case "pool":
+            with forks.Pool(2) as pool:
+                result: object = pool.map(_square, [1, 2, 3])
+        case "process" | "terminate":
+            endless = job.payload == "terminate"
+            process = (
+                forks.Process(target=time.sleep, args=(60,)) if endless else forks.Process(target=_exit_with_eight)
+            )
+            process.start()
+            if job.payload == "terminate":
+                process.terminate()
+            process.join(20)
+            result = process.exitcode
+        case way:
+            pid = os.fork()
+            if not pid:
+                if way == "exec":
+                    os.execv(sys.executable, [sys.executable, "-c", "import os; os._exit(6)"])  # noqa: S606 - no shell is wanted
+                os._exit(5)
+            result = _exit_code(pid)
+    say(f"child: {job.payload} {result}")

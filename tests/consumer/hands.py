@@ -76,6 +76,7 @@ class AsyncHands(Hands):
     def __init__(self, session: AsyncSession, given_up: threading.Event | None = None) -> None:
         super().__init__(session.sync_session, given_up)
         self.session = session
+        self.loop = asyncio.get_running_loop()
 
     async def execute(self, *arguments: Any) -> Any:
         return await self.session.execute(*arguments)
@@ -105,6 +106,10 @@ class AsyncHands(Hands):
 
     async def begin_nested(self) -> None:
         await self.session.begin_nested()
+
+    async def suspend(self) -> None:
+        """Wait for what never happens."""
+        await asyncio.Future(loop=self.loop)
 
     async def wait(self, event: threading.Event) -> None:
         deadline = time.monotonic() + DEADLINE

@@ -1,0 +1,39 @@
+"""Handlers that fork: a copy of the worker never serves the queue, whichever way it comes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from tests.consumer.bench import Bench, wait_until
+
+pytestmark = pytest.mark.once
+
+WAYS = ["return", "raise", "exit", "commit", "statement", "suspend"]
+
+
+def test_a_copy_that_comes_back_ends(bench: Bench) -> None:
+    keys = [bench.enqueue(1, payload=way)[0] for way in WAYS for _ in range(2)]
+    with bench.worker("forking", concurrency=2) as worker:
+        wait_until(lambda: worker.has_ended or bench.states() == {"completed": len(keys)})
+        assert not worker.has_ended, worker.lines[-20:]
+        worker.signal(15)
+        assert worker.await_end() == 0
+    assert bench.effects() == dict.fromkeys(keys, 1)
+    assert set(bench.attempts().values()) == {1}
+    codes = Counter(worker.said("copy ended:"))
+    ends = {"return": 0, "raise": 1, "exit": 7, "commit": 1, "statement": 1, "suspend": 0}
+    assert codes == {f"{way} {code}": 2 for way, code in ends.items()}
+    bench.assert_tidy()
+
+
+def test_children_that_end_themselves_are_left_alone(bench: Bench) -> None:
+    """By os._exit(), by another program, and as the processes of multiprocessing do, which SIGTERM ends."""
+    keys = [bench.enqueue(1, payload=way)[0] for way in ("_exit", "exec", "process", "pool", "terminate")]
+    with bench.worker("with_children") as worker:
+        wait_until(lambda: worker.has_ended or bench.states() == {"completed": len(keys)})
+        worker.signal(15)
+        assert worker.await_end() == 0
+    assert bench.effects() == dict.fromkeys(keys, 1)
+    assert sorted(worker.said("child:")) == ["_exit 5", "exec 6", "pool [1, 4, 9]", "process 8", "terminate -15"]

@@ -279,22 +279,59 @@ def objects_of(table: sa.Table) -> Sequence[QueueObject]:
     return objects
 
 
+class _Queue:
+    """The queue of a table, which belongs to this process: a pickle of the table leaves it behind."""
+
+    def __init__(self, spec: QueueSpec | None = None) -> None:
+        self.spec = spec
+
+    def __reduce__(self) -> tuple[type[_Queue], tuple[()]]:
+        return _Queue, ()
+
+
 def set_queue(table: sa.Table, spec: QueueSpec) -> None:
-    """Note that a table is the one of a queue."""
-    table.__dict__[_SPEC] = spec
+    """Note that a table is the one of a queue, and forget what was attached for a class that had it before.
+
+    A class is defined again where its module is reloaded, and its table says ``extend_existing``.
+    """
+    before = queue_of(table)
+    if before is not None:
+        table.__dict__.pop(_OBJECTS, None)
+        for purpose, side in before.side_tables.items():
+            # Tables that all queues of a schema share are known by their names.
+            if purpose != side.name:
+                table.metadata.remove(side)
+    table.__dict__[_SPEC] = _Queue(spec)
 
 
 def queue_of(table: sa.Table) -> QueueSpec | None:
     """Return the queue whose jobs are the rows of a table, None when there is none."""
-    spec: QueueSpec | None = table.__dict__.get(_SPEC)
-    return spec
+    found: _Queue | None = table.__dict__.get(_SPEC)
+    return None if found is None else found.spec
 
 
 def attach(table: sa.Table, element: QueueObject) -> None:
     """Create ``element`` after ``table`` and drop it with it, on PostgreSQL."""
     table.__dict__.setdefault(_OBJECTS, []).append(element)
-    for created in element.created():
-        event.listen(table, "after_create", created.execute_if(dialect="postgresql"))
-    dropped = element.dropped()
-    if dropped is not None:
-        event.listen(table, "after_drop", dropped.execute_if(dialect="postgresql"))
+
+
+# Of all tables: what is listened for by one of them would not come along when its MetaData is pickled.
+
+
+@event.listens_for(sa.Table, "after_create")
+def _create_objects(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
+    for element in objects_of(table):
+        for created in element.created():
+            _execute(created, table, connection)
+
+
+@event.listens_for(sa.Table, "after_drop")
+def _drop_objects(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
+    for element in objects_of(table):
+        dropped = element.dropped()
+        if dropped is not None:
+            _execute(dropped, table, connection)
+
+
+def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) -> None:
+    element.execute_if(dialect="postgresql")(table, connection)

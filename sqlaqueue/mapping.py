@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.orm import InstanceState, Mapper, QueryContext
+from sqlalchemy.orm import ColumnProperty, InstanceState, Mapper, QueryContext
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.columns import add_fields, check_subclass, complete_table, new_columns, placed_roles
@@ -153,6 +153,7 @@ def _check_key(mapper: Mapper[Any], cls: type[Any]) -> None:
 
 @event.listens_for(QueueMixin, "after_mapper_constructed", propagate=True)
 def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
+    _keep_run_when_merged(mapper)
     if mapper.inherits is not None:
         _check_inheritance(mapper, cls, mapper.inherits.class_)
         return
@@ -290,6 +291,44 @@ def _is_same_run(one: Run, other: Run) -> bool:
         return False
     undone = one.savepoint is not None and not one.savepoint.is_active
     return not undone and one.attempt == other.attempt
+
+
+@event.listens_for(QueueMixin, "pickle", propagate=True)
+def _pickled(job: Any, state: dict[str, Any]) -> None:
+    run: Run | None = state.get("info", {}).get(_RUN)
+    if run is not None:
+        held = spec_of(type(job)).strategy.holds_transaction
+        state["info"] = {**state["info"], _RUN: run.copied(held=held)}
+
+
+class _KeyProperty(ColumnProperty[Any]):
+    """The key of a queue class: a merge that copies it to another instance brings the run along.
+
+    A merge of instances has no event.
+    """
+
+    __slots__ = ()
+
+    def merge(
+        self,
+        session: Any,
+        source_state: InstanceState[Any],
+        source_dict: Any,
+        dest_state: InstanceState[Any],
+        *others: Any,
+        **more: Any,
+    ) -> None:
+        super().merge(session, source_state, source_dict, dest_state, *others, **more)
+        run: Run | None = source_state.info.get(_RUN)
+        its: Run | None = dest_state.info.get(_RUN)
+        if run is not None and (its is None or its.handed_out < run.handed_out):
+            dest_state.info[_RUN] = run
+
+
+def _keep_run_when_merged(mapper: Mapper[Any]) -> None:
+    key = mapper.get_property_by_column(mapper.primary_key[0])
+    if type(key) is ColumnProperty:
+        key.__class__ = _KeyProperty
 
 
 # Both are called for each row that is loaded: so they are given the state, as the Session has it at hand.

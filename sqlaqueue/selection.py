@@ -13,7 +13,7 @@ from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
 from sqlaqueue.mapping import QueueMixin, run_of, spec_of
-from sqlaqueue.spec import Key, QueueSpec, Run
+from sqlaqueue.spec import Elsewhere, Key, QueueSpec, Run
 from sqlaqueue.strategies import Held
 
 _make_dialect: Any = postgresql.dialect
@@ -149,6 +149,12 @@ def held_run(job: Any, verb: str) -> Run:
     name = f"{type(job).__name__} {sa.inspect(job).identity}"
     if run is None:
         msg = f"{verb}(): {name} was not handed out by a claim; pass what session.execute(claim(...)) returned"
+        raise NotClaimedError(msg)
+    if isinstance(run.transaction, Elsewhere):
+        msg = (
+            f"{verb}(): {name} is a copy of what a claim handed out (by pickle or deepcopy), and the transaction that "
+            "held the job could not be copied; pass the instance itself, or claim the job anew"
+        )
         raise NotClaimedError(msg)
     if run.transaction is not None:
         session = object_session(job)

@@ -39,6 +39,12 @@ def clock() -> sa.Function[Any]:
     return sa.func.statement_timestamp(type_=sa.DateTime(timezone=True))
 
 
+class Elsewhere:
+    """Stands for the transaction that holds a job, in a copy of its instance: a transaction cannot be copied."""
+
+    is_active = False
+
+
 @dataclass(slots=True, eq=False)
 class Run:
     """One hand-out of one job: kept beside the instance, never re-read from its attributes.
@@ -52,7 +58,7 @@ class Run:
     attempt: int
     """The number of this attempt, from 1; 1 where the model does not count them."""
     max_attempts: int
-    transaction: SessionTransaction | None = None
+    transaction: SessionTransaction | Elsewhere | None = None
     """The transaction that holds the job, for strategies that hold one."""
     savepoint: SessionTransaction | None = None
     """The innermost savepoint that the claim was made in; when it is rolled back, so is the claim."""
@@ -62,6 +68,17 @@ class Run:
     """When its handler was called, on the same clock; None until it is."""
     duration: float | None = None
     """For how many seconds the handler ran; None until it has ended."""
+
+    def copied(self, *, held: bool) -> Run:
+        """Return the run as a copy of the instance has it.
+
+        :param held: whether a transaction holds the job, and not a lease.
+        """
+        return Run(self.key, self.token, self.attempt, self.max_attempts, Elsewhere() if held else None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the clock of this process."""
+        return Run, (self.key, self.token, self.attempt, self.max_attempts, self.transaction)
 
 
 @dataclass(frozen=True, eq=False)

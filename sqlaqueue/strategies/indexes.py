@@ -33,4 +33,7 @@ def add_index(
     of a queue may begin with the same one.
     """
     name = conv(object_name("ix", spec.table.name, "queue", purpose))
+    # A class that is defined again finds its table with the index of the class before.
+    for known in [index for index in spec.table.indexes if index.name == name]:
+        spec.table.indexes.discard(known)
     return sa.Index(name, *columns, postgresql_where=where)

@@ -1,0 +1,207 @@
+"""Copies of claimed instances, by pickle, deepcopy and merge, and of classes and MetaData."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from sqlaqueue import QueueConfig, QueueMixin, claim, complete, extend, release
+from sqlaqueue.ddl import objects_of
+from sqlaqueue.exc import NotClaimedError
+from sqlaqueue.mapping import run_of
+from tests.models.tidy import TidyDatabase, created
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Leased(QueueMixin, Base):
+    __tablename__ = "leased"
+    __queue__ = QueueConfig(strategy="update_status")
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Locked(QueueMixin, Base):
+    __tablename__ = "locked"
+    __queue__ = QueueConfig(strategy="batch_select")
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Announced(QueueMixin, Base):
+    __tablename__ = "announced"
+    __queue__ = QueueConfig(strategy="delete_returning")
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Listed(QueueMixin, Base):
+    __tablename__ = "listed"
+    __queue__ = QueueConfig(strategy="delete_returning", columns={"status": None})
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+HELD = [Locked, Announced, Listed]
+
+
+@pytest.fixture
+def engine(engine: sa.Engine) -> Iterator[sa.Engine]:
+    with created(engine, Base.metadata):
+        with Session(engine) as session:
+            session.add_all([model() for model in (Leased, *HELD) for _ in range(2)])
+            session.commit()
+        yield engine
+
+
+def complete_in_another_process(url: str, pickled: bytes) -> list[int]:
+    engine = sa.create_engine(url)
+    try:
+        with Session(engine) as session:
+            keys = session.scalars(complete(pickle.loads(pickled))).all()  # noqa: S301 - the test's own
+            session.commit()
+            return list(keys)
+    finally:
+        engine.dispose()
+
+
+def test_a_leased_job_is_settled_in_another_process(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        job = session.scalars(claim(Leased, 1)).one()
+        session.commit()
+        pickled = pickle.dumps(job)
+        url = engine.url.render_as_string(hide_password=False)
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            assert pool.submit(complete_in_another_process, url, pickled).result() == [job.id]
+        assert session.scalars(release(job)).all() == []
+        session.refresh(job)
+        assert job.status == "completed"
+
+
+@pytest.mark.parametrize("model", HELD)
+def test_a_copy_of_a_held_job_is_not_held(engine: sa.Engine, model: Any) -> None:
+    with Session(engine) as session:
+        (job,) = session.scalars(claim(model, 1)).all()
+        key = sa.inspect(job).identity
+        for other in (pickle.loads(pickle.dumps(job)), copy.deepcopy(job)):  # noqa: S301 - the test's own
+            assert (other.id, other.attempts) == (job.id, 1)
+            for verb in (complete, release, extend):
+                with pytest.raises(NotClaimedError, match=r"is a copy of what a claim .* claim the job anew"):
+                    verb(other)
+        assert session.scalars(complete(job)).all() == [*key]
+        session.commit()
+        session.expunge_all()
+        again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(job))))  # noqa: S301 - the test's own
+        with pytest.raises(NotClaimedError):
+            complete(again)
+
+
+def test_a_deep_copy_of_a_leased_job_has_its_lease(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        job = session.scalars(claim(Leased, 1)).one()
+        assert session.scalars(extend(copy.deepcopy(job))).all() == [job.id]
+        assert session.scalars(complete(copy.copy(job))).all() == [job.id]
+        assert job.status == "completed"
+
+
+@pytest.mark.parametrize("load", [True, False])
+def test_a_merge_keeps_the_run(engine: sa.Engine, load: bool) -> None:  # noqa: FBT001 - pytest passes it by name
+    with Session(engine, expire_on_commit=False) as session:
+        job = session.scalars(claim(Leased, 1)).one()
+        session.commit()
+    with Session(engine) as other:
+        merged = other.merge(job, load=load)
+        assert merged is not job
+        assert other.scalars(complete(merged)).all() == [job.id]
+        other.commit()
+        assert merged.status == "completed"
+
+
+def test_a_merge_does_not_make_a_run_older(engine: sa.Engine) -> None:
+    with Session(engine, expire_on_commit=False) as session:
+        stale = session.scalars(claim(Leased, 1)).one()
+        session.execute(release(stale))
+        session.commit()
+    with Session(engine) as other:
+        job = other.scalars(claim(sa.select(Leased).where(Leased.id == stale.id), 1)).one()
+        run = run_of(job)
+        assert other.merge(stale) is job
+        assert run_of(job) is run
+
+
+def test_a_merge_moves_no_held_job_to_another_transaction(engine: sa.Engine) -> None:
+    with Session(engine) as session, Session(engine) as other:
+        job = session.scalars(claim(Locked, 1)).one()
+        merged = other.merge(job)
+        with pytest.raises(NotClaimedError, match="the transaction that held"):
+            complete(merged)
+        assert session.scalars(complete(job)).all() == [job.id]
+
+
+MODULE = """
+class Job(QueueMixin, Base):
+    __tablename__ = "job"
+    __table_args__ = {"extend_existing": True}
+    __queue__ = QueueConfig(strategy=STRATEGY, retention={"failed": 60}, **OPTIONS)
+    id: Mapped[int] = mapped_column(primary_key=True)
+"""
+
+
+@pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning", "own_message"])
+def test_a_class_is_defined_again(tidy: TidyDatabase, strategy: str) -> None:
+    """As a module is reloaded, whose Base is in another one: with the table that is there, and nothing twice."""
+
+    class Again(DeclarativeBase):
+        pass
+
+    module = types.ModuleType("reloaded")
+    options = {"columns": {"status": None}} if strategy == "own_message" else {}
+    names = {"QueueMixin": QueueMixin, "QueueConfig": QueueConfig, "Mapped": Mapped, "mapped_column": mapped_column}
+    kind = "delete_returning" if strategy == "own_message" else strategy
+    vars(module).update(names, Base=Again, STRATEGY=kind, OPTIONS=options)
+    objects = []
+    engine = sa.create_engine(tidy.database.url())
+    sys.modules["reloaded"] = module
+    try:
+        for _ in range(3):
+            with warnings.catch_warnings():
+                # SQLAlchemy says that a class of this name is there already.
+                warnings.simplefilter("ignore", sa.exc.SAWarning)
+                exec(MODULE, vars(module))  # noqa: S102 - what importlib.reload() does
+            with created(engine, Again.metadata):
+                objects.append(tidy.objects())
+                with Session(engine) as session:
+                    session.add(module.Job())
+                    session.commit()
+                    assert len(session.scalars(claim(module.Job, 5)).all()) == 1
+    finally:
+        del sys.modules["reloaded"]
+        engine.dispose()
+    assert objects[0] == objects[1] == objects[2]
+
+
+def test_metadata_is_pickled_with_all_that_belongs_to_its_tables(tidy: TidyDatabase) -> None:
+    again: sa.MetaData = pickle.loads(pickle.dumps(Base.metadata))  # noqa: S301 - the test's own
+    assert [len(objects_of(table)) for table in again.sorted_tables] == [
+        len(objects_of(table)) for table in Base.metadata.sorted_tables
+    ]
+    engine = sa.create_engine(tidy.database.url())
+    with created(engine, Base.metadata):
+        objects = tidy.objects()
+    with created(engine, again):
+        assert tidy.objects() == objects
+        with Session(engine) as session:
+            session.add(Announced())
+            session.commit()
+            assert len(session.scalars(claim(Announced, 5)).all()) == 1
+    assert tidy.objects() == tidy.empty
+    engine.dispose()

@@ -25,7 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.serving import lifecycle
+from sqlaqueue.serving import isolation, lifecycle
 from sqlaqueue.serving.async_ears import async_ear_of
 from sqlaqueue.serving.background import RunsInTask
 from sqlaqueue.serving.base import function_of
@@ -307,6 +307,8 @@ class _Tasks(Shift):
                 match step:
                     case Beside():
                         async with self.open() as other, asyncio.timeout(step.patience):
+                            if isolation.is_strict(self.plan):
+                                await other.run_sync(isolation.begin, self.plan)
                             result = await other.run_sync(step)
                     case Do():
                         result = await needed(session).run_sync(step)

@@ -27,7 +27,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
-from sqlaqueue.serving import ears, lifecycle
+from sqlaqueue.serving import ears, isolation, lifecycle
 from sqlaqueue.serving.background import RunsInThread
 from sqlaqueue.serving.base import function_of
 from sqlaqueue.serving.bells import Bell
@@ -335,8 +335,10 @@ class _Threads(Shift):
             try:
                 match step:
                     case Beside():
-                        with self.open() as other, writing(other), self._patience.of(step, other, self.plan.bind):
-                            result = step(other)
+                        with self.open() as other, writing(other):
+                            isolation.begin(other, self.plan)
+                            with self._patience.of(step, other, self.plan.bind):
+                                result = step(other)
                     case Do():
                         result = step(needed(session))
                     case InSession():

@@ -62,6 +62,8 @@ class Run:
     """The transaction that holds the job, for strategies that hold one."""
     savepoint: SessionTransaction | None = None
     """The innermost savepoint that the claim was made in; when it is rolled back, so is the claim."""
+    alone: bool = False
+    """Whether it was claimed by itself, since its job may have killed a worker, or ended a connection."""
     handed_out: float = field(default_factory=time.monotonic)
     """When, on the monotonic clock of this process."""
     called: float | None = None

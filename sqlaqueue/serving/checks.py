@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.privileges import what_is_hidden, what_is_not_granted, what_policies_hide
+from sqlaqueue.serving import isolation
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.sessions import check_writable
 from sqlaqueue.spec import QueueSpec
@@ -17,7 +18,7 @@ from sqlaqueue.versions import check_complete, what_is_apart, what_is_outdated
 
 
 def check_transactions(session: Session, plan: Plan) -> None:
-    """Refuse sessions in which every statement commits by itself.
+    """Refuse sessions in which every statement commits by itself, and learn which isolation level they have.
 
     A held batch would be handed out to others at once, and nothing would commit or roll back together. Refuse those as
     well that route their writes to a read-only server.
@@ -25,12 +26,31 @@ def check_transactions(session: Session, plan: Plan) -> None:
     :raises ConfigurationError: saying which engine to change.
     """
     check_writable(session, plan.spec.model.__name__, plan.bind)
-    number = sa.select(sa.func.txid_current())
-    first, second = (session.scalar(number, bind_arguments=plan.bind) for _ in range(2))
-    if first != second:
+    asked = sa.select(sa.func.txid_current(), isolation.SETTING)
+    first, second = (session.execute(asked, bind_arguments=plan.bind).one() for _ in range(2))
+    if first[0] != second[0]:
         msg = (
             f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
             "needs transactions: give it a sessionmaker of an engine with another isolation_level"
+        )
+        raise ConfigurationError(msg)
+    session.rollback()
+    _check_level(session, plan, first[1])
+
+
+def _check_level(session: Session, plan: Plan, level: str) -> None:
+    """Note the level that transactions have by default, and refuse a strict one that cannot be changed."""
+    plan.level = level.upper()
+    if not isolation.is_strict(plan):
+        return
+    isolation.begin(session, plan)
+    kept = session.scalar(sa.select(isolation.SETTING), bind_arguments=plan.bind)
+    session.rollback()
+    if kept == level:
+        msg = (
+            f"the sessions for {plan.spec.model.__name__} set their transactions to {level.upper()} after they have "
+            "begun, and a Consumer claims and settles at READ COMMITTED; give the level to the engine "
+            "(create_engine(..., isolation_level=...)), which a Consumer can override for its own transactions"
         )
         raise ConfigurationError(msg)
 

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.mapping import hand_out, run_of
+from sqlaqueue.serving import isolation
 from sqlaqueue.serving.bearings import Mark
 from sqlaqueue.serving.calls import Look
 from sqlaqueue.serving.ending import commit, left_as_loaded, settle_surely
@@ -27,6 +28,7 @@ def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> 
     :param tickets: the calls that this answers, of which the others hear when it commits.
     :return: the jobs, and whether there may be more.
     """
+    isolation.begin(session, plan)
     mark = plan.bearings.begin()
     jobs = _claim_from(session, plan, mark, n, tickets)
     if mark is not None and not jobs:
@@ -70,6 +72,7 @@ def _hand_out(session: Session, plan: Plan, statement: Any, parameters: dict[str
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
     """Claim the one job with this key, if it is free and due."""
+    isolation.begin(session, plan)
     return _hand_out(session, plan, plan.claim_key, {KEYS: plan.spec.bind_keys([key])})
 
 
@@ -99,6 +102,7 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
     :param look: the calls that this answers.
     :param alone: whether nobody else in this process claims meanwhile, who might take a suspect as well.
     """
+    isolation.begin(session, plan)
     lost = settle_surely(session, plan, ended) if ended else []
     jobs: list[Any] = []
     suspect = more = False
@@ -134,5 +138,8 @@ def _claim_suspects(session: Session, plan: Plan) -> list[Any]:
         jobs = _hand_out(session, plan, plan.claim_suspects, parameters) if several else []
     if not jobs:
         jobs = _hand_out(session, plan, plan.claim_suspect)
+        for run in map(run_of, jobs):
+            if run is not None:
+                run.alone = True
     plan.look_for_suspects = bool(jobs)
     return jobs

@@ -336,6 +336,7 @@ class Crew:
             number = sum(one.outcome.ending != "released" for one in ended)
             self.jobs_ended += number
             self.jobs_released += len(ended) - number
+            self.plan.conflicts.over(one.run.key for one in ended if one.outcome.ending != "released")
             if self.plan.asked:
                 self.plan.asked.difference_update([one.run.key for one in ended])
         for one in ended:

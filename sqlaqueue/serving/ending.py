@@ -18,8 +18,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.log import fields, key_text, logger, plain_key
-from sqlaqueue.serving.errors import settles_later
-from sqlaqueue.serving.outcomes import COMPLETED, Ended
+from sqlaqueue.serving import isolation
+from sqlaqueue.serving.errors import settles_later, will_pass
+from sqlaqueue.serving.outcomes import COMPLETED, Ended, HeldUp
 from sqlaqueue.serving.plan import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.serving.telling import tell_ended
 from sqlaqueue.spec import Key
@@ -51,7 +52,7 @@ def _alike(ended: Sequence[Ended]) -> list[list[Ended]]:
     for one in ended if len(usual) < len(ended) else ():
         outcome = one.outcome
         if not (outcome is COMPLETED and one.starts == 1):
-            groups.setdefault((outcome.ending, outcome.delay, outcome.error, one.starts), []).append(one)
+            groups.setdefault((replace(outcome, cause=None), one.starts), []).append(one)
     return [group for group in (usual, *groups.values()) if group]
 
 
@@ -63,7 +64,12 @@ def _settle_alike(session: Session, plan: Plan, group: Sequence[Ended]) -> list[
     for token, runs in groupby([one.run for one in group], key=attrgetter("token")):
         claims.setdefault(token, []).extend(run.key for run in runs)
     if first.outcome is COMPLETED and first.starts == 1 and plan.complete is not None:
-        return [key for token, keys in claims.items() for key in _complete(session, plan, token, keys)]
+        there = isolation.complete_in_place(session, plan, claims)
+        if there:
+            claims = {
+                token: left for token, keys in claims.items() if (left := [key for key in keys if key not in there])
+            }
+        return there + [key for token, keys in claims.items() for key in _complete(session, plan, token, keys)]
     # Only rows that the claim deleted are written anew from their instances.
     jobs = () if spec.strategy.hands_out_rows else [one.job for one in group]
     held = Held(list(claims.items()), jobs)
@@ -189,14 +195,16 @@ def complete_and_commit(session: Session, plan: Plan, ended: Sequence[Ended]) ->
 
     :return: the runs whose lease had been lost; if there is one, everything was rolled back.
     :raises HandlerMisuseError: when a handler has settled its job itself.
+    :raises HeldUp: when the handler's writes could be kept, and the end of the run not be written.
     """
     # The fence needs the row: of a job that its handler deletes, it is there until the flush.
     deleted = [one for one in ended if one.job in session.deleted]
-    with session.no_autoflush:
+    with session.no_autoflush, _no_fault_of_the_handler():
         lost = settle(session, plan, deleted)
     if not lost:
         session.flush()
-        lost = settle(session, plan, [one for one in ended if not _is_gone(one.job)])
+        with _no_fault_of_the_handler():
+            lost = settle(session, plan, [one for one in ended if not _is_gone(one.job)])
     if not lost:
         commit(session, ended)
         return lost
@@ -204,6 +212,18 @@ def complete_and_commit(session: Session, plan: Plan, ended: Sequence[Ended]) ->
         _refuse_settled(plan, one.job)
     session.rollback()
     return lost
+
+
+@contextlib.contextmanager
+def _no_fault_of_the_handler() -> Iterator[None]:
+    """Tell an end that cannot be written now, such as for a lock, from what the handler's own statements came to."""
+    try:
+        yield
+    except DBAPIError as error:
+        if settles_later(error) and not will_pass(error):
+            msg = f"the end of the run could not be written: {error.orig}"
+            raise HeldUp(msg) from error
+        raise
 
 
 def _is_gone(job: Any) -> bool:

@@ -6,24 +6,52 @@ from sqlalchemy import exc
 
 from sqlaqueue.exc import SqlaqueueError
 
+_CONFLICTS = {"40001", "40P01"}
+_LOCKS_AND_TIMEOUTS = {"55P03", "57014"}
+_LOST = {"57P01", "57P02", "57P03", "57P05", "25P03"}
+"""The server ends the connection: an administrator has it ended, it shuts down, or the session was idle too long."""
+_READ_ONLY = "25006"
+_RESOURCES = {"53", "58"}
+
 
 def will_pass(error: BaseException) -> bool:
     """Return whether trying again is all there is to do: the connection is gone, or the database asks for it.
 
     It does at a deadlock, and at a conflict under a strict isolation level.
     """
+    return is_lost(error) or is_conflict(error)
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether the connection is gone, so that the server has rolled back what was not committed."""
     if not isinstance(error, exc.DBAPIError):
         return _is_of_the_driver(error)
-    return error.connection_invalidated or _state_of(error) in {"40001", "40P01"}
+    # A driver that reads the server's last word may not have seen yet that the connection is closed.
+    state = _state_of(error) or ""
+    return error.connection_invalidated or state in _LOST or state.startswith("08")
+
+
+def is_conflict(error: BaseException) -> bool:
+    """Return whether two transactions were in each other's way, so that the server has ended one of them."""
+    return isinstance(error, exc.DBAPIError) and _state_of(error) in _CONFLICTS
+
+
+def is_held_up(error: BaseException) -> bool:
+    """Return whether a statement was ended that took too long, such as by waiting for a lock."""
+    return isinstance(error, exc.DBAPIError) and _state_of(error) in _LOCKS_AND_TIMEOUTS
 
 
 def settles_later(error: exc.DBAPIError) -> bool:
     """Return whether an error that came of settling runs says nothing of these, so that they are to be settled later.
 
-    Besides what passes, that is a connection that could not be made: then it is the driver that complains, and not the
-    server, which gives each of its errors a state.
+    Besides what passes, that is a server that lacks the space or the time, or has become a standby, and a connection
+    that could not be made: then it is the driver that complains, and not the server, which gives each of its errors a
+    state.
     """
-    return will_pass(error) or (isinstance(error, exc.OperationalError) and _state_of(error) is None)
+    state = _state_of(error)
+    if state is None:
+        return will_pass(error) or isinstance(error, exc.OperationalError)
+    return will_pass(error) or is_held_up(error) or state == _READ_ONLY or state[:2] in _RESOURCES
 
 
 def may_pass(error: Exception) -> bool:

@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.mapping import run_of
+from sqlaqueue.serving import isolation
 from sqlaqueue.serving.operations import adopt
 from sqlaqueue.serving.outcomes import COMPLETED, Abandoned, Ended, StopRequested
 from sqlaqueue.serving.traces import is_expired, left_trace
@@ -97,7 +98,12 @@ class Hand:
             unit = self.unit = adopt(session, unit)
         if not unit:
             return None
+        if self.savepoint is None:
+            isolation.watch(session, self._plan, self._running)
         return list(unit) if self._plan.batch else unit[0]
+
+    def _running(self) -> list[Run]:
+        return runs_of(self.unit)
 
     def _next(self) -> Sequence[Any]:
         plan = self._plan

@@ -21,11 +21,13 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.serving.calls import taken
 from sqlaqueue.spec import Key, QueueSpec, clock
+from sqlaqueue.statements import worker_name
 from sqlaqueue.strategies.side_tables import LEDGER, as_json, notification
 
 _FORGET = timedelta(days=1)
@@ -45,6 +47,17 @@ class Entry:
     """Of those the ones that died more than once, or alone."""
     deaths: int = 0
     """How many starts of its only job, for which it is to blame, ended in the death of the worker."""
+
+    left_behind: tuple[str, ...] = ()
+    """The names of those of its jobs that stay in the ledger when the batch is given up."""
+    left_starts: int = 0
+
+    def leave_behind(self, keys: Sequence[Key], *, starts: int) -> None:
+        """Have the ledger keep some jobs as suspects.
+
+        :param starts: how many starts count as attempts.
+        """
+        self.left_behind, self.left_starts = tuple(name_of(key) for key in keys), starts
 
     def suspected(self, keys: Sequence[Key], *, again: bool = False) -> list[Key]:
         """Return those of ``keys`` that are suspects, or that are so ``again``."""
@@ -152,7 +165,17 @@ def strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
 def strike_soon(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """The same beside the batch's own transaction, or at the end of a shift; it must not wait either."""
     _execute(session, spec, sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
-    strike(session, spec, entry)
+    if entry.left_behind:
+        _leave_behind(session, spec, entry)
+    else:
+        strike(session, spec, entry)
+
+
+def _leave_behind(session: Session, spec: QueueSpec, entry: Entry) -> None:
+    """Reduce the row of a batch to its suspects; a crash of the server may have lost it."""
+    ledger, left = spec.side_tables[LEDGER], {"keys": list(entry.left_behind), "starts": entry.left_starts}
+    row = postgresql.insert(ledger).values(id=entry.id, queue=spec.name, worker=worker_name(), **left)
+    _execute(session, spec, row.on_conflict_do_update(index_elements=[ledger.c.id], set_=left))
 
 
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:

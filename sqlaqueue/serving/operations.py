@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.mapping import run_of, set_run, show_claimed
-from sqlaqueue.serving import ledger
+from sqlaqueue.serving import isolation, ledger
 from sqlaqueue.serving.claiming import claim_key
 from sqlaqueue.serving.ending import left_as_loaded, settle
 from sqlaqueue.serving.outcomes import Ended
@@ -69,6 +69,7 @@ def reload(session: Session, plan: Plan, jobs: Sequence[Any]) -> None:
     A rollback expires what was changed; in async code the next look at it would raise.
     """
     spec = plan.spec
+    isolation.begin(session, plan)
     if not spec.strategy.hands_out_rows:
         for job in jobs:
             for attribute, value in list(sa.inspect(job).committed_state.items()):
@@ -94,7 +95,7 @@ def enter_ledger(session: Session, plan: Plan, entry: ledger.Entry, tickets: Seq
 
 
 def strike_ledger(session: Session, plan: Plan, entry: ledger.Entry) -> None:
-    """Strike a batch out whose transaction was rolled back while its worker lives, and commit."""
+    """Strike a batch out whose transaction was rolled back while its worker lives, but for its suspects; and commit."""
     ledger.strike_soon(session, plan.spec, entry)
     session.commit()
 
@@ -125,7 +126,7 @@ def settle_alone(session: Session, plan: Plan, ended: Ended, entry: ledger.Entry
 
 def _leave(session: Session, plan: Plan, ended: Sequence[Ended], entry: ledger.Entry) -> None:
     # A job that is given back has not been counted: what is known against it must stay.
-    if any(one.outcome.ending == "released" for one in ended):
+    if any(one.outcome.ending == "released" or one.outcome.suspect for one in ended):
         ledger.strike(session, plan.spec, entry)
     else:
         ledger.leave(session, plan.spec, entry)

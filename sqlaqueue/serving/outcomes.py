@@ -41,6 +41,8 @@ class Outcome:
     """The text for ``last_error``."""
     cause: BaseException | None = None
     """What the handler raised, for events and the log."""
+    suspect: bool = False
+    """The job runs by itself from now on."""
 
     @property
     def state(self) -> State:
@@ -52,6 +54,7 @@ class Outcome:
         return Settlement(
             self.state,
             starts=0 if self.ending == "released" else starts,
+            suspect=self.suspect,
             run_at=None if self.delay is None else delayed(self.delay),
             error=None if self.error is None else sa.literal(self.error, sa.Text()),
         )
@@ -59,6 +62,10 @@ class Outcome:
 
 class Abandoned(BaseException):
     """A Consumer that stops gave a running handler up; its job goes back with the attempt."""
+
+
+class HeldUp(Exception):
+    """The end of a run could not be written, for a reason that is not the job's; its handler's writes are undone."""
 
 
 class StopRequested(Cancel):
@@ -87,9 +94,12 @@ class Ended:
 
 def concerns_all(error: BaseException) -> bool:
     """Return whether what a batch handler raised is about all of its jobs, so that none is tried by itself."""
-    if isinstance(error, StopRequested):
-        return False
-    return isinstance(error, HandlerSignal | JobTimeout | Abandoned)
+    return is_verdict(error) and not isinstance(error, StopRequested)
+
+
+def is_verdict(error: BaseException | None) -> bool:
+    """Return whether an error says how the run is to end, whatever else has happened."""
+    return isinstance(error, HandlerSignal | JobTimeout | Abandoned | HeldUp)
 
 
 def caught(error: BaseException) -> BaseException:

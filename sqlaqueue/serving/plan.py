@@ -16,9 +16,11 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.serving.awaited import Awaited
 from sqlaqueue.serving.bearings import Bearings
+from sqlaqueue.serving.conflicts import MOST_AT_ONCE, Conflicts
 from sqlaqueue.serving.dispatch import Dispatch
+from sqlaqueue.serving.errors import is_conflict
 from sqlaqueue.serving.ledger import Entries
-from sqlaqueue.serving.outcomes import Outcome, judge
+from sqlaqueue.serving.outcomes import HeldUp, Outcome, judge
 from sqlaqueue.serving.pace import Pace
 from sqlaqueue.serving.quarantine import Suspects
 from sqlaqueue.spec import Key, QueueSpec, Run
@@ -94,15 +96,28 @@ class Plan:
     """From where it claims."""
     awaited: Awaited = field(default_factory=Awaited)
     """The jobs for whose end somebody waits."""
+    conflicts: Conflicts = field(default_factory=Conflicts)
+    """The jobs that the database has told to try again."""
+    disconnected: set[Key] = field(default_factory=set)
+    """Jobs that have lost a connection, where rows cannot tell."""
     asked: set[Key] = field(default_factory=set)
     """Jobs that somebody asked to stop before their handler was called."""
+    level: str | None = None
+    """The isolation level that the sessions' transactions have by default, as the server has said; None before that."""
     stopping: bool = False
     """The Consumer takes on no more work; what a batch has not started yet goes back."""
 
     def for_a_shift(self) -> Plan:
         """Return the plan of one run of the Consumer: a handler left over from another one never sees its stop."""
-        suspects = Suspects(self.concurrency // 2)
-        return replace(self, suspects=suspects, bearings=Bearings(), awaited=Awaited(), asked=set(), stopping=False)
+        return replace(
+            self,
+            suspects=Suspects(self.concurrency // 2),
+            bearings=Bearings(),
+            awaited=Awaited(),
+            asked=set(),
+            level=None,
+            stopping=False,
+        )
 
     def pace(self, poll: float, *, exactly: bool) -> Pace:
         """Return the timing of its Consumer.
@@ -126,11 +141,33 @@ class Plan:
 
     def judge(self, error: BaseException | None, run: Run) -> Outcome:
         """Return how a run ends whose handler returned (``error`` is None) or raised."""
+        if error is not None and (is_conflict(error) or isinstance(error, HeldUp)):
+            times, delay = self.conflicts.meet(run.key)
+            if self.spec.has("run_at") or times <= MOST_AT_ONCE:
+                return Outcome("released", delay if self.spec.has("run_at") else None, cause=error)
         outcome = judge(error, run, self.policy, has_run_at=self.spec.has("run_at"))
         if outcome.ending == "cancelled" and self.spec.config.states.cancelled is None:
             # The table cannot say it, and the run has to end somehow: else it would be claimed again for ever.
             return replace(outcome, ending="failed")
         return outcome
+
+    def judge_lost(self, error: BaseException, run: Run, *, alone: bool) -> Outcome:
+        """Return how a run ends whose connection was lost.
+
+        The server may have been restarted, or it may be the job that ends connections. So it costs no attempt, and from
+        now on the job runs by itself; if it did so already, the attempt counts.
+        """
+        outcome = self.judge(error, run) if alone else Outcome("released", cause=error)
+        return replace(outcome, suspect=outcome.state == "pending")
+
+    def ran_alone(self, run: Run) -> bool:
+        """Return whether a run under a lease that lost its connection is to blame for that, as far as one can know."""
+        if self.claim_suspect is not None:
+            return run.alone
+        # Rows cannot tell who is a suspect: this Consumer remembers it, as long as it runs.
+        known = run.key in self.disconnected
+        self.disconnected.add(run.key)
+        return known
 
     def mark_of(self, jobs: Sequence[Any]) -> Mapping[str, Any] | None:
         """Return the parameters of a ``claim_from`` that goes on where that of ``jobs`` ended; None if none can."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from asyncio import CancelledError
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,16 +16,25 @@ from sqlaqueue.serving import claiming, ending
 from sqlaqueue.serving import operations as ops
 from sqlaqueue.serving.calls import NO_CALL, Calls
 from sqlaqueue.serving.crew import Crew
-from sqlaqueue.serving.errors import will_pass
+from sqlaqueue.serving.errors import is_lost, settles_later, will_pass
 from sqlaqueue.serving.hands import Hand, held_run, runs_of
 from sqlaqueue.serving.ledger import Entry
-from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Abandoned, Ended, Outcome, StopRequested, concerns_all
+from sqlaqueue.serving.outcomes import (
+    COMPLETED,
+    RELEASED,
+    Abandoned,
+    Ended,
+    Outcome,
+    StopRequested,
+    concerns_all,
+    is_verdict,
+)
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.quarantine import Suspect
-from sqlaqueue.serving.savepoint import Savepoint
+from sqlaqueue.serving.savepoint import BatchLost, Savepoint
 from sqlaqueue.serving.steps import Beside, Do, Handle, Report, Script, Step
 from sqlaqueue.serving.telling import spare_others_and_commit
-from sqlaqueue.serving.traces import is_expired
+from sqlaqueue.serving.traces import has_lost_connection, is_expired
 from sqlaqueue.spec import Run
 
 if TYPE_CHECKING:
@@ -42,7 +52,7 @@ def _rollback(session: Session) -> None:
 # -- a transaction holds the batch ---------------------------------------------------------------------------
 
 
-def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) -> Script:
+def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) -> Script:  # noqa: C901 - each way a batch ends
     """Claim a batch, or one suspect, run it and settle it in the one transaction that holds it."""
     plan = crew.plan
     if suspect is None:
@@ -71,10 +81,14 @@ def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) ->
             plan.suspects.add(suspects, together=True)
             yield from _give_up(plan, entry)
             return Report(claimed=len(suspects))
+        for run in runs:
+            run.alone = blamed and (suspect is not None or bool(suspects))
         crew.tell_claimed(jobs)
         ended = yield from _run_held(crew, jobs, entry)
         return (yield from _settle_held(plan, ended, entry))
     except _BatchBroken as broken:
+        if broken.disconnected:
+            return (yield from _settle_disconnected(plan, broken.runs, broken.cause, entry))
         yield from _give_up(plan, entry)
         return (yield from _settle_alone(plan, broken.runs, broken.cause, entry))
     except Exception:
@@ -85,9 +99,23 @@ def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) ->
 def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
     try:
         yield Do(ops.settle_held, (plan, ended, entry))
-    except DBAPIError as error:
-        if will_pass(error):
+    except Exception as error:
+        if is_lost(error):
+            # Whatever is left of them runs by itself. Not noted in the ledger, for most are settled if it was the
+            # commit's answer that got lost.
+            if not ended[0].run.alone:
+                plan.suspects.add([one.run.key for one in ended])
+                raise
+            return (yield from _settle_disconnected(plan, [one.run for one in ended], error, entry))
+        if not isinstance(error, DBAPIError) or will_pass(error):
             raise
+        if settles_later(error):
+            # Nothing is wrong with the jobs; what is longer than a batch may be because it is one.
+            yield from _give_up(plan, entry)
+            if len(ended) == 1:
+                raise
+            plan.suspects.add([one.run.key for one in ended])
+            return Report(claimed=len(ended))
         # Such as a deferred constraint, which is checked by the commit: one job must not undo the others for ever.
         yield from _give_up(plan, entry)
         if len(ended) == 1:
@@ -157,7 +185,9 @@ def _in_savepoint(plan: Plan, hand: Hand) -> Script:
     except Exception as broken:
         # The transaction was lost while this handler ran, by whatever it did: were nobody blamed, the batch
         # would be claimed and lost again for ever.
-        raise _BatchBroken(runs_of(hand.unit), hand.error or broken) from broken
+        its = hand.error or broken
+        gone = isinstance(broken, BatchLost) or is_lost(broken)
+        raise _BatchBroken(runs_of(hand.unit), its, disconnected=_is_disconnected(its, gone)) from broken
 
 
 def _close(_: Session, savepoint: Savepoint, keep: bool) -> None:  # noqa: FBT001 - called positionally by its step
@@ -167,9 +197,9 @@ def _close(_: Session, savepoint: Savepoint, keep: bool) -> None:  # noqa: FBT00
 class _BatchBroken(Exception):
     """The transaction of a batch was lost while a handler ran."""
 
-    def __init__(self, runs: Sequence[Run], cause: BaseException) -> None:
+    def __init__(self, runs: Sequence[Run], cause: BaseException, *, disconnected: bool = False) -> None:
         super().__init__(str(cause))
-        self.runs, self.cause = runs, cause
+        self.runs, self.cause, self.disconnected = runs, cause, disconnected
 
 
 def _give_up(plan: Plan, entry: Entry) -> Script:
@@ -194,11 +224,35 @@ def strike(plan: Plan) -> Script:
             raise
 
 
+def _settle_disconnected(plan: Plan, runs: Sequence[Run], cause: BaseException, entry: Entry) -> Script:
+    """End runs whose connection was lost, and the batch with it.
+
+    Who is to blame cannot be known, so no attempt is counted: they stay in the ledger, and run by themselves. A job
+    that did so already pays for it; where that cannot be written, as the server is not there yet, the ledger says it.
+    """
+    keys = [run.key for run in runs]
+    if not all(run.alone for run in runs):
+        entry.leave_behind(keys, starts=0)
+        yield from _give_up(plan, entry)
+        plan.suspects.add(keys)
+        ended = [Ended(run, plan.judge_lost(cause, run, alone=False)) for run in runs]
+        return Report(settled=ended, claimed=len(entry.names))
+    yield Do(_rollback)
+    try:
+        report = yield from _settle_alone(plan, runs, cause, entry)
+    except Exception:
+        entry.leave_behind(keys, starts=1)
+        plan.entries.give_up(entry)
+        raise
+    yield from _give_up(plan, entry)
+    return report
+
+
 def _settle_alone(plan: Plan, runs: Sequence[Run], cause: BaseException, entry: Entry) -> Script:
     """Count the attempt of those at whose hands a batch was lost; its other jobs are free as they were."""
     settled = []
     for run in runs:
-        outcome = plan.judge(cause, run)
+        outcome = plan.judge_lost(cause, run, alone=True) if run.alone and is_lost(cause) else plan.judge(cause, run)
         if outcome is not RELEASED:
             ended = yield Beside(ops.settle_alone, (plan, Ended(run, outcome, starts=entry.deaths + 1), entry))
             settled += [] if ended is None else [ended]
@@ -303,7 +357,10 @@ def _conclude(
         if isinstance(finished, Report):
             return finished, False
         error = finished
-    clean = not (yield Do(_undo))
+    used, disconnected = yield Do(_undo)
+    clean = not used
+    if _is_disconnected(error, disconnected):
+        return _disconnected(plan, [Ended(held_run(job), RELEASED) for job in jobs], error), False
     if len(jobs) == 1 or concerns_all(error):
         return Report(unsettled=[Ended(held_run(job), plan.judge(error, held_run(job))) for job in jobs]), clean
     if isinstance(error, StopRequested):
@@ -313,11 +370,29 @@ def _conclude(
     return Report(apart=jobs), False
 
 
-def _undo(session: Session) -> bool:
-    """Undo what a handler did, and return whether there was something."""
-    used = session.in_transaction()
+def _is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 - both say the same
+    """Return whether a run ended because its connection was lost.
+
+    A handler that gave a statement up has ended the connection itself.
+
+    :param gone: whether the connection of its session is gone.
+    """
+    return is_lost(error) or (gone and not is_verdict(error) and not isinstance(error, TimeoutError | CancelledError))
+
+
+def _disconnected(plan: Plan, ended: Sequence[Ended], error: BaseException) -> Report:
+    """End runs whose connection was lost."""
+    plan.look_for_suspects = True
+    for one in ended:
+        one.outcome = plan.judge_lost(error, one.run, alone=plan.ran_alone(one.run))
+    return Report(unsettled=ended)
+
+
+def _undo(session: Session) -> tuple[bool, bool]:
+    """Undo what a handler did, and return whether there was something, and whether its connection is gone."""
+    used, disconnected = session.in_transaction(), has_lost_connection(session)
     session.rollback()
-    return used
+    return used, disconnected
 
 
 def _expunge(session: Session) -> None:
@@ -336,10 +411,10 @@ def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, Report | Ba
         if not will_pass(failed):
             return failed
         yield Do(_rollback)
-        if not (isinstance(failed, DBAPIError) and failed.connection_invalidated):
-            return Report(unsettled=[Ended(one.run, RELEASED) for one in ended])
+        if not is_lost(failed):
+            return Report(unsettled=[Ended(one.run, plan.judge(failed, one.run)) for one in ended])
         # If it got as far as the commit: was it committed, or not? Whoever settles it looks again.
-        return Report(unsettled=[Ended(one.run, plan.judge(failed, one.run), uncertain=one.uncertain) for one in ended])
+        return _disconnected(plan, [Ended(one.run, RELEASED, uncertain=one.uncertain) for one in ended], failed)
     if not lost:
         return Report(settled=ended)
     # A batch is one transaction: the mates of a lost job are rolled back with it, and run again uncounted.

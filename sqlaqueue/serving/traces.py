@@ -28,6 +28,15 @@ def touched(session: Session, transaction: SessionTransaction | None) -> bool:
     return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - asking by session.connection() would begin one
 
 
+def has_lost_connection(session: Session) -> bool:
+    """Return whether a connection of the session's transaction is gone, which a handler may have hidden."""
+    transaction = session.get_transaction()
+    if transaction is None:
+        return False
+    used = {id(each[0]): each[0] for each in transaction._connections.values()}  # noqa: SLF001 - as above
+    return any(connection.invalidated for connection in used.values())
+
+
 def is_expired(job: Any) -> bool:
     """Return whether a job is no longer as it was loaded, and neither are those that share its session."""
     return instance_state(job).expired

@@ -70,6 +70,8 @@ class Settlement:
     started_at: sa.ColumnElement[Any] | None = None
     """When the run began, for a strategy whose claim writes nothing; None leaves it, and ``claimed_by``, as it was."""
     worker: sa.ColumnElement[Any] | None = None
+    suspect: bool = False
+    """A job that goes back to pending is to fulfil :meth:`ClaimStrategy.suspect`, where rows can tell."""
 
 
 class ClaimStrategy:
@@ -187,6 +189,8 @@ class ClaimStrategy:
             values[role] = None
         if settlement.started_at is not None:
             values |= {"started_at": settlement.started_at, "claimed_by": settlement.worker}
+        if settlement.suspect:
+            del values["lease_token"]
         if settlement.run_at is not None:
             values["run_at"] = settlement.run_at
         if settlement.error is not None:

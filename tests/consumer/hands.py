@@ -50,6 +50,10 @@ class Hands:
     async def delete(self, instance: object) -> None:
         self.session.delete(instance)
 
+    async def choose(self, level: str) -> None:
+        """Begin a transaction at an isolation level."""
+        self.session.connection(execution_options={"isolation_level": level})
+
     @contextlib.asynccontextmanager
     async def nested(self) -> AsyncIterator[None]:
         with self.session.begin_nested():
@@ -61,6 +65,12 @@ class Hands:
     async def wait(self, event: threading.Event) -> None:
         deadline = time.monotonic() + DEADLINE
         while not event.wait(0.05):
+            self._go_on_waiting(deadline)
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline, pause = time.monotonic() + DEADLINE, threading.Event()
+        while not condition():
+            pause.wait(0.005)
             self._go_on_waiting(deadline)
 
     def _go_on_waiting(self, deadline: float) -> None:
@@ -99,6 +109,9 @@ class AsyncHands(Hands):
     async def delete(self, instance: object) -> None:
         await self.session.delete(instance)
 
+    async def choose(self, level: str) -> None:
+        await self.session.connection(execution_options={"isolation_level": level})
+
     @contextlib.asynccontextmanager
     async def nested(self) -> AsyncIterator[None]:
         async with self.session.begin_nested():
@@ -114,6 +127,12 @@ class AsyncHands(Hands):
     async def wait(self, event: threading.Event) -> None:
         deadline = time.monotonic() + DEADLINE
         while not event.is_set():
+            self._go_on_waiting(deadline)
+            await asyncio.sleep(0.005)
+
+    async def wait_for(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + DEADLINE
+        while not condition():
             self._go_on_waiting(deadline)
             await asyncio.sleep(0.005)
 

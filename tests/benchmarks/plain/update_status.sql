@@ -358,7 +358,7 @@ SELECT set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS
 
 SELECT to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3
 
-SELECT txid_current() AS txid_current_1
+SELECT txid_current() AS txid_current_1, current_setting(%(current_setting_2)s::VARCHAR) AS current_setting_1
 
 UPDATE email SET status=%(status)s::VARCHAR, last_error=%(last_error)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(lease_token)s::UUID, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR WHERE email.id = ANY (CAST(%(param_1)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(lease_token_1)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id

@@ -1,0 +1,126 @@
+"""Strict isolation levels, by default or by a handler's own choice: jobs end as they would at READ COMMITTED."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from tests.consumer.bench import Bench, wait_until
+
+pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
+
+LEVEL = sa.text("SELECT current_setting('transaction_isolation')")
+LEASE = 1.0
+
+
+@contextlib.contextmanager
+def strict_by_default(bench: Bench, where: str, level: str) -> Iterator[dict[str, Any]]:
+    """Yield the options of an engine whose transactions are strict, unless it is the database that says so."""
+    if where != "database":
+        yield {"engine": {"isolation_level": level}, "factory": {"execution_options": {"isolation_level": level}}}[
+            where
+        ]
+        return
+    name = bench.database.name
+    bench.execute(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = '{level.lower()}'")
+    bench.database.kill_backends()
+    try:
+        yield {}
+    finally:
+        bench.execute(f'ALTER DATABASE "{name}" RESET default_transaction_isolation')
+        bench.database.kill_backends()
+
+
+def past_its_lease(bench: Bench) -> None:
+    """Wait for as long as a lease lives that is not extended, and a while longer."""
+    end = bench.execute(f"SELECT clock_timestamp() + interval '{1.2 * LEASE} s'")
+    wait_until(lambda: bench.execute("SELECT clock_timestamp() > :end", end=end))
+
+
+DEFAULTS = [
+    pytest.param("database", "SERIALIZABLE"),
+    pytest.param("engine", "REPEATABLE READ"),
+    pytest.param("factory", "SERIALIZABLE", marks=pytest.mark.thorough),
+    pytest.param("database", "REPEATABLE READ", marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.parametrize(("where", "level"), DEFAULTS)
+def test_a_strict_default_costs_nothing(bench: Bench, where: str, level: str) -> None:
+    """No job runs twice, nor loses an attempt; handlers under a lease have that level, for longer than the lease."""
+    keys = bench.enqueue(5)
+    patient, levels = threading.Event(), set[str]()
+    begun = threading.Semaphore(0)
+
+    async def work(hands: Any, job: Any) -> None:
+        levels.add(await hands.scalar(LEVEL))
+        await hands.execute(bench.effect(job.id))
+        if job.id in keys[:2]:
+            begun.release()
+            await hands.wait(patient)
+
+    with strict_by_default(bench, where, level) as engine:
+        server = bench.consumer(work, concurrency=2, batch_size=2, lease=LEASE, engine=engine)
+        with server.running():
+            if not bench.held:
+                assert all(begun.acquire(timeout=30) for _ in range(2))
+                past_its_lease(bench)
+            patient.set()
+            wait_until(lambda: bench.states() == {"completed": 5})
+    assert levels == {"read committed" if bench.held else level.lower()}
+    assert server.told() == {"claimed": 5, "completed": 5}
+    assert set(bench.attempts().values()) == {1}
+    assert set(bench.effects().values()) == {1}
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_handler_chooses_a_strict_level(leased: Bench, level: str) -> None:
+    """Several run at once for longer than their leases, and each completion succeeds at the first try."""
+    keys = leased.enqueue(3)
+    begun, patient = threading.Semaphore(0), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.choose(level)
+        assert await hands.scalar(LEVEL) == level.lower()
+        await hands.execute(leased.effect(job.id))
+        begun.release()
+        await hands.wait(patient)
+
+    server = leased.consumer(work, concurrency=3, lease=LEASE)
+    with server.running():
+        assert all(begun.acquire(timeout=30) for _ in keys)
+        past_its_lease(leased)
+        patient.set()
+        wait_until(lambda: leased.states() == {"completed": 3})
+    assert server.told() == {"claimed": 3, "completed": 3}
+    assert leased.effects() == dict.fromkeys(keys, 1)
+    assert leased.execute("SHOW enable_seqscan") == "on"
+
+
+def test_handlers_that_are_in_each_others_way_run_again(leased: Bench) -> None:
+    """Each reads what the other writes: one of two must fail, at no cost, and not again at once."""
+    keys = leased.enqueue(2)
+    seen = list[int]()
+
+    async def work(hands: Any, job: Any) -> None:
+        await hands.choose("SERIALIZABLE")
+        await hands.scalar(sa.text("SELECT count(*) FROM effect"))
+        await hands.execute(leased.effect(job.id))
+        seen.append(job.id)
+        if len(seen) <= 2:
+            await hands.wait_for(lambda: len(seen) >= 2)
+
+    server = leased.consumer(work, concurrency=2)
+    with server.running():
+        wait_until(lambda: leased.states() == {"completed": 2})
+    assert leased.attempts() == dict.fromkeys(keys, 1)
+    assert leased.effects() == dict.fromkeys(keys, 1)
+    assert not server.told("failed", "retried", "lease_lost")
+    [released] = [event for event in server.events if event.name == "released"]
+    assert released.delay

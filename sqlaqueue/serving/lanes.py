@@ -11,9 +11,10 @@ from sqlaqueue.log import logger
 from sqlaqueue.serving import checks, tending
 from sqlaqueue.serving.errors import is_of_database, is_programs_fault
 from sqlaqueue.serving.hands import Hand
+from sqlaqueue.serving.held import held_batch, strike
 from sqlaqueue.serving.keeping import mend_messages
 from sqlaqueue.serving.outcomes import RELEASED, Ended
-from sqlaqueue.serving.runs import held_batch, leased_batch, run_leased, run_to_the_end, strike
+from sqlaqueue.serving.runs import leased_batch, run_leased, run_to_the_end
 from sqlaqueue.serving.sessions import driver_connection, one_connection
 from sqlaqueue.serving.settling import settle_finished
 from sqlaqueue.serving.shift import Shift

@@ -25,6 +25,11 @@ from sqlaqueue.strategies import Held
 from sqlaqueue.strategies.replanning import planned_anew
 
 
+def rollback(session: Session) -> None:
+    """Undo what the session's transaction has done."""
+    session.rollback()
+
+
 def adopt(session: Session, jobs: Sequence[Any]) -> list[Any]:
     """Return claimed, detached jobs as members of ``session``.
 

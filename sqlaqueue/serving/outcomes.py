@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from asyncio import CancelledError
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.backoff import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
+from sqlaqueue.serving.errors import is_lost
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import delayed, error_text
 from sqlaqueue.strategies import Settlement
@@ -100,6 +102,16 @@ def concerns_all(error: BaseException) -> bool:
 def is_verdict(error: BaseException | None) -> bool:
     """Return whether an error says how the run is to end, whatever else has happened."""
     return isinstance(error, HandlerSignal | JobTimeout | Abandoned | HeldUp)
+
+
+def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 - both say the same
+    """Return whether a run ended because its connection was lost.
+
+    A handler that gave a statement up has ended the connection itself.
+
+    :param gone: whether the connection of its session is gone.
+    """
+    return is_lost(error) or (gone and not is_verdict(error) and not isinstance(error, TimeoutError | CancelledError))
 
 
 def caught(error: BaseException) -> BaseException:

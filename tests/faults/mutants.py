@@ -15,7 +15,20 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue import aio, consumer
-from sqlaqueue.serving import claiming, crew, ending, keeping, lanes, ledger, operations, plan, runs, savepoint, tending
+from sqlaqueue.serving import (
+    claiming,
+    crew,
+    ending,
+    held,
+    keeping,
+    lanes,
+    ledger,
+    operations,
+    plan,
+    runs,
+    savepoint,
+    tending,
+)
 from sqlaqueue.serving.crew import Crew
 from sqlaqueue.serving.hands import Hand, runs_of
 from sqlaqueue.serving.ledger import Entries, Entry
@@ -190,8 +203,8 @@ class Instead:
 
 @mutant
 def runs_its_batch_to_the_end() -> None:
-    original = runs._run_held
-    runs._run_held = lambda crew, jobs, entry: original(
+    original = held._run_held
+    held._run_held = lambda crew, jobs, entry: original(
         Instead(crew, plan=Instead(crew.plan, stopping=False)), jobs, entry
     )
 
@@ -248,7 +261,7 @@ def strikes_nothing_out() -> None:
     def strike(plan: Any) -> Script:
         yield from ()
 
-    runs.strike = lanes.strike = strike
+    held.strike = lanes.strike = strike
 
 
 @mutant
@@ -263,7 +276,7 @@ def blames_nobody_for_a_lost_connection() -> None:
         return Report(claimed=len(entry.names))
         yield
 
-    runs._settle_alone = settle_alone
+    held._settle_alone = settle_alone
 
 
 @mutant
@@ -347,4 +360,4 @@ def settles_all_or_nothing() -> None:
 
 @mutant
 def tries_a_batch_as_a_whole_again() -> None:
-    runs.concerns_all = lambda error: True
+    runs.concerns_all = held.concerns_all = lambda error: True

@@ -173,7 +173,8 @@ def strike_soon(session: Session, spec: QueueSpec, entry: Entry) -> None:
 
 def _leave_behind(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """Reduce the row of a batch to its suspects; a crash of the server may have lost it."""
-    ledger, left = spec.side_tables[LEDGER], {"keys": list(entry.left_behind), "starts": entry.left_starts}
+    names = as_json(sa.literal(json.dumps(entry.left_behind), sa.Text()))
+    ledger, left = spec.side_tables[LEDGER], {"keys": names, "starts": entry.left_starts}
     row = postgresql.insert(ledger).values(id=entry.id, queue=spec.name, worker=worker_name(), **left)
     _execute(session, spec, row.on_conflict_do_update(index_elements=[ledger.c.id], set_=left))
 

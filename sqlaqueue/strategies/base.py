@@ -1,12 +1,11 @@
 """The contract of a claim strategy.
 
-A strategy decides what a queue stores, what it indexes, what a claim locks and writes, and what is left
-behind when a worker dies. It takes a :class:`~sqlaqueue.spec.QueueSpec` and returns SQLAlchemy
-constructs; it never sees a Session, so the same strategy serves sync and async code.
+A strategy decides what a queue stores, what it indexes, what a claim locks and writes, and what is left behind when a
+worker dies. It takes a :class:`~sqlaqueue.spec.QueueSpec` and returns SQLAlchemy constructs; it never sees a Session, so
+the same strategy serves sync and async code.
 
-Subclass :class:`ClaimStrategy`, implement the methods without a default, and register the class under
-the entry point group ``sqlaqueue.strategies``. :class:`sqlaqueue.testing.StrategyConformance` tells
-whether it keeps the contract.
+Subclass :class:`ClaimStrategy`, implement the methods without a default, and register the class under the entry point
+group ``sqlaqueue.strategies``. :class:`sqlaqueue.testing.StrategyConformance` tells whether it keeps the contract.
 """
 
 from __future__ import annotations
@@ -185,12 +184,12 @@ class ClaimStrategy:
         """Return what an ended run writes into its row."""
         values: dict[str, Any] = {"status": spec.word(settlement.state)}
         values["finished_at"] = None if settlement.state == "pending" else clock()
-        for role in ("lease_token", "lease_expires_at", *(() if spec.keeps_claimed_by else ("claimed_by",))):
-            values[role] = None
+        kept = {"lease_token": settlement.suspect, "claimed_by": spec.keeps_claimed_by}
+        values |= dict.fromkeys(
+            role for role in ("lease_token", "lease_expires_at", "claimed_by") if not kept.get(role)
+        )
         if settlement.started_at is not None:
             values |= {"started_at": settlement.started_at, "claimed_by": settlement.worker}
-        if settlement.suspect:
-            del values["lease_token"]
         if settlement.run_at is not None:
             values["run_at"] = settlement.run_at
         if settlement.error is not None:

@@ -11,7 +11,8 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.mapping import spec_of
-from sqlaqueue.serving import held, ledger
+from sqlaqueue.serving import held as runs
+from sqlaqueue.serving import ledger
 from sqlaqueue.serving.patience import Patience, _Statement
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.conftest import Supply
@@ -31,7 +32,7 @@ def held_by_threads(supply: Supply) -> Bench:
 
 def test_whoever_locks_both_tables_is_let_through(held: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would wait for the Consumer's jobs, and the Consumer for its ledger, and no server would see it."""
-    monkeypatch.setattr(held, "LEDGER_PATIENCE", 0.2)
+    monkeypatch.setattr(runs, "LEDGER_PATIENCE", 0.2)
     held.enqueue(3)
     table = held.Job.__table__.name
     waits = """

@@ -307,9 +307,7 @@ class _Tasks(Shift):
                 match step:
                     case Beside():
                         async with self.open() as other, asyncio.timeout(step.patience):
-                            if isolation.is_strict(self.plan):
-                                await other.run_sync(isolation.begin, self.plan)
-                            result = await other.run_sync(step)
+                            result = await other.run_sync(isolation.carry_out, self.plan, step)
                     case Do():
                         result = await needed(session).run_sync(step)
                     case InSession():

@@ -67,6 +67,12 @@ def begin(session: Session, plan: Plan) -> None:
             session.connection(bind_arguments=plan.bind, execution_options=options)
 
 
+def carry_out(session: Session, plan: Plan, operation: Callable[[Session], Any]) -> Any:
+    """Carry out an operation in a transaction of the Consumer's own."""
+    begin(session, plan)
+    return operation(session)
+
+
 def _is_connected(session: Session) -> bool:
     transaction = session.get_transaction()
     return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - asking by session.connection() would begin one

@@ -1,8 +1,7 @@
 """The contract of a claim strategy.
 
 A strategy decides what a queue stores, what it indexes, what a claim locks and writes, and what is left behind when a
-worker dies. It takes a :class:`~sqlaqueue.spec.QueueSpec` and returns SQLAlchemy constructs. It never sees a Session:
-the same strategy serves sync and async code.
+worker dies. It takes a :class:`~sqlaqueue.spec.QueueSpec` and returns SQLAlchemy constructs, for sync and async code.
 
 Subclass :class:`ClaimStrategy`, implement the methods without a default, and register the class under the entry point
 group ``sqlaqueue.strategies``. :class:`sqlaqueue.testing.StrategyConformance` tells whether it keeps the contract.
@@ -185,8 +184,7 @@ class ClaimStrategy:
         values: dict[str, Any] = {"status": spec.word(settlement.state)}
         values["finished_at"] = None if settlement.state == "pending" else clock()
         kept = {"lease_token": settlement.suspect, "claimed_by": spec.keeps_claimed_by}
-        of_the_run = ("lease_token", "lease_expires_at", "claimed_by")
-        values |= dict.fromkeys(role for role in of_the_run if not kept.get(role))
+        values |= {role: None for role in ("lease_token", "lease_expires_at", "claimed_by") if not kept.get(role)}
         if settlement.started_at is not None:
             values |= {"started_at": settlement.started_at, "claimed_by": settlement.worker}
         if settlement.run_at is not None:

@@ -73,6 +73,15 @@ def test_attributes_left_out_and_taken_in(database: Database, make: Any, engine:
     assert in_any_order(dump(database)) == in_any_order(wanted(many, database))
 
 
+@pytest.mark.once
+def test_when_a_run_began_comes_and_goes(database: Database, make: Any) -> None:
+    """An attribute that is there only where it is named is a column like any other."""
+    model = order(QueueConfig(columns={"started_at": "began"}))
+    changed(make(order(QueueConfig())), model)
+    assert "began" in dump(database)
+    assert dump(database) == wanted(model, database)
+
+
 @every_strategy
 def test_a_retention(database: Database, make: Any, strategy: str) -> None:
     """It comes with an index, of another predicate for other states, and goes with it."""

@@ -40,7 +40,7 @@ def test_whoever_waits_is_woken_by_the_end(mixed: Bench, raised: Exception | Non
         wait_until(lambda: said() == [f'ended ["{key}"]'])
         assert not knows(server, key)
     assert result.state == state
-    assert result.error == {"completed": None, "failed": "broken", "cancelled": "unwanted"}[state]
+    assert result.error == {"completed": None, "failed": "Fail: broken", "cancelled": "unwanted"}[state]
     if mixed.has_status:
         assert result.job is not None
         assert (result.job.id, result.job.status, result.job.payload) == (key, state, "x")

@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import statements
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.changes import BATCH, QUIET, still
+from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import Which, bind, count, next_keys
 from sqlaqueue.selection import chosen_by, instances, key_of
 from sqlaqueue.serving.sessions import writing
@@ -34,6 +35,7 @@ class Cancelled:
     names are texts here. Of a class or a select only jobs that end meanwhile are missing."""
 
 
+@takes_session
 def cancel(
     session: Session, jobs: Any, which: Which = _ACTIVE, *, batch_size: int = BATCH, limit: int | None = None
 ) -> Cancelled:

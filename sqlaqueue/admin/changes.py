@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import statements
+from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import Which, bind, next_keys
 from sqlaqueue.config import FINISHED
 from sqlaqueue.selection import chosen_by, instances
@@ -25,6 +26,7 @@ Change = Callable[[Session, type[Any], Which, Sequence[Key]], int]
 """Changes the jobs with these keys, as far as they still are in the states meant, and returns how many."""
 
 
+@takes_session
 def in_batches(
     session: Session, model: Any, which: Which, change: Change, *, size: int = BATCH, limit: int | None = None
 ) -> Iterator[int]:
@@ -49,6 +51,7 @@ def in_batches(
 _FAILED, _FINISHED = Which(states=("failed",)), Which(states=FINISHED)
 
 
+@takes_session
 def requeue(
     session: Session, jobs: Any, which: Which = _FAILED, *, batch_size: int = BATCH, limit: int | None = None
 ) -> int:
@@ -65,6 +68,7 @@ def requeue(
     return execute(session, type(listed[0]), statements.requeue(listed)) if listed else 0
 
 
+@takes_session
 def purge(
     session: Session, model: Any, which: Which = _FINISHED, *, batch_size: int = BATCH, limit: int | None = None
 ) -> int:
@@ -78,22 +82,26 @@ def purge(
     return sum(in_batches(session, model, which, purge_some, size=batch_size, limit=limit))
 
 
+@takes_session
 def requeue_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
     """Make finished jobs wait again."""
     return _change(session, model, statements.requeue(still(model, which, keys)))
 
 
+@takes_session
 def cancel_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
     """Cancel waiting jobs and ask running ones to stop; the latter are not counted."""
     return _change(session, model, statements.cancel(still(model, which, keys)))
 
 
+@takes_session
 def purge_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
     """Delete finished jobs."""
     states = FINISHED if which.states is None else which.states
     return _change(session, model, statements.purge(still(model, which, keys), states=states, limit=len(keys)))
 
 
+@takes_session
 def execute(session: Session, model: type[Any], verb: Any) -> int:
     """Execute a verb, commit, and return how many jobs it has changed."""
     changed = _change(session, model, verb)
@@ -101,6 +109,7 @@ def execute(session: Session, model: type[Any], verb: Any) -> int:
     return changed
 
 
+@takes_session
 def preview(session: Session, model: type[Any], verb: Any) -> int:
     """Return how many jobs a verb would change: it is executed and rolled back."""
     changed = _change(session, model, verb)

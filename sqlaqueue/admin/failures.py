@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import NO_ERROR, Which, bind, kind_of, surveyed
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.spec import Key
@@ -31,6 +32,7 @@ class FailureGroup:
     """Some of them, the newest first."""
 
 
+@takes_session
 def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[FailureGroup]:
     """Return what has failed, the most frequent kind of error first.
 

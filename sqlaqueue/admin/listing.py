@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import Which, bind, surveyed
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.spec import Key, QueueSpec
@@ -40,6 +41,7 @@ class JobInfo:
     lease_expires_at: datetime | None = None
 
 
+@takes_session
 def jobs(session: Session, model: type[Any], which: Which | None = None, *, limit: int = 20) -> list[JobInfo]:
     """Return some jobs of a queue, those that ended or were enqueued last first.
 
@@ -56,6 +58,7 @@ def jobs(session: Session, model: type[Any], which: Which | None = None, *, limi
     return [_info(spec, row) for row in rows]
 
 
+@takes_session
 def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str, Any]] | None:
     """Return one job with the values of its row by the names of its columns, None when there is no such job.
 

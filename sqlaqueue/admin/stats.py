@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import Which, bind, surveyed
 from sqlaqueue.config import STATES
 from sqlaqueue.control import consumers, paused
@@ -43,6 +44,7 @@ class Stats:
     """How many Consumers are alive."""
 
 
+@takes_session
 def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats:
     """Return how a queue is doing.
 

@@ -15,6 +15,7 @@ from sqlaqueue.admin.listing import job, jobs
 from sqlaqueue.admin.stats import stats
 from sqlaqueue.admin.which import count
 from sqlaqueue.admin.whole import consumers, pause, paused, reconcile, rescue, resume
+from sqlaqueue.serving.factories import check_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -27,6 +28,7 @@ def _twin(
     operation: Callable[Concatenate[Session, P], T],
 ) -> Callable[Concatenate[AsyncSession, P], Awaitable[T]]:
     async def run(session: AsyncSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        check_session(session, run.__name__, is_async=True)
         return await session.run_sync(operation, *args, **kwargs)
 
     functools.update_wrapper(run, operation)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.exc import StatementError
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.spec import Key, QueueSpec, clock
@@ -52,6 +53,7 @@ class Which:
     keys: tuple[str, ...] | None = None
 
 
+@takes_session
 def count(session: Session, model: type[Any], which: Which) -> dict[str, int]:
     """Return how many of these jobs there are in each state; states without any are missing.
 

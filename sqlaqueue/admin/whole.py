@@ -9,10 +9,12 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import control, statements
 from sqlaqueue.admin.changes import execute
+from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import bind
 from sqlaqueue.serving.sessions import writing
 
 
+@takes_session
 def pause(session: Session, model: type[Any]) -> None:
     """Hand out no more jobs of a queue, and commit."""
     with writing(session):
@@ -20,6 +22,7 @@ def pause(session: Session, model: type[Any]) -> None:
     session.commit()
 
 
+@takes_session
 def resume(session: Session, model: type[Any]) -> None:
     """Hand out jobs of a queue again, and commit."""
     with writing(session):
@@ -27,21 +30,25 @@ def resume(session: Session, model: type[Any]) -> None:
     session.commit()
 
 
+@takes_session
 def paused(session: Session, model: type[Any]) -> bool:
     """Return whether a queue is paused."""
     return bool(session.scalar(control.paused(model), bind_arguments=bind(model)))
 
 
+@takes_session
 def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
     """Return the Consumers that serve a queue now, as rows with the columns of :func:`sqlaqueue.consumers`."""
     return session.execute(control.consumers(model), bind_arguments=bind(model)).all()
 
 
+@takes_session
 def rescue(session: Session, model: type[Any]) -> int:
     """Take back jobs whose lease has expired, commit, and return how many."""
     return execute(session, model, statements.rescue(model))
 
 
+@takes_session
 def reconcile(session: Session, model: type[Any]) -> int:
     """Mend what bypassed the triggers of a message table, commit, and return how many jobs that were."""
     return execute(session, model, statements.reconcile(model))

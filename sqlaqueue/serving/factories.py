@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlaqueue.exc import ConfigurationError
 
@@ -51,6 +51,25 @@ def check_made(made: type[Any], factory: Any, what: str, *, is_async: bool) -> N
     raise ConfigurationError(msg)
 
 
+def check_session(session: object, what: str, *, is_async: bool) -> None:
+    """Refuse what is given in place of a session, such as an engine or a session factory.
+
+    :param what: the function that it was given to, for the texts of errors.
+    :raises ConfigurationError: naming the fix.
+    """
+    of_async = _is_of_asyncio(session, "AsyncSession", "async_scoped_session")
+    if of_async if is_async else isinstance(session, Session | scoped_session):
+        return
+    name = "AsyncSession" if is_async else "Session"
+    fix = f"give {_article_of(name)}, as in `{'async ' * is_async}with {name}(engine) as session`"
+    if of_async:
+        fix = f"use `await session.run_sync({what}, ...)`"
+    elif isinstance(session, Session):
+        fix = f"use {what.removeprefix('async_')}"
+    msg = f"{what}(): this is {_article(session)}; {fix}"
+    raise ConfigurationError(msg)
+
+
 def _is_of_asyncio(given: Any, *names: str) -> bool:
     return any(isinstance(given, _async_class(name)) for name in names)
 
@@ -62,5 +81,8 @@ def _async_class(name: str) -> Any:
 
 
 def _article(given: Any) -> str:
-    name = type(given).__name__
+    return _article_of(type(given).__name__)
+
+
+def _article_of(name: str) -> str:
     return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

@@ -88,7 +88,7 @@ class ClaimStrategy:
     """Whether a claim is served by an index of the claim order, so that it may begin at a position."""
 
     takes_tokens: ClassVar[bool] = False
-    """Whether the token of a claim can be given as :data:`~sqlaqueue.strategies.deaths.CLAIM_TOKEN`."""
+    """Whether the token of a claim can be given as ``sqlaqueue.strategies.deaths.CLAIM_TOKEN``."""
 
     needs: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The roles this strategy cannot do without, each with the reason for the error message."""

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import admin, claim
+from sqlaqueue.exc import ConfigurationError
 from tests.cli.conftest import Shop
 from tests.cli.shop.models import Email, Letter, Row, Task
 
@@ -54,6 +55,31 @@ def test_cancel_goes_batch_by_batch(shop: Shop, size: int) -> None:
         jobs = session.scalars(sa.select(Email).order_by(Email.id)).all()
         done = admin.cancel(session, jobs, batch_size=size)
         assert done == admin.Cancelled(cancelled=[2], asked=[6], missing=[1, 3, 4, 5, 7])
+
+
+async def test_what_is_no_session_is_refused() -> None:
+    engine: Any = sa.create_engine("postgresql+psycopg://")
+    async_engine: Any = create_async_engine("postgresql+psycopg://")
+    async_session: Any = AsyncSession(async_engine)
+    for given, said in [
+        (engine, r"stats\(\): this is an Engine; give a Session, as in `with Session\(engine\) as session`"),
+        (async_engine, "this is an AsyncEngine; give a Session"),
+        (sessionmaker(engine), "this is a sessionmaker; give a Session"),
+        (async_session, r"this is an AsyncSession; use `await session.run_sync\(stats, ...\)`"),
+    ]:
+        with pytest.raises(ConfigurationError, match=said):
+            admin.stats(given, Email)
+    with pytest.raises(ConfigurationError, match=r"in_batches\(\): this is an Engine"):
+        admin.in_batches(engine, Email, admin.Which(), admin.requeue_some)
+    for given, said in [
+        (
+            async_engine,
+            r"async_stats\(\): this is an AsyncEngine; give an AsyncSession, as in `async with ",
+        ),
+        (Session(engine), "this is a Session; use stats$"),
+    ]:
+        with pytest.raises(ConfigurationError, match=said):
+            await admin.async_stats(given, Email)
 
 
 def test_every_call_has_a_twin() -> None:

@@ -24,6 +24,10 @@ class ConfigurationError(SqlaqueueError):
     """
 
 
+class DatabaseNotReadyError(ConfigurationError):
+    """The database lacks what a queue needs, or the role may not do it; the message says what makes or grants it."""
+
+
 class UnknownStrategyError(ConfigurationError):
     """``QueueConfig.strategy`` names a strategy that nobody registered."""
 

@@ -98,6 +98,8 @@ class QueueSpec:
     strategy: ClaimStrategy
     side_tables: dict[str, sa.Table] = field(default_factory=dict)
     """The strategy's own tables by their purpose, such as ``"messages"``."""
+    claim_indexes: list[sa.Index] = field(default_factory=list)
+    """The indexes without which claims and rescues read a whole table."""
 
     @property
     def model(self) -> type[Any]:

@@ -16,9 +16,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.ddl import TableId, Trigger, TriggerFunction, objects_of, version_in
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.ddl import NEUTRAL, TableId, Trigger, TriggerFunction, objects_of, version_in
+from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.spec import QueueSpec
+from sqlaqueue.strategies import wake_up_triggers
 
 UPDATE = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
 """The command that brings a database up to date, for a project whose ``env.py`` has the plug-in."""
@@ -31,7 +32,10 @@ _TRIGGER = sa.table("pg_trigger", *map(sa.column, ("tgname", "tgrelid", "tgenabl
 
 
 def what_is_missing(session: Session | sa.Connection, spec: QueueSpec) -> list[str]:
-    """Return what a queue needs and the database does not have: tables, or else columns and triggers."""
+    """Return what a queue needs and the database does not have: tables, or else columns and triggers.
+
+    Not those that only wake idle consumers: without them these poll, which :func:`what_is_outdated` says.
+    """
     tables = [spec.table, *spec.side_tables.values()]
     found = session.execute(sa.select(*map(TableId, tables))).one()
     missing = [table for table, number in zip(tables, found, strict=True) if number is None]
@@ -39,7 +43,8 @@ def what_is_missing(session: Session | sa.Connection, spec: QueueSpec) -> list[s
         return [f"the table {table.fullname}{_where_else(session, table)}" for table in missing]
     columns = set(session.execute(_columns(spec)).scalars())
     triggers = set(session.execute(_triggers(spec)).scalars())
-    wanted = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
+    names = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
+    wanted = [name for name in names if not name.startswith(wake_up_triggers.PREFIX)]
     return [
         *(f"the column {spec.table.fullname}.{each.name}" for each in spec.table.c if each.name not in columns),
         *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
@@ -49,7 +54,7 @@ def what_is_missing(session: Session | sa.Connection, spec: QueueSpec) -> list[s
 def check_complete(session: Session | sa.Connection, spec: QueueSpec) -> None:
     """Refuse a database that lacks what a queue needs.
 
-    :raises ConfigurationError: naming what is missing, and what makes it.
+    :raises DatabaseNotReadyError: naming what is missing, and what makes it.
     """
     missing = what_is_missing(session, spec)
     if missing:
@@ -57,7 +62,7 @@ def check_complete(session: Session | sa.Connection, spec: QueueSpec) -> None:
             f"the database lacks what {spec.model.__name__} needs: {', '.join(missing)}; {UPDATE} makes it, where "
             "env.py has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet"
         )
-        raise ConfigurationError(msg)
+        raise DatabaseNotReadyError(msg)
 
 
 def what_is_apart(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
@@ -183,6 +188,64 @@ def _triggers(spec: QueueSpec) -> AnySelect:
 
 def _firing(spec: QueueSpec) -> AnySelect:
     return _triggers(spec).where(sa.cast(_TRIGGER.c.tgenabled, sa.Text).in_(["O", "A"]))
+
+
+# -- what claims are quick by ------------------------------------------------------------------------------------------
+
+
+def missing_indexes(session: Session | sa.Connection, spec: QueueSpec) -> list[sa.Index]:
+    """Return the indexes of claims and rescues that the database does not have, or has left invalid.
+
+    One of another name will do when it begins with the same columns. On a database other than PostgreSQL none is
+    missing.
+    """
+    own = {str(index.name) for index in spec.claim_indexes}
+    there: dict[sa.Table | None, list[tuple[str, list[str]]]] = {}
+    for table in {index.table for index in spec.claim_indexes if index.table is not None}:
+        rows: Any = session.execute(_indexed_columns(table)).all()
+        there[table] = [(name, columns) for name, columns in rows]
+
+    def serves(index: sa.Index, name: str, columns: list[str]) -> bool:
+        wanted = [column.name for column in index.columns]
+        return name == index.name or (name not in own and columns[: len(wanted)] == wanted)
+
+    return [
+        index
+        for index in spec.claim_indexes
+        if not any(serves(index, name, columns) for name, columns in there.get(index.table, []))
+    ]
+
+
+def _indexed_columns(table: sa.Table) -> AnySelect:
+    """Return the valid indexes of a table, each with its columns in order."""
+    index = sa.table("pg_index", *map(sa.column, ("indexrelid", "indrelid", "indkey", "indisvalid")))
+    relation = sa.table("pg_class", *map(sa.column, ("oid", "relname")))
+    attribute = sa.table("pg_attribute", *map(sa.column, ("attname", "attrelid", "attnum")))
+    place = sa.func.array_position(sa.cast(index.c.indkey, ARRAY(sa.SmallInteger())), attribute.c.attnum)
+    names = sa.func.array_agg(aggregate_order_by(sa.cast(attribute.c.attname, sa.Text), place), type_=ARRAY(sa.Text()))
+    mine = sa.and_(attribute.c.attrelid == index.c.indrelid, place.is_not(None))
+    listed = sa.select(names).select_from(attribute).where(mine).correlate(index).scalar_subquery()
+    found: Any = (
+        sa.select(sa.cast(relation.c.relname, sa.Text), sa.func.coalesce(listed, sa.cast([], ARRAY(sa.Text()))))
+        .join_from(index, relation, relation.c.oid == index.c.indexrelid)
+        .where(index.c.indrelid == TableId(table), index.c.indisvalid)
+    )
+    selected: AnySelect = found
+    return selected
+
+
+def what_is_slow(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
+    """Return what to do about indexes that are missing; None when none is."""
+    missing = missing_indexes(session, spec)
+    if not missing:
+        return None
+    names = ", ".join(f"{index.name} of {index.table.fullname}" for index in missing if index.table is not None)
+    statements = "; ".join(str(sa.schema.CreateIndex(each).compile(dialect=NEUTRAL)).strip() for each in missing)
+    return (
+        f"{spec.model.__name__}: the database lacks {'an index' if len(missing) == 1 else 'indexes'} of this queue: "
+        f"{names}, so claims may read the whole table. Run {UPDATE}, where env.py has the plug-in sqlaqueue.alembic, "
+        f"or let the owner execute: {statements}"
+    )
 
 
 # -- what the deletion of jobs depends on ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from sqlaqueue.control import consumers, paused
 from sqlaqueue.selection import chosen_by
 from sqlaqueue.spec import QueueSpec, clock
 from sqlaqueue.strategies.side_tables import CONSUMERS, CONTROL
+from sqlaqueue.versions import missing_indexes
 
 ACTIVE = ("pending", "processing")
 """The states of jobs that are not over."""
@@ -42,6 +43,8 @@ class Stats:
     paused: bool
     consumers: int
     """How many Consumers are alive."""
+    missing_indexes: list[str]
+    """The indexes of claims and rescues that the database does not have: without them these read the whole table."""
 
 
 @takes_session
@@ -72,6 +75,9 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
         failed_by_attempts=_by_attempts(session, model) if finished else {},
         paused=CONTROL in spec.side_tables and bool(session.scalar(paused(model), bind_arguments=bind(model))),
         consumers=len(serving),
+        missing_indexes=[
+            str(index.name) for index in missing_indexes(session.connection(bind_arguments=bind(model)), spec)
+        ],
     )
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import click
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
-from sqlaqueue.exc import SqlaqueueError
+from sqlaqueue.exc import DatabaseNotReadyError, SqlaqueueError
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.versions import UPDATE, why_undefined
 
@@ -37,6 +37,9 @@ class DatabaseError(click.ClickException):
 _WRONG_VALUES = "22"
 """How PostgreSQL's codes for values that a type does not take begin."""
 
+_NO_PRIVILEGE = "42501"
+"""Its code when the role may not do something."""
+
 _NO_SESSION = ("08", "28", "3D", "53", "57P")
 """How its codes begin when it does not let anybody in: wrong password, no such database, too many, shutting down."""
 
@@ -49,6 +52,8 @@ def told_apart(spec: QueueSpec | None = None) -> Iterator[None]:
     """
     try:
         yield
+    except DatabaseNotReadyError as error:
+        raise DatabaseError(str(error)) from error
     except SqlaqueueError as error:
         raise InputError(str(error)) from error
     except NoSuchModuleError as error:
@@ -76,6 +81,11 @@ def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickExcept
         return DatabaseError(
             f"the database lacks what {spec.model.__name__} needs: {said}; {UPDATE} makes it, where env.py has the "
             "plug-in sqlaqueue.alembic; is it the right database?"
+        )
+    if state == _NO_PRIVILEGE:
+        return DatabaseError(
+            f"{said}; let the owner of the tables GRANT what the role of this command needs, as the page Privileges of "
+            "the documentation lists it"
         )
     if state.startswith(_WRONG_VALUES):
         return InputError(said)

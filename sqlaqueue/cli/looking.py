@@ -21,6 +21,7 @@ from sqlaqueue.cli.options import DURATION, json_option, target_argument, target
 from sqlaqueue.cli.showing import add_row, ago, console, echo_json, plain_key, span, table
 from sqlaqueue.cli.targets import Target, load_targets
 from sqlaqueue.statements import worker_name
+from sqlaqueue.versions import UPDATE
 
 _MOST_KEYS = 5
 """How many of the jobs that a Consumer runs are shown to people."""
@@ -92,6 +93,9 @@ def _shown(found: Sequence[admin.Stats]) -> RenderableType:
         add_row(shown, one.queue, *counts, one.running, one.due, span(one.oldest_due), one.consumers)
         if one.paused:
             notes.append(Text(f"{one.queue} is paused"))
+        if one.missing_indexes:
+            names = ", ".join(one.missing_indexes)
+            notes.append(Text(f"{one.queue}: claims may read the whole table, missing indexes: {names}; {UPDATE}"))
         if one.failed_by_attempts:
             parts = (f"{jobs} after {attempts}" for attempts, jobs in one.failed_by_attempts.items())
             notes.append(Text(f"{one.queue}: failed by attempts: {', '.join(parts)}"))

@@ -19,17 +19,17 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.cli.database import Database, engine_for, parse_url
-from sqlaqueue.cli.errors import DatabaseError, FailedError, InputError, first_line, told_apart
+from sqlaqueue.cli.errors import FailedError, InputError, first_line, told_apart
 from sqlaqueue.cli.order import Order, begin_log
 from sqlaqueue.cli.targets import Target, load, load_targets
 from sqlaqueue.consumer import Consumer
-from sqlaqueue.exc import ConfigurationError, SqlaqueueError
+from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.base import ConsumerBase, function_of
+from sqlaqueue.serving.checks import check_ready
 from sqlaqueue.serving.signals import doorbell
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.supported import check_dialect
-from sqlaqueue.versions import check_complete
 
 if TYPE_CHECKING:
     from sqlaqueue.aio import AsyncConsumer
@@ -164,10 +164,7 @@ def _check(consumer: ConsumerBase) -> None:
     def look(session: Session, spec: QueueSpec) -> None:
         connection = session.connection(bind_arguments={"mapper": spec.mapper})
         check_dialect(connection.dialect, repr(consumer))
-        try:
-            check_complete(connection, spec)
-        except ConfigurationError as error:
-            raise DatabaseError(str(error)) from error
+        check_ready(connection, spec)
 
     target = Target(consumer.queue, consumer.model, consumer)
     with Database(consumer.session_factory) as database, told_apart(target.spec):

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.privileges import what_is_hidden, what_is_not_granted, what_policies_hide
 from sqlaqueue.serving import isolation
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.sessions import check_writable
 from sqlaqueue.spec import QueueSpec
-from sqlaqueue.versions import check_complete, what_is_apart, what_is_outdated
+from sqlaqueue.versions import check_complete, what_is_apart, what_is_outdated, what_is_slow
 
 
 def check_transactions(session: Session, plan: Plan) -> None:
@@ -59,20 +59,33 @@ def check_database(session: Session, plan: Plan) -> bool:
     """Refuse a database that lacks what the queue needs, or a role that lacks rights; say what is of another version.
 
     :return: whether the queue's table tells idle consumers of new jobs.
-    :raises ConfigurationError: naming what is missing, and what makes it or grants it.
+    :raises DatabaseNotReadyError: naming what is missing, and what makes it or grants it.
     """
     # Asked by its connection: some of it names no mapped class, and a session may have several engines.
     connection = session.connection(bind_arguments=plan.bind)
     try:
-        _check_there(connection, plan.spec)
-        _check_rights(connection, plan.spec)
+        check_ready(connection, plan.spec)
         outdated = what_is_outdated(connection, plan.spec)
+        slow = what_is_slow(connection, plan.spec)
     finally:
         session.rollback()
     if outdated is not None:
         extra = fields("objects_outdated", queue=plan.spec.name, worker=plan.worker())
-        logger.warning("%s", outdated, extra=extra)
+        until = "; until then new jobs are found by polling" if plan.is_told else ""
+        logger.warning("%s%s", outdated, until, extra=extra)
+    if slow is not None:
+        extra = fields("indexes_missing", queue=plan.spec.name, worker=plan.worker())
+        logger.warning("%s", slow, extra=extra)
     return plan.is_told and outdated is None
+
+
+def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
+    """Refuse a database that lacks what the queue needs, or a role that lacks rights.
+
+    :raises DatabaseNotReadyError: naming what is missing, and what makes it or grants it.
+    """
+    _check_there(connection, spec)
+    _check_rights(connection, spec)
 
 
 def _check_there(connection: sa.Connection, spec: QueueSpec) -> None:
@@ -81,7 +94,7 @@ def _check_there(connection: sa.Connection, spec: QueueSpec) -> None:
     check_complete(connection, spec)
     apart = what_is_apart(connection, spec)
     if apart is not None:
-        raise ConfigurationError(apart)
+        raise DatabaseNotReadyError(apart)
 
 
 def _check_rights(connection: sa.Connection, spec: QueueSpec) -> None:
@@ -93,7 +106,7 @@ def _check_rights(connection: sa.Connection, spec: QueueSpec) -> None:
             f"row-level security hides every row from the role of this Consumer of {name}; let the owner of the table "
             f"execute: {'; '.join(policies)}; or let a superuser give the role BYPASSRLS"
         )
-        raise ConfigurationError(msg)
+        raise DatabaseNotReadyError(msg)
 
 
 def _refuse(name: str, grants: Sequence[str]) -> None:
@@ -102,4 +115,4 @@ def _refuse(name: str, grants: Sequence[str]) -> None:
             f"the role of this Consumer of {name} may not do what its queue needs; let the owner of the tables "
             f"execute: {'; '.join(grants)}"
         )
-        raise ConfigurationError(msg)
+        raise DatabaseNotReadyError(msg)

@@ -38,7 +38,8 @@ def keep(shift: Shift) -> Script:
             try:
                 yield from duty(shift, now)
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other duties are due all the same
-                if error is not shift.error:
+                # Until a first claim has worked, the lanes say what is wrong; it would be said twice.
+                if error is not shift.error and shift.proven:
                     kind = type(error).__name__
                     extra = shift.fields("maintenance_trouble", error_kind=kind)
                     logger.warning("%s: tending the queue: %s: %s", shift.name, kind, error, extra=extra)

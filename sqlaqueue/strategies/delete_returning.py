@@ -63,7 +63,7 @@ class DeleteReturning(ClaimStrategy):
         spec.side_tables[MESSAGES] = messages
         if spec.order_roles:
             order = [messages.c[column.key] for column in spec.claim_order]
-            sa.Index(conv(object_name("ix", messages.name, "claim")), *order)
+            spec.claim_indexes.append(sa.Index(conv(object_name("ix", messages.name, "claim")), *order))
         attach(messages, StorageParameters(messages))
         for construct in message_triggers(spec, messages):
             attach(spec.table, construct)

@@ -100,8 +100,11 @@ class ExistingMessages(ClaimStrategy):
         side_tables.ledger(spec)
         if self._order_by:
             name = conv(object_name("ix", messages.table.name, "queue", "claim"))
-            if name not in {index.name for index in messages.table.indexes}:
-                sa.Index(name, *messages.order, postgresql_where=messages.waits if messages.words else None)
+            index = next((each for each in messages.table.indexes if each.name == name), None)
+            if index is None:
+                where = messages.waits if messages.words else None
+                index = sa.Index(name, *messages.order, postgresql_where=where)
+            spec.claim_indexes.append(index)
 
     def rights(self, spec: QueueSpec) -> Iterator[Right]:
         """Messages are deleted, and one is inserted for a job that runs again."""

@@ -12,6 +12,7 @@ from sqlalchemy.sql.elements import conv
 from sqlaqueue.spec import QueueSpec
 
 _LONGEST = 63
+_OF_CLAIMS = {"claim", "suspect", "lease"}
 
 
 def object_name(*parts: str) -> str:
@@ -36,4 +37,7 @@ def add_index(
     # A class that is defined again finds its table with the index of the class before.
     for known in [index for index in spec.table.indexes if index.name == name]:
         spec.table.indexes.discard(known)
-    return sa.Index(name, *columns, postgresql_where=where)
+    index = sa.Index(name, *columns, postgresql_where=where)
+    if purpose in _OF_CLAIMS:
+        spec.claim_indexes.append(index)
+    return index

@@ -44,7 +44,15 @@ def test_stats_of_jobs_in_all_states(shop: Shop) -> None:
         "failed_by_attempts": {"1": 1, "2": 1},
         "paused": False,
         "consumers": 0,
+        "missing_indexes": [],
     }
+
+
+def test_stats_name_an_index_that_is_missing(shop: Shop) -> None:
+    shop.execute("DROP INDEX ix_email_queue_claim")
+    assert stats(shop, f"{MODELS}:Email")["missing_indexes"] == ["ix_email_queue_claim"]
+    said = " ".join(shop.ok("stats", f"{MODELS}:Email").split())
+    assert "missing indexes: ix_email_queue_claim; `alembic revision" in said
 
 
 def test_stats_of_those_that_are_not_over_leave_the_others_out(shop: Shop) -> None:

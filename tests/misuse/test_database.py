@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import queue
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, admin
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping import spec_of
+from sqlaqueue.versions import what_is_slow
 from tests.servers import Server
 
 
@@ -66,6 +69,76 @@ def test_what_is_missing_is_named_with_what_makes_it(engine: sa.Engine, statemen
         Consumer(Order, handle, sessionmaker(engine), concurrency=2).run()
     assert "the database lacks what Order needs" in str(refused.value)
     assert "alembic upgrade head`" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        'DROP TRIGGER sqlaqueue_wake_insert ON shop."the order\'s"',
+        pytest.param('DROP FUNCTION shop."sqlaqueue_wake_the order\'s" CASCADE', marks=pytest.mark.thorough),
+    ],
+)
+def test_what_only_wakes_may_be_missing(engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    handled: queue.Queue[int] = queue.Queue()
+    sessions = sessionmaker(engine)
+    with Consumer(Order, lambda session, job: handled.put(job.id), sessions, poll_interval=0.02):
+        for number in (1, 2):
+            with sessions.begin() as session:
+                session.add(Order(id=number))
+            assert handled.get(timeout=30) == number
+    (said,) = [record.message for record in caplog.records if "is not up to date" in record.message]
+    assert "sqlaqueue_wake_" in said
+    assert "until then new jobs are found by polling" in said
+    assert "alembic upgrade head`" in said
+
+
+INDEXES = {
+    'DROP INDEX shop."ix_sqlaqueue_message_the order\'s_claim"': True,
+    "UPDATE pg_index SET indisvalid = false "
+    "WHERE indexrelid = 'shop.\"ix_sqlaqueue_message_the order''s_claim\"'::regclass": True,
+    'ALTER INDEX shop."ix_sqlaqueue_message_the order\'s_claim" RENAME TO mine': False,
+}
+
+
+@pytest.mark.parametrize("statement", INDEXES)
+def test_an_index_that_is_missing_is_told(engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement)
+    assert Consumer(Order, handle, sessionmaker(engine)).drain() == 0
+    said = [record.message for record in caplog.records if "claims may read the whole table" in record.message]
+    with Session(engine) as session:
+        missing = admin.stats(session, Order).missing_indexes
+    assert missing == (["ix_sqlaqueue_message_the order's_claim"] if INDEXES[statement] else [])
+    assert len(said) == len(missing)
+    for text in said:
+        assert "alembic upgrade head`" in text
+        create = text.partition("let the owner execute: ")[2]
+        with engine.begin() as connection:
+            connection.exec_driver_sql('DROP INDEX IF EXISTS shop."ix_sqlaqueue_message_the order\'s_claim"')
+            connection.exec_driver_sql(create)
+            assert what_is_slow(connection, spec_of(Order)) is None
+
+
+@pytest.mark.once
+def test_an_index_of_the_job_table_that_is_missing_is_told(engine: sa.Engine) -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Other):
+        __tablename__ = "job"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    Other.metadata.create_all(engine)
+    with engine.begin() as connection:
+        assert what_is_slow(connection, spec_of(Job)) is None
+        connection.exec_driver_sql("DROP INDEX ix_job_queue_claim; DROP INDEX ix_job_queue_lease")
+        text = what_is_slow(connection, spec_of(Job))
+        assert text is not None
+        assert "indexes of this queue: ix_job_queue_claim of job, ix_job_queue_lease of job" in text
+        connection.exec_driver_sql(text.partition("let the owner execute: ")[2])
+        assert what_is_slow(connection, spec_of(Job)) is None
 
 
 def test_an_async_consumer_says_so_as_well(engine: sa.Engine) -> None:

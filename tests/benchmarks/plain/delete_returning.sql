@@ -509,6 +509,12 @@ SELECT CAST(pg_class.relname AS TEXT) AS relname, CAST(pg_namespace.nspname AS T
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
 WHERE pg_class.oid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$))
 
+SELECT CAST(pg_class.relname AS TEXT) AS relname, coalesce((SELECT array_agg(CAST(pg_attribute.attname AS TEXT) ORDER BY array_position(CAST(pg_index.indkey AS SMALLINT[]), pg_attribute.attnum)) AS array_agg_1
+FROM pg_attribute
+WHERE pg_attribute.attrelid = pg_index.indrelid AND array_position(CAST(pg_index.indkey AS SMALLINT[]), pg_attribute.attnum) IS NOT NULL), CAST(%(param_1)s::TEXT[] AS TEXT[])) AS coalesce_1
+FROM pg_index JOIN pg_class ON pg_class.oid = pg_index.indexrelid
+WHERE pg_index.indrelid = to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$) AND pg_index.indisvalid
+
 SELECT CAST(pg_proc.proname AS TEXT) AS proname, obj_description(pg_proc.oid, %(obj_description_2)s::VARCHAR) AS obj_description_1
 FROM pg_proc JOIN pg_class ON pg_class.relnamespace = pg_proc.pronamespace
 WHERE pg_class.oid = to_regclass($sqlaqueue$email$sqlaqueue$) AND pg_proc.proname IN (%(proname_1_1)s::VARCHAR, %(proname_1_2)s::VARCHAR)

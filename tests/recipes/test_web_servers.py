@@ -106,12 +106,12 @@ def test_a_server_does_jobs_and_ends_in_order(
         ) as process,
     ):
         try:
-            wait_until(starts)
+            wait_until(starts, "a server that answers", seconds=120)
             key = ask(unused_tcp_port, "/emails?to=ada@example.com", "POST")["id"]
             wait_until(lambda: ask(unused_tcp_port, f"/emails/{key}") == {"status": "completed"})
             assert count_consumers(connection) == 1
             process.send_signal(signal.SIGTERM)
-            process.wait(30)
+            process.wait(120)
         finally:
             process.kill()
     said = log.read_text()
@@ -132,7 +132,7 @@ def test_a_server_without_its_tables_does_not_start(database: Database, tmp_path
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 3

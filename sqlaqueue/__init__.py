@@ -15,6 +15,7 @@ from sqlaqueue.config import QueueConfig, States
 from sqlaqueue.consumer import Consumer
 from sqlaqueue.control import consumers, pause, paused, resume
 from sqlaqueue.copying import copy_in
+from sqlaqueue.declared import queue_column
 from sqlaqueue.exc import Cancel, Fail, JobFailed, LeaseLost, Retry, Snooze, SqlaqueueError, WaitTimeout
 from sqlaqueue.mapping import QueueMixin
 from sqlaqueue.serving.events import JobEvent
@@ -73,6 +74,7 @@ __all__ = [
     "pause",
     "paused",
     "purge",
+    "queue_column",
     "reconcile",
     "release",
     "requeue",

@@ -1,10 +1,17 @@
-"""What is typed differently by SQLAlchemy 2.0 and 2.1: SELECTs, and so :func:`sqlaqueue.claim`.
+"""What has to be written otherwise for each type checker, or for each version of SQLAlchemy.
+
+What is typed differently by SQLAlchemy 2.0 and 2.1 are SELECTs, and so :func:`sqlaqueue.claim`.
 
 ``session.execute(claim(Email, 10)).scalars().all()`` must be a ``Sequence[Email]`` to a type checker. The type of a
 statement that returns one entity is spelled ``TypedReturnsRows[tuple[Email]]`` for SQLAlchemy 2.0 and
 ``TypedReturnsRows[Email]`` for 2.1, and no annotation can say "whichever is installed". So it is derived from the
 type of :func:`sqlalchemy.select`, which each version annotates for itself: mypy and pyright solve the same
-question by different means, hence the two branches. At run time nothing of that exists.
+question by different means, hence the two branches.
+
+A queue attribute (:data:`Role`) reads as its own type or Any: a class may define it again with the type that its table
+has, such as an Enum or one with None, which type checkers allow only if the type that it replaces leaves that open.
+
+At run time nothing of that exists.
 """
 
 # Each checker meets the branch of the other one here, and would comment on it.
@@ -14,9 +21,11 @@ question by different means, hence the two branches. At run time nothing of that
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 from sqlalchemy import Select, select
+from sqlalchemy.orm import InstrumentedAttribute, Mapped
+from sqlalchemy.sql.elements import SQLCoreOperations
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
 T = TypeVar("T")
@@ -49,3 +58,18 @@ if TYPE_CHECKING:
         @overload
         def claim(model: TypedReturnsRows[R], n: int, /) -> TypedReturnsRows[R]: ...
         def claim(model: Any, n: int, /, **_: Any) -> Any: ...
+
+    class _Role(Generic[T]):
+        @overload
+        def __get__(self, instance: None, owner: Any) -> InstrumentedAttribute[T]: ...
+        @overload
+        def __get__(self, instance: object, owner: Any) -> T | Any: ...
+        def __get__(self, instance: Any, owner: Any) -> Any: ...
+        def __set__(self, instance: Any, value: SQLCoreOperations[T] | T) -> None: ...
+
+    # mypy compares what can be read from a class's own attribute and from the one that it replaces, and knows nothing
+    # of a SELECT of a union with Any; pyright compares the declarations. It takes the last one of these two.
+    if MYPY:
+        Role: TypeAlias = _Role[T]
+    else:
+        Role: TypeAlias = Mapped[T] | Any

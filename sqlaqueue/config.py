@@ -8,9 +8,10 @@ A model carries its config in ``__queue__``; abstract bases and parent classes h
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -68,6 +69,12 @@ def check_lease(lease: Delay, what: str) -> None:
         raise ConfigurationError(msg)
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question that names what is written almost like ``name``, nothing where nothing is."""
+    alike = get_close_matches(name, known)
+    return f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class States:
     """The values that the ``status`` column holds for each state.
@@ -119,9 +126,14 @@ class QueueConfig:
     :param lease: how long a claimed job belongs to its worker without a sign of life, in seconds or a
         timedelta; a live Consumer extends it. Strategies that hold a transaction have no lease.
     :param retry: the policy that gives the delay before the next attempt, see :mod:`sqlaqueue.backoff`.
-    :param columns: which attribute plays a role: ``{"status": "queue_status"}`` puts the role on another
-        attribute, ``{"status": "status"}`` adopts an attribute that the class defines itself, and
-        ``{"priority": None}`` leaves the role out.
+    :param columns: changes what ``QueueMixin`` adds to a table of the queue's own: ``{"status": "queue_status"}`` puts
+        the role on another attribute, ``{"status": "status"}`` adopts an attribute that the class defines itself, and
+        ``{"priority": None}`` leaves the role out. A role that is not named gets a column of its name.
+    :param adopt: makes an existing table a queue as it stands: ``{"status": "state", "run_at": "due"}`` names the
+        attributes of the class that play a role. Nothing is added: a role that is not named is left out. It excludes
+        ``columns``.
+    :param rows_are_messages: True lets a claim **delete the job's row**: the table is a plain list of things to do,
+        without a status. Only strategies that can do so take it, such as ``"delete_returning"``.
     :param states: the values of the ``status`` column.
     :param on_complete: ``"keep"`` leaves completed rows in the table, ``"delete"`` deletes them.
     :param retention: how long finished jobs are kept, for each state in seconds or a timedelta, such as
@@ -137,6 +149,8 @@ class QueueConfig:
     lease: Delay = timedelta(minutes=1)
     retry: RetryPolicy = field(default_factory=Exponential)
     columns: Mapping[str, str | None] = field(default_factory=dict)
+    adopt: Mapping[str, str] | None = None
+    rows_are_messages: bool = False
     states: States = field(default_factory=States)
     on_complete: Literal["keep", "delete"] = "keep"
     retention: Mapping[str, Delay] = field(default_factory=dict)
@@ -166,6 +180,10 @@ class QueueConfig:
             msg = f"QueueConfig(notify={self.notify!r}): give True or False"
             raise ConfigurationError(msg)
         self._check_columns()
+        if self.adopt is not None:
+            self._check_adopt(self.adopt)
+            object.__setattr__(self, "adopt", MappingProxyType(dict(self.adopt)))
+        self._check_rows_are_messages()
         object.__setattr__(self, "retention", MappingProxyType(self._checked_retention()))
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
 
@@ -174,15 +192,36 @@ class QueueConfig:
         if not isinstance(given, Mapping) or not all(isinstance(name, str | None) for name in given.values()):
             msg = f"QueueConfig(columns={given!r}): give the name of an attribute, or None, to each queue attribute"
             raise ConfigurationError(msg)
-        unknown = sorted(set(self.columns) - set(ROLES), key=str)
-        if unknown:
-            names, known = ", ".join(map(repr, unknown)), ", ".join(ROLES)
-            msg = f"QueueConfig(columns=...): {names} is no queue attribute; they are {known}"
+        _check_placing("columns", given)
+
+    def _check_adopt(self, given: object) -> None:
+        if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given.values()):
+            msg = (
+                f"QueueConfig(adopt={given!r}): give the name of an attribute to each queue attribute that the class "
+                "has, as in {'status': 'state'}; those that are not named are left out"
+            )
             raise ConfigurationError(msg)
-        placed = [attribute for attribute in self.columns.values() if attribute is not None]
-        twice = sorted({attribute for attribute in placed if placed.count(attribute) > 1})
-        if twice:
-            msg = f"QueueConfig(columns=...): the attribute {twice[0]!r} is given to two queue attributes"
+        if self.columns:
+            msg = (
+                f"QueueConfig(columns={dict(self.columns)!r}, adopt={dict(given)!r}): give one of the two. adopt= "
+                "names what an existing table has, and adds nothing; columns= changes what QueueMixin adds"
+            )
+            raise ConfigurationError(msg)
+        _check_placing("adopt", given)
+
+    def _check_rows_are_messages(self) -> None:
+        if not isinstance(self.rows_are_messages, bool):
+            msg = f"QueueConfig(rows_are_messages={self.rows_are_messages!r}): give True or False"
+            raise ConfigurationError(msg)
+        if not self.rows_are_messages:
+            return
+        word, placed = ("columns", self.columns) if self.adopt is None else ("adopt", self.adopt)
+        if placed.get("status") is not None:
+            msg = (
+                f"QueueConfig(rows_are_messages=True, {word}={{'status': {placed['status']!r}, ...}}): a row that the "
+                "claim deletes has no status. Leave rows_are_messages out to keep the rows, or 'status' to have them "
+                "deleted"
+            )
             raise ConfigurationError(msg)
 
     def _checked_retention(self) -> dict[str, timedelta]:
@@ -216,3 +255,41 @@ class QueueConfig:
     def lease_duration(self) -> timedelta:
         """The lease as a timedelta."""
         return timedelta(seconds=seconds(self.lease))
+
+    def placed(self, role: str, default: str | None = None) -> str | None:
+        """Return the attribute that plays a role, None for a role that is left out.
+
+        :param default: where a role is that the config says nothing of.
+        """
+        if self.adopt is not None:
+            return self.adopt.get(role)
+        if role == "status" and self.rows_are_messages:
+            return None
+        return self.columns.get(role, default)
+
+    def fix_for(self, role: str) -> str:
+        """Return what a user changes to get a role that is left out."""
+        if self.adopt is not None:
+            return f"name the column that has it, with QueueConfig(adopt={{{role!r}: ...}})"
+        if role == "status" and self.rows_are_messages:
+            return "leave out rows_are_messages=True"
+        if role not in self.columns:
+            return f"add it with QueueConfig(columns={{{role!r}: {role!r}}})"
+        return f"remove {role!r}: None from QueueConfig(columns=...)"
+
+
+def _check_placing(word: str, given: Mapping[Any, Any]) -> None:
+    """Refuse roles that there are not, and one attribute for two roles."""
+    unknown = sorted(set(given) - set(ROLES), key=str)
+    if unknown:
+        names, known = ", ".join(map(repr, unknown)), ", ".join(ROLES)
+        hint = did_you_mean(str(unknown[0]), ROLES)
+        if given[unknown[0]] in ROLES:
+            hint = f"; the queue attribute comes first: {{{given[unknown[0]]!r}: {unknown[0]!r}}}"
+        msg = f"QueueConfig({word}=...): {names} is no queue attribute; they are {known}{hint}"
+        raise ConfigurationError(msg)
+    placed = [attribute for attribute in given.values() if attribute is not None]
+    twice = sorted({attribute for attribute in placed if placed.count(attribute) > 1})
+    if twice:
+        msg = f"QueueConfig({word}=...): the attribute {twice[0]!r} is given to two queue attributes"
+        raise ConfigurationError(msg)

@@ -9,25 +9,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import ColumnProperty, InstanceState, Mapper, QueryContext
 from sqlalchemy.orm.attributes import instance_state
 
-from sqlaqueue.columns import add_fields, check_subclass, complete_table, new_columns, placed_roles
+from sqlaqueue.attributes import QueueAttributes
+from sqlaqueue.columns import (
+    add_fields,
+    check_subclass,
+    column_of,
+    complete_table,
+    new_columns,
+    placed_roles,
+    with_declared,
+)
 from sqlaqueue.config import QueueConfig
 from sqlaqueue.ddl import set_queue
+from sqlaqueue.declared import is_placeholder
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.roles import states_of
 from sqlaqueue.spec import QueueSpec, Run, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
-
-if TYPE_CHECKING:
-    import uuid
-
-    from sqlalchemy.orm import Mapped
 
 CLAIM_OPTION = "sqlaqueue_claim"
 """The execution option by which a loading Session knows that rows were handed out by a claim."""
@@ -35,11 +40,14 @@ CLAIM_OPTION = "sqlaqueue_claim"
 RUN_ROLES = ("attempts", "max_attempts", "lease_token")
 """The roles that tell which run a claim hands out."""
 
+_KEPT_ROLES = ("priority", "created_at", "max_attempts")
+"""The roles that a queue reads only; it writes all others while a job lives."""
+
 _SPEC = "__queue_spec__"
 _RUN = "sqlaqueue_run"
 
 
-class QueueMixin:
+class QueueMixin(QueueAttributes):
     """Makes a mapped class a queue: its rows are the jobs.
 
     ::
@@ -51,35 +59,11 @@ class QueueMixin:
             id: Mapped[int] = mapped_column(primary_key=True)
             to: Mapped[str]
 
-    The queue attributes below are added to the class unless ``QueueConfig(columns=...)`` says otherwise. Which of
-    them a queue needs depends on its strategy; leases are only kept where the strategy has them.
+    The queue attributes are added to the class unless ``QueueConfig(columns=...)`` or ``QueueConfig(adopt=...)`` says
+    otherwise. Which of them a queue needs depends on its strategy; leases are only kept where the strategy has them.
     """
 
     __queue__: ClassVar[QueueConfig] = QueueConfig()
-
-    if TYPE_CHECKING:
-        status: Mapped[Any]
-        """Where the job is in its life: one of the values of ``QueueConfig.states``."""
-        priority: Mapped[int]
-        """Lower runs first; 0 by default."""
-        run_at: Mapped[datetime]
-        """When the job is due; the database's ``now()`` by default."""
-        attempts: Mapped[int]
-        """How many runs have been started and not given back."""
-        max_attempts: Mapped[int | None]
-        """This job's own limit of attempts; None for the queue's."""
-        last_error: Mapped[str | None]
-        """The text of the last error."""
-        created_at: Mapped[datetime]
-        """When the job was enqueued."""
-        finished_at: Mapped[datetime | None]
-        """When the job was completed, failed or cancelled."""
-        lease_token: Mapped[uuid.UUID | None]
-        """The token of the claim that holds the job, or that held it last when its worker died."""
-        lease_expires_at: Mapped[datetime | None]
-        """When the job may be taken from its worker."""
-        claimed_by: Mapped[str | None]
-        """The worker that holds the job."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Add the queue attributes that have to be there before the class is mapped."""
@@ -133,11 +117,31 @@ def _read_config(cls: type[Any]) -> tuple[QueueConfig, ClaimStrategy, Mapping[st
     if not isinstance(config, QueueConfig):
         msg = f"{cls.__name__}.__queue__ must be a QueueConfig, not {config!r}"
         raise ConfigurationError(msg)
+    config = with_declared(cls, config)
     strategy = find_strategy(config.strategy)
     roles = placed_roles(config, strategy)
     strategy = strategy.bind(roles)
-    check_roles(cls.__name__, strategy.needs, roles)
+    _check_deleting(cls.__name__, config, strategy)
+    check_roles(cls.__name__, strategy.needs, roles, config)
     return config, strategy, placed_roles(config, strategy)
+
+
+def _check_deleting(model: str, config: QueueConfig, strategy: ClaimStrategy) -> None:
+    """Let a claim delete the rows of jobs only where the config says so in as many words."""
+    named = f'"{config.strategy}"' if isinstance(config.strategy, str) else repr(config.strategy)
+    if config.rows_are_messages and strategy.hands_out_rows:
+        msg = (
+            f"{model}: QueueConfig(rows_are_messages=True): the strategy {named} does not delete the rows of its jobs; "
+            'give strategy="delete_returning", or leave out rows_are_messages'
+        )
+        raise ConfigurationError(msg)
+    if not config.rows_are_messages and not strategy.hands_out_rows:
+        msg = (
+            f"{model}: without the queue attribute 'status' a claim of the strategy {named} deletes the row of the "
+            f"job, and nothing of it is left. If the rows are to stay, {config.fix_for('status')}; if each row is its "
+            "own message, to be deleted, say so with QueueConfig(rows_are_messages=True)"
+        )
+        raise ConfigurationError(msg)
 
 
 @event.listens_for(QueueMixin, "instrument_class", propagate=True)
@@ -154,8 +158,10 @@ def _check_key(mapper: Mapper[Any], cls: type[Any]) -> None:
 @event.listens_for(QueueMixin, "after_mapper_constructed", propagate=True)
 def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     _keep_run_when_merged(mapper)
-    if mapper.inherits is not None:
-        _check_inheritance(mapper, cls, mapper.inherits.class_)
+    _check_placeholders(mapper, cls)
+    parent = None if mapper.inherits is None else mapper.inherits.class_
+    if parent is not None and not (mapper.concrete and queue_spec(parent) is None):
+        _check_inheritance(mapper, cls, parent)
         return
     table = mapper.local_table
     if not isinstance(table, sa.Table):
@@ -163,7 +169,8 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
         raise ConfigurationError(msg)
     config, strategy, roles = _read_config(cls)
     complete_table(mapper, table, config, roles)
-    columns = {role: _column(mapper, role, attribute) for role, attribute in roles.items()}
+    columns = {role: column_of(mapper, role, attribute, config) for role, attribute in roles.items()}
+    _check_written(mapper, columns)
     if "status" in columns:
         config = replace(config, states=states_of(cls.__name__, columns["status"].type, config.states))
     spec = QueueSpec(
@@ -181,6 +188,30 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     strategy.attach(spec)
     if "run_at" in columns and getattr(columns["run_at"].type, "timezone", False):
         event.listen(getattr(cls, roles["run_at"]), "set", _check_zone, propagate=True)
+
+
+def _check_placeholders(mapper: Mapper[Any], cls: type[Any]) -> None:
+    """Refuse a column that a subclass declares by queue_column(): its parent's queue would not use it."""
+    for attribute, column in mapper.columns.items():
+        if is_placeholder(column):
+            owner = queue_spec(cls)
+            where = "a class that inherits from QueueMixin first" if owner is None else f"{owner.model.__name__}"
+            msg = f"{cls.__name__}.{attribute} = queue_column(...): it belongs to the class that has the queue, {where}"
+            raise ConfigurationError(msg)
+
+
+def _check_written(mapper: Mapper[Any], columns: Mapping[str, sa.Column[Any]]) -> None:
+    """Refuse a key that changes while a job lives: its instance, its message and its claim would name another job."""
+    for role, column in columns.items():
+        if role not in _KEPT_ROLES and column in mapper.primary_key:
+            name = mapper.class_.__name__
+            key = ", ".join(mapper.get_property_by_column(part).key for part in mapper.primary_key)
+            msg = (
+                f"{name}.{mapper.get_property_by_column(column).key} is part of the primary key ({key}), by which a "
+                f"queue tells its jobs apart, and as its {role!r} it changes while a job lives: take it out of the "
+                f"key, or name the other columns in __mapper_args__ = {{'primary_key': [...]}} if they are unique"
+            )
+            raise ConfigurationError(msg)
 
 
 def _check_zone(job: Any, value: Any, old: Any, initiator: Any) -> None:  # noqa: ARG001 - the event's signature
@@ -210,19 +241,6 @@ def _check_inheritance(mapper: Mapper[Any], cls: type[Any], parent: type[Any]) -
         check_subclass(mapper, spec.model, columns)
         return
     raise ConfigurationError(msg)
-
-
-def _column(mapper: Mapper[Any], role: str, attribute: str) -> sa.Column[Any]:
-    # Not mapper.column_attrs, which would configure all mappers before the classes that they name are there.
-    column = mapper.columns.get(attribute)
-    if not isinstance(column, sa.Column) or column.table is not mapper.local_table:
-        name = mapper.class_.__name__
-        msg = (
-            f"{name}: QueueConfig(columns={{{role!r}: {attribute!r}}}) names an attribute that is no column "
-            f"of the table {mapper.local_table}; define {name}.{attribute} as a column, or name another"
-        )
-        raise ConfigurationError(msg)
-    return column
 
 
 # -- the run of a job, kept beside its instance ----------------------------------------------------------------

@@ -72,6 +72,9 @@ def _spoken(model: str, type_: TypeEngine[Any], state: str, word: Any) -> Any:
     by_default = word == getattr(States(), state)
     if members is not None and word is not None:
         alike = [member for member in members if member == word or (by_default and _is_called(member, word))]
+        if isinstance(type_, TypeDecorator):
+            # What it decorates is not what instances show, where it translates: that is what comes back.
+            alike = [value for value in (*alike, word) if _comes_back(type_, value)]
         if alike:
             return alike[0]
         if by_default:
@@ -83,6 +86,18 @@ def _spoken(model: str, type_: TypeEngine[Any], state: str, word: Any) -> Any:
         f"give one of its values with QueueConfig(states=States({state}=...)), or None"
     )
     raise ConfigurationError(msg)
+
+
+def _comes_back(type_: TypeDecorator[Any], value: Any) -> bool:
+    """Whether an application's own type over an Enum stores a value as one of its words, and reads it again."""
+    stored, loaded = type_.bind_processor(_DIALECT), type_.result_processor(_DIALECT, None)
+    try:
+        word = value if stored is None else stored(value)
+        again = word if loaded is None else loaded(word)
+    except Exception:  # noqa: BLE001 - the application's own code, asked for a value that it may not know
+        return False
+    words: Any = getattr(type_, "enums", ())
+    return bool(word in words and again == value)
 
 
 def _is_called(member: Any, word: str) -> bool:
@@ -112,9 +127,9 @@ class Role:
     server_now: bool = False
     """The default is the database's ``now()``."""
 
-    def column(self, name: str, states: States) -> sa.Column[Any]:
-        """Return a new column for this role."""
-        type_ = self.make_type(states)
+    def column(self, name: str, states: States, type_: TypeEngine[Any] | None = None) -> sa.Column[Any]:
+        """Return a new column for this role, of its own type or of another one."""
+        type_ = self.make_type(states) if type_ is None else type_
         options: dict[str, Any] = {"nullable": self.nullable}
         if self.constant is not None:
             options["default"] = self.constant(states)
@@ -122,10 +137,6 @@ class Role:
         elif self.server_now:
             options["server_default"] = sa.func.now()
         return sa.Column(name, type_, **options)
-
-    def default(self, states: States) -> Any:
-        """Return the constant that a new instance has, None where the database gives the value."""
-        return None if self.constant is None else self.constant(states)
 
 
 def _timestamp(_: States) -> TypeEngine[Any]:

@@ -141,7 +141,7 @@ class QueueSpec:
         except KeyError:
             msg = (
                 f"{needed_for} needs the queue attribute {role!r}, which {self.model.__name__} leaves out; "
-                f"remove {role!r}: None from QueueConfig(columns=...), or do without it"
+                f"{self.config.fix_for(role)}, or do without it"
             )
             raise StatementError(msg) from None
 
@@ -225,7 +225,7 @@ class QueueSpec:
         return [key[0] for key in keys] if len(self.keys) == 1 else list(keys)
 
 
-def check_roles(model: str, needed: Mapping[str, str], present: Mapping[str, Any]) -> None:
+def check_roles(model: str, needed: Mapping[str, str], present: Mapping[str, Any], config: QueueConfig) -> None:
     """Refuse a model that leaves out a role its strategy cannot do without.
 
     :param needed: role to the reason why it is needed.
@@ -233,8 +233,5 @@ def check_roles(model: str, needed: Mapping[str, str], present: Mapping[str, Any
     """
     for role, why in needed.items():
         if role not in present:
-            msg = (
-                f"{model}: {why} needs the queue attribute {role!r}; "
-                f"remove {role!r}: None from QueueConfig(columns=...)"
-            )
+            msg = f"{model}: {why} needs the queue attribute {role!r}; {config.fix_for(role)}"
             raise ConfigurationError(msg)

@@ -102,14 +102,9 @@ def shape_of(model: type[Any]) -> Shape:
     fields = tuple(
         _field(model, number, column) for number, column in enumerate(spec.table.columns, 1) if column not in roles
     )
-    left_out: Mapping[str, str | None] = {
-        role: None for role in ROLES if role not in spec.columns and _may_be_named(config, role)
-    }
-    return Shape(fields, replace(config, columns=left_out, states=States()))
-
-
-def _may_be_named(config: QueueConfig, role: str) -> bool:
-    return role in config.columns
+    named = ROLES if config.adopt is not None else config.columns
+    left_out: Mapping[str, str | None] = {role: None for role in ROLES if role not in spec.columns and role in named}
+    return Shape(fields, replace(config, columns=left_out, adopt=None, states=States()))
 
 
 def _field(model: type[Any], number: int, column: sa.Column[Any]) -> Field:

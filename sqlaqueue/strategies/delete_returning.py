@@ -7,7 +7,7 @@
 * **While a job runs** its transaction stays open. The handler's writes, the settling and the claim commit together.
 * **When a worker dies** its transaction ends, and the message is back at once.
 
-A model that leaves out ``status`` is its own message; :mod:`sqlaqueue.strategies.own_message` serves it.
+With ``rows_are_messages=True`` a row is its own message; :mod:`sqlaqueue.strategies.own_message` serves such a model.
 """
 
 from __future__ import annotations

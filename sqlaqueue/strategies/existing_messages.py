@@ -91,10 +91,11 @@ class ExistingMessages(ClaimStrategy):
         super().attach(spec)
         messages = self._messages(spec)
         if spec.has("priority"):
+            without = "columns={'priority': None}" if spec.config.adopt is None else "adopt={... without 'priority'}"
             msg = (
                 f"{spec.model.__name__}.{spec.attributes['priority']}: jobs are taken in the order of their messages, "
-                "which has nothing to do with it; leave it out with QueueConfig(columns={'priority': None}), or name "
-                "columns of the messages in ExistingMessages(order_by=...)"
+                f"which has nothing to do with it; leave it out with QueueConfig({without}), or name columns of the "
+                "messages in ExistingMessages(order_by=...)"
             )
             raise ConfigurationError(msg)
         side_tables.ledger(spec)

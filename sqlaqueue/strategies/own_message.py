@@ -1,9 +1,9 @@
 """Rows that are their own message: the claim deletes the job's row itself.
 
-Serves ``delete_returning`` for a model that leaves out ``status``. A claimed instance is handed out detached: its
-row is gone, and the Session could neither refresh nor update it. Running again means inserting the row anew;
-a job that fails for good moves to ``sqlaqueue_dead_letter``, from where ``requeue()`` brings it back. The rollback of
-the claim's transaction, or a crash, brings the row back as it was.
+Serves ``delete_returning`` with ``rows_are_messages=True``, for a model without a ``status``. A claimed instance is
+handed out detached: its row is gone, and the Session could neither refresh nor update it. Running again means inserting
+the row anew; a job that fails for good moves to ``sqlaqueue_dead_letter``, from where ``requeue()`` brings it back. The
+rollback of the claim's transaction, or a crash, brings the row back as it was.
 """
 
 from __future__ import annotations

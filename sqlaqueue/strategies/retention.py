@@ -34,7 +34,7 @@ def attach_retention(spec: QueueSpec) -> None:
                 f"leave it out, or give a word with QueueConfig(states=States({state}=...))"
             )
             raise ConfigurationError(msg)
-    check_roles(model, {"finished_at": "QueueConfig(retention=...)"}, spec.columns)
+    check_roles(model, {"finished_at": "QueueConfig(retention=...)"}, spec.columns, spec.config)
     columns = [spec.columns["status"], spec.columns["finished_at"]]
     # Not IN: the server shows that otherwise than it was told, and otherwise again when it is told that.
     add_index(spec, PURPOSE, columns, where=sa.or_(*(spec.in_state(state) for state in spec.config.retention)))

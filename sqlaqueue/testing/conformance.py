@@ -38,7 +38,10 @@ class StrategyConformance(
     """The strategy as ``QueueConfig(strategy=...)`` takes it."""
 
     columns: ClassVar[Mapping[str, str | None]] = {}
-    """What ``QueueConfig(columns=...)`` must say for this strategy, such as ``{"status": None}``."""
+    """What ``QueueConfig(columns=...)`` must say for this strategy.
+
+    ``{"status": None}`` is for one that deletes the rows which it claims: ``rows_are_messages=True`` then goes with it.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Leave out the tests of what this kind of strategy does not have, such as leases."""

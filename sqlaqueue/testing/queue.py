@@ -112,7 +112,13 @@ def _make_models(
 
     class Job(QueueMixin, Keyed):
         __tablename__ = "conformance_job"
-        __queue__ = QueueConfig(strategy=strategy, columns=dict(columns), max_attempts=3, lease=HOUR)
+        __queue__ = QueueConfig(
+            strategy=strategy,
+            columns=dict(columns),
+            rows_are_messages=("status", None) in columns,
+            max_attempts=3,
+            lease=HOUR,
+        )
         number = mapped_column(sa.Integer(), nullable=False)
         payload = mapped_column(sa.Text())
         owner_id = mapped_column(sa.ForeignKey(Owner.id))

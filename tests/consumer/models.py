@@ -40,7 +40,7 @@ def models(strategy: str, *, notify: bool = True) -> Models:
         __tablename__ = "job"
         __queue__ = QueueConfig(
             strategy="delete_returning" if own_message else strategy,
-            columns={"status": None} if own_message else {},
+            rows_are_messages=own_message,
             max_attempts=3,
             notify=notify,
             # Due again at once: these tests wait for conditions, not for time to pass.

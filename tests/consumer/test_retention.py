@@ -188,7 +188,7 @@ def test_messages_stay_in_step(database: Database) -> None:
 
 
 def test_dead_letters_are_deleted(database: Database) -> None:
-    queue = Queue(database, "delete_returning", {"failed": 7 * DAY}, columns={"status": None})
+    queue = Queue(database, "delete_returning", {"failed": 7 * DAY}, rows_are_messages=True)
     insert = "INSERT INTO sqlaqueue_dead_letter (queue, key, row, state, created_at) SELECT "
     queue.execute(
         insert

@@ -134,7 +134,7 @@ def test_an_enum_for_the_state_is_created_and_dropped(project: Project, engine: 
 
 
 def test_rows_that_are_their_own_messages_would_all_run(project: Project, engine: sa.Engine) -> None:
-    model = queue(QueueConfig(strategy="delete_returning", columns={"status": None}))
+    model = queue(QueueConfig(strategy="delete_returning", rows_are_messages=True))
     adopt(project, model)
     with pytest.raises(CommandError, match="each row of the table is a job"):
         project.upgrade()

@@ -98,7 +98,7 @@ def test_a_retention(database: Database, make: Any, strategy: str) -> None:
 
 
 def test_a_retention_of_dead_letters(database: Database, make: Any) -> None:
-    config = {"strategy": "delete_returning", "columns": {"status": None}}
+    config = {"strategy": "delete_returning", "rows_are_messages": True}
     project = make(order(QueueConfig(**config)))
     kept = order(QueueConfig(**config, retention={"failed": 3600}))
     assert "ix_sqlaqueue_dead_letter_queue_finished" in changed(project, kept)

@@ -201,7 +201,7 @@ def test_a_queue_that_is_none_any_more_leaves_its_rows(database: Database, engin
 
 def test_a_status_that_goes_asks_what_its_rows_are(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
     before = order(QueueConfig())
-    after = order(QueueConfig(strategy="delete_returning", columns={"status": None}))
+    after = order(QueueConfig(strategy="delete_returning", rows_are_messages=True))
     project = project_of(before, database, tmp_path)
     project.revise("create")
     project.upgrade()

@@ -30,6 +30,19 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"columns": {"status": 5}}, "give the name of an attribute, or None"),
     ({"columns": {"state": "status"}}, r"columns=...\): 'state' is no queue attribute; they are status, priority"),
     ({"columns": {"status": "x", "run_at": "x"}}, "the attribute 'x' is given to two queue attributes"),
+    ({"columns": {"prioritiy": None}}, r"columns=...\): 'prioritiy' is no .*; did you mean 'priority'\?"),
+    ({"adopt": "state"}, r"adopt='state'\): give the name of an attribute to each queue attribute"),
+    ({"adopt": {"status": "state", "priority": None}}, "'priority': None.*those that are not named are left out"),
+    ({"adopt": {"statsu": "state"}}, r"adopt=...\): 'statsu' is no queue attribute; .*; did you mean 'status'\?"),
+    ({"adopt": {"state": "status"}}, r"'state' is no queue attribute; .* comes first: \{'status': 'state'\}"),
+    ({"adopt": {"status": "x", "run_at": "x"}}, r"adopt=...\): the attribute 'x' is given to two queue attributes"),
+    ({"adopt": {"status": "x"}, "columns": {"run_at": None}}, r"columns=\{'run_at': None\}, adopt=.*one of the two"),
+    ({"rows_are_messages": 1}, r"rows_are_messages=1\): give True or False"),
+    (
+        {"rows_are_messages": True, "adopt": {"status": "x"}},
+        r"True, adopt=\{'status': 'x', ...\}\): a row that",
+    ),
+    ({"rows_are_messages": True, "columns": {"status": "x"}}, r"True, columns=\{'status': 'x', ...\}\): a row that"),
     ({"states": {"pending": "new"}}, r"states=\{'pending': 'new'\}\): give sqlaqueue.States"),
     ({"on_complete": "archive"}, r'on_complete=\'archive\'\): give "keep" or "delete"'),
     ({"retention": 7}, r"retention=7\): give a time to each state, as in \{'completed': timedelta\(days=7\)\}"),
@@ -155,7 +168,7 @@ def test_a_retention_that_does_not_fit_the_class(given: dict[str, Any], said: st
 
 
 def test_completed_jobs_without_a_state_cannot_be_kept() -> None:
-    config = QueueConfig(strategy="delete_returning", columns={"status": None}, retention={"completed": 60})
+    config = QueueConfig(strategy="delete_returning", rows_are_messages=True, retention={"completed": 60})
     with pytest.raises(ConfigurationError, match="Order: .* nothing is left to keep; leave 'completed' out"):
         model_with(config)
 

@@ -187,19 +187,19 @@ OPTIONAL = (
 
 @kind("delete_returning")
 def own_message(queue: MakeConfig) -> Built:
-    return Built(model=declare(queue, __queue__=queue(columns={"status": None})))
+    return Built(model=declare(queue, __queue__=queue(rows_are_messages=True)))
 
 
 @kind("delete_returning")
 def own_message_with_nothing_else(queue: MakeConfig) -> Built:
-    return Built(model=declare(queue, __queue__=queue(columns=dict.fromkeys((*OPTIONAL, "status")))))
+    return Built(model=declare(queue, __queue__=queue(rows_are_messages=True, adopt={})))
 
 
 @kind("delete_returning")
 def own_message_of_many_types(queue: MakeConfig) -> Built:
     model = declare(
         queue,
-        __queue__=queue(columns={"status": None, "run_at": "due"}),
+        __queue__=queue(rows_are_messages=True, columns={"run_at": "due"}),
         __tablename__="Job list",
         __table_args__={"schema": "work"},
         id=None,

@@ -47,7 +47,7 @@ class Announced(QueueMixin, Base):
 
 class Listed(QueueMixin, Base):
     __tablename__ = "listed"
-    __queue__ = QueueConfig(strategy="delete_returning", columns={"status": None})
+    __queue__ = QueueConfig(strategy="delete_returning", rows_are_messages=True)
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
@@ -164,7 +164,7 @@ def test_a_class_is_defined_again(tidy: TidyDatabase, strategy: str) -> None:
         pass
 
     module = types.ModuleType("reloaded")
-    options = {"columns": {"status": None}} if strategy == "own_message" else {}
+    options = {"rows_are_messages": True} if strategy == "own_message" else {}
     names = {"QueueMixin": QueueMixin, "QueueConfig": QueueConfig, "Mapped": Mapped, "mapped_column": mapped_column}
     kind = "delete_returning" if strategy == "own_message" else strategy
     vars(module).update(names, Base=Again, STRATEGY=kind, OPTIONS=options)

@@ -15,7 +15,7 @@ from tests.models.tidy import created
 @pytest.fixture(params=["update_status", "delete_returning", "batch_select", "own message"])
 def config(request: pytest.FixtureRequest) -> QueueConfig:
     if request.param == "own message":
-        return QueueConfig(strategy="delete_returning", columns={"status": None})
+        return QueueConfig(strategy="delete_returning", rows_are_messages=True)
     return QueueConfig(strategy=request.param)
 
 
@@ -284,6 +284,37 @@ def test_a_queue_below_a_class_that_is_none_is_refused() -> None:
             ConfigurationError, match=rf"{name} inherits the table of Animal, which is no queue: let Animal"
         ):
             type(name, (QueueMixin, Animal), {**body, "__mapper_args__": polymorphic(name)})
+
+
+def test_a_queue_inherits_from_a_class_with_a_table_of_its_own(config: QueueConfig, engine: sa.Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Person(Base):
+        __tablename__ = "person"
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+        name: Mapped[str | None]
+
+    class Guest(QueueMixin, Person):
+        __tablename__ = "guest"
+        __queue__ = config
+        __mapper_args__ = polymorphic("guest", concrete=True)
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+        name: Mapped[str | None]
+
+    assert Person.__table__.c.keys() == ["id", "name"]
+    with created(engine, Base.metadata), Session(engine) as session:
+        session.add_all([Person(), Guest(name="Ada"), Guest(name="Bob")])
+        session.commit()
+        first, second = session.scalars(claim(Guest, 5)).all()
+        session.execute(complete(first))
+        session.execute(fail(second))
+        session.commit()
+        assert session.scalars(requeue(Guest)).all()[-1:] == [2]
+        session.commit()
+        assert [guest.name for guest in session.scalars(claim(sa.select(Guest).where(Guest.id == 2), 5))] == ["Bob"]
 
 
 def test_concrete_inheritance_from_a_queue_is_refused() -> None:

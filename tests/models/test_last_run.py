@@ -44,7 +44,7 @@ class Message(QueueMixin, Base):
 
 class Row(QueueMixin, Base):
     __tablename__ = "row"
-    __queue__ = QueueConfig(strategy="delete_returning", columns={**ROLES, "status": None})
+    __queue__ = QueueConfig(strategy="delete_returning", columns=ROLES, rows_are_messages=True)
 
     id: Mapped[int] = mapped_column(primary_key=True)
 

@@ -16,7 +16,7 @@ from sqlaqueue import QueueConfig, QueueMixin, claim, fail, release, requeue, re
 from sqlaqueue.exc import ConfigurationError, StatementError
 from tests.models.tidy import created
 
-CONFIG = QueueConfig(strategy="delete_returning", columns={"status": None})
+CONFIG = QueueConfig(strategy="delete_returning", rows_are_messages=True)
 
 
 class Colour(enum.Enum):

@@ -36,6 +36,7 @@ PHASES = States(
     pending=Phase.NEW, processing=Phase.RUNNING, completed=Phase.DONE, failed=Phase.DEAD, cancelled=Phase.OFF
 )
 LEVELS = States(**{state: Level[state.upper()] for state, _ in States().items()})
+LETTERS = States(pending="n", processing="r", completed="d", failed="x", cancelled="o")
 NUMBERS = States(pending=0, processing=1, completed=2, failed=3, cancelled=4)
 
 
@@ -60,6 +61,19 @@ class Stored(sa.types.TypeDecorator[Phase]):
         return None if value is None else Phase(value)
 
 
+class Translated(sa.types.TypeDecorator[str]):
+    """Another one: what instances show is not what the enum is made of that it is stored as."""
+
+    impl = sa.Enum(Phase)
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> Phase | None:
+        return None if value is None else Phase(value)
+
+    def process_result_value(self, value: Phase | None, dialect: sa.Dialect) -> str | None:
+        return value and value.value
+
+
 def adopted(type_: Any, **options: Any) -> dict[str, Any]:
     return {"status": mapped_column(type_, nullable=False, **options)}
 
@@ -71,6 +85,7 @@ CASES: dict[str, tuple[States, Any, str, str, str]] = {
     "adopted enum": (PHASES, sa.Enum(Phase), "NEW", "RUNNING", "DONE"),
     "adopted numbers": (LEVELS, sa.SmallInteger(), "10", "20", "30"),
     "adopted type of an application": (PHASES, Stored(), "n", "r", "d"),
+    "adopted type over an enum": (LETTERS, Translated(), "NEW", "RUNNING", "DONE"),
     "adopted words": (States(pending="ready"), sa.Text(), "ready", "processing", "completed"),
 }
 
@@ -156,6 +171,7 @@ def test_a_vocabulary_without_a_pending_state_is_refused() -> None:
         (States(completed=Phase.DONE), sa.Text()),
         (NUMBERS, sa.Text()),
         (States(pending=Phase.NEW, completed=Level.COMPLETED), sa.Enum(Phase)),
+        (States(pending="z"), Translated()),
         (States(failed="dead"), sa.Enum("pending", "processing", "completed", "failed", name="e")),
     ],
     ids=str,

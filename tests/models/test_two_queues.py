@@ -41,7 +41,7 @@ class Queues:
 
 
 def configs() -> list[Any]:
-    own = QueueConfig(strategy="delete_returning", columns={"status": None})
+    own = QueueConfig(strategy="delete_returning", rows_are_messages=True)
     plain = [QueueConfig(strategy=strategy) for strategy in STRATEGIES]
     pairs = [(plain[0], plain[1]), (plain[1], plain[2]), (plain[2], plain[0]), (plain[1], plain[1]), (own, own)]
     names = ["update-delete", "delete-batch", "batch-update", "delete-delete", "own-own"]

@@ -57,7 +57,7 @@ class Entry(Job):
 class Reminder(Job):
     __tablename__ = "reminder"
     __queue__ = QueueConfig(
-        strategy="delete_returning", columns={"status": None}, max_attempts=3, retry=Constant(delay=0)
+        strategy="delete_returning", rows_are_messages=True, max_attempts=3, retry=Constant(delay=0)
     )
 
 

@@ -48,4 +48,4 @@ def test_the_recipe_adds_what_the_model_needs(plant: Plant, name: str, database:
 @pytest.mark.once
 def test_no_recipe_is_forgotten() -> None:
     pages = {page.stem for page in (ROOT / "docs" / "recipes").glob("*.md")}
-    assert pages == {*RECIPES, "run-later"}
+    assert pages == {*RECIPES, "run-later", "web-servers"}

@@ -29,9 +29,7 @@ def make_model(strategy: str) -> Any:
 
     class Job(QueueMixin, Base):
         __tablename__ = "job"
-        __queue__ = QueueConfig(
-            strategy=strategy.removesuffix("-own"), columns={"status": None} if strategy.endswith("-own") else {}
-        )
+        __queue__ = QueueConfig(strategy=strategy.removesuffix("-own"), rows_are_messages=strategy.endswith("-own"))
 
         id: Mapped[int] = mapped_column(primary_key=True)
 

@@ -11,7 +11,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, claim, complete, fail, reconcile, release, requeue, retry
-from sqlaqueue.config import ROLES
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.testing.queue import wait_for
@@ -37,7 +36,7 @@ class Job(QueueMixin, Base):
     __tablename__ = "job"
     __queue__ = QueueConfig(
         strategy=ExistingMessages(Note, job="about", order_by="since", waiting={"state": "new"}),
-        columns={**dict.fromkeys(ROLES), "status": "status", "attempts": "attempts", "run_at": "run_at"},
+        adopt={"status": "status", "attempts": "attempts", "run_at": "run_at"},
     )
 
     id: Mapped[int] = mapped_column(primary_key=True)

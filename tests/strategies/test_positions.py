@@ -49,7 +49,7 @@ def make_model(strategy: str | ClaimStrategy, columns: Mapping[str, str | None],
 
     class Job(QueueMixin, Base):
         __tablename__ = "job"
-        __queue__ = QueueConfig(strategy=strategy, columns={**columns, **roles})
+        __queue__ = QueueConfig(strategy=strategy, columns={**columns, **roles}, rows_are_messages="status" in columns)
         tenant = mapped_column(sa.String(5), primary_key=True)
         number = mapped_column("my number", sa.Integer(), primary_key=True, autoincrement=False)
         if order.priority != "missing":

@@ -42,7 +42,7 @@ STRATEGIES: dict[str, dict[str, Any]] = {
     "update_status": {"strategy": "update_status"},
     "batch_select": {"strategy": "batch_select"},
     "delete_returning": {"strategy": "delete_returning"},
-    "own_message": {"strategy": "delete_returning", "columns": {"status": None}},
+    "own_message": {"strategy": "delete_returning", "rows_are_messages": True},
 }
 _postgresql: Any = postgresql.dialect
 _sqlite: Any = sqlite.dialect

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import assert_type
@@ -92,12 +91,3 @@ def verbs_take_one_or_many(session: Session) -> None:
     session.scalars(rescue(Email)).all()
     session.scalars(reconcile(Email)).all()
     session.scalars(purge(Email, older_than=timedelta(days=7), states=["completed"], limit=500)).all()
-
-
-def queue_attributes_are_typed(email: Email) -> None:
-    """The mixin's attributes are there for the type checker as well."""
-    assert_type(email.priority, int)
-    assert_type(email.run_at, datetime)
-    assert_type(email.attempts, int)
-    assert_type(email.last_error, str | None)
-    assert_type(email.lease_token, uuid.UUID | None)

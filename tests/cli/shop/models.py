@@ -48,7 +48,7 @@ class Task(QueueMixin, Base):
     """A job without a status: its row is its message."""
 
     __tablename__ = "task"
-    __queue__ = QueueConfig(strategy="delete_returning", max_attempts=1, columns={"status": None})
+    __queue__ = QueueConfig(strategy="delete_returning", max_attempts=1, rows_are_messages=True)
 
     id: Mapped[int] = mapped_column(primary_key=True)
 

@@ -1,0 +1,216 @@
+"""Roles that a class declares on attributes of other names, so that type checkers see them."""
+
+import enum
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import sqlmodel
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column, registry
+
+from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete, queue_column
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping import spec_of
+from tests.models.tidy import created
+
+pytestmark = pytest.mark.once
+
+CONFIG = QueueConfig(columns={"status": "queue_status"}, states=States(pending="ready"))
+
+
+class Life(enum.Enum):
+    DRAFT = "d"
+    PENDING = "p"
+    PROCESSING = "r"
+    COMPLETED = "c"
+
+
+def plain() -> type[Any]:
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(QueueMixin, Base):
+        __tablename__ = "orders"
+        __queue__ = CONFIG
+        id: Mapped[int] = mapped_column(primary_key=True)
+        status: Mapped[int | None]
+        queue_status: Mapped[str] = queue_column("status")
+        importance: Mapped[int] = queue_column("priority")
+
+    return Order
+
+
+def from_an_abstract_base() -> type[Any]:
+    class Base(DeclarativeBase):
+        pass
+
+    class Prioritised:
+        importance: Mapped[int] = queue_column("priority")
+
+    class Job(QueueMixin, Prioritised, Base):
+        __abstract__ = True
+        __queue__ = CONFIG
+        queue_status: Mapped[str] = queue_column("status")
+        status: Mapped[int | None]
+
+    class Order(Job):
+        __tablename__ = "orders"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    return Order
+
+
+def dataclass() -> type[Any]:
+    class Base(MappedAsDataclass, DeclarativeBase):
+        pass
+
+    class Order(QueueMixin, Base):
+        __tablename__ = "orders"
+        __queue__ = CONFIG
+        id: Mapped[int] = mapped_column(primary_key=True, init=False)
+        queue_status: Mapped[str] = queue_column("status")
+        importance: Mapped[int] = queue_column("priority")
+        status: Mapped[int | None] = mapped_column(default=None)
+
+    return Order
+
+
+def decorated() -> type[Any]:
+    @registry().mapped_as_dataclass
+    class Order(QueueMixin):
+        __tablename__ = "orders"
+        __queue__ = CONFIG
+        id: Mapped[int] = mapped_column(primary_key=True, init=False)
+        queue_status: Mapped[str] = queue_column("status")
+        importance: Mapped[int] = queue_column("priority")
+        status: Mapped[int | None] = mapped_column(default=None)
+
+    return Order
+
+
+def sql_model() -> type[Any]:
+    class Base(sqlmodel.SQLModel, registry=registry()):
+        importance: int = queue_column("priority")
+
+    class Order(QueueMixin, Base, table=True):
+        __tablename__ = "orders"
+        __queue__ = CONFIG
+        id: int | None = sqlmodel.Field(default=None, primary_key=True)
+        status: int | None = None
+        queue_status: str = queue_column("status")
+
+    return Order
+
+
+def table() -> list[Any]:
+    return [sa.Column("id", sa.Integer, primary_key=True), sa.Column("status", sa.Integer)]
+
+
+def given_table() -> type[Any]:
+    class Base(DeclarativeBase):
+        pass
+
+    class Order(QueueMixin, Base):
+        __queue__ = CONFIG
+        __table__ = sa.Table("orders", Base.metadata, *table())
+        queue_status: Mapped[str] = queue_column("status")
+        importance: Mapped[int] = queue_column("priority")
+
+    return Order
+
+
+def imperative() -> type[Any]:
+    class Order(QueueMixin):
+        __queue__ = CONFIG
+        queue_status: Mapped[str] = queue_column("status")
+        importance: Mapped[int] = queue_column("priority")
+
+    mapper_registry = registry()
+    mapper_registry.map_imperatively(Order, sa.Table("orders", mapper_registry.metadata, *table()))
+    return Order
+
+
+@pytest.mark.parametrize(
+    "make", [plain, from_an_abstract_base, dataclass, decorated, sql_model, given_table, imperative]
+)
+def test_the_library_makes_the_column(make: Any, engine: sa.Engine) -> None:
+    order = make()
+    columns = spec_of(order).table.c
+    assert (columns.queue_status.info["sqlaqueue"], columns.importance.info["sqlaqueue"]) == ("status", "priority")
+    assert "priority" not in columns
+    assert not columns.queue_status.nullable
+    with created(engine, spec_of(order).table.metadata), Session(engine) as session:
+        session.add_all([order(), order(importance=-1, status=7)])
+        session.commit()
+        (first,) = session.scalars(claim(order, 1))
+        session.execute(complete(first))
+        session.commit()
+        assert (first.importance, first.status, first.queue_status) == (-1, 7, "completed")
+        assert session.scalars(sa.text("SELECT queue_status FROM orders WHERE importance = 0")).all() == ["ready"]
+
+
+@pytest.mark.parametrize("declared", [queue_column("status"), queue_column("status", sa.Enum(Life))])
+def test_a_status_may_be_an_enum(declared: Any) -> None:
+    class Fresh(DeclarativeBase):
+        pass
+
+    body = {
+        "__tablename__": "orders",
+        "__annotations__": {"status": "Mapped[Life]"},
+        "__module__": __name__,
+        "id": mapped_column(sa.Integer, primary_key=True),
+        "status": declared,
+    }
+    order: Any = type("Order", (QueueMixin, Fresh), body)
+    status = order.__table__.c.status
+    assert (status.type.enum_class, status.default.arg) == (Life, Life.PENDING)
+    states = spec_of(order).config.states
+    assert (states.completed, states.failed) == (Life.COMPLETED, None)
+
+
+def model(config: QueueConfig, *bases: Any, **attributes: Any) -> Any:
+    class Fresh(DeclarativeBase):
+        pass
+
+    body = {"__tablename__": "orders", "__queue__": config, "id": mapped_column(sa.Integer, primary_key=True)}
+    return type("Order", (QueueMixin, *bases, Fresh), {**body, **attributes})
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            QueueConfig(columns={"status": "state"}),
+            r"Order\.one = queue_column\('status'\): .*'state'\}\) says",
+        ),
+        (QueueConfig(columns={"status": None}), r"QueueConfig\(columns=\{'status': None\}\) says otherwise"),
+        (QueueConfig(strategy="delete_returning", rows_are_messages=True), "rows_are_messages.* says otherwise"),
+        (QueueConfig(adopt={"status": "one"}), r"Order\.one = .*adopt, which adds no column.*adopt=\{'status': 'one'"),
+        (QueueConfig(columns={"priority": "one"}), "the attribute 'one' is given to two queue attributes"),
+    ],
+)
+def test_what_the_config_says_otherwise(config: QueueConfig, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        model(config, one=queue_column("status"))
+
+
+def test_a_role_is_played_once() -> None:
+    with pytest.raises(ConfigurationError, match=r"Order: queue_column\('status'\) is given to 'one' and to 'two'"):
+        model(QueueConfig(), one=queue_column("status"), two=queue_column("status"))
+    with pytest.raises(ConfigurationError, match=r"queue_column\('prority'\): .*; did you mean 'priority'\?"):
+        queue_column("prority")
+
+
+def test_the_mixin_stands_first() -> None:
+    class Fresh(DeclarativeBase):
+        pass
+
+    body = {"__tablename__": "orders", "id": mapped_column(sa.Integer, primary_key=True), "one": queue_column("status")}
+    with pytest.raises(ConfigurationError, match=r"QueueMixin must stand before .*, class Order\(QueueMixin, Fresh\)"):
+        type("Order", (Fresh, QueueMixin), body)
+
+
+def test_a_subclass_declares_nothing() -> None:
+    order = model(QueueConfig())
+    with pytest.raises(ConfigurationError, match=r"Letter\.one = queue_column\(\.\.\.\): it belongs to .*, Order"):
+        type("Letter", (order,), {"one": queue_column("status")})

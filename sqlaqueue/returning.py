@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Bundle, Mapper, make_transient_to_detached, object_session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.mapping import hand_out, spec_of
+from sqlaqueue.exc import StatementError
+from sqlaqueue.mapping import CLAIM_OPTION, hand_out, spec_of
 from sqlaqueue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.base import TOKEN, attribute_names, column_of, named
@@ -47,6 +50,18 @@ class _Key(Bundle[Any]):
         if len(procs) == 1:
             return procs[0]
         return lambda row: tuple(process(row) for process in procs)
+
+
+@event.listens_for(sa.Engine, "handle_error")
+def _refuse_to_stream(failed: ExceptionContext) -> None:
+    """Say what to do when the server refuses to read a claim by a cursor, which is what ``yield_per`` asks for."""
+    options = getattr(failed.execution_context, "execution_options", {})
+    if options.get("yield_per") and (CLAIM_OPTION in options or ENTITY_OPTION in options):
+        msg = (
+            f"claim(): with yield_per={options['yield_per']} SQLAlchemy reads the result by a cursor of the server, "
+            "and those take no statement that changes rows; leave yield_per out, and claim fewer jobs at a time instead"
+        )
+        raise StatementError(msg)
 
 
 def _expire(job: Any) -> None:

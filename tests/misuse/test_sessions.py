@@ -66,6 +66,19 @@ def test_a_second_claim_in_the_transaction_of_the_first(engine: sa.Engine, model
         assert len(session.scalars(claim(model, 2)).all()) == 1
 
 
+def test_a_claim_that_is_read_by_a_cursor(engine: sa.Engine, model: Any) -> None:
+    """It works where a claim only locks, and is refused before anything is claimed where it writes."""
+    with Session(engine) as session:
+        statement = claim(model, 3).execution_options(yield_per=2)
+        if model is MODELS["batch_select"]:
+            assert len(session.scalars(statement).all()) == 3
+            return
+        with pytest.raises(StatementError, match=r"yield_per=2 .* claim fewer jobs at a time instead"):
+            session.scalars(statement)
+        session.rollback()
+        assert len(session.scalars(claim(model, 3)).all()) == 3
+
+
 def test_a_claim_again_after_the_first_was_undone(engine: sa.Engine, model: Any) -> None:
     with Session(engine) as session:
         savepoint = session.begin_nested()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from sqlaqueue.spec import Key
 
 _FIRST, _LONGEST = 0.1, 30.0
+_AGAIN_AFTER, _AT_ONCE = 1.0, 3
 _MOST = 10_000
 """How many jobs are remembered; of those that were in a conflict before them the count begins anew."""
 
@@ -41,3 +44,28 @@ class Conflicts:
             with self._lock:
                 for key in keys:
                     self._times.pop(key, None)
+
+
+class Postponed:
+    """Runs that have ended and could not be settled, for somebody held their rows: they are tried again, by themselves.
+
+    :param now: the clock.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._runs: list[Any] = []
+        self._at, self._now = 0.0, now
+
+    def add(self, runs: Iterable[Any]) -> None:
+        """Take in some, to be tried after a while."""
+        self._runs += runs
+        self._at = self._now() + _AGAIN_AFTER
+
+    def is_due(self, now: float) -> bool:
+        """Return whether it is time to try."""
+        return bool(self._runs) and self._at <= now
+
+    def take(self) -> list[Any]:
+        """Return the runs that have waited longest, not more than are tried in a moment."""
+        taken, self._runs = self._runs[:_AT_ONCE], self._runs[_AT_ONCE:]
+        return taken

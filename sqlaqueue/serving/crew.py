@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import LeaseLost
 from sqlaqueue.log import fields, key_text, logger, plain_key
 from sqlaqueue.serving.calls import Calls
+from sqlaqueue.serving.conflicts import Postponed
 from sqlaqueue.serving.events import Announcer, EventName, JobEvent, event_of
 from sqlaqueue.serving.hands import Hand, runs_of
 from sqlaqueue.serving.outcomes import COMPLETED, Ended
@@ -64,6 +65,8 @@ class Crew:
         self._in_hand: dict[object, Callable[[], list[Run]]] = {}
         self._finished: list[Ended] = []
         self._settling: set[Ended] = set()
+        self.postponed = Postponed()
+        """Runs that are being settled and whose rows somebody holds."""
         self._finished_since: float | None = None
         self._at_work: set[Hand] = set()
 

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.log import fields, key_text, logger, plain_key
 from sqlaqueue.serving import isolation
-from sqlaqueue.serving.errors import settles_later, will_pass
+from sqlaqueue.serving.errors import is_held_up, settles_later, will_pass
 from sqlaqueue.serving.outcomes import COMPLETED, Ended, HeldUp
 from sqlaqueue.serving.plan import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.serving.telling import tell_ended
@@ -146,18 +146,23 @@ def _look_again(session: Session, plan: Plan, lost: Sequence[Ended]) -> list[End
 
 def settle_each(
     session: Session, plan: Plan, ended: Sequence[Ended], *, wait: bool = True
-) -> tuple[list[Ended], list[Ended]]:
+) -> tuple[list[Ended], list[Ended], list[Ended]]:
     """Settle runs one by one, so that one that cannot be settled does not hold up the others.
 
-    :return: the runs whose lease had been lost, and those that could not be settled.
+    :return: the runs whose lease had been lost, those that could not be settled, and those that are to be settled later
+        as they are, since somebody holds their rows.
     """
     lost: list[Ended] = []
     stuck: list[Ended] = []
+    later: list[Ended] = []
     for one in ended:
         try:
             lost += settle_and_commit(session, plan, [one], wait=wait)
         except DBAPIError as error:
             session.rollback()
+            if is_held_up(error):
+                later.append(one)
+                continue
             if settles_later(error):
                 raise
             run, queue = one.run, plan.spec.name
@@ -170,7 +175,7 @@ def settle_each(
                 stuck.append(one)
             else:
                 lost += found_lost
-    return lost, stuck
+    return lost, stuck, later
 
 
 def _settle_otherwise(session: Session, plan: Plan, one: Ended, error: DBAPIError) -> list[Ended] | None:

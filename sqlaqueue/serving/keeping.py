@@ -16,7 +16,7 @@ from sqlaqueue.serving.errors import will_pass
 from sqlaqueue.serving.outcomes import RELEASED, Ended
 from sqlaqueue.serving.retention import Walk
 from sqlaqueue.serving.runs import pass_on
-from sqlaqueue.serving.settling import settle_finished
+from sqlaqueue.serving.settling import settle_finished, settle_postponed
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Doze, Report, Script, Step
 from sqlaqueue.spec import Key
@@ -57,7 +57,8 @@ def _look_at_timeouts(shift: Shift, now: float) -> Script:
         timeout = JobTimeout(f"the handler ran for longer than {shift.plan.timeout:g} seconds")
         ended = [Ended(run, shift.plan.judge(timeout, run)) for run in late]
         # A row that its handler has locked is settled when it returns.
-        lost, stuck = yield Beside(partial(ending.settle_each, wait=False), (shift.plan, ended))
+        lost, stuck, held_up = yield Beside(partial(ending.settle_each, wait=False), (shift.plan, ended))
+        stuck += held_up
         for one in stuck:
             key = one.run.key
             extra = shift.fields("timed_out", job_key=plain_key(key), attempt=one.run.attempt)
@@ -96,9 +97,11 @@ def _extend_leases(shift: Shift, now: float) -> Script:
 
 def _settle_overlooked(shift: Shift, now: float) -> Script:
     """Settle what the lanes leave behind when each of them has begun with something long."""
+    # Without waiting: whoever holds a row must not keep the leases of all others from being extended.
     if shift.crew.overlooks(now):
-        # Without waiting: whoever holds a row must not keep the leases of all others from being extended.
         yield from settle_finished(shift, wait=False)
+    if shift.crew.postponed.is_due(now):
+        yield from settle_postponed(shift)
 
 
 def _check_in(shift: Shift, now: float) -> Script:

@@ -16,7 +16,7 @@ from sqlaqueue.serving.keeping import mend_messages
 from sqlaqueue.serving.outcomes import RELEASED, Ended
 from sqlaqueue.serving.runs import leased_batch, run_leased, run_to_the_end
 from sqlaqueue.serving.sessions import driver_connection, one_connection
-from sqlaqueue.serving.settling import settle_finished
+from sqlaqueue.serving.settling import settle_finished, settle_postponed
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Do, InSession, Pause, Report, Rest, Script, Step, Watch
 from sqlaqueue.serving.turns import Turn
@@ -205,7 +205,7 @@ def wind_up(shift: Shift) -> Script:
         plan.entries.give_up_all()
     else:
         crew.report(Report(unsettled=[Ended(run, RELEASED) for run in crew.forget_held()]))
-    last_steps = [strike(plan), settle_finished(shift, wait=False)]
+    last_steps = [strike(plan), settle_finished(shift, wait=False), settle_postponed(shift, last=True)]
     if shift.checked_in:
         last_steps.append(_check_out(shift))
     for last in last_steps:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from sqlalchemy import exc
 
 from sqlaqueue.log import key_text, logger, plain_key
 from sqlaqueue.serving import ending
-from sqlaqueue.serving.errors import settles_later
+from sqlaqueue.serving.errors import is_held_up, settles_later
 from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.shift import Shift
 from sqlaqueue.serving.steps import Beside, Script
@@ -24,18 +25,46 @@ def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
     if not finished:
         return
     stuck: list[Ended] = []
+    later: list[Ended] = []
     try:
         try:
             lost = yield Beside(partial(ending.settle_and_commit, wait=wait), (shift.plan, finished))
         except exc.DBAPIError as error:
-            if settles_later(error):
+            if settles_later(error) and not is_held_up(error):
                 raise
-            lost, stuck = yield Beside(partial(ending.settle_each, wait=wait), (shift.plan, finished))
+            lost, stuck, later = yield Beside(partial(ending.settle_each, wait=wait), (shift.plan, finished))
     except Exception:
         crew.give_back(finished)
         raise
+    _settled(shift, finished, lost, stuck, later)
+
+
+def settle_postponed(shift: Shift, *, last: bool = False) -> Script:
+    """Settle some of those whose rows were held, each by itself.
+
+    :param last: whether there is no further try, so that all of them are tried.
+    """
+    crew = shift.crew
+    while ended := crew.postponed.take():
+        try:
+            lost, stuck, later = yield Beside(partial(ending.settle_each, wait=False), (shift.plan, ended))
+        except Exception:
+            crew.postponed.add(ended)
+            raise
+        if last:
+            stuck, later = [*stuck, *later], []
+        _settled(shift, ended, lost, stuck, later)
+        if not last:
+            return
+
+
+def _settled(
+    shift: Shift, ended: Sequence[Ended], lost: Sequence[Ended], stuck: Sequence[Ended], later: Sequence[Ended]
+) -> None:
     for one in stuck:
         extra = shift.fields("not_settled", job_key=plain_key(one.run.key), attempt=one.run.attempt)
         text = "%s: job %s stays as it is until its lease expires"
         logger.error(text, shift.name, key_text(one.run.key), extra=extra)
-    crew.settled(finished, lost, stuck)
+    if later:
+        shift.crew.postponed.add(later)
+    shift.crew.settled([one for one in ended if one not in later] if later else ended, lost, stuck)

@@ -201,3 +201,33 @@ def test_the_answer_to_a_commit_is_lost(leased: Bench) -> None:
     assert leased.effects() == {key: 1}
     assert server.told("completed") == [key]
     assert server.told("lease_lost", "retried") == []
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("writes", [False, True], ids=["quiet", "writing"])
+def test_an_end_that_is_held_up_is_no_failed_attempt(leased: Bench, *, writes: bool) -> None:
+    """Somebody holds the row for longer than a statement may wait: the success is settled when it goes."""
+    [key, other] = leased.enqueue(2, max_attempts=1)
+    started, go_on = threading.Event(), threading.Event()
+
+    async def work(hands: Any, job: Any) -> None:
+        if writes:
+            await hands.execute(leased.effect(job.id))
+        if job.id == key and not go_on.is_set():
+            started.set()
+            await hands.wait(go_on)
+
+    connecting = (
+        {"options": "-c lock_timeout=100"} if leased.colour == "sync" else {"server_settings": {"lock_timeout": "100"}}
+    )
+    server = leased.consumer(work, engine={"connect_args": connecting})
+    with server.running():
+        assert started.wait(30)
+        with leased.engine.begin() as holding:
+            holding.execute(sa.text("SELECT FROM job WHERE id = :id FOR UPDATE"), {"id": key})
+            go_on.set()
+            wait_until(lambda: leased.row(other).status == "completed", "the other one is not held up")
+        wait_until(lambda: leased.states() == {"completed": 2})
+    assert leased.attempts() == {key: 1, other: 1}
+    assert leased.effects() == ({key: 1, other: 1} if writes else {})
+    assert not server.told("failed", "retried", "lease_lost")

@@ -355,7 +355,7 @@ def settles_in_lanes_only() -> None:
 
 @mutant
 def settles_all_or_nothing() -> None:
-    ending.settle_each = lambda *arguments, **options: (ending.settle_and_commit(*arguments, **options), [])
+    ending.settle_each = lambda *arguments, **options: (ending.settle_and_commit(*arguments, **options), [], [])
 
 
 @mutant

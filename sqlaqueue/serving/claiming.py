@@ -15,10 +15,11 @@ from sqlaqueue.serving import isolation
 from sqlaqueue.serving.bearings import Mark
 from sqlaqueue.serving.calls import Look
 from sqlaqueue.serving.ending import commit, left_as_loaded, settle_surely
+from sqlaqueue.serving.errors import is_lost
 from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.plan import EXCEPT, KEYS, LIMIT, TICKETS, Plan
 from sqlaqueue.serving.telling import spare_others
-from sqlaqueue.spec import Key
+from sqlaqueue.spec import Key, Run
 from sqlaqueue.strategies.deaths import CLAIM_TOKEN, together_token
 
 
@@ -76,6 +77,14 @@ def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
     return _hand_out(session, plan, plan.claim_key, {KEYS: plan.spec.bind_keys([key])})
 
 
+class AnswerLost(Exception):
+    """The answer to the commit of a claim did not arrive."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        super().__init__(f"the answer to the commit of a claim of {len(runs)} jobs was lost")
+        self.runs = runs
+
+
 class Claimed(NamedTuple):
     """What came of settling and claiming."""
 
@@ -117,8 +126,14 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
         suspect = more = bool(jobs)
     if not jobs:
         spare_others(session, plan, look)
-    with left_as_loaded(session):
-        commit(session, ended)
+    try:
+        with left_as_loaded(session):
+            commit(session, ended)
+    except Exception as error:
+        runs = [run for run in map(run_of, jobs) if run is not None]
+        if runs and is_lost(error):
+            raise AnswerLost(runs) from error
+        raise
     if alone:
         plan.had_suspect = suspect
     if suspect:

@@ -321,9 +321,13 @@ class Crew:
         with self.lock:
             self._settling.difference_update(finished)
             self.works_ended += 1
-        without = {*lost, *stuck}
+        silent = [one for one in finished if not one.begun]
+        without = {*lost, *stuck, *silent}
         self._announce_all([ended for ended in finished if ended not in without] if without else finished)
-        self.tell_lost(lost)
+        self.tell_lost([one for one in lost if one.begun])
+        if silent:
+            # No trigger calls a row out that is given back.
+            self.look_at_once()
         self.changed()
 
     def look_at_once(self) -> None:

@@ -92,6 +92,8 @@ class Ended:
     starts: int = 1
     uncertain: bool = False
     """A commit was tried: unless its answer arrives, the run may have been settled or not."""
+    begun: bool = True
+    """The claim is known to be committed; of another one nobody is told."""
 
 
 def concerns_all(error: BaseException) -> bool:

@@ -37,7 +37,15 @@ def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]
     """
     plan, limit, look = crew.plan, crew.claim_size(), calls.begin_look()
     began = time.monotonic()
-    claimed: claiming.Claimed = yield Do(claiming.settle_and_claim, (plan, finished, limit, look, turn.claims_alone))
+    try:
+        claimed: claiming.Claimed = yield Do(
+            claiming.settle_and_claim, (plan, finished, limit, look, turn.claims_alone)
+        )
+    except claiming.AnswerLost as lost:
+        # If the server has committed them, they are this Consumer's: nobody has run them, and no attempt is counted.
+        with crew.lock:
+            crew.finish([Ended(run, RELEASED, begun=False) for run in lost.runs])
+        raise (lost.__cause__ or lost) from None
     jobs = claimed.jobs
     crew.pace.succeeded()
     crew.pace.claimed(time.monotonic() - began)

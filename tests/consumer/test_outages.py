@@ -231,3 +231,56 @@ def test_an_end_that_is_held_up_is_no_failed_attempt(leased: Bench, *, writes: b
     assert leased.attempts() == {key: 1, other: 1}
     assert leased.effects() == ({key: 1, other: 1} if writes else {})
     assert not server.told("failed", "retried", "lease_lost")
+
+
+@pytest.mark.once
+def test_the_answer_to_a_claim_is_lost(leased: Bench) -> None:
+    """The jobs are this Consumer's, and it does not know: they are given back at once, and no attempt is counted."""
+    keys = leased.enqueue(3, max_attempts=1)
+    server = leased.consumer(lease=600, batch_size=3, batch=True)
+    lost: list[int] = []
+
+    @sa.event.listens_for(server.sync_engine, "commit")
+    def commit(connection: sa.Connection) -> None:
+        if not lost and connection.scalar(sa.text("SELECT count(*) FROM job WHERE status = 'processing'")):
+            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+            connection.exec_driver_sql("COMMIT")
+            leased.execute("SELECT pg_terminate_backend(:pid, 10000)", pid=lost[0])
+
+    with server.running():
+        wait_until(lambda: leased.states() == {"completed": 3})
+    assert lost
+    assert leased.attempts() == dict.fromkeys(keys, 1)
+    assert server.told() == {"claimed": 3, "completed": 3}
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("at", ["handler", "commit"])
+def test_a_lost_connection_costs_no_attempt(mixed: Bench, at: str) -> None:
+    """Once: a job that runs by itself afterwards and loses another one has to pay for it."""
+    once, always = mixed.enqueue(1, max_attempts=1), mixed.enqueue(1, max_attempts=1, payload="always")
+    runs: list[int] = []
+
+    async def work(hands: Any, job: Any) -> None:
+        runs.append(job.id)
+        await hands.execute(mixed.effect(job.id, job.payload))
+        if at == "handler" and (job.payload or runs.count(job.id) == 1):
+            await hands.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+
+    server = mixed.consumer(work, batch_size=1)
+
+    @sa.event.listens_for(server.sync_engine, "commit")
+    def commit(connection: sa.Connection) -> None:
+        if at == "commit":
+            seen = connection.execute(sa.text("SELECT job, note FROM effect")).all()
+            uncommitted = [row for row in seen if not mixed.effects()[row.job]]
+            if any(row.note or runs.count(row.job) == 1 for row in uncommitted):
+                pid = connection.scalar(sa.text("SELECT pg_backend_pid()"))
+                mixed.execute("SELECT pg_terminate_backend(:pid, 10000)", pid=pid)
+
+    server.drain()
+    assert mixed.states() == {"completed": 1, "failed": 1}
+    assert mixed.attempts() == dict.fromkeys(once + always, 1)
+    assert {key: runs.count(key) for key in once + always} == dict.fromkeys(once + always, 2)
+    assert mixed.effects() == dict.fromkeys(once, 1)
+    mixed.assert_tidy()

@@ -333,5 +333,34 @@ def _drop_objects(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
             _execute(dropped, table, connection)
 
 
+# -- the tables that a queue needs beside its own ----------------------------------------------------------------------
+
+
+@event.listens_for(sa.MetaData, "after_create")
+def _create_beside(
+    metadata: sa.MetaData,  # noqa: ARG001 - the event's signature
+    connection: sa.Connection,
+    tables: Sequence[sa.Table] | None = None,
+    **options: Any,
+) -> None:
+    # Where nothing is looked for first, and with Table.create(), each table is made by its caller.
+    if options.get("checkfirst"):
+        _create_side_tables(tables or (), connection)
+
+
+def _create_side_tables(tables: Sequence[sa.Table], connection: sa.Connection) -> None:
+    """Create what queues among these tables need, if only some tables were asked for.
+
+    The first row would fail inside a trigger, or the first claim, naming a table that is in no model.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    for table in tables:
+        spec = queue_of(table)
+        for side in () if spec is None else spec.side_tables.values():
+            if side not in tables:
+                side.create(connection, checkfirst=True)
+
+
 def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) -> None:
     element.execute_if(dialect="postgresql")(table, connection)

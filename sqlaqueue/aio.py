@@ -234,7 +234,6 @@ class _Tasks(Shift):
 
     async def serve(self) -> None:
         """Run until the lanes have ended, or have been given up."""
-        lifecycle.started(self, self.engine, "task")
         self.forks.watch(self.engine, self._loop)
         lanes = [asyncio.create_task(self._task(lane(self))) for _ in range(self.plan.concurrency)]
         keeper = asyncio.create_task(self._task(keep(self)))

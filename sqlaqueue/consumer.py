@@ -262,7 +262,6 @@ class _Threads(Shift):
         lanes = [self._thread(lane(self), f"{name}-{number}") for number in range(self.plan.concurrency)]
         keeper = self._thread(keep(self), f"{name}-keeper")
         with doorbell.answered_by(self.stop, wanted=self.answers_signals):
-            lifecycle.started(self, self.engine, "thread")
             self.forks.watch(self.engine)
             self._working.update(lanes)
             for thread in (*lanes, keeper):

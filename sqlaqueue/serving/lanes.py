@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import logger
-from sqlaqueue.serving import checks, tending
+from sqlaqueue.serving import checks, lifecycle, tending
 from sqlaqueue.serving.errors import is_of_database, is_programs_fault
 from sqlaqueue.serving.hands import Hand
 from sqlaqueue.serving.held import held_batch, strike
@@ -167,6 +167,7 @@ def _check(shift: Shift) -> Script:
                 shift.fail(error)
             raise
         told = yield Beside(checks.check_database, (shift.plan,))
+        lifecycle.started(shift, told=told)
         if told and not shift.draining:
             shift.listen()
 

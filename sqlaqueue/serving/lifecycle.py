@@ -8,19 +8,20 @@ from sqlaqueue.log import database_text, logger
 from sqlaqueue.serving.signals import doorbell
 
 if TYPE_CHECKING:
-    import sqlalchemy as sa
-
     from sqlaqueue.serving.shift import Shift
 
 
-def started(shift: Shift, engine: sa.Engine, worker_kind: str) -> None:
-    """Say what is served, where, by how many, and how new jobs are found.
+def started(shift: Shift, *, told: bool) -> None:
+    """Say once what is served, where, by how many, and how new jobs are found.
 
-    :param worker_kind: what runs its handlers: thread or task.
+    :param told: whether the queue's table sends notifications, which the database has just been asked.
     """
-    plan, where = shift.plan, database_text(engine)
+    if shift.said_start:
+        return
+    shift.said_start = True
+    plan, where, worker_kind = shift.plan, database_text(shift.engine), "task" if shift.interrupts else "thread"
     poll = f"polling every {shift.crew.pace.poll_interval:g} s"
-    mode = "draining" if shift.draining else "listening" if plan.is_told else "polling"
+    mode = "draining" if shift.draining else "listening" if told else "polling"
     how = {"draining": "until no job is due", "listening": f"listening for notifications, {poll}", "polling": poll}
     strategy = plan.spec.strategy.name
     logger.info(

@@ -7,6 +7,8 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import sqlalchemy as sa
+
 from sqlaqueue.log import fields, logger
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.crew import Crew
@@ -39,6 +41,9 @@ class Shift:
 
     interrupts = False
     """Whether handlers can be interrupted."""
+
+    engine: sa.Engine
+    """The engine of its sessions."""
     factory: Any
     """What makes its sessions."""
 
@@ -62,6 +67,8 @@ class Shift:
         self._said_deaf = False
         self.said_to_hear: bool | None = None
         """What its last check-in said of it; None before the first."""
+        self.said_start = False
+        """The log says that it has started."""
         self.drained = False
         """A run that drains its queue has come to its end."""
         self.before_shutdown: tuple[int, int] | None = None

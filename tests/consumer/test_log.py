@@ -41,6 +41,20 @@ def test_it_says_at_its_start_what_it_serves(mixed: Bench, log: Any) -> None:
     assert (record.levelno, record.concurrency, record.mode) == (logging.INFO, 2, "listening")
 
 
+def test_without_its_triggers_it_says_that_it_polls(leased: Bench, log: Any) -> None:
+    """As the database has it, not as the model would."""
+    leased.execute("ALTER TABLE job DISABLE TRIGGER USER")
+    try:
+        with leased.consumer().running():
+            wait_until(lambda: of(log, "consumer_started"))
+    finally:
+        leased.execute("ALTER TABLE job ENABLE TRIGGER USER")
+    [record] = of(log, "consumer_started")
+    assert record.mode == "polling"
+    assert record.getMessage().endswith(", polling every 0.05 s")
+    assert "listening" not in record.getMessage()
+
+
 @pytest.mark.once
 def test_the_log_knows_no_password() -> None:
     engine = sa.create_engine("postgresql+psycopg://me:hush@db.example.com:5433/app")

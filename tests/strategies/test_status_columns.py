@@ -163,7 +163,7 @@ def serving(walk: Walk) -> None:
         outcome = RELEASED if error is None else plan.judge(error, run)
         assert ending.settle_and_commit(session, plan, [Ended(run, outcome, jobs[0])]) == []
     assert walk.states() == Counter(pending=2, completed=2, failed=2)
-    waiter = waiting.make_waiter("wait", (walk.job, runs[0].key), 5, lambda: None, check=True)
+    waiter = waiting.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
     result = waiting.first_look(session, waiter)
     assert result is not None
     assert (result.state, result.job.status) == ("completed", spec.config.states.completed)

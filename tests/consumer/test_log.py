@@ -100,6 +100,9 @@ def test_an_event_says_when_and_for_how_long_the_handler_ran(mixed: Bench) -> No
         assert event.duration >= 0
         assert event.max_attempts == 3
     first, second = ended[good[0]], ended[bad[0]]
+    assert first.started_at is not None
+    assert first.duration is not None
+    assert second.started_at is not None
     assert first.started_at + timedelta(seconds=first.duration - 0.02) <= second.started_at, "the call, not the run"
     error = second.error
     assert error is not None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from datetime import datetime
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Fail, QueueConfig, QueueMixin, Retry, claim, complete, release, rescue
+from sqlaqueue import Consumer, Fail, QueueConfig, QueueMixin, Retry, claim, complete, queue_column, release, rescue
 from sqlaqueue.mapping import spec_of
 from sqlaqueue.statements import worker_name
 from tests.servers import Database
@@ -136,3 +137,28 @@ def test_nobody_else_has_them() -> None:
     assert "started_at" not in Plain.__table__.c
     assert not spec_of(Plain).keeps_claimed_by
     assert str(os.getpid()) in worker_name()
+
+
+@pytest.mark.once
+def test_each_way_to_name_a_column_names_these() -> None:
+    class Own(DeclarativeBase):
+        pass
+
+    class Adopted(QueueMixin, Own):
+        __tablename__ = "adopted"
+        __queue__ = QueueConfig(adopt={"status": "state", "started_at": "began"})
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+        state: Mapped[str]
+        began: Mapped[datetime | None] = mapped_column(sa.DateTime(timezone=True))
+
+    class Declared(QueueMixin, Own):
+        __tablename__ = "declared"
+
+        id: Mapped[int] = mapped_column(primary_key=True)
+        began: Mapped[datetime | None] = queue_column("started_at")
+
+    for model in (Adopted, Declared):
+        assert spec_of(model).columns["started_at"] is model.__table__.c.began
+        assert spec_of(model).keeps_claimed_by
+    assert isinstance(Declared.__table__.c.began.type, sa.DateTime)

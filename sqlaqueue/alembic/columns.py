@@ -92,6 +92,7 @@ def check_answer(this: AddColumns) -> None:
             f"{call}): say in this migration what state the rows are in that are in the table already, in place of "
             'existing_rows=... . existing_rows="completed" runs none of them, "pending" all; '
             "sa.text(\"CASE WHEN sent_at IS NULL THEN 'pending' ELSE 'completed' END\") tells it from each row"
+            f"{_since_when(this)}"
         )
     if asked:
         raise CommandError(
@@ -104,6 +105,21 @@ def check_answer(this: AddColumns) -> None:
             f"{call}, existing_rows={this.existing_rows!r}): a queue without a status has no place for a state; "
             'existing_rows="pending" says that all rows of the table are jobs to run'
         )
+
+
+def _since_when(this: AddColumns) -> str:
+    """Return what to do about rows that were finished before anybody noted when."""
+    name = "finished_at"
+    if name not in {column.name for column in this.columns}:
+        return ""
+    quote = NEUTRAL.identifier_preparer.quote
+    table = NEUTRAL.identifier_preparer.format_table(stand_in(this.table, this.schema))
+    statement = f"UPDATE {table} SET {name} = now() WHERE {quote(str(this.status))} = 'completed'"  # noqa: S608 - shown only
+    return (
+        f". Rows that are finished already have no {name}: retention and a purge by age leave them where they are. "
+        f'If they are to go some day, write behind it op.execute("{statement}"), or with a column that knows better '
+        "than now()"
+    )
 
 
 def _literal(this: AddColumns, column: sa.Column[Any]) -> sa.ColumnElement[Any]:

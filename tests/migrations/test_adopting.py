@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +11,7 @@ import sqlalchemy as sa
 from alembic.util import CommandError
 from sqlalchemy.orm import Session, mapped_column
 
-from sqlaqueue import QueueConfig, States, claim, complete, reconcile
+from sqlaqueue import QueueConfig, States, claim, complete, purge, reconcile
 from tests.migrations.models import order
 from tests.migrations.project import Project, dump
 from tests.models.kind import STRATEGIES
@@ -187,3 +189,24 @@ def test_a_table_speaks_its_own_words(project: Project, engine: sa.Engine, strat
     project.upgrade()
     project.check()
     assert run_all(engine, model) == ["2"]
+
+
+def test_finished_rows_of_the_table_get_a_moment_if_they_are_given_one(project: Project, engine: sa.Engine) -> None:
+    """The question about the rows names the statement; without it a purge by age leaves them where they are."""
+    model = queue(QueueConfig())
+    adopt(project, model)
+    with pytest.raises(CommandError, match="have no finished_at") as refused:
+        project.upgrade()
+    statement = re.search(r'op\.execute\("([^"]+)"\)', str(refused.value))
+    assert statement is not None
+    project.edit("existing_rows=...", "existing_rows='completed'")
+    project.upgrade()
+
+    def purged() -> int:
+        with Session(engine) as session, session.begin():
+            return len(session.scalars(purge(model, older_than=timedelta(0))).all())
+
+    assert purged() == 0
+    with engine.begin() as connection:
+        connection.exec_driver_sql(statement[1])
+    assert purged() == 4

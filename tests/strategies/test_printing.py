@@ -106,8 +106,8 @@ def test_a_statement_is_printed(statement: Any) -> None:
         assert "email" in text or "sqlaqueue_" in text
     literal = str(statement.compile(dialect=_postgresql(paramstyle="named"), **LITERAL))
     assert "[POSTCOMPILE" not in literal
-    # Of a DELETE with USING SQLAlchemy itself says that this database has none.
-    with contextlib.suppress(NotImplementedError):
+    # Of a DELETE with USING, and before 2.1 of JSONB, SQLAlchemy itself says that this database has none.
+    with contextlib.suppress(NotImplementedError, sa.exc.UnsupportedCompilationError):
         assert str(statement.compile(dialect=_sqlite()))
 
 

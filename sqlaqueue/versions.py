@@ -41,12 +41,18 @@ def what_is_missing(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     missing = [table for table, number in zip(tables, found, strict=True) if number is None]
     if missing:
         return [f"the table {table.fullname}{_where_else(session, table)}" for table in missing]
-    columns = set(session.execute(_columns(spec)).scalars())
+    rows: Any = session.execute(_columns(tables))
+    columns = {(name, at) for name, *of in rows for at, is_its in enumerate(of) if is_its}
     triggers = set(session.execute(_triggers(spec)).scalars())
     names = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
     wanted = [name for name in names if not name.startswith(wake_up_triggers.PREFIX)]
     return [
-        *(f"the column {spec.table.fullname}.{each.name}" for each in spec.table.c if each.name not in columns),
+        *(
+            f"the column {table.fullname}.{each.name}"
+            for at, table in enumerate(tables)
+            for each in table.c
+            if (each.name, at) not in columns
+        ),
         *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
     ]
 
@@ -176,10 +182,14 @@ def _comments(spec: QueueSpec, names: list[str]) -> AnySelect:
     )
 
 
-def _columns(spec: QueueSpec) -> AnySelect:
+def _columns(tables: Sequence[sa.Table]) -> AnySelect:
     attribute = sa.table("pg_attribute", *map(sa.column, ("attname", "attrelid", "attisdropped")))
-    mine = sa.and_(attribute.c.attrelid == TableId(spec.table), ~attribute.c.attisdropped)
-    return sa.select(sa.cast(attribute.c.attname, sa.Text)).where(mine)
+    ids = [TableId(table) for table in tables]
+    # Which of the tables it is: each driver shows the identity of a table in another way.
+    its: list[Any] = [attribute.c.attrelid == number for number in ids]
+    theirs = sa.and_(attribute.c.attrelid.in_(ids), ~attribute.c.attisdropped)
+    columns: list[Any] = [sa.cast(attribute.c.attname, sa.Text), *its]
+    return sa.select(*columns).where(theirs)
 
 
 def _triggers(spec: QueueSpec) -> AnySelect:

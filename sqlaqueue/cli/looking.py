@@ -153,16 +153,27 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
     elif not rows:
         click.echo("nobody" + (" on this machine" if here else "") + " serves it")
     else:
-        shown = table("queue", "host", "pid", "name", "since", "seen", "hears", "version", "running", right=["pid"])
+        shown = table(
+            "queue",
+            "host",
+            "pid",
+            "name",
+            "since",
+            "seen",
+            "hears",
+            "version",
+            "claimed",
+            "running",
+            right=["pid", "claimed"],
+        )
         for row in rows:
             running = " ".join(map(plain_key, row["running"][:_MOST_KEYS]))
             if len(row["running"]) > _MOST_KEYS:
                 running += f" ... ({len(row['running'])})"
             since, seen = ago(row["created_at"]), ago(row["seen_at"])
             hears = "yes" if row["hears"] else "no, it polls"
-            add_row(
-                shown, row["queue"], row["host"], row["pid"], row["name"], since, seen, hears, row["version"], running
-            )
+            who = (row["queue"], row["host"], row["pid"], row["name"], since, seen, hears, row["version"])
+            add_row(shown, *who, row["claimed"], running)
         console().print(shown)
     if not served:
         click.get_current_context().exit(FAILED)

@@ -68,6 +68,10 @@ def _hand_out(session: Session, plan: Plan, statement: Any, parameters: dict[str
         if run_of(job) is None:
             # A listener that goes from one job to another has loaded this one, before its row of the claim came.
             hand_out(instance_state(job), session)
+    if plan.load_rest is not None and jobs:
+        keys = plan.spec.bind_keys([run.key for job in jobs if (run := run_of(job)) is not None])
+        # The rows of a joined collection are several for one job; reading them all is what makes the instances whole.
+        session.execute(plan.load_rest, {KEYS: keys}, bind_arguments=plan.bind).unique().all()
     return jobs
 
 

@@ -20,9 +20,9 @@ from sqlaqueue.log import fields, key_text, logger, plain_key
 from sqlaqueue.serving.calls import Calls
 from sqlaqueue.serving.conflicts import Postponed
 from sqlaqueue.serving.events import Announcer, EventName, JobEvent, event_of
-from sqlaqueue.serving.hands import Hand, runs_of
-from sqlaqueue.serving.outcomes import COMPLETED, Ended
-from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
+from sqlaqueue.serving.hands import Hand, has_waited, runs_of, without
+from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Ended, StopRequested
+from sqlaqueue.serving.pace import FLUSH_AFTER, LATE, LONGEST_WAIT, Pace
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.steps import Report
 from sqlaqueue.spec import Key, Run
@@ -117,6 +117,29 @@ class Crew:
             ended = {id(one.run) for one in (*self._finished, *self._settling)}
             return [run for run in runs if id(run) not in ended]
 
+    def give_back_late(self, now: float) -> int:
+        """End these runs without beginning them, and return how many they are."""
+        with self.lock:
+            late = self.late_units(now)
+            self._inbox = without(late, self._inbox)
+            for hand in self._at_work:
+                hand.leave(late)
+            runs, stop, asked = runs_of(job for unit in late for job in unit), StopRequested(), self.plan.asked
+            # A request to stop would be forgotten with the run.
+            ends = [self.plan.judge(stop, run) if run.key in asked else RELEASED for run in runs]
+            self.report(Report(unsettled=[Ended(run, end) for run, end in zip(runs, ends, strict=True)]))
+            return len(runs)
+
+    def late_units(self, now: float) -> list[Sequence[Any]]:
+        """Return the units that would wait here for too long before they begin, while others may be idle."""
+        # None of a batch that failed: it is being tried job by job, and would come together again.
+        calls = [now - hand.started for hand in self.at_work()]
+        nobody_is_free = len(calls) >= self.plan.concurrency and min(calls) >= LONGEST_WAIT
+        claimed_by = now if nobody_is_free or self.plan.stopping else now - LATE
+        with self.lock:
+            units = [*self._inbox, *(unit for hand in self._at_work for unit in hand.left())]
+            return [unit for unit in units if has_waited(unit, claimed_by)]
+
     @property
     def has_work(self) -> bool:
         """Whether claimed jobs wait for a handler."""
@@ -134,7 +157,11 @@ class Crew:
 
     def claim_size(self) -> int:
         """Return how many jobs to claim: a few, unless the last claim has shown that there may be more."""
-        return self.pace.claim_size(plenty=self.plenty)
+        if self.plan.holds_transaction:
+            return self.pace.claim_size(plenty=self.plenty)
+        now, hands = time.monotonic(), self.at_work()
+        stuck = sum(self.pace.is_stuck(now - hand.started) for hand in hands)
+        return self.pace.claim_size(plenty=self.plenty, idle=self.plan.concurrency - len(hands), stuck=stuck)
 
     def take_in_hand(self, owner: object, held: Callable[[], list[Run]]) -> None:
         """Note that ``owner`` has begun to work on claimed jobs.
@@ -175,6 +202,10 @@ class Crew:
         """Return the runs that somebody works on."""
         with self.lock:
             return [run for held in self._in_hand.values() for run in held()]
+
+    def running(self) -> list[Run]:
+        """Return the runs whose handler is at work."""
+        return runs_of(job for hand in self.at_work() for job in hand.unit)
 
     def held(self) -> list[Run]:
         """Return the runs that have not ended."""

@@ -40,6 +40,17 @@ def runs_of(jobs: Iterable[Any]) -> list[Run]:
     return [held_run(job) for job in jobs]
 
 
+def has_waited(unit: Iterable[Any], since: float) -> bool:
+    """Return whether none of these jobs has begun, and all were claimed by that time."""
+    return all(run.called is None and run.handed_out <= since for run in runs_of(unit))
+
+
+def without(some: Iterable[Sequence[Any]], units: Iterable[Sequence[Any]]) -> deque[Sequence[Any]]:
+    """Return those of ``units`` that are none of ``some``."""
+    known = {id(unit) for unit in some}
+    return deque(unit for unit in units if id(unit) not in known)
+
+
 class Hand:
     """Claimed jobs for one call of the handler after the other.
 
@@ -112,7 +123,7 @@ class Hand:
                 self._go_on(self._further())
             while self._units and not self.unit and not plan.stopping:
                 now = time.monotonic()
-                if self._until is not None and now > self._until:
+                if self.is_over:
                     break
                 unit = self._units.popleft()
                 if plan.asked:
@@ -212,6 +223,15 @@ class Hand:
     def left(self) -> list[Sequence[Any]]:
         """Return the units that are left."""
         return list(self._units)
+
+    def leave(self, units: Sequence[Sequence[Any]]) -> None:
+        """Do not begin these units, which have ended otherwise; the crew's lock is held."""
+        self._units = without(units, self._units)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over in which units are begun."""
+        return self._until is not None and time.monotonic() > self._until
 
     def leave_rest(self) -> list[Sequence[Any]]:
         """Begin no more of the units that are left, and return them; they stay in hand until :meth:`rest_has_left`."""

@@ -127,9 +127,9 @@ def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, 
             return [Ended(run, Outcome("failed", error=f"WorkerDied: {died}", cause=died), jobs[0], entry.deaths)]
     units = plan.units(jobs)
     while units:
-        hand = Hand(crew, units, ended.extend)
+        hand = Hand(crew, units, ended.extend, enough=crew.pace.enough())
         units = []
-        while not (hand.is_done or plan.stopping):
+        while not (hand.is_done or plan.stopping or hand.is_over):
             yield from _in_savepoint(plan, hand)
             unit, error = hand.unit, hand.error
             if error is not None and not plan.spec.strategy.hands_out_rows:

@@ -13,6 +13,7 @@ from sqlaqueue.exc import JobTimeout
 from sqlaqueue.log import key_text, logger, plain_key
 from sqlaqueue.serving import ending, pace, tending
 from sqlaqueue.serving.errors import will_pass
+from sqlaqueue.serving.hands import runs_of
 from sqlaqueue.serving.outcomes import RELEASED, Ended
 from sqlaqueue.serving.retention import Walk
 from sqlaqueue.serving.runs import pass_on
@@ -78,6 +79,21 @@ def _pass_on_blocked(shift: Shift, now: float) -> Script:
                 yield from pass_on(shift.crew, hand)
 
 
+def _give_back_late(shift: Shift, now: float) -> Script:
+    """Give other Consumers the jobs that would wait here for too long before they begin."""
+    crew = shift.crew
+    if shift.plan.holds_transaction:
+        return
+    late = runs_of(job for unit in crew.late_units(now) for job in unit)
+    if late:
+        # Such a request is meant for this run: whoever has the job next would take it for an old one.
+        crew.asked_to_stop((yield Beside(tending.requests_to_stop, (shift.plan, late))), time.monotonic())
+        number = crew.give_back_late(now)
+        extra = shift.fields("jobs_given_back", count=number)
+        logger.info("%s: gives %d jobs back that would wait for its handlers", shift.name, number, extra=extra)
+        yield from settle_finished(shift, wait=False)
+
+
 def _extend_leases(shift: Shift, now: float) -> Script:
     if not shift.plan.has_leases:
         return
@@ -119,7 +135,9 @@ def _check_in(shift: Shift, now: float) -> Script:
     shift.agenda.set("check-in", now + pause)
     aloud = calls.checks_in(news=calls.hears != shift.said_to_hear)
     shift.said_to_hear = calls.hears
-    sign = tending.SignOfLife(shift.id, calls.hears, shift.crew.held(), patience=3 * pause, aloud=aloud)
+    running, held = shift.crew.running(), shift.crew.held()
+    claimed = max(0, len(held) - len(running))
+    sign = tending.SignOfLife(shift.id, calls.hears, running, claimed, patience=3 * pause, aloud=aloud)
     others, moment = yield Beside(tending.check_in, (plan, sign))
     calls.checked_in(others, moment - time.monotonic())
 
@@ -239,6 +257,7 @@ def _delete_batch(shift: Shift, walk: Walk) -> Generator[Step, Any, bool]:
 _DUTIES = (
     _look_at_timeouts,
     _pass_on_blocked,
+    _give_back_late,
     _extend_leases,
     _settle_overlooked,
     _check_in,

@@ -20,6 +20,7 @@ from sqlaqueue.serving.claiming import claim_key
 from sqlaqueue.serving.ending import left_as_loaded, settle
 from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.plan import Plan
+from sqlaqueue.serving.telling import tell_released
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.strategies import Held
 from sqlaqueue.strategies.replanning import planned_anew
@@ -109,6 +110,7 @@ def settle_held(session: Session, plan: Plan, ended: Sequence[Ended], entry: led
     """Settle a held batch, strike it out of the ledger and commit: with its writes, in one transaction."""
     settle(session, plan, ended)
     _leave(session, plan, ended, entry)
+    tell_released(session, plan, ended)
     with left_as_loaded(session):
         session.commit()
 

@@ -31,6 +31,12 @@ FLUSH_AFTER = 0.05
 BLOCKED = 0.1
 """Seconds after which a handler is so slow that others should have the jobs behind it."""
 
+LONGEST_WAIT = 1.0
+"""Seconds that a claimed job waits while all handlers are at work with something else, before it is given back."""
+
+LATE = 2.0
+"""Seconds after its claim at which a job that has not begun is given back: it was to begin within half of that."""
+
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.1, 3.0
 _IN_HAND = 1.0
 _SHORTEST_PAUSE = 0.05
@@ -41,6 +47,12 @@ _ALONE, _AMONG_OTHERS = 0.1, 0.01
 
 _CALLS_AT_ONE_GO = 20
 
+_GROWTH = 4
+"""By how much a claim that cannot be given back may be larger than what was done in a row without a slow job."""
+
+_SHARE_AHEAD = 10
+"""Of so many slow handlers one may have a job that waits for it."""
+
 
 class Pace:
     """The timing of one Consumer.
@@ -49,6 +61,7 @@ class Pace:
     :param concurrency: how many handlers run at once.
     :param poll_interval: seconds between looks at an empty queue.
     :param whole: whether each claim is as large as may be, however long its jobs take.
+    :param cautious: whether what is claimed cannot be given back while a handler is at work.
     :param draw: returns numbers from [0, 1), for jitter.
     """
 
@@ -59,31 +72,48 @@ class Pace:
         poll_interval: float,
         *,
         whole: bool = False,
+        cautious: bool = False,
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._batch_size, self._concurrency, self._poll = batch_size, concurrency, poll_interval
         self.poll_interval = poll_interval
-        self._whole, self._draw = whole, draw
+        self._whole, self._cautious, self._draw = whole, cautious, draw
         self._failures = 0
         self._duration: float | None = None
         self._claim_took = 0.0
-        self._quiet = 0
+        self._quiet = self._in_a_row = 0
 
-    def claim_size(self, *, plenty: bool = True) -> int:
+    def claim_size(self, *, plenty: bool = True, idle: int | None = None, stuck: int = 0) -> int:
         """Return how many jobs to claim: about a second's work, so that none waits here while others are idle.
 
         Before the first job has ended nothing is known, and one for each handler is a safe start.
 
         :param plenty: whether there may be many. A few are claimed by a plan that the server keeps, which is no good
             for many; see :mod:`sqlaqueue.strategies.replanning`.
+        :param idle: how many handlers have nothing to do; None for all.
+        :param stuck: how many handlers will not take a further job soon, see :meth:`is_stuck`.
         """
         if self._whole:
             return self._batch_size
+        free = self._concurrency if idle is None else max(1, idle)
         if self._duration is None:
-            return min(self._batch_size, self._concurrency)
-        fitting = self._concurrency * _IN_HAND / max(self._duration, 1e-6)
-        size = max(1, min(self._batch_size, int(max(fitting, self._concurrency))))
+            return min(self._batch_size, free)
+        fitting = max(1, self._concurrency - stuck) * _IN_HAND / max(self._duration, 1e-6)
+        if self._duration > _IN_HAND / 2:
+            # Handlers that began together are done together: a job claimed ahead may wait for a whole one.
+            fitting = min(fitting, self._concurrency / _SHARE_AHEAD)
+        if self._cautious:
+            fitting = min(fitting, max(FEW, _GROWTH * self._in_a_row))
+        size = max(1, min(self._batch_size, int(max(fitting, free))))
         return size if plenty else min(size, max(FEW, self._concurrency))
+
+    def is_stuck(self, since: float) -> bool:
+        """Return whether a call of the handler that has taken so many seconds takes longer than is usual."""
+        return since > max(LONGEST_WAIT, 2 * (self._duration or 0.0))
+
+    def enough(self) -> float | None:
+        """Return for how many seconds jobs of one transaction may be begun; None if all of them are, in any case."""
+        return None if self._whole else LATE
 
     def ended(self, duration: float, *, calls: int = 1, quiet: bool) -> None:
         """Note that a handler was called, and took ``duration`` seconds for a job.
@@ -94,6 +124,7 @@ class Pace:
         known = duration if self._duration is None else self._duration
         self._duration = known + (1 - (1 - _SMOOTHING) ** calls) * (duration - known)
         self._quiet = self._quiet + calls if quiet else 0
+        self._in_a_row = self._in_a_row + calls if duration * calls <= LATE else 0
 
     def at_one_go(self, calls: int) -> float | None:
         """Return for how many seconds one thread or task should make so many calls by itself; None when it should not.

@@ -13,7 +13,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.backoff import Delay, RetryPolicy, seconds
 from sqlaqueue.config import check_lease
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.selection import chosen_by
+from sqlaqueue.selection import Chosen, chosen_by
 from sqlaqueue.serving.awaited import Awaited
 from sqlaqueue.serving.bearings import Bearings
 from sqlaqueue.serving.conflicts import MOST_AT_ONCE, Conflicts
@@ -69,6 +69,9 @@ class Plan:
     """Selects the keys of two of them, for a single one is claimed by ``claim_suspect``."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    load_rest: Any
+    """Loads what the mapping says that comes with the jobs bound as ``KEYS``, and a claim does not bring: columns of
+    other tables, relationships that are joined, expressions. None where a claim brings everything."""
     complete: Any
     """Ends runs of the claim bound as ``TOKEN`` with success, of the jobs bound as ``KEYS``; None where it takes
     their instances to do so. Its rows begin with how many it ended; their keys follow only if it is not ``ASKED``."""
@@ -127,7 +130,7 @@ class Plan:
         """
         if self.holds_transaction:
             # Each thread or task claims for itself. How many jobs commit together is the program's decision.
-            return Pace(self.batch_size, 1, poll, whole=self.batch or exactly)
+            return Pace(self.batch_size, 1, poll, whole=self.batch or exactly, cautious=True)
         # A handler that takes them together leaves none waiting.
         return Pace(self.batch_size, self.concurrency, poll, whole=self.batch)
 
@@ -208,6 +211,20 @@ def _check_words(spec: QueueSpec) -> None:
                 f"QueueConfig(states=States({state}=...)), for how {why}"
             )
             raise ConfigurationError(msg)
+
+
+def _rest(chosen: Chosen, are_these: sa.ColumnElement[bool]) -> Any:
+    if not chosen.spec.strategy.hands_out_rows:
+        return None
+    mapper = sa.inspect(chosen.entity)
+    mappers = {mapper, *mapper.with_polymorphic_mappers}
+    joined = any(each.lazy in {"joined", False, "subquery"} for one in mappers for each in one.relationships)
+    computed = any(
+        not (each.deferred or isinstance(each.columns[0], sa.Column)) for one in mappers for each in one.column_attrs
+    )
+    # Of instances that are there already, an ordinary SELECT loads what is not loaded yet, and leaves the rest alone.
+    usual = sa.select(chosen.entity).where(are_these).options(*chosen.options)
+    return usual if len(mappers) > 1 or joined or computed else None
 
 
 def _may_run_together(spec: QueueSpec, candidates: AnySelect, concurrency: int) -> AnySelect | None:
@@ -314,6 +331,7 @@ def make_plan(
         claim_suspects=None if together is None else claims(together, limit, shared),
         waiting_suspects=None if together is None else _two_waiting(spec, together),
         claim_key=claims(chosen.select.where(is_among(KEYS)), one),
+        load_rest=_rest(chosen, is_among(KEYS)),
         complete=_completion(spec),
         takes_all=chosen.entity is spec.model and chosen.select.whereclause is None,
         options=chosen.options,

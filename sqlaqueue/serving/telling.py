@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.serving.awaited import ended
 from sqlaqueue.serving.calls import EVERY, Look, taken
 from sqlaqueue.serving.ledger import name_of
+from sqlaqueue.serving.outcomes import RELEASED, Ended
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.spec import Key
 from sqlaqueue.strategies.side_tables import notification
@@ -21,6 +22,12 @@ def tell_ended(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
         return
     for words in ended(plan.awaited.take([name_of(key) for key in keys])):
         session.execute(sa.select(notification(plan.spec, words)), bind_arguments=plan.bind)
+
+
+def tell_released(session: Session, plan: Plan, ended: Sequence[Ended]) -> None:
+    """Have the others look for jobs that a batch has not begun: no trigger calls out what read as waiting all along."""
+    if plan.is_told and any(one.outcome is RELEASED for one in ended):
+        session.execute(sa.select(notification(plan.spec, "look")), bind_arguments=plan.bind)
 
 
 def spare_others(session: Session, plan: Plan, look: Look) -> None:

@@ -130,6 +130,9 @@ class SignOfLife:
     """Its name in the table of Consumers."""
     hears: bool
     running: Sequence[Run]
+    """Those whose handler is at work."""
+    claimed: int
+    """How many jobs it has claimed besides, which have not begun."""
     patience: float
     """The seconds after which it counts as dead, should it not check in again."""
     aloud: bool
@@ -147,6 +150,7 @@ def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str],
     seen = {
         "hears": sign.hears,
         "running": as_json(sa.literal(json.dumps(running), sa.Text())),
+        "claimed": sign.claimed,
         "seen_at": clock(),
         "expires_at": clock() + sa.literal(timedelta(seconds=sign.patience), sa.Interval()),
     }

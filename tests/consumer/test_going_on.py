@@ -22,7 +22,7 @@ from sqlaqueue.spec import Run
 from sqlaqueue.strategies.replanning import FEW
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models
-from tests.consumer.test_arguments import async_handler, handler, sessions
+from tests.consumer.test_arguments import async_handler, async_sessions, handler, sessions
 
 LANES, BATCH = 2, 4
 N = LANES + 7 * BATCH
@@ -225,10 +225,10 @@ def test_a_claim_is_large_where_handlers_are_quick(
     model = models(strategy).job
     for consumer in (
         Consumer(model, handler, sessions, **options),
-        AsyncConsumer(model, async_handler, sessions, **options),
+        AsyncConsumer(model, async_handler, async_sessions, **options),
     ):
         assert consumer._pace.claim_size() == first
-        consumer._pace.ended(0.0001, quiet=True)
+        consumer._pace.ended(0.0001, calls=500, quiet=True)
         assert consumer._pace.claim_size() == most
 
 
@@ -246,7 +246,7 @@ def note_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_consumer_asks_its_pace_how_much_to_claim(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """So do those that decide whether to come for a call; and it tells its pace how long that takes."""
-    monkeypatch.setattr(Pace, "claim_size", lambda self, plenty=True: 3)
+    monkeypatch.setattr(Pace, "claim_size", lambda self, **_: 3)
     sizes = note_sizes(monkeypatch)
     bench.enqueue(9)
     with bench.consumer().running() as server:

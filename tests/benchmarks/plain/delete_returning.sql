@@ -91,6 +91,7 @@ CREATE TABLE sqlaqueue_consumer (
 	version TEXT NOT NULL,
 	hears BOOLEAN NOT NULL,
 	running JSONB NOT NULL,
+	claimed INTEGER DEFAULT 0 NOT NULL,
 	seen_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
@@ -158,6 +159,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     sa.Column('version', sa.Text(), nullable=False),
     sa.Column('hears', sa.Boolean(), nullable=False),
     sa.Column('running', postgresql.JSONB(astext_type=Text()), nullable=False),
+    sa.Column('claimed', sa.Integer(), server_default=sa.text('0'), nullable=False),
     sa.Column('seen_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
@@ -485,25 +487,17 @@ RELEASE SAVEPOINT sa_savepoint_2
 
 RELEASE SAVEPOINT sa_savepoint_3
 
-RELEASE SAVEPOINT sa_savepoint_4
-
-RELEASE SAVEPOINT sa_savepoint_5
-
 SAVEPOINT sa_savepoint_1
 
 SAVEPOINT sa_savepoint_2
 
 SAVEPOINT sa_savepoint_3
 
-SAVEPOINT sa_savepoint_4
-
-SAVEPOINT sa_savepoint_5
-
 SELECT 1
 
-SELECT CAST(pg_attribute.attname AS TEXT) AS attname
+SELECT CAST(pg_attribute.attname AS TEXT) AS attname, pg_attribute.attrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$) AS anon_4, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$) AS anon_5
 FROM pg_attribute
-WHERE pg_attribute.attrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AND NOT pg_attribute.attisdropped
+WHERE pg_attribute.attrelid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_ledger$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_message_email$sqlaqueue$)) AND NOT pg_attribute.attisdropped
 
 SELECT CAST(pg_class.relname AS TEXT) AS relname, CAST(pg_namespace.nspname AS TEXT) AS nspname
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
@@ -593,8 +587,8 @@ WHERE CASE WHEN ((picked.id) IN (SELECT consumed.id
 FROM consumed)) THEN true END ORDER BY picked.priority, picked.run_at, picked.id
 
 WITH checked_in AS
-(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, hears, running, seen_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), statement_timestamp(), (statement_timestamp() + %(param_9)s)) ON CONFLICT (id) DO UPDATE SET hears = excluded.hears, running = excluded.running, seen_at = excluded.seen_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
- SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_10)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, hears, running, claimed, seen_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET hears = excluded.hears, running = excluded.running, claimed = excluded.claimed, seen_at = excluded.seen_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
 FROM sqlaqueue_consumer
 WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.hears AND sqlaqueue_consumer.expires_at > statement_timestamp()
 

@@ -69,6 +69,7 @@ CREATE TABLE sqlaqueue_consumer (
 	version TEXT NOT NULL,
 	hears BOOLEAN NOT NULL,
 	running JSONB NOT NULL,
+	claimed INTEGER DEFAULT 0 NOT NULL,
 	seen_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
@@ -117,6 +118,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     sa.Column('version', sa.Text(), nullable=False),
     sa.Column('hears', sa.Boolean(), nullable=False),
     sa.Column('running', postgresql.JSONB(astext_type=Text()), nullable=False),
+    sa.Column('claimed', sa.Integer(), server_default=sa.text('0'), nullable=False),
     sa.Column('seen_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
@@ -319,9 +321,9 @@ LISTEN "sqlaqueue_email_email"
 
 SELECT 1
 
-SELECT CAST(pg_attribute.attname AS TEXT) AS attname
+SELECT CAST(pg_attribute.attname AS TEXT) AS attname, pg_attribute.attrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AS anon_1, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$) AS anon_2, pg_attribute.attrelid = to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$) AS anon_3
 FROM pg_attribute
-WHERE pg_attribute.attrelid = to_regclass($sqlaqueue$email$sqlaqueue$) AND NOT pg_attribute.attisdropped
+WHERE pg_attribute.attrelid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$)) AND NOT pg_attribute.attisdropped
 
 SELECT CAST(pg_class.relname AS TEXT) AS relname, CAST(pg_namespace.nspname AS TEXT) AS nspname
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
@@ -418,8 +420,8 @@ FROM picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS sta
 FROM claimed ORDER BY claimed.priority, claimed.run_at, claimed.id
 
 WITH checked_in AS
-(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, hears, running, seen_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), statement_timestamp(), (statement_timestamp() + %(param_9)s)) ON CONFLICT (id) DO UPDATE SET hears = excluded.hears, running = excluded.running, seen_at = excluded.seen_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
- SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_10)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, hears, running, claimed, seen_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET hears = excluded.hears, running = excluded.running, claimed = excluded.claimed, seen_at = excluded.seen_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
 FROM sqlaqueue_consumer
 WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.hears AND sqlaqueue_consumer.expires_at > statement_timestamp()
 

@@ -60,6 +60,8 @@ class Run:
     max_attempts: int
     transaction: SessionTransaction | Elsewhere | None = None
     """The transaction that holds the job, for strategies that hold one."""
+    by_consumer: bool = False
+    """A Consumer runs the job, and ends the run."""
     savepoint: SessionTransaction | None = None
     """The innermost savepoint that the claim was made in; when it is rolled back, so is the claim."""
     alone: bool = False

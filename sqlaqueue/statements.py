@@ -28,7 +28,7 @@ from sqlalchemy.orm import undefer
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.backoff import Delay, seconds
 from sqlaqueue.config import FINISHED, is_count
-from sqlaqueue.exc import StatementError
+from sqlaqueue.exc import HandlerMisuseError, StatementError
 from sqlaqueue.mapping import CLAIM_OPTION, RUN_ROLES, run_of, spec_of
 from sqlaqueue.returning import returning_detached, returning_keys
 from sqlaqueue.selection import Chosen, chosen_by, held, instances, key_of
@@ -133,6 +133,7 @@ def complete(jobs: Any, /) -> Any:
 
     :param jobs: an instance that a claim handed out, or several.
     :raises NotClaimedError: when an instance is not held.
+    :raises HandlerMisuseError: in the handler of a Consumer, which ends the run.
     """
     return _settle(jobs, "complete", Settlement("completed"))
 
@@ -146,6 +147,7 @@ def retry(
     :param at: a moment instead of a delay.
     :param error: an exception or a text for ``last_error``.
     :raises NotClaimedError: when an instance is not held.
+    :raises HandlerMisuseError: in the handler of a Consumer, which ends the run.
     :raises StatementError: when both ``delay`` and ``at`` are given, or the model has no ``run_at`` for them.
     """
     jobs = instances(jobs, "retry")
@@ -158,6 +160,7 @@ def fail(jobs: Any, /, *, error: BaseException | str | None = None) -> Any:
 
     :param error: an exception or a text for ``last_error``.
     :raises NotClaimedError: when an instance is not held.
+    :raises HandlerMisuseError: in the handler of a Consumer, which ends the run.
     """
     return _settle(jobs, "fail", Settlement("failed", error=_error(error)))
 
@@ -167,6 +170,7 @@ def release(jobs: Any, /, *, delay: Delay | None = None) -> Any:
 
     :param delay: seconds or timedelta until the jobs are due again; None leaves ``run_at`` as it is.
     :raises NotClaimedError: when an instance is not held.
+    :raises HandlerMisuseError: in the handler of a Consumer, which ends the run.
     """
     jobs = instances(jobs, "release")
     return _settle(jobs, "release", Settlement("pending", starts=0, run_at=_due(jobs, "release", delay, None)))
@@ -196,6 +200,9 @@ def cancel(jobs: Any, /) -> Any:
 
     :param jobs: instances, a queue class, or ``select(Model).where(...)``.
     """
+    if not isinstance(jobs, type | sa.Select):
+        jobs = instances(jobs, "cancel")
+        _refuse_consumers(jobs, "cancel")
     spec, select = _jobs_or_filter(jobs, "cancel")
     return _nothing() if spec is None else returning_keys(spec, spec.strategy.cancel(spec, select))
 
@@ -290,11 +297,23 @@ def telling_its_run(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run]
 
 def _settle(jobs: Any, verb: str, settlement: Settlement) -> Any:
     jobs = instances(jobs, verb)
+    _refuse_consumers(jobs, verb)
     if not jobs:
         return _nothing()
     spec, mine = _spec(jobs), held(jobs, verb)
     runs = [run for job in jobs if (run := run_of(job)) is not None]
     return settle_statement(spec, mine, telling_its_run(spec, settlement, runs, worker_name()))
+
+
+def _refuse_consumers(jobs: list[Any], verb: str) -> None:
+    for job in jobs:
+        run = run_of(job)
+        if run is not None and run.by_consumer:
+            msg = (
+                f"{verb}(): a Consumer runs {type(job).__name__} {run.key[0] if len(run.key) == 1 else run.key}, and "
+                "ends the run itself; let the handler return, or raise Retry, Snooze, Fail or Cancel"
+            )
+            raise HandlerMisuseError(msg)
 
 
 def _spec(jobs: list[Any]) -> QueueSpec:

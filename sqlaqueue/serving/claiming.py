@@ -65,9 +65,13 @@ def _hand_out(session: Session, plan: Plan, statement: Any, parameters: dict[str
     found = session.execute(statement, parameters, execution_options=options, bind_arguments=plan.bind)
     jobs = list(found.scalars())
     for job in jobs:
-        if run_of(job) is None:
+        run = run_of(job)
+        if run is None:
             # A listener that goes from one job to another has loaded this one, before its row of the claim came.
             hand_out(instance_state(job), session)
+            run = run_of(job)
+        if run is not None:
+            run.by_consumer = True
     if plan.load_rest is not None and jobs:
         keys = plan.spec.bind_keys([run.key for job in jobs if (run := run_of(job)) is not None])
         # The rows of a joined collection are several for one job; reading them all is what makes the instances whole.

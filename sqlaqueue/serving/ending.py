@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.log import fields, key_text, logger, plain_key
 from sqlaqueue.serving import isolation
 from sqlaqueue.serving.errors import is_held_up, settles_later, will_pass
+from sqlaqueue.serving.misuse import in_rows, is_gone, refuse_own_doing
 from sqlaqueue.serving.outcomes import COMPLETED, Ended, HeldUp
 from sqlaqueue.serving.plan import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.serving.telling import tell_ended
@@ -32,11 +32,11 @@ QUIET = {"synchronize_session": False}
 
 
 def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
-    """Write how runs ended and return those whose lease had been lost: nothing was changed about them."""
+    """Write how runs ended and return those that were not held any more: nothing was changed about them."""
     lost: list[Ended] = []
     for group in _alike(ended):
         settled = _settle_alike(session, plan, group)
-        if not plan.holds_transaction and len(settled) < len(group):
+        if len(settled) < len(group):
             keys = set(settled)
             lost += [one for one in group if one.run.key not in keys]
         if group[0].outcome.state != "pending":
@@ -207,15 +207,15 @@ def complete_and_commit(session: Session, plan: Plan, ended: Sequence[Ended]) ->
     with session.no_autoflush, _no_fault_of_the_handler():
         lost = settle(session, plan, deleted)
     if not lost:
-        session.flush()
+        misuse = in_rows(session, plan, [one.job for one in ended], [one.run for one in ended])
+        if misuse is not None:
+            raise misuse
         with _no_fault_of_the_handler():
-            lost = settle(session, plan, [one for one in ended if not _is_gone(one.job)])
+            lost = settle(session, plan, [one for one in ended if not is_gone(one.job)])
     if not lost:
         commit(session, ended)
         return lost
-    for one in lost:
-        _refuse_settled(plan, one.job)
-    session.rollback()
+    refuse_own_doing(session, plan, lost)
     return lost
 
 
@@ -229,18 +229,3 @@ def _no_fault_of_the_handler() -> Iterator[None]:
             msg = f"the end of the run could not be written: {error.orig}"
             raise HeldUp(msg) from error
         raise
-
-
-def _is_gone(job: Any) -> bool:
-    state = sa.inspect(job)
-    return bool(state.deleted or state.was_deleted)
-
-
-def _refuse_settled(plan: Plan, job: Any) -> None:
-    status, running = plan.spec.attributes["status"], plan.spec.word("processing")
-    if job.__dict__.get(status, running) != running:
-        msg = (
-            f"the handler set {type(job).__name__}.{status} itself, and nothing of what it wrote was kept; let it "
-            "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer writes the state"
-        )
-        raise HandlerMisuseError(msg)

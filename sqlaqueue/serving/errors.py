@@ -75,6 +75,11 @@ def is_programs_fault(error: Exception) -> bool:
     return isinstance(error, own) and not isinstance(error, exc.TimeoutError)
 
 
+def is_out_of_transaction(error: BaseException) -> bool:
+    """Return whether a savepoint is not there, because the transaction that it was set in has been ended."""
+    return isinstance(error, exc.DBAPIError) and _state_of(error) in {"3B001", "25P01"}
+
+
 def _state_of(error: exc.DBAPIError) -> str | None:
     return getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
 

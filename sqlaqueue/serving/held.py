@@ -14,9 +14,10 @@ from sqlaqueue.serving import claiming
 from sqlaqueue.serving import operations as ops
 from sqlaqueue.serving.calls import NO_CALL, Calls
 from sqlaqueue.serving.crew import Crew
-from sqlaqueue.serving.errors import is_lost, settles_later, will_pass
+from sqlaqueue.serving.errors import is_lost, is_out_of_transaction, settles_later, will_pass
 from sqlaqueue.serving.hands import Hand, held_run, runs_of
 from sqlaqueue.serving.ledger import Entry
+from sqlaqueue.serving.misuse import RowsChanged, ended_past_session, in_rows
 from sqlaqueue.serving.outcomes import (
     RELEASED,
     Abandoned,
@@ -32,7 +33,7 @@ from sqlaqueue.serving.savepoint import BatchLost, Savepoint
 from sqlaqueue.serving.steps import Beside, Do, Handle, Report, Script, Step
 from sqlaqueue.serving.telling import spare_others_and_commit
 from sqlaqueue.serving.traces import is_expired
-from sqlaqueue.spec import Run
+from sqlaqueue.spec import Key, Run
 
 if TYPE_CHECKING:
     from sqlaqueue.serving.turns import Turn
@@ -77,18 +78,31 @@ def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) ->
         ended = yield from _run_held(crew, jobs, entry)
         return (yield from _settle_held(plan, ended, entry))
     except _BatchBroken as broken:
-        if broken.disconnected:
-            return (yield from _settle_disconnected(plan, broken.runs, broken.cause, entry))
-        yield from _give_up(plan, entry)
-        return (yield from _settle_alone(plan, broken.runs, broken.cause, entry))
+        return (yield from _settle_broken(plan, jobs, broken, entry))
     except Exception:
         yield from _give_up(plan, entry)
         raise
 
 
+def _settle_broken(plan: Plan, jobs: Sequence[Any], broken: _BatchBroken, entry: Entry) -> Script:
+    if broken.disconnected:
+        return (yield from _settle_disconnected(plan, broken.runs, broken.cause, entry))
+    yield from _give_up(plan, entry)
+    put_right: list[Ended] = []
+    if broken.past_session:
+        before = [one for one in broken.ended if one.run not in broken.runs]
+        put_right = yield Beside(ops.settle_committed, (plan, jobs, before, entry))
+    report: Report = yield from _settle_alone(plan, broken.runs, broken.cause, entry)
+    report.settled = [*put_right, *report.settled]
+    return report
+
+
 def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
     try:
         yield Do(ops.settle_held, (plan, ended, entry))
+    except RowsChanged as misuse:
+        # Another job's handler may have done it: by themselves it is known.
+        return (yield from _settle_apart(plan, ended, misuse, misuse.keys, entry))
     except Exception as error:
         if is_lost(error):
             # Whatever is left of them runs by itself. Not noted in the ledger, for most are settled if it was the
@@ -107,13 +121,18 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
             plan.suspects.add([one.run.key for one in ended])
             return Report(claimed=len(ended))
         # Such as a deferred constraint, which is checked by the commit: one job must not undo the others for ever.
-        yield from _give_up(plan, entry)
-        if len(ended) == 1:
-            return (yield from _settle_alone(plan, [ended[0].run], error, entry))
-        plan.suspects.add([one.run.key for one in ended])
-        return Report(claimed=len(ended))
+        return (yield from _settle_apart(plan, ended, error, [one.run.key for one in ended], entry))
     plan.entries.close(entry)
     return Report(settled=ended, claimed=len(ended))
+
+
+def _settle_apart(plan: Plan, ended: Sequence[Ended], error: Exception, keys: Sequence[Key], entry: Entry) -> Script:
+    """Blame an error on the only job of a batch, or have the jobs with these keys run by themselves."""
+    yield from _give_up(plan, entry)
+    if len(ended) == 1:
+        return (yield from _settle_alone(plan, [ended[0].run], error, entry))
+    plan.suspects.add(keys)
+    return Report(claimed=len(ended))
 
 
 def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, Any, list[Ended]]:
@@ -130,7 +149,11 @@ def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, 
         hand = Hand(crew, units, ended.extend, enough=crew.pace.enough())
         units = []
         while not (hand.is_done or plan.stopping or hand.is_over):
-            yield from _in_savepoint(plan, hand)
+            try:
+                yield from _in_savepoint(plan, hand)
+            except _BatchBroken as broken:
+                broken.ended = ended
+                raise
             unit, error = hand.unit, hand.error
             if error is not None and not plan.spec.strategy.hands_out_rows:
                 # These are no part of the session, and would be written again with what a failing handler did to them.
@@ -160,21 +183,25 @@ def _in_savepoint(plan: Plan, hand: Hand) -> Script:
     try:
         if raised is None:
             try:
-                yield Do(_close, (savepoint, True))
+                hand.error = yield Do(in_rows, (plan, hand.unit, runs_of(hand.unit)))
+                if hand.error is None:
+                    yield Do(_close, (savepoint, True))
             except HandlerMisuseError:
                 raise
             except Exception as failed:
-                if not hand.unit:
+                if not hand.unit or is_out_of_transaction(failed):
                     raise
                 hand.error = failed  # the flush's or the savepoint's error is the job's
         if hand.error is not None:
             yield Do(_close, (savepoint, False))
     except HandlerMisuseError as misuse:
         cause = raised if isinstance(raised, Abandoned) else misuse
-        raise _BatchBroken(runs_of(hand.unit), cause) from raised
+        raise _BatchBroken(runs_of(hand.unit), cause, past_session=True) from raised
     except Exception as broken:
         # The transaction was lost while this handler ran, by whatever it did: were nobody blamed, the batch
         # would be claimed and lost again for ever.
+        if is_out_of_transaction(broken) and not isinstance(hand.error, Abandoned):
+            raise _BatchBroken(runs_of(hand.unit), ended_past_session(), past_session=True) from broken
         its = hand.error or broken
         gone = isinstance(broken, BatchLost) or is_lost(broken)
         raise _BatchBroken(runs_of(hand.unit), its, disconnected=is_disconnected(its, gone)) from broken
@@ -187,9 +214,13 @@ def _close(_: Session, savepoint: Savepoint, keep: bool) -> None:  # noqa: FBT00
 class _BatchBroken(Exception):
     """The transaction of a batch was lost while a handler ran."""
 
-    def __init__(self, runs: Sequence[Run], cause: BaseException, *, disconnected: bool = False) -> None:
+    def __init__(
+        self, runs: Sequence[Run], cause: BaseException, *, disconnected: bool = False, past_session: bool = False
+    ) -> None:
         super().__init__(str(cause))
-        self.runs, self.cause, self.disconnected = runs, cause, disconnected
+        self.runs, self.cause, self.disconnected, self.past_session = runs, cause, disconnected, past_session
+        self.ended: Sequence[Ended] = ()
+        """The runs of the batch that had ended before."""
 
 
 def _give_up(plan: Plan, entry: Entry) -> Script:

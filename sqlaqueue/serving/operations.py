@@ -15,14 +15,17 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.mapping import run_of, set_run, show_claimed
+from sqlaqueue.returning import returning_keys
 from sqlaqueue.serving import isolation, ledger
 from sqlaqueue.serving.claiming import claim_key
 from sqlaqueue.serving.ending import left_as_loaded, settle
+from sqlaqueue.serving.misuse import refuse_missing
 from sqlaqueue.serving.outcomes import Ended
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.telling import tell_released
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.strategies import Held
+from sqlaqueue.strategies.put_back import put_back
 from sqlaqueue.strategies.replanning import planned_anew
 
 
@@ -108,7 +111,7 @@ def strike_ledger(session: Session, plan: Plan, entry: ledger.Entry) -> None:
 
 def settle_held(session: Session, plan: Plan, ended: Sequence[Ended], entry: ledger.Entry) -> None:
     """Settle a held batch, strike it out of the ledger and commit: with its writes, in one transaction."""
-    settle(session, plan, ended)
+    refuse_missing(plan, settle(session, plan, ended))
     _leave(session, plan, ended, entry)
     tell_released(session, plan, ended)
     with left_as_loaded(session):
@@ -120,13 +123,47 @@ def settle_alone(session: Session, plan: Plan, ended: Ended, entry: ledger.Entry
 
     :return: the run that was ended; None when somebody else has the job by now.
     """
+    again = _settle_anew(session, plan, ended)
+    if again is not None:
+        _leave(session, plan, [again], entry)
+        session.commit()
+    return again
+
+
+def settle_committed(
+    session: Session, plan: Plan, jobs: Sequence[Any], ended: Sequence[Ended], entry: ledger.Entry
+) -> list[Ended]:
+    """Put right a held batch whose transaction a handler has committed, where the claim itself has left its mark.
+
+    Its messages, or its rows, would be missing. Jobs that had ended have what they wrote committed, so they end; those
+    that had not begun wait again. Where a claim leaves no mark, nothing tells a commit from a rollback: all are free.
+
+    :return: the runs that were ended.
+    """
+    claims: dict[Any, list[Key]] = {}
+    for job in jobs:
+        run = run_of(job)
+        if run is not None:
+            claims.setdefault(run.token, []).append(run.key)
+    if not plan.spec.strategy.hands_out_rows:
+        reload(session, plan, jobs)
+    verb = put_back(plan.spec, Held(list(claims.items()), jobs))
+    if verb is None:
+        return []
+    found = session.execute(returning_keys(plan.spec, verb), bind_arguments=plan.bind).scalars().all()
+    back = set(found) if len(plan.spec.keys) > 1 else {(key,) for key in found}
+    again = [_settle_anew(session, plan, one) for one in ended if one.run.key in back]
+    ledger.strike(session, plan.spec, entry)
+    session.commit()
+    return [one for one in again if one is not None]
+
+
+def _settle_anew(session: Session, plan: Plan, ended: Ended) -> Ended | None:
     for job in claim_key(session, plan, ended.run.key):
         # By the token of the transaction that was lost, a row that the claim deletes would not be written again.
         claimed = run_of(job)
         again = replace(ended, run=replace(ended.run, token=claimed.token if claimed else None), job=job)
         settle(session, plan, [again])
-        _leave(session, plan, [again], entry)
-        session.commit()
         return again
     return None
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.serving.misuse import ended_past_session, ends_transaction
 from sqlaqueue.serving.plan import Plan
 from sqlaqueue.serving.traces import touched
 
@@ -31,7 +35,22 @@ class Savepoint:
         self._open = True
         if not session.info.get(_GUARD):
             event.listen(session, "before_commit", _guard)
+            self._guard_connection(session.connection(bind_arguments=plan.bind))
         session.info[_GUARD] = self
+
+    def _guard_connection(self, connection: sa.Connection) -> None:
+        """Refuse as well what would end the transaction without the session; see :mod:`~sqlaqueue.serving.misuse`."""
+        session = self._session
+
+        def commit(_: sa.Connection) -> None:
+            _guard(session)
+
+        def execute(_: sa.Connection, __: Any, statement: str, *___: Any) -> None:
+            if ends_transaction(statement):
+                raise ended_past_session()
+
+        event.listen(connection, "commit", commit)
+        event.listen(connection, "before_cursor_execute", execute)
 
     def refuses(self) -> bool:
         """Return whether a commit that is under way would end more than a part of the handler's own."""

@@ -201,6 +201,19 @@ def _transaction() -> sa.ColumnElement[str]:
     return sa.cast(sa.func.pg_current_xact_id(), sa.Text())
 
 
+def _was_committed(transaction: Any) -> sa.ColumnElement[bool]:
+    number = sa.cast(sa.literal(transaction, sa.Text()), _TransactionId())
+    ended: sa.ColumnElement[bool] = sa.func.pg_xact_status(number, type_=sa.Text()) == "committed"
+    return ended
+
+
+class _TransactionId(sa.types.UserDefinedType[str]):
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "xid8"
+
+
 def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]:
     """Return a deleted row as it is written again; the instance in memory has counted its start already."""
     mapper = sa.inspect(job).mapper
@@ -219,8 +232,22 @@ def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]
     return values
 
 
-def _rows(spec: QueueSpec, held: Held, settlement: Settlement) -> AnySelect | sa.CompoundSelect[Any]:
-    """Return those of the deleted rows as a query that this transaction deleted, and has not inserted again."""
+def rows_again(spec: QueueSpec, held: Held) -> sa.Insert:
+    """Return the statement that inserts rows again, as they were, which a claim has deleted whose transaction is over.
+
+    Not where it was rolled back: then the row is there, or has been taken by others.
+    """
+    rows = _rows(spec, held, Settlement("pending", starts=0), was_committed=True).subquery("held")
+    return sa.insert(spec.table).from_select([column.key for column in rows.c], sa.select(*rows.c))
+
+
+def _rows(
+    spec: QueueSpec, held: Held, settlement: Settlement, *, was_committed: bool = False
+) -> AnySelect | sa.CompoundSelect[Any]:
+    """Return those of the deleted rows as a query that this transaction deleted, and has not inserted again.
+
+    :param was_committed: those that another one deleted, which was committed.
+    """
     tokens = {key: token for token, keys in held.claims if not isinstance(keys, sa.BindParameter) for key in keys}
     selects: list[AnySelect] = []
     for job in held.jobs:
@@ -230,7 +257,8 @@ def _rows(spec: QueueSpec, held: Held, settlement: Settlement) -> AnySelect | sa
         ]
         key = sa.inspect(job).identity
         back = sa.exists().where(spec.matches(spec.keys, [key]))
-        selects.append(sa.select(*columns).where(_transaction() == tokens[key], ~back))
+        mine = _was_committed(tokens[key]) if was_committed else _transaction() == tokens[key]
+        selects.append(sa.select(*columns).where(mine, ~back))
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)
 
 

@@ -35,6 +35,9 @@ class Hands:
     async def scalar(self, *arguments: Any) -> Any:
         return self.session.scalar(*arguments)
 
+    async def run(self, function: Callable[[Session], object]) -> None:
+        function(self.session)
+
     async def flush(self) -> None:
         self.session.flush()
 
@@ -93,6 +96,9 @@ class AsyncHands(Hands):
 
     async def scalar(self, *arguments: Any) -> Any:
         return await self.session.scalar(*arguments)
+
+    async def run(self, function: Callable[[Session], object]) -> None:
+        await self.session.run_sync(function)
 
     async def flush(self) -> None:
         await self.session.flush()

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue import Consumer, complete, fail
+from sqlaqueue import Consumer
 from tests.consumer.bench import Bench
 
 
@@ -200,41 +200,6 @@ def test_a_handler_may_change_its_own_row(bench: Bench) -> None:
     assert [rows[key].payload for key in keys] == [f"result of {keys[0]}", f"result of {keys[1]}", None]
     assert [rows[key].priority for key in keys] == [7, 7, 0]
     assert set(bench.attempts().values()) == {1}
-    bench.assert_tidy()
-
-
-@pytest.mark.parametrize("flush", [False, True])
-def test_a_handler_must_not_end_a_leased_run_itself(leased: Bench, flush: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    """It would be taken for a stale one. It is told what to do instead."""
-    [key] = leased.enqueue(1, max_attempts=1)
-
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(leased.effect(job.id))
-        job.status = "failed"
-        if flush:
-            await hands.flush()
-
-    server = leased.consumer(work)
-    server.drain()
-    assert leased.row(key).status == "failed"
-    if flush:
-        assert "set Job.status itself" in leased.row(key).last_error
-    assert server.told("lease_lost") == []
-
-
-@pytest.mark.parametrize("verb", [complete, fail])
-def test_a_handler_that_uses_a_verb_on_its_own_job(bench: Bench, verb: Any) -> None:
-    """Held transactions honour it; under a lease it is said that the Consumer does this."""
-    [key] = bench.enqueue(1, max_attempts=1)
-
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(verb([job]))
-
-    server = bench.consumer(work)
-    server.drain()
-    expected = "completed" if verb is complete and bench.held else "failed"
-    assert bench.row(key).status == expected
-    assert server.told("lease_lost") == []
     bench.assert_tidy()
 
 

@@ -1,0 +1,39 @@
+"""Putting back what a claim took whose transaction was committed before its runs had ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue.spec import Key, QueueSpec
+from sqlaqueue.strategies.base import Held, Verb
+from sqlaqueue.strategies.key_range import KeyRange
+from sqlaqueue.strategies.own_message import OwnMessage, rows_again
+
+
+@dataclass(frozen=True)
+class _Keys(KeyRange):
+    """Some jobs by their keys, whose messages are compared."""
+
+    spec: QueueSpec | None = None
+    keys: Sequence[Key] = ()
+
+    def holds(self, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in ``columns`` is one of these."""
+        if self.spec is None:
+            return sa.true()
+        return self.spec.matches(columns, self.keys)
+
+
+def put_back(spec: QueueSpec, held: Held) -> Verb | None:
+    """Return the statement that lets jobs wait again, and returns their keys; None where such a commit takes nothing.
+
+    A job that waits, or that somebody holds, is left alone: then the claim was rolled back, or it is mended already.
+    """
+    if isinstance(spec.strategy, OwnMessage):
+        return rows_again(spec, held)
+    keys = [key for _, listed in held.claims if not isinstance(listed, sa.BindParameter) for key in listed]
+    return spec.strategy.reconcile_part(spec, _Keys(spec=spec, keys=keys))

@@ -31,11 +31,12 @@ class Savepoint:
         self._session = session
         self._bind = plan.bind
         self._root = session.get_transaction()
-        self._own: SessionTransaction = session.begin_nested()
-        self._open = True
         if not session.info.get(_GUARD):
             event.listen(session, "before_commit", _guard)
+            # Before the savepoint begins: to ask for the connection in it would set it for handlers that need none.
             self._guard_connection(session.connection(bind_arguments=plan.bind))
+        self._own: SessionTransaction = session.begin_nested()
+        self._open = True
         session.info[_GUARD] = self
 
     def _guard_connection(self, connection: sa.Connection) -> None:

@@ -326,6 +326,7 @@ class _KeyProperty(ColumnProperty[Any]):
     """
 
     __slots__ = ()
+    inherit_cache = True
 
     def merge(
         self,

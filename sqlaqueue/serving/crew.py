@@ -45,7 +45,7 @@ class Crew:
         calls: Calls,
         attend: Callable[[], None],
     ) -> None:
-        self.plan, self.pace, self.announcer, self._wake, self._calls = plan, pace, announcer, wake, calls
+        self.plan, self.pace, self.announcer, self._wake, self.calls = plan, pace, announcer, wake, calls
         self._attend = attend
         self.lock = threading.RLock()
         self.version = 0
@@ -149,11 +149,6 @@ class Crew:
     def runs_low(self) -> bool:
         """Whether there are more jobs to claim, and those here will be done before a claim could bring them."""
         return self.plenty and not self.claiming and len(self._inbox) <= self.pace.ahead()
-
-    @property
-    def crowd(self) -> int:
-        """How many consumers serve this queue, this one among them, as far as they are heard of."""
-        return self._calls.crowd
 
     def claim_size(self) -> int:
         """Return how many jobs to claim: a few, unless the last claim has shown that there may be more."""
@@ -300,7 +295,7 @@ class Crew:
             self.finish(report.unsettled)
         # However it ended: one that seems to run for ever would keep all others from running.
         if self.plan.suspects.end([one.run.key for one in (*report.settled, *report.lost, *report.unsettled)]):
-            self.look_at_once()
+            self.calls.look_at_once()
         self.fill([[job] for job in report.apart])
 
     def finish(self, ended: Sequence[Ended]) -> None:
@@ -358,12 +353,8 @@ class Crew:
         self.tell_lost([one for one in lost if one.begun])
         if silent:
             # No trigger calls a row out that is given back.
-            self.look_at_once()
+            self.calls.look_at_once()
         self.changed()
-
-    def look_at_once(self) -> None:
-        """Have somebody look for jobs."""
-        self._calls.look_at_once()
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -383,7 +374,7 @@ class Crew:
                 continue
             if outcome.state == "pending" and not outcome.delay:
                 # No trigger calls out a row that has read as pending all the time.
-                self.look_at_once()
+                self.calls.look_at_once()
             if self.announcer.heeds(outcome.ending):
                 self._tell(outcome.ending, one.run, outcome.delay, outcome.cause)
 
@@ -394,9 +385,9 @@ class Crew:
 
     def tell_lost(self, lost: Sequence[Ended]) -> None:
         """Tell whose result was refused."""
-        for ended in lost:
-            error = LeaseLost(f"the result of job {ended.run.key} came after its lease had passed to another run")
-            self._tell("lease_lost", ended.run, error=error)
+        for run in (one.run for one in lost):
+            error = LeaseLost(f"the result of job {run.key} came after its lease had passed to another run")
+            self._tell("lease_lost", run, error=error)
 
     def tell_rescued(self, keys: Sequence[Key]) -> None:
         """Tell which jobs were taken back from workers that died."""

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.log import key_text, logger, plain_key
 from sqlaqueue.serving import ending, pace, tending
-from sqlaqueue.serving.errors import will_pass
+from sqlaqueue.serving.errors import may_pass, will_pass
 from sqlaqueue.serving.hands import runs_of
 from sqlaqueue.serving.outcomes import RELEASED, Ended
 from sqlaqueue.serving.retention import Walk
@@ -39,8 +39,8 @@ def keep(shift: Shift) -> Script:
             try:
                 yield from duty(shift, now)
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other duties are due all the same
-                # Until a first claim has worked, the lanes say what is wrong; it would be said twice.
-                if error is not shift.error and shift.proven:
+                # Until a first claim has worked, a lane says what is wrong with the program; it would be said twice.
+                if error is not shift.error and (shift.proven or may_pass(error)):
                     kind = type(error).__name__
                     extra = shift.fields("maintenance_trouble", error_kind=kind)
                     logger.warning("%s: tending the queue: %s: %s", shift.name, kind, error, extra=extra)

@@ -92,7 +92,7 @@ def run_leased(crew: Crew, hand: Hand) -> Script:
         hand.put_down()
     # Those that are left are still the ones that run, whichever thread or task does it.
     if begun and plan.suspects.end(begun.difference(run.key for run in crew.held())):
-        crew.look_at_once()
+        crew.calls.look_at_once()
     if not hand.is_done:
         if clean:
             # In time for whoever takes them: they belong to one session at most.

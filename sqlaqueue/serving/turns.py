@@ -51,7 +51,7 @@ class Turn:
         """
         crew = self._crew
         with crew.lock:
-            several = crew.plenty and crew.pace.is_quick and crew.crowd < _CROWD
+            several = crew.plenty and crew.pace.is_quick and crew.calls.crowd < _CROWD
             if (crew.has_work and not crew.runs_low) or crew.claiming >= (_MOST_CLAIMERS if several else 1):
                 return False
             self.claims_alone = crew.claiming == 0

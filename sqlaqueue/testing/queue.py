@@ -30,10 +30,12 @@ DEADLINE = 60
 ALL = 1000
 """More jobs than a test enqueues, unless it says so."""
 
-_NEEDS = "sqlaqueue_needs"
-_GATE = 7_219_402
-_BROKEN = f"SET LOCAL lock_timeout = '{DEADLINE // 3}s'"
-_IMPATIENT = "SET LOCAL lock_timeout = '100ms'"
+_NEEDS, _GATE = "sqlaqueue_needs", 7_219_402
+_BROKEN, _IMPATIENT = (f"SET LOCAL lock_timeout = '{span}'" for span in (f"{DEADLINE // 3}s", "100ms"))
+_ARRIVED = sa.text(
+    "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)"
+    " WHERE datname = current_database() AND locktype = 'advisory' AND objid = :gate AND NOT granted"
+)
 
 
 class Models(NamedTuple):
@@ -382,11 +384,7 @@ class Gate:
 
     def await_arrival(self) -> None:
         """Wait until somebody stands before the gate."""
-        arrived = sa.text(
-            "SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid) WHERE datname = current_database()"
-            " AND locktype = 'advisory' AND objid = :gate AND NOT granted"
-        )
-        wait_for(lambda: bool(self._keeper.scalar(arrived, {"gate": _GATE})), self._keeper.commit)
+        wait_for(lambda: bool(self._keeper.scalar(_ARRIVED, {"gate": _GATE})), self._keeper.commit)
 
 
 def wait_for(condition: Callable[[], bool], between: Callable[[], Any] = lambda: None) -> None:

@@ -156,6 +156,7 @@ def test_some_jobs_of_some_classes(database: Database, models: Models, colour: s
 
 kinds = Models(STRATEGIES[0])
 sessions: Any = sessionmaker()
+async_sessions: Any = async_sessionmaker()
 
 
 def handle(session: Any, job: Any) -> None:
@@ -194,7 +195,7 @@ def test_each_handler_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="use AsyncConsumer"):
         Consumer(kinds.Message, {kinds.Message: handle, kinds.Text: handle_async}, sessions)
     with pytest.raises(ConfigurationError, match="async def"):
-        AsyncConsumer(kinds.Message, {kinds.Message: handle_async, kinds.Text: handle}, sessions)  # type: ignore[dict-item] # as above
+        AsyncConsumer(kinds.Message, {kinds.Message: handle_async, kinds.Text: handle}, async_sessions)  # type: ignore[dict-item] # as above
 
 
 @pytest.mark.once

@@ -209,6 +209,6 @@ def test_claims_that_cannot_be_given_back_begin_small() -> None:
         its.ended(0.001, calls=sizes[-1], quiet=True)
     assert sizes == [1, 15, 64, 320, 500, 500]
     its.ended(1.1 * LATE, quiet=True)
-    assert its.claim_size() == 1
+    assert its.claim_size() <= 2
     assert its.enough() == LATE
     assert Pace(500, 1, 1.0, whole=True, cautious=True).enough() is None

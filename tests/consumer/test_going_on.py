@@ -201,7 +201,7 @@ def test_in_a_crowd_one_claims_at_a_time(others: int, at_once: int) -> None:
     """Several consumers keep the server busy by themselves, and each passes over what the others have locked."""
     crew = make_crew(duration=0.0)
     crew.plenty = True
-    crew._calls.checked_in([f"other {number}" for number in range(others)], 0.0)
+    crew.calls.checked_in([f"other {number}" for number in range(others)], 0.0)
     assert [Turn(crew).to_claim() for _ in range(3)].count(True) == at_once
 
 

@@ -203,16 +203,16 @@ def test_one_model_serves_tenants_in_schemas_of_their_own(tidy: TidyDatabase, en
 
 
 @pytest.mark.parametrize(
-    ("strategy", "columns"),
+    ("strategy", "options"),
     [
         ("update_status", {}),
         ("delete_returning", {}),
-        ("delete_returning", {"status": None}),
+        ("delete_returning", {"columns": {"status": None}, "rows_are_messages": True}),
         pytest.param("batch_select", {}, marks=pytest.mark.thorough),
     ],
 )
 def test_the_table_of_a_queue_brings_along_what_it_needs(
-    database: TidyDatabase, strategy: str, columns: dict[str, Any]
+    database: TidyDatabase, strategy: str, options: dict[str, Any]
 ) -> None:
     """Where only some tables are made: the first row failed in a trigger, naming a table that is in no model."""
 
@@ -221,7 +221,7 @@ def test_the_table_of_a_queue_brings_along_what_it_needs(
 
     class Job(QueueMixin, Base):
         __tablename__ = "job"
-        __queue__ = QueueConfig(strategy=strategy, columns=columns)
+        __queue__ = QueueConfig(strategy=strategy, **options)
         id: Mapped[int] = mapped_column(primary_key=True)
 
     class Note(Base):

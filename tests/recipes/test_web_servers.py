@@ -136,7 +136,7 @@ def test_a_server_without_its_tables_does_not_start(database: Database, tmp_path
         check=False,
     )
     assert done.returncode == 3
-    assert "ConfigurationError" in done.stderr
+    assert "DatabaseNotReadyError" in done.stderr
     assert "Application startup failed" in done.stderr
 
 

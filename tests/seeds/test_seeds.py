@@ -274,4 +274,6 @@ def test_run_later_at_its_time_with_its_transaction(plant: Plant) -> None:
     seed.execute("UPDATE call SET run_at = run_at - interval '1 h'")
     assert program.consumer.drain() == 1
     assert called == [("now", 1), ("later", 2)]
-    assert seed.execute("SELECT last_error FROM call WHERE status = 'failed'") == [("there is no function gone",)]
+    assert seed.execute("SELECT last_error FROM call WHERE status = 'failed'") == [
+        ("no_function: there is no function gone",)
+    ]

@@ -135,7 +135,9 @@ def serving(walk: Walk) -> None:
     )
     walk.add(6)
     check_database(session, plan)
-    tending.check_in(session, plan, tending.SignOfLife("me", hears=True, running=(), patience=30.0, aloud=True))
+    tending.check_in(
+        session, plan, tending.SignOfLife("me", hears=True, running=(), claimed=0, patience=30.0, aloud=True)
+    )
     assert tending.times_ahead(session, plan, 5) == []
     tending.reconcile_messages(session, plan)
     tending.reconcile_part(session, plan, None)

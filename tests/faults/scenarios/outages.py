@@ -53,12 +53,13 @@ def loses_the_answer_to_the_commit(scene: Scene) -> None:
 
 def lose(scene: Scene, action: Action) -> None:
     with Proxy(scene.bench.database) as proxy:
-        kinds: list[Kind] = ["settle", "ledger", "settle"] if scene.held else ["settle", "claim", "bulk"]
+        kinds: list[Kind] = ["settle", "ledger"] if scene.held else ["settle", "claim", "bulk"]
         rules = [proxy.once(kind, action) for kind in kinds]
         for _ in rules:
             scene.log.write("fault", kind="cut")
         scene.enqueue(*scene.dice.sample(["work"] * 4 + ["quiet"] * 4, 8))
-        # A death of this one would be blamed on the job that it runs: it lives, so none is.
+        # A death of this one would be blamed on the job that it runs: it lives, so none is. A second settlement that is
+        # lost would be that of the same job, which runs alone by then and pays for it.
         worker = scene.worker(url=proxy.url, batch_size=1, lease=2)
         tables = scene.finish()
         assert all(rule.met.is_set() for rule in rules)

@@ -44,6 +44,7 @@ _TOPICS = (
 pytest.register_assert_rewrite(*(f"{__name__}.{topic}" for topic in _TOPICS))
 
 from sqlaqueue.testing.conformance import StrategyConformance  # noqa: E402 - see above
-from sqlaqueue.testing.queue import Gate, QueueUnderTest  # noqa: E402 - see above
+from sqlaqueue.testing.gate import Gate  # noqa: E402 - see above
+from sqlaqueue.testing.queue import QueueUnderTest  # noqa: E402 - see above
 
 __all__ = ["Gate", "QueueUnderTest", "StrategyConformance"]

@@ -12,7 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import cancel, claim, complete, fail, reconcile, requeue, rescue, retry
-from sqlaqueue.testing.queue import DEADLINE, HOUR, QueueUnderTest, numbers_of
+from sqlaqueue.testing.gate import DEADLINE
+from sqlaqueue.testing.queue import HOUR, QueueUnderTest, numbers_of
 
 CLAIMERS = 4
 JOBS = 200

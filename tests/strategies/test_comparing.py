@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, reconcile
 from sqlaqueue.serving import tending
 from sqlaqueue.serving.pace import Pace
-from sqlaqueue.testing.queue import wait_for
+from sqlaqueue.testing.gate import wait_for
 from tests.strategies.explaining import nodes_of
 
 

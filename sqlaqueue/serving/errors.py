@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 from sqlalchemy import exc
 
 from sqlaqueue.exc import SqlaqueueError
@@ -29,6 +31,16 @@ def is_lost(error: BaseException) -> bool:
     # A driver that reads the server's last word may not have seen yet that the connection is closed.
     state = _state_of(error) or ""
     return error.connection_invalidated or state in _LOST or state.startswith("08")
+
+
+def is_of_connecting(error: BaseException) -> bool:
+    """Return whether an error came of making a connection, as while the server restarts; not of waiting for the pool.
+
+    A driver may raise any error then, so the traceback is asked.
+    """
+    frames = traceback.walk_tb(error.__traceback__)
+    connecting = any(frame.f_globals.get("__name__") == "sqlalchemy.pool.base" for frame, _ in frames)
+    return connecting and not isinstance(error, exc.TimeoutError)
 
 
 def is_conflict(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.backoff import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
-from sqlaqueue.serving.errors import is_lost
+from sqlaqueue.serving.errors import is_lost, is_of_connecting
 from sqlaqueue.spec import Key, Run
 from sqlaqueue.statements import delayed, error_text
 from sqlaqueue.strategies import Settlement
@@ -107,13 +107,15 @@ def is_verdict(error: BaseException | None) -> bool:
 
 
 def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 - both say the same
-    """Return whether a run ended because its connection was lost.
+    """Return whether a run ended because its connection was lost, or could not be made.
 
     A handler that gave a statement up has ended the connection itself.
 
     :param gone: whether the connection of its session is gone.
     """
-    return is_lost(error) or (gone and not is_verdict(error) and not isinstance(error, TimeoutError | CancelledError))
+    if is_lost(error) or is_of_connecting(error):
+        return True
+    return gone and not is_verdict(error) and not isinstance(error, TimeoutError | CancelledError)
 
 
 def caught(error: BaseException) -> BaseException:

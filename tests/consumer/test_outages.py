@@ -255,6 +255,35 @@ def test_the_answer_to_a_claim_is_lost(leased: Bench) -> None:
 
 
 @pytest.mark.once
+def test_a_connection_that_cannot_be_made_costs_no_attempt(leased: Bench) -> None:
+    """As while the server restarts: what a Consumer has claimed by then would fail, one job after the other."""
+    keys = leased.enqueue(3, max_attempts=1)
+    runs: list[int] = []
+    refused: list[int] = []
+
+    async def work(hands: Any, job: Any) -> None:
+        runs.append(job.id)
+        if runs.count(job.id) == 1:
+            refused.append(job.id)
+        try:
+            await hands.execute(leased.effect(job.id))
+        finally:
+            refused.clear()
+
+    server = leased.consumer(work)
+
+    @sa.event.listens_for(server.sync_engine, "checkout")
+    def checkout(*_: Any) -> None:
+        if refused:
+            raise ConnectionRefusedError
+
+    server.drain()
+    assert leased.states() == {"completed": 3}
+    assert leased.attempts() == dict.fromkeys(keys, 1)
+    assert leased.effects() == dict.fromkeys(keys, 1)
+
+
+@pytest.mark.once
 @pytest.mark.parametrize("at", ["handler", "commit"])
 def test_a_lost_connection_costs_no_attempt(mixed: Bench, at: str) -> None:
     """Once: a job that runs by itself afterwards and loses another one has to pay for it."""

@@ -142,7 +142,7 @@ def test_jobs_behind_threads_that_hang_go_back(threads: Bench) -> None:
     threads.enqueue(1, payload="slow")
     good += threads.enqueue(5, priority=1)
     # What took no time promises that more can be done: the claim after it is a large one.
-    with threads.consumer(handler, timeout=0.2, lease=3600).running():
+    with threads.consumer(handler, timeout=0.5, lease=3600).running():
         handler.started.wait(30)
         with threads.consumer().running():
             wait_until(lambda: threads.states()["completed"] >= 7)

@@ -77,6 +77,7 @@ class Hand:
         self._until = None if enough is None else time.monotonic() + enough
         self.unit: Sequence[Any] = ()
         """The jobs of the call that is under way, or has ended in a way that its lane must look at."""
+        self._runs: list[Run] = []
         self.error: BaseException | None = None
         """What that call came to."""
         self.session: Session | None = None
@@ -101,7 +102,10 @@ class Hand:
 
         :param session: the one that the handler is given.
         """
-        self.session = session
+        if session is not self.session:
+            self.session = session
+            if self.savepoint is None:
+                isolation.watch(session, self._plan, self._running)
         unit = self._next()
         if unit and self._further is not None:
             # What the last call has left there are its own jobs, at most.
@@ -109,8 +113,6 @@ class Hand:
             unit = self.unit = adopt(session, unit)
         if not unit:
             return None
-        if self.savepoint is None:
-            isolation.watch(session, self._plan, self._running)
         return list(unit) if self._plan.batch else unit[0]
 
     def _running(self) -> list[Run]:
@@ -130,7 +132,8 @@ class Hand:
                     unit = self._without_asked(unit)
                 if unit:
                     self.unit, self.error, self.started, self.timed_out = unit, None, now, False
-                    for run in runs_of(unit):
+                    self._runs = runs_of(unit)
+                    for run in self._runs:
                         run.called, run.duration = now, None
                     return unit
         return ()
@@ -164,14 +167,14 @@ class Hand:
             self._calls += 1
             self._jobs += len(unit)
             took = time.monotonic() - self.started
-            for run in runs_of(unit):
+            for run in self._runs:
                 run.duration = took
             if trace or raised is not None or self.abandoned or self._plan.timeout is not None:
                 self.error = self._verdict(raised)
                 if trace or self.error is not None:
                     self.left_trace = trace
                     return False
-            self._ended([Ended(held_run(job), COMPLETED, job) for job in unit])
+            self._ended([Ended(run, COMPLETED, job) for run, job in zip(self._runs, unit, strict=True)])
             self.put_down()
         return True
 

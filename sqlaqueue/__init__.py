@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from sqlaqueue import exc
 from sqlaqueue._version import __version__
-from sqlaqueue.backoff import Constant, Exponential, Linear, RetryPolicy
-from sqlaqueue.config import QueueConfig, States
-from sqlaqueue.consumer import Consumer
-from sqlaqueue.control import consumers, pause, paused, resume
-from sqlaqueue.copying import copy_in
-from sqlaqueue.declared import queue_column
+from sqlaqueue.consumer.core.events import JobEvent
+from sqlaqueue.consumer.sync import Consumer
+from sqlaqueue.copy.copy_in import copy_in
 from sqlaqueue.exc import Cancel, Fail, JobFailed, LeaseLost, Retry, Snooze, SqlaqueueError, WaitTimeout
-from sqlaqueue.mapping import QueueMixin
-from sqlaqueue.serving.events import JobEvent
-from sqlaqueue.serving.waiting import JobResult
-from sqlaqueue.statements import (
+from sqlaqueue.mapping.mixin import QueueMixin
+from sqlaqueue.mapping.queue_column import queue_column
+from sqlaqueue.queue.config import QueueConfig, States
+from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
+from sqlaqueue.statements.control import consumers, pause, paused, resume
+from sqlaqueue.statements.verbs import (
     cancel,
     claim,
     complete,
@@ -33,12 +32,13 @@ from sqlaqueue.statements import (
     rescue,
     retry,
 )
-from sqlaqueue.waiting import wait
+from sqlaqueue.waiting.job_end import JobResult
+from sqlaqueue.waiting.wait import wait
 
 if TYPE_CHECKING:
-    from sqlaqueue.aio import AsyncConsumer
-    from sqlaqueue.async_copying import async_copy_in
-    from sqlaqueue.async_waiting import async_wait
+    from sqlaqueue.consumer.aio import AsyncConsumer
+    from sqlaqueue.copy.async_copy_in import async_copy_in
+    from sqlaqueue.waiting.async_wait import async_wait
 
 __all__ = [
     "AsyncConsumer",
@@ -87,9 +87,9 @@ __all__ = [
 
 # SQLAlchemy's asyncio part needs greenlet, without which sync code must be able to import this package.
 _ASYNC = {
-    "AsyncConsumer": "sqlaqueue.aio",
-    "async_copy_in": "sqlaqueue.async_copying",
-    "async_wait": "sqlaqueue.async_waiting",
+    "AsyncConsumer": "sqlaqueue.consumer.aio",
+    "async_copy_in": "sqlaqueue.copy.async_copy_in",
+    "async_wait": "sqlaqueue.waiting.async_wait",
 }
 
 

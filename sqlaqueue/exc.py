@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sqlaqueue.serving.waiting import JobResult
+    from sqlaqueue.waiting.job_end import JobResult
 
 
 class SqlaqueueError(Exception):

@@ -9,15 +9,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import statements
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.changes import BATCH, QUIET, still
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import Which, bind, count, next_keys
-from sqlaqueue.selection import chosen_by, instances, key_of
-from sqlaqueue.serving.sessions import writing
-from sqlaqueue.spec import Key, QueueSpec, clock
-from sqlaqueue.strategies.side_tables import CONTROL, key_json
+from sqlaqueue.consumer.sessions.write_routing import writing
+from sqlaqueue.postgresql.side_tables import CONTROL, key_json
+from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.statements import verbs
+from sqlaqueue.statements.selection import chosen_by, instances, key_of
 
 _ACTIVE = Which(states=("pending", "processing"))
 
@@ -76,7 +76,7 @@ def _cancel_page(session: Session, model: Any, jobs: Any, keys: Sequence[Key], d
     # Before the verb: what it asks of running jobs is dated later.
     with writing(session):
         began = session.scalar(sa.select(clock()), bind_arguments=where)
-        verb = statements.cancel(jobs)
+        verb = verbs.cancel(jobs)
         cancelled = set(session.execute(verb, execution_options=QUIET, bind_arguments=where).scalars())
         asked = set()
         if CONTROL in spec.side_tables:

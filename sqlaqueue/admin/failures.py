@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import NO_ERROR, Which, bind, kind_of, surveyed
-from sqlaqueue.selection import chosen_by
-from sqlaqueue.spec import Key
-from sqlaqueue.strategies.surveying import key_labels
+from sqlaqueue.queue.spec import Key
+from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.strategies.job_listing import key_labels
 
 
 @dataclass(frozen=True, kw_only=True)

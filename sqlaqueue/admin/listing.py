@@ -14,10 +14,10 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import Which, bind, surveyed
-from sqlaqueue.selection import chosen_by
-from sqlaqueue.spec import Key, QueueSpec
-from sqlaqueue.strategies.side_tables import DEAD_LETTER, key_json
-from sqlaqueue.strategies.surveying import SHOWN, key_labels
+from sqlaqueue.postgresql.side_tables import DEAD_LETTER, key_json
+from sqlaqueue.queue.spec import Key, QueueSpec
+from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.strategies.job_listing import SHOWN, key_labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import Which, bind, surveyed
-from sqlaqueue.config import STATES
-from sqlaqueue.control import consumers, paused
-from sqlaqueue.selection import chosen_by
-from sqlaqueue.spec import QueueSpec, clock
-from sqlaqueue.strategies.side_tables import CONSUMERS, CONTROL
-from sqlaqueue.versions import missing_indexes
+from sqlaqueue.postgresql.schema_checks import missing_indexes
+from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL
+from sqlaqueue.queue.config import STATES
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.statements.control import consumers, paused
+from sqlaqueue.statements.selection import chosen_by
 
 ACTIVE = ("pending", "processing")
 """The states of jobs that are not over."""

@@ -15,7 +15,7 @@ from sqlaqueue.admin.listing import job, jobs
 from sqlaqueue.admin.stats import stats
 from sqlaqueue.admin.which import count
 from sqlaqueue.admin.whole import consumers, pause, paused, reconcile, rescue, resume
-from sqlaqueue.serving.factories import check_session
+from sqlaqueue.consumer.sessions.session_factory import check_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

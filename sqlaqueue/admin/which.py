@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.exc import StatementError
-from sqlaqueue.selection import chosen_by
-from sqlaqueue.spec import Key, QueueSpec, clock
-from sqlaqueue.strategies.surveying import key_labels
+from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.strategies.job_listing import key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
 NO_ERROR = ""

@@ -7,11 +7,11 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue import control, statements
 from sqlaqueue.admin.changes import execute
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import bind
-from sqlaqueue.serving.sessions import writing
+from sqlaqueue.consumer.sessions.write_routing import writing
+from sqlaqueue.statements import control, verbs
 
 
 @takes_session
@@ -45,10 +45,10 @@ def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
 @takes_session
 def rescue(session: Session, model: type[Any]) -> int:
     """Take back jobs whose lease has expired, commit, and return how many."""
-    return execute(session, model, statements.rescue(model))
+    return execute(session, model, verbs.rescue(model))
 
 
 @takes_session
 def reconcile(session: Session, model: type[Any]) -> int:
     """Mend what bypassed the triggers of a message table, commit, and return how many jobs that were."""
-    return execute(session, model, statements.reconcile(model))
+    return execute(session, model, verbs.reconcile(model))

@@ -10,7 +10,7 @@ from alembic.util import CommandError
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.seen import Review, Seen
 from sqlaqueue.alembic.tables import text_of
-from sqlaqueue.spec import QueueSpec
+from sqlaqueue.queue.spec import QueueSpec
 
 
 def refuse_columns_of_others(review: Review) -> None:

@@ -12,7 +12,7 @@ from alembic.operations import MigrateOperation
 from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.alembic import operations as ops
-from sqlaqueue.ddl import Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction
 
 NO_PRIVILEGE = "42501"
 PREFIX = "sqlaqueue_"

@@ -20,8 +20,8 @@ from sqlalchemy.schema import DDLElement
 
 from sqlaqueue.alembic.operations import AddColumns, DropColumns
 from sqlaqueue.alembic.sql import Statement, default_of, in_batches, stand_in
-from sqlaqueue.ddl import NEUTRAL
-from sqlaqueue.roles import literal_text
+from sqlaqueue.postgresql.ddl import NEUTRAL
+from sqlaqueue.queue.roles import literal_text
 
 PAGES = 64
 _NOT_NULL = "sqlaqueue_not_null"

@@ -17,7 +17,7 @@ from sqlaqueue.alembic import catalog
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.columns import add_columns, drop_columns
 from sqlaqueue.alembic.sql import Patient, Statement, in_batches, stand_in
-from sqlaqueue.ddl import CommentOnFunction, DropFunction, Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl import CommentOnFunction, DropFunction, Trigger, TriggerFunction
 
 _PATIENCE = ("statement_timeout", "lock_timeout")
 LOCK_TIMEOUT = 0.5

@@ -17,7 +17,7 @@ from sqlaqueue.alembic.catalog import PREFIX, Found, FoundTrigger
 from sqlaqueue.alembic.probe import Probe, probing
 from sqlaqueue.alembic.seen import Review, Seen
 from sqlaqueue.alembic.sql import stand_in
-from sqlaqueue.ddl import NEUTRAL, Trigger, TriggerFunction, objects_of
+from sqlaqueue.postgresql.ddl import NEUTRAL, Trigger, TriggerFunction, objects_of
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.alembic.catalog import Place, condition_in
 from sqlaqueue.alembic.sql import Statement, stand_in
-from sqlaqueue.ddl import NEUTRAL
+from sqlaqueue.postgresql.ddl import NEUTRAL
 
 log = logging.getLogger(__name__)
 

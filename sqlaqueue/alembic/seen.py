@@ -14,9 +14,9 @@ from alembic.operations import ops as alembic_ops
 
 from sqlaqueue.alembic import operations as queue_ops
 from sqlaqueue.alembic.catalog import PREFIX, Catalog, Place
-from sqlaqueue.ddl import Trigger, TriggerFunction, objects_of, queue_of
-from sqlaqueue.spec import QueueSpec
-from sqlaqueue.strategies import wake_up_triggers
+from sqlaqueue.postgresql import wake_triggers
+from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, objects_of, queue_of
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.indexes import object_name
 
 _TABLES = "_sqlaqueue_tables"
@@ -82,7 +82,7 @@ class Seen:
 
     def messages_in(self, op: MigrateOperation) -> bool:
         """Tell whether an operation creates or drops triggers of this table that do more than wake consumers."""
-        return any(not name.startswith(wake_up_triggers.PREFIX) for name in self.triggers_in(op))
+        return any(not name.startswith(wake_triggers.PREFIX) for name in self.triggers_in(op))
 
 
 def seen_by(context: AutogenContext) -> list[Seen]:

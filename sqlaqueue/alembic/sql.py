@@ -16,7 +16,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 
-from sqlaqueue.ddl import NEUTRAL, escaped
+from sqlaqueue.postgresql.ddl import NEUTRAL, escaped
 
 _NAMED = re.compile(r"\{(\w+)(:literal)?\}")
 

@@ -15,7 +15,7 @@ from sqlaqueue.alembic.catalog import PREFIX, FoundCheck
 from sqlaqueue.alembic.probe import Probe, probing
 from sqlaqueue.alembic.seen import Review, Seen
 from sqlaqueue.alembic.sql import default_of
-from sqlaqueue.ddl import NEUTRAL, StorageParameters
+from sqlaqueue.postgresql.ddl import NEUTRAL, StorageParameters
 
 log = logging.getLogger(__name__)
 

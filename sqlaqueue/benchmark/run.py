@@ -17,9 +17,9 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlaqueue.benchmark.shape import PLAIN, Shape, shape_of
-from sqlaqueue.consumer import Consumer
+from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
 
 PREFIX = "sqlaqueue_bench_"
 """How the names of the schemas begin."""

@@ -14,9 +14,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, DOMAIN
 from sqlalchemy.orm import registry
 from sqlalchemy.types import TypeEngine
 
-from sqlaqueue.config import ROLES, QueueConfig, States
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mapping import QueueMixin, spec_of
+from sqlaqueue.mapping.mixin import QueueMixin, spec_of
+from sqlaqueue.queue.config import ROLES, QueueConfig, States
 
 _LONGEST = 20
 """Characters of the texts in the columns of a copy, at most."""

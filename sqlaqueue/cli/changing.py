@@ -9,14 +9,15 @@ from typing import Any
 import click
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin, statements
+from sqlaqueue import admin
 from sqlaqueue.admin.changes import Change
 from sqlaqueue.cli.database import Database
 from sqlaqueue.cli.errors import told_apart
 from sqlaqueue.cli.options import dry_run_option, json_option, target_argument, url_option, which_options
 from sqlaqueue.cli.showing import echo_json
 from sqlaqueue.cli.targets import Target, load_targets
-from sqlaqueue.config import FINISHED
+from sqlaqueue.queue.config import FINISHED
+from sqlaqueue.statements import verbs
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
@@ -84,7 +85,7 @@ def purge(target: str, **options: Any) -> None:
 @json_option
 def rescue(target: str, **options: Any) -> None:
     """Take back jobs whose lease has expired, as Consumers do every few seconds."""
-    _at_once(target, statements.rescue, "rescued", **options)
+    _at_once(target, verbs.rescue, "rescued", **options)
 
 
 @click.command(short_help="Mend what bypassed the triggers.")
@@ -94,7 +95,7 @@ def rescue(target: str, **options: Any) -> None:
 @json_option
 def reconcile(target: str, **options: Any) -> None:
     """Give waiting jobs a message that have none, and consume messages in vain, as Consumers do now and then."""
-    _at_once(target, statements.reconcile, "mended", **options)
+    _at_once(target, verbs.reconcile, "mended", **options)
 
 
 def _order(word: str, done: str, change: Change, options: dict[str, Any], since: Any = "finished_at") -> _Order:

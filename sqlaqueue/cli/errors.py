@@ -10,8 +10,8 @@ import click
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from sqlaqueue.exc import DatabaseNotReadyError, SqlaqueueError
-from sqlaqueue.spec import QueueSpec
-from sqlaqueue.versions import UPDATE, why_undefined
+from sqlaqueue.postgresql.schema_checks import UPDATE, why_undefined
+from sqlaqueue.queue.spec import QueueSpec
 
 FAILED, WRONG_INPUT, NO_DATABASE = 1, 2, 3
 

@@ -13,7 +13,7 @@ from sqlaqueue.cli.errors import FailedError, told_apart
 from sqlaqueue.cli.options import DURATION, json_option, target_argument, url_option
 from sqlaqueue.cli.showing import add_row, ago, console, echo_json, plain_key, span, table
 from sqlaqueue.cli.targets import load_targets
-from sqlaqueue.config import STATES
+from sqlaqueue.queue.config import STATES
 
 
 @click.command(short_help="List single jobs.")

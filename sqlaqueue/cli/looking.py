@@ -14,14 +14,15 @@ from rich.live import Live
 from rich.text import Text
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin, control
+from sqlaqueue import admin
 from sqlaqueue.cli.database import Database
 from sqlaqueue.cli.errors import FAILED, told_apart
 from sqlaqueue.cli.options import DURATION, json_option, target_argument, targets_argument, url_option
 from sqlaqueue.cli.showing import add_row, ago, console, echo_json, plain_key, span, table
 from sqlaqueue.cli.targets import Target, load_targets
-from sqlaqueue.statements import worker_name
-from sqlaqueue.versions import UPDATE
+from sqlaqueue.postgresql.schema_checks import UPDATE
+from sqlaqueue.statements import control
+from sqlaqueue.statements.verbs import worker_name
 
 _MOST_KEYS = 5
 """How many of the jobs that a Consumer runs are shown to people."""

@@ -22,17 +22,17 @@ from sqlaqueue.cli.database import Database, engine_for, parse_url
 from sqlaqueue.cli.errors import FailedError, InputError, first_line, told_apart
 from sqlaqueue.cli.order import Order, begin_log
 from sqlaqueue.cli.targets import Target, load, load_targets
-from sqlaqueue.consumer import Consumer
+from sqlaqueue.consumer.base import ConsumerBase, function_of
+from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.consumer.startup import check_ready
+from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.serving.base import ConsumerBase, function_of
-from sqlaqueue.serving.checks import check_ready
-from sqlaqueue.serving.signals import doorbell
-from sqlaqueue.spec import QueueSpec
-from sqlaqueue.supported import check_dialect
+from sqlaqueue.postgresql.dialect_check import check_dialect
+from sqlaqueue.queue.spec import QueueSpec
 
 if TYPE_CHECKING:
-    from sqlaqueue.aio import AsyncConsumer
+    from sqlaqueue.consumer.aio import AsyncConsumer
 
 _YOUNG = 50_000
 """How many objects are made before the garbage collector looks at them: more than the jobs of a few batches have."""
@@ -264,7 +264,7 @@ def _sessions(engine: Any) -> Any:
 def _class(*, is_async: bool) -> Any:
     if not is_async:
         return Consumer
-    from sqlaqueue.aio import AsyncConsumer  # noqa: PLC0415 - as above
+    from sqlaqueue.consumer.aio import AsyncConsumer  # noqa: PLC0415 - as above
 
     return AsyncConsumer
 

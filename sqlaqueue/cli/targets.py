@@ -15,10 +15,10 @@ from types import ModuleType
 from typing import Any
 
 from sqlaqueue.cli.errors import InputError, first_line
+from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.exc import NotAQueueError
-from sqlaqueue.mapping import QueueMixin, spec_of
-from sqlaqueue.serving.base import ConsumerBase
-from sqlaqueue.spec import QueueSpec
+from sqlaqueue.mapping.mixin import QueueMixin, spec_of
+from sqlaqueue.queue.spec import QueueSpec
 
 _EXAMPLE = "give module:attribute, such as app.models:Email"
 

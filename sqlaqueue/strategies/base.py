@@ -1,7 +1,8 @@
 """The contract of a claim strategy.
 
 A strategy decides what a queue stores, what it indexes, what a claim locks and writes, and what is left behind when a
-worker dies. It takes a :class:`~sqlaqueue.spec.QueueSpec` and returns SQLAlchemy constructs, for sync and async code.
+worker dies. It takes a :class:`~sqlaqueue.queue.spec.QueueSpec` and returns SQLAlchemy constructs, for sync and
+async code.
 
 Subclass :class:`ClaimStrategy`, implement the methods without a default, and register the class under the entry point
 group ``sqlaqueue.strategies``. :class:`sqlaqueue.testing.StrategyConformance` tells whether it keeps the contract.
@@ -19,17 +20,17 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapper
 from sqlalchemy.sql.elements import KeyedColumnElement
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.config import STATES
-from sqlaqueue.ddl import attach
-from sqlaqueue.spec import Key, QueueSpec, clock
-from sqlaqueue.strategies import side_tables
+from sqlaqueue.postgresql import side_tables
+from sqlaqueue.postgresql.claim_scan import Within as Within  # noqa: PLC0414 - part of the contract, exported here
+from sqlaqueue.postgresql.ddl import attach
+from sqlaqueue.postgresql.upcoming import coming
+from sqlaqueue.postgresql.wake_triggers import wake_up_triggers
+from sqlaqueue.queue.config import STATES
+from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.strategies.job_listing import survey_of
 from sqlaqueue.strategies.key_range import KeyRange
-from sqlaqueue.strategies.outlook import coming
-from sqlaqueue.strategies.position import Within as Within  # noqa: PLC0414 - part of the contract, exported here
-from sqlaqueue.strategies.retention import attach_retention, oldest_first
-from sqlaqueue.strategies.rights import Right, rights_of_a_consumer
-from sqlaqueue.strategies.surveying import survey_of
-from sqlaqueue.strategies.wake_up_triggers import wake_up_triggers
+from sqlaqueue.strategies.required_privileges import Right, rights_of_a_consumer
+from sqlaqueue.strategies.retention_index import attach_retention, oldest_first
 
 Keys = Sequence[Key] | sa.BindParameter[Any]
 Token = UUID | str | sa.BindParameter[Any] | None
@@ -88,7 +89,7 @@ class ClaimStrategy:
     """Whether a claim is served by an index of the claim order, so that it may begin at a position."""
 
     takes_tokens: ClassVar[bool] = False
-    """Whether the token of a claim can be given as ``sqlaqueue.strategies.deaths.CLAIM_TOKEN``."""
+    """Whether the token of a claim can be given as ``sqlaqueue.strategies.claim_tokens.CLAIM_TOKEN``."""
 
     needs: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The roles this strategy cannot do without, each with the reason for the error message."""
@@ -273,7 +274,7 @@ class ClaimStrategy:
         """Return a SELECT of jobs as an operator sees them, whatever table they are kept in.
 
         Its columns: ``key_0`` and so on, the parts of the key; ``state``, the name of the state, or ``other``; and
-        those of ``sqlaqueue.strategies.surveying.SHOWN`` that the queue has.
+        those of ``sqlaqueue.strategies.job_listing.SHOWN`` that the queue has.
 
         :param chosen: a SELECT of the model with the conditions on the jobs.
         :param states: the names of states to select; None for all.

@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.spec import QueueSpec
-from sqlaqueue.strategies import side_tables
+from sqlaqueue.postgresql import side_tables
+from sqlaqueue.postgresql.claim_scan import take
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Within
 from sqlaqueue.strategies.indexes import add_index
-from sqlaqueue.strategies.position import take
 
 
 class BatchSelect(ClaimStrategy):

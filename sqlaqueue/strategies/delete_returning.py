@@ -7,7 +7,7 @@
 * **While a job runs** its transaction stays open. The handler's writes, the settling and the claim commit together.
 * **When a worker dies** its transaction ends, and the message is back at once.
 
-With ``rows_are_messages=True`` a row is its own message; :mod:`sqlaqueue.strategies.own_message` serves such a model.
+With ``rows_are_messages=True`` a row is its own message; :mod:`sqlaqueue.strategies.delete_row` serves such a model.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.ddl import StorageParameters, attach, sees_all
-from sqlaqueue.spec import QueueSpec
-from sqlaqueue.strategies import side_tables
+from sqlaqueue.postgresql import side_tables
+from sqlaqueue.postgresql.claim_scan import take
+from sqlaqueue.postgresql.ddl import StorageParameters, attach, sees_all
+from sqlaqueue.postgresql.message_triggers import message_triggers
+from sqlaqueue.postgresql.upcoming import coming
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
+from sqlaqueue.strategies.delete_row import OwnMessage
 from sqlaqueue.strategies.indexes import object_name
 from sqlaqueue.strategies.key_range import KeyRange
-from sqlaqueue.strategies.message_triggers import message_triggers
-from sqlaqueue.strategies.outlook import coming
-from sqlaqueue.strategies.own_message import OwnMessage
-from sqlaqueue.strategies.position import take
 
 MESSAGES = "messages"
 

@@ -23,14 +23,14 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.ddl import sees_all
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.roles import literal_text
-from sqlaqueue.spec import QueueSpec
-from sqlaqueue.strategies import side_tables
+from sqlaqueue.postgresql import side_tables
+from sqlaqueue.postgresql.ddl import sees_all
+from sqlaqueue.queue.roles import literal_text
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
 from sqlaqueue.strategies.indexes import object_name
-from sqlaqueue.strategies.rights import Right, everything
+from sqlaqueue.strategies.required_privileges import Right, everything
 
 
 class _Messages(NamedTuple):

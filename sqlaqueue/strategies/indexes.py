@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
-from sqlaqueue.spec import QueueSpec
+from sqlaqueue.queue.spec import QueueSpec
 
 _LONGEST = 63
 _OF_CLAIMS = {"claim", "suspect", "lease"}

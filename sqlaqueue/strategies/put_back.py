@@ -8,10 +8,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.spec import Key, QueueSpec
+from sqlaqueue.queue.spec import Key, QueueSpec
 from sqlaqueue.strategies.base import Held, Verb
+from sqlaqueue.strategies.delete_row import OwnMessage, rows_again
 from sqlaqueue.strategies.key_range import KeyRange
-from sqlaqueue.strategies.own_message import OwnMessage, rows_again
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.spec import QueueSpec, clock
+from sqlaqueue.postgresql.claim_scan import take
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, Within, named
-from sqlaqueue.strategies.deaths import CLAIM_TOKEN
+from sqlaqueue.strategies.claim_tokens import CLAIM_TOKEN
 from sqlaqueue.strategies.indexes import add_index
-from sqlaqueue.strategies.position import take
 
 LEASE_EXPIRED = "the lease expired: its worker died or lost the database"
 """What the row of a rescued job says."""

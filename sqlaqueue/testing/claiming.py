@@ -13,9 +13,9 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session, selectinload
 
 from sqlaqueue import claim, complete, release, retry
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.selection import chosen_by
-from sqlaqueue.statements import claim_statement
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.statements.verbs import claim_statement
 from sqlaqueue.strategies.base import Within
 from sqlaqueue.testing.queue import ALL, HOUR, QueueUnderTest, needs, numbers_of
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue, retry
-from sqlaqueue.strategies.replanning import FEW
+from sqlaqueue.postgresql.planner import FEW
 from sqlaqueue.testing.queue import ALL, QueueUnderTest
 
 N = 3

@@ -18,8 +18,8 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, relationship
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, purge
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.config import FINISHED
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.strategies import ClaimStrategy
 from sqlaqueue.testing.gate import DEADLINE, Gate
 

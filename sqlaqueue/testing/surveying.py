@@ -10,9 +10,9 @@ import sqlalchemy as sa
 
 from sqlaqueue import cancel, complete, fail, retry
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.config import STATES
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.strategies.surveying import OTHER, SHOWN, key_labels
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.config import STATES
+from sqlaqueue.strategies.job_listing import OTHER, SHOWN, key_labels
 from sqlaqueue.testing.queue import HOUR, QueueUnderTest, needs
 
 

@@ -23,7 +23,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import sqlaqueue as sq
 import sqlaqueue.alembic
-from sqlaqueue.serving import crew
+from sqlaqueue.consumer.claiming import job_buffer
 from tests import servers
 from tests.servers import Database
 
@@ -60,7 +60,7 @@ def record(strategy: str, database: Database) -> dict[str, list[str]]:
         with _recorded(engine) as verbs:
             _use_verbs(model, engine)
         # On a busy machine jobs may wait so long that they are given back, which takes statements of its own.
-        with _recorded(engine) as consumer, mock.patch.multiple(crew, LATE=60.0, LONGEST_WAIT=60.0):
+        with _recorded(engine) as consumer, mock.patch.multiple(job_buffer, LATE=60.0, LONGEST_WAIT=60.0):
             _consume(model, engine)
         # A table's indexes are a set.
         ddl = sorted(text for text in created if text.startswith(("CREATE", "ALTER", "COMMENT")))

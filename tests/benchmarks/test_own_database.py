@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from sqlaqueue.benchmark import BenchmarkError, run_benchmark, shape_of
 from sqlaqueue.cli.benching import bench
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
 from tests.benchmarks import copied
 from tests.servers import Database, Server
 

@@ -14,8 +14,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.serving.events import EventName
+from sqlaqueue.consumer.core.events import EventName
+from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.hands import DEADLINE, Handler, for_async, for_sync
 from tests.consumer.models import models
 from tests.consumer.processes import Worker, wait_until

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from sqlaqueue.serving.awaited import (
+from sqlaqueue.consumer.notifications.poll_schedule import Calls
+from sqlaqueue.consumer.notifications.waiter_registry import (
     FIRST_PAUSE,
     LONGEST_DEAF_PAUSE,
     LONGEST_PAUSE,
@@ -19,7 +20,6 @@ from sqlaqueue.serving.awaited import (
     Waiting,
     ended,
 )
-from sqlaqueue.serving.calls import Calls
 
 pytestmark = pytest.mark.once
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.serving.bearings import LONGEST, Bearings
+from sqlaqueue.consumer.claiming.scan_cursor import LONGEST, Bearings
 from tests.consumer.bench import Bench, wait_until
 
 HERE = {"mark": 1}

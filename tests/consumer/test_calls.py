@@ -6,7 +6,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sqlaqueue.serving.calls import EVERY, MOST, MOST_OPEN, MOST_TICKETS, PATIENCE, STAGGER, Calls, taken
+from sqlaqueue.consumer.notifications.poll_schedule import (
+    EVERY,
+    MOST,
+    MOST_OPEN,
+    MOST_TICKETS,
+    PATIENCE,
+    STAGGER,
+    Calls,
+    taken,
+)
 
 pytestmark = pytest.mark.once
 

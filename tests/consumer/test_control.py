@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 import sqlaqueue
 from sqlaqueue import cancel, claim, consumers, pause, paused, resume
-from sqlaqueue.serving import pace
+from sqlaqueue.consumer.claiming import batch_size
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.hearing import LATER, await_hearing, execute, idle
 
 
 @pytest.fixture(autouse=True)
 def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SWEEP", LATER)
+    monkeypatch.setattr(batch_size, "SWEEP", LATER)
 
 
 @pytest.fixture

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.serving import calls, pace, tending
+from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.maintenance import leases
+from sqlaqueue.consumer.notifications import poll_schedule
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.hearing import LATER, await_hearing, hears, idle, listening
 
 
 @pytest.fixture(autouse=True)
 def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SWEEP", LATER)
+    monkeypatch.setattr(batch_size, "SWEEP", LATER)
 
 
 def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
@@ -32,9 +34,9 @@ def test_whoever_hears_nothing_polls_and_says_so_once(
     mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """As behind a pooler in transaction mode, by which nothing arrives, though nothing fails."""
-    monkeypatch.setattr(calls, "PATIENCE", 0.05)
-    monkeypatch.setattr(pace, "CHECK_IN", 0.2)
-    monkeypatch.setattr(calls.Calls, "hear", lambda self, words: None)
+    monkeypatch.setattr(poll_schedule, "PATIENCE", 0.05)
+    monkeypatch.setattr(batch_size, "CHECK_IN", 0.2)
+    monkeypatch.setattr(poll_schedule.Calls, "hear", lambda self, words: None)
     with idle(mixed, poll_interval=0.05).running():
         mixed.enqueue()
         wait_until(lambda: mixed.states() == {"completed": 1})
@@ -48,10 +50,10 @@ def test_a_long_drain_does_not_say_so(
     mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """It does not listen, and needs no advice on that."""
-    monkeypatch.setattr(calls, "PATIENCE", 0.05)
-    monkeypatch.setattr(pace, "CHECK_IN", 0.1)
+    monkeypatch.setattr(poll_schedule, "PATIENCE", 0.05)
+    monkeypatch.setattr(batch_size, "CHECK_IN", 0.1)
     check_ins, enough = list[Any](), threading.Event()
-    check_in = tending.check_in
+    check_in = leases.check_in
 
     def count(session: Any, plan: Any, sign: Any) -> Any:
         check_ins.append(sign)
@@ -62,7 +64,7 @@ def test_a_long_drain_does_not_say_so(
     async def work(hands: Any, job: Any) -> None:
         await hands.wait(enough)
 
-    monkeypatch.setattr(tending, "check_in", count)
+    monkeypatch.setattr(leases, "check_in", count)
     mixed.enqueue()
     assert mixed.consumer(work).drain() == 1
     assert "notifications do not arrive" not in log.text

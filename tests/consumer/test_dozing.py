@@ -9,7 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import claim
-from sqlaqueue.serving import pace, shift
+from sqlaqueue.consumer import context
+from sqlaqueue.consumer.claiming import batch_size
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.hearing import LATER, await_hearing, idle
 from tests.consumer.test_leases import beats
@@ -19,16 +20,16 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture(autouse=True)
 def dozing_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shift, "_AFTER_WORK", 0.0)
+    monkeypatch.setattr(context, "_AFTER_WORK", 0.0)
     for duty in ("SWEEP", "CHECK_IN", "RECONCILE"):
-        monkeypatch.setattr(pace, duty, LATER)
+        monkeypatch.setattr(batch_size, duty, LATER)
 
 
 def await_dozing(server: Server) -> None:
     await_hearing(server)
     shift = server.consumer._shift
     assert shift is not None
-    wait_until(lambda: shift.crew.keeper_dozes and shift.crew.busy_since is None)
+    wait_until(lambda: context.crew.keeper_dozes and context.crew.busy_since is None)
 
 
 def test_work_wakes_it(leased: Bench) -> None:
@@ -49,7 +50,7 @@ def test_work_wakes_it(leased: Bench) -> None:
 
 def test_it_is_told_when_nobody_sweeps(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has died said nothing: what is not heard wakes it."""
-    monkeypatch.setattr(pace, "SWEEP", 0.5)
+    monkeypatch.setattr(batch_size, "SWEEP", 0.5)
     with idle(leased).running() as server:
         await_dozing(server)
         with leased.sessions() as session:

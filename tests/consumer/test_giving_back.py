@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, consumers
-from sqlaqueue.mapping import set_run
-from sqlaqueue.serving import pace
-from sqlaqueue.serving.crew import Crew
-from sqlaqueue.serving.hands import Hand, held_run
-from sqlaqueue.serving.pace import LATE, LONGEST_WAIT, Pace
-from sqlaqueue.serving.steps import Report
-from sqlaqueue.spec import Run
+from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.claiming.batch_size import LATE, LONGEST_WAIT, Pace
+from sqlaqueue.consumer.claiming.job_buffer import Crew
+from sqlaqueue.consumer.core.effects import Report
+from sqlaqueue.consumer.executing.executor import Hand, held_run
+from sqlaqueue.mapping.mixin import set_run
+from sqlaqueue.queue.spec import Run
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models
 from tests.consumer.test_going_on import make_crew
@@ -75,7 +75,7 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
     supply: Any, colour: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it has not begun is free with its commit, and others hear of it."""
-    monkeypatch.setattr(pace, "LATE", 0.2)
+    monkeypatch.setattr(batch_size, "LATE", 0.2)
     bench = supply.take("delete_returning" if colour == "sync" else "batch_select", colour)
     keys = bench.enqueue(HEAD + 1 + N)
     slow, go_on, begun = keys[HEAD], threading.Event(), threading.Event()
@@ -89,7 +89,7 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
     with bench.consumer(work).running() as server:
         assert begun.wait(20)
         held_up = time.monotonic()
-        wait_until(lambda: time.monotonic() - held_up > pace.LATE)
+        wait_until(lambda: time.monotonic() - held_up > batch_size.LATE)
         go_on.set()
         wait_until(lambda: bench.states() == {"completed": len(keys)})
     assert server.told("released")
@@ -99,9 +99,9 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
 
 
 def test_consumers_tell_what_they_claimed_from_what_they_run(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "CHECK_IN", 0.2)
+    monkeypatch.setattr(batch_size, "CHECK_IN", 0.2)
     for name in ("LATE", "LONGEST_WAIT"):
-        monkeypatch.setattr(f"sqlaqueue.serving.crew.{name}", 60.0)
+        monkeypatch.setattr(f"sqlaqueue.consumer.claiming.job_buffer.{name}", 60.0)
     keys = leased.enqueue(HEAD + 3)
     slow, go_on = keys[HEAD], threading.Event()
 

@@ -11,15 +11,15 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import AsyncConsumer, Consumer, Retry
-from sqlaqueue.serving import claiming, pace
-from sqlaqueue.serving.calls import Calls
-from sqlaqueue.serving.crew import Crew
-from sqlaqueue.serving.events import Announcer
-from sqlaqueue.serving.outcomes import COMPLETED, Ended
-from sqlaqueue.serving.pace import FLUSH_AFTER, Pace
-from sqlaqueue.serving.turns import Turn
-from sqlaqueue.spec import Run
-from sqlaqueue.strategies.replanning import FEW
+from sqlaqueue.consumer.claiming import batch_size, claim_jobs
+from sqlaqueue.consumer.claiming.batch_size import FLUSH_AFTER, Pace
+from sqlaqueue.consumer.claiming.claim_slot import Turn
+from sqlaqueue.consumer.claiming.job_buffer import Crew
+from sqlaqueue.consumer.core.events import Announcer
+from sqlaqueue.consumer.notifications.poll_schedule import Calls
+from sqlaqueue.consumer.settling.outcomes import COMPLETED, Ended
+from sqlaqueue.postgresql.planner import FEW
+from sqlaqueue.queue.spec import Run
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models
 from tests.consumer.test_arguments import async_handler, async_sessions, handler, sessions
@@ -32,8 +32,8 @@ N = LANES + 7 * BATCH
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all handlers taken for slow, so that lanes share each claim."""
-    monkeypatch.setattr(pace, "_ALONE", 0.0)
-    monkeypatch.setattr(pace, "_AMONG_OTHERS", 0.0)
+    monkeypatch.setattr(batch_size, "_ALONE", 0.0)
+    monkeypatch.setattr(batch_size, "_AMONG_OTHERS", 0.0)
 
 
 @pytest.mark.usefixtures("slow")
@@ -234,13 +234,13 @@ def test_a_claim_is_large_where_handlers_are_quick(
 
 def note_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Note from now on how many jobs are claimed at most."""
-    claim, sizes = claiming.claim, list[int]()
+    claim, sizes = claim_jobs.claim, list[int]()
 
     def note(session: Any, plan: Any, n: int, *arguments: Any) -> Any:
         sizes.append(n)
         return claim(session, plan, n, *arguments)
 
-    monkeypatch.setattr(claiming, "claim", note)
+    monkeypatch.setattr(claim_jobs, "claim", note)
     return sizes
 
 

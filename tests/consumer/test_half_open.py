@@ -11,7 +11,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.serving import calls, pace
+from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.notifications import poll_schedule
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.hearing import LATER, await_hearing
 from tests.faults.proxy import Proxy
@@ -61,8 +62,8 @@ def test_a_check_in_that_is_not_heard_gives_it_away(
     supply: Any, colour: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """Another connection takes its place, and what was called out meanwhile is found by looking."""
-    monkeypatch.setattr(pace, "CHECK_IN", 0.5)
-    monkeypatch.setattr(calls, "PATIENCE", 0.3)
+    monkeypatch.setattr(batch_size, "CHECK_IN", 0.5)
+    monkeypatch.setattr(poll_schedule, "PATIENCE", 0.3)
     bench: Bench = supply.take("update_status", colour)
     with Proxy(bench.database) as proxy, Through(bench, proxy, driver).running() as server:
         for round_ in (1, 2):

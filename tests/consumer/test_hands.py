@@ -13,9 +13,10 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.claiming import batch_size, claim_jobs
+from sqlaqueue.consumer.claiming.batch_size import Pace
+from sqlaqueue.consumer.executing import job_instances
 from sqlaqueue.exc import LeaseLost
-from sqlaqueue.serving import claiming, operations, pace
-from sqlaqueue.serving.pace import Pace
 from tests.consumer.bench import Bench, wait_until
 
 N, HAND = 60, 20
@@ -25,8 +26,8 @@ N, HAND = 60, 20
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all that leave no trace taken for quick, however slow this machine is at the moment."""
-    monkeypatch.setattr(pace, "_ALONE", 60.0)
-    monkeypatch.setattr(pace, "_AMONG_OTHERS", 60.0)
+    monkeypatch.setattr(batch_size, "_ALONE", 60.0)
+    monkeypatch.setattr(batch_size, "_AMONG_OTHERS", 60.0)
 
 
 @pytest.fixture
@@ -172,7 +173,7 @@ def test_what_cannot_be_passed_on_is_given_back(leased: Bench, monkeypatch: pyte
     """It does not wait for the end of a lease that nobody extends."""
     keys = leased.enqueue(2 * N)
     special, go_on, failures = keys[N + 10], threading.Event(), list[int]()
-    load_again = operations.load_again
+    load_again = job_instances.load_again
 
     def fail_once(*arguments: Any) -> Any:
         if not failures:
@@ -180,7 +181,7 @@ def test_what_cannot_be_passed_on_is_given_back(leased: Bench, monkeypatch: pyte
             raise OperationalError("SELECT", {}, Exception("the connection is gone"))
         return load_again(*arguments)
 
-    monkeypatch.setattr(operations, "load_again", fail_once)
+    monkeypatch.setattr(job_instances, "load_again", fail_once)
 
     async def work(hands: Any, job: Any) -> None:
         if job.id == special and why == "a trace":
@@ -206,7 +207,7 @@ def test_a_quiet_job_costs_no_transaction(leased: Bench, made: Counter[str]) -> 
 
 
 def test_when_one_lane_keeps_what_it_claims(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "_ALONE", 0.1)
+    monkeypatch.setattr(batch_size, "_ALONE", 0.1)
     its = Pace(100, 1, 1.0)
     assert its.at_one_go(1)
     assert its.at_one_go(2) is None
@@ -225,7 +226,7 @@ def test_when_one_lane_keeps_what_it_claims(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_drain_does_not_end_while_another_lane_claims(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """What that claim has locked is nowhere yet but in the database."""
-    claim, at_once = claiming.claim, [0, 0]
+    claim, at_once = claim_jobs.claim, [0, 0]
 
     def claim_slowly(session: Session, *arguments: Any) -> Any:
         at_once[0] += 1
@@ -236,7 +237,7 @@ def test_a_drain_does_not_end_while_another_lane_claims(bench: Bench, monkeypatc
         at_once[0] -= 1
         return jobs, more
 
-    monkeypatch.setattr(claiming, "claim", claim_slowly)
+    monkeypatch.setattr(claim_jobs, "claim", claim_slowly)
     bench.enqueue(N)
     assert bench.consumer(concurrency=2, batch_size=10).drain() == N
     assert at_once[1] == 2

@@ -15,10 +15,10 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.consumer import background
+from sqlaqueue.consumer.group import Together
+from sqlaqueue.consumer.signals import doorbell
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.serving import background
-from sqlaqueue.serving.signals import doorbell
-from sqlaqueue.serving.together import Together
 from tests.consumer.bench import Bench, nothing, wait_until
 from tests.servers import Database
 

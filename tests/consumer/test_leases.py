@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.serving import crew
+from sqlaqueue.consumer.claiming import job_buffer
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
@@ -32,7 +32,7 @@ def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
 def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait for their turn as well, as long as they do: nobody rescues any."""
     for name in ("LATE", "LONGEST_WAIT"):
-        monkeypatch.setattr(crew, name, 60.0)
+        monkeypatch.setattr(job_buffer, name, 60.0)
     quick, keys = leased.enqueue(1, priority=-1, payload="quick"), leased.enqueue(4)
     go_on = threading.Event()
 

@@ -10,10 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.serving import held as runs
-from sqlaqueue.serving import ledger
-from sqlaqueue.serving.patience import Patience, _Statement
+from sqlaqueue.consumer.core.statement_deadline import Patience, _Statement
+from sqlaqueue.consumer.executing import held as runs
+from sqlaqueue.consumer.settling import crash_journal
+from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.conftest import Supply
 from tests.consumer.hearing import listening
@@ -125,9 +125,11 @@ def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, *, an
     """To compare each job of a batch with each of all others took longer than the claim."""
     held, spec, plans = held_by_threads, spec_of(held_by_threads.Job), list[str]()
 
-    def enter(first: int) -> ledger.Entry:
-        entry = ledger.Entry(tuple(ledger.name_of((key,)) for key in range(first, first + 500)), blamed=False)
-        ledger.enter(session, spec, entry, "worker")
+    def enter(first: int) -> crash_journal.Entry:
+        entry = crash_journal.Entry(
+            tuple(crash_journal.name_of((key,)) for key in range(first, first + 500)), blamed=False
+        )
+        crash_journal.enter(session, spec, entry, "worker")
         session.commit()
         return entry
 

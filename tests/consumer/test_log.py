@@ -15,9 +15,9 @@ import sqlalchemy as sa
 
 import sqlaqueue
 from sqlaqueue import Fail
+from sqlaqueue.consumer.core import events
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import FIELDS, database_text, fields
-from sqlaqueue.serving import events
 from tests.consumer.bench import Bench, wait_until
 
 

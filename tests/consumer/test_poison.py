@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.serving import claiming, pace, runs
+from sqlaqueue.consumer.claiming import batch_size, claim_jobs
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
@@ -159,8 +159,8 @@ def test_a_suspect_that_there_was_no_time_to_begin_is_still_the_only_one(
     leased: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine that is busy may take long between a claim and its first call; others make it then."""
-    monkeypatch.setattr(pace, "_ALONE", 0.0)
-    monkeypatch.setattr(pace, "_AMONG_OTHERS", 0.0)
+    monkeypatch.setattr(batch_size, "_ALONE", 0.0)
+    monkeypatch.setattr(batch_size, "_AMONG_OTHERS", 0.0)
     keys, at_work, most = suspects(leased), [0], [0]
 
     async def work(hands: Any, job: Any) -> None:
@@ -187,8 +187,8 @@ def test_a_suspect_whose_run_breaks_off_makes_room_for_the_next(leased: Bench, m
             raise sa.exc.OperationalError("ROLLBACK", {}, ConnectionError("gone"))
         return undo(session)
 
-    undo = runs._undo
-    monkeypatch.setattr(runs, "_undo", break_once)
+    undo = leased._undo
+    monkeypatch.setattr(leased, "_undo", break_once)
 
     async def work(hands: Any, job: Any) -> None:
         if not broken:
@@ -206,7 +206,7 @@ def test_one_lane_at_a_time_looks_for_suspects(leased: Bench, monkeypatch: pytes
     most: Counter[str] = Counter()
 
     def watch(name: str) -> None:
-        operation, at_once = getattr(claiming, name), [0]
+        operation, at_once = getattr(claim_jobs, name), [0]
 
         def watched(session: Session, *arguments: Any) -> Any:
             at_once[0] += 1
@@ -215,7 +215,7 @@ def test_one_lane_at_a_time_looks_for_suspects(leased: Bench, monkeypatch: pytes
             at_once[0] -= 1
             return operation(session, *arguments)
 
-        monkeypatch.setattr(claiming, name, watched)
+        monkeypatch.setattr(claim_jobs, name, watched)
 
     watch("claim")
     watch("_claim_suspects")

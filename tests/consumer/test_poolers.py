@@ -13,7 +13,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, cancel, claim, complete
-from sqlaqueue.serving import calls, pace
+from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.notifications import poll_schedule
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.hearing import LATER, await_hearing, hears
 from tests.pooler import PROGRAM, Pooler
@@ -85,8 +86,8 @@ class Behind(Server):
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Check in more often than usual, and believe sooner that nothing is heard."""
-    monkeypatch.setattr(pace, "CHECK_IN", 0.3)
-    monkeypatch.setattr(calls, "PATIENCE", 0.2)
+    monkeypatch.setattr(batch_size, "CHECK_IN", 0.3)
+    monkeypatch.setattr(poll_schedule, "PATIENCE", 0.2)
 
 
 @pytest.fixture(params=["update_status", "delete_returning", "batch_select"])

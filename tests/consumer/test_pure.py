@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlaqueue import Cancel, Constant, Exponential, Fail, Linear, Retry, Snooze
-from sqlaqueue.backoff import seconds
+from sqlaqueue.consumer.claiming.batch_size import HEARTBEATS_A_LEASE, RECONCILE, SWEEP, Agenda, Pace
+from sqlaqueue.consumer.settling.outcomes import LONGEST_DELAY, RELEASED, Abandoned, StopRequested, concerns_all, judge
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.serving.outcomes import LONGEST_DELAY, RELEASED, Abandoned, StopRequested, concerns_all, judge
-from sqlaqueue.serving.pace import HEARTBEATS_A_LEASE, RECONCILE, SWEEP, Agenda, Pace
-from sqlaqueue.spec import Run
-from sqlaqueue.strategies.replanning import FEW
+from sqlaqueue.postgresql.planner import FEW
+from sqlaqueue.queue.retry_policies import seconds
+from sqlaqueue.queue.spec import Run
 
 pytestmark = pytest.mark.once
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.serving.quarantine import Suspect, Suspects
-from sqlaqueue.strategies.deaths import together_token
+from sqlaqueue.consumer.claiming.quarantine import Suspect, Suspects
+from sqlaqueue.strategies.claim_tokens import together_token
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.serving import lanes
-from sqlaqueue.serving.steps import Watch
-from sqlaqueue.serving.turns import Turn
+from sqlaqueue.consumer.claiming.claim_slot import Turn
+from sqlaqueue.consumer.core.effects import Watch
+from sqlaqueue.consumer.executing import worker
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.hearing import LATER, await_hearing
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.once
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     for rest in ("_REST", "_LONGEST_REST", "_REST_DRAINING"):
-        monkeypatch.setattr(lanes, rest, LATER)
+        monkeypatch.setattr(worker, rest, LATER)
 
 
 def resting(server: Server) -> int:

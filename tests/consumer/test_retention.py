@@ -13,10 +13,11 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, claim
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.serving import pace, retention
-from sqlaqueue.serving.plan import make_plan
-from sqlaqueue.serving.retention import BATCH, Retention, Walk
+from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.maintenance import retention
+from sqlaqueue.consumer.maintenance.retention import BATCH, Retention, Walk
+from sqlaqueue.consumer.settings import make_plan
+from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import wait_until
 from tests.servers import Database
 
@@ -140,7 +141,7 @@ class Serving:
 
 @pytest.fixture(autouse=True)
 def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "RETENTION", 0.05)
+    monkeypatch.setattr(batch_size, "RETENTION", 0.05)
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.consumer.signals import doorbell
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.serving.signals import doorbell
 from tests.consumer.bench import Bench, nothing, wait_until
 from tests.consumer.hands import for_async, for_sync
 

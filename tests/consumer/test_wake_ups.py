@@ -16,16 +16,17 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlaqueue
 from sqlaqueue import Consumer, claim, complete, requeue, rescue
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.serving import calls, pace
-from sqlaqueue.strategies.wake_up_triggers import channel_of
+from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.notifications import poll_schedule
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.wake_triggers import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.hearing import LATER, await_hearing, execute, idle, listening
 
 
 @pytest.fixture(autouse=True)
 def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SWEEP", LATER)
+    monkeypatch.setattr(batch_size, "SWEEP", LATER)
 
 
 def listener(bench: Bench) -> psycopg.Connection[Any]:
@@ -239,8 +240,8 @@ def test_fifty_idle_consumers_are_not_all_woken(
 ) -> None:
     """A claim, and for the first job of each a second look; one that holds a transaction enters its batch as well."""
     # On a machine that is busy with other things the word that a job is taken takes its time.
-    monkeypatch.setattr(calls, "STAGGER", 5.0)
-    monkeypatch.setattr(pace, "CHECK_IN", LATER)
+    monkeypatch.setattr(poll_schedule, "STAGGER", 5.0)
+    monkeypatch.setattr(batch_size, "CHECK_IN", LATER)
     bench = supply.take(strategy, "sync")
     engine = sa.create_engine(bench.database.url(), pool_size=110)
     statements: list[str] = []

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from sqlaqueue.serving.retention import BATCH, MOST_LEFT, WALK, Walk
+from sqlaqueue.consumer.maintenance.retention import BATCH, MOST_LEFT, WALK, Walk
 
 pytestmark = pytest.mark.once
 

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.serving import pace
+from sqlaqueue.consumer.claiming import batch_size
 from tests.consumer import handlers
 from tests.consumer.hands import for_async, for_sync
 from tests.consumer.models import models
@@ -30,7 +30,7 @@ def live(order: Any, orders: Connection, words: Connection) -> None:
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-    pace.SWEEP = order["sweep"]
+    batch_size.SWEEP = order["sweep"]
     if order["restart"]:
         restart(order)
     else:

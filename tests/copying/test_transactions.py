@@ -13,8 +13,8 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, NotSupportedError, Progra
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlaqueue import claim, copy_in
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.strategies.wake_up_triggers import channel_of
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.wake_triggers import channel_of
 from tests.copying.conftest import Way, nothing
 from tests.copying.models import STRATEGIES, Customer, Order, rows_of
 from tests.servers import Database

@@ -23,7 +23,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.orm import close_all_sessions
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.serving.base import ConsumerBase
+from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.testing import StrategyConformance
 from tests.servers import Database
 

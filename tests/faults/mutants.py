@@ -13,27 +13,18 @@ from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
+from sqlaqueue.sync.claiming import claim_jobs, job_buffer
+from sqlaqueue.sync.executing import held, job_instances, leased, worker
+from sqlaqueue.sync.maintenance import leases, loop
+from sqlaqueue.sync.sessions import savepoint
+from sqlaqueue.sync.settling import crash_journal, settle
 
-from sqlaqueue import aio, consumer
-from sqlaqueue.serving import (
-    claiming,
-    crew,
-    ending,
-    held,
-    keeping,
-    lanes,
-    ledger,
-    operations,
-    plan,
-    runs,
-    savepoint,
-    tending,
-)
-from sqlaqueue.serving.crew import Crew
-from sqlaqueue.serving.hands import Hand, runs_of
-from sqlaqueue.serving.ledger import Entries, Entry
-from sqlaqueue.serving.outcomes import Ended
-from sqlaqueue.serving.steps import Doze, Pause, Report, Script
+from sqlaqueue.consumer import aio, settings, sync
+from sqlaqueue.consumer.claiming.job_buffer import Crew
+from sqlaqueue.consumer.core.effects import Doze, Pause, Report, Script
+from sqlaqueue.consumer.executing.executor import Hand, runs_of
+from sqlaqueue.consumer.settling.crash_journal import Entries, Entry
+from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.strategies.update_status import UpdateStatus
 from tests.strategies import mutants as strategies
 
@@ -70,12 +61,12 @@ def compares_the_token_only() -> None:
 
 @mutant
 def does_not_rescue() -> None:
-    tending.rescue_expired = none_at_all
+    leases.rescue_expired = none_at_all
 
 
 @mutant
 def does_not_extend() -> None:
-    tending.extend_leases = nothing
+    leases.extend_leases = nothing
 
 
 @mutant
@@ -101,7 +92,7 @@ def blames_nobody() -> None:
 
 @mutant
 def says_nothing_of_other_claims() -> None:
-    plan.SHARED = ""
+    settings.SHARED = ""
 
 
 @mutant
@@ -111,12 +102,12 @@ def claims_suspects_with_others() -> None:
 
 @mutant
 def runs_suspects_side_by_side() -> None:
-    plan.Suspects.one_runs = property(lambda self: False)
+    settings.Suspects.one_runs = property(lambda self: False)
 
 
 @mutant
 def freezes_with_its_locks() -> None:
-    tending._be_brief = nothing
+    leases._be_brief = nothing
 
 
 @mutant
@@ -130,11 +121,11 @@ def commits_effects_before_the_end() -> None:
 
     def complete_and_commit(session: Any, plan: Any, ended: Sequence[Ended]) -> list[Ended]:
         session.commit()
-        lost = ending.settle(session, plan, ended)
+        lost = settle.settle(session, plan, ended)
         session.commit()
         return lost
 
-    ending.complete_and_commit = complete_and_commit
+    settle.complete_and_commit = complete_and_commit
 
 
 # -- doubts about a commit -------------------------------------------------------------------------------------------
@@ -142,24 +133,24 @@ def commits_effects_before_the_end() -> None:
 
 @mutant
 def does_not_look_again() -> None:
-    ending._look_again = lambda session, plan, lost: list(lost)
+    settle._look_again = lambda session, plan, lost: list(lost)
 
 
 @mutant
 def doubts_nothing() -> None:
-    ending.commit = claiming.commit = lambda session, ended: session.commit()
+    settle.commit = claim_jobs.commit = lambda session, ended: session.commit()
 
 
 @mutant
 def doubts_what_was_not_committed() -> None:
-    original = ending.complete_and_commit
+    original = settle.complete_and_commit
 
     def complete_and_commit(session: Any, plan: Any, ended: Sequence[Ended]) -> list[Ended]:
         for one in ended:
             one.uncertain = True
         return original(session, plan, ended)
 
-    ending.complete_and_commit = complete_and_commit
+    settle.complete_and_commit = complete_and_commit
 
 
 @mutant
@@ -173,7 +164,7 @@ def forgets_what_it_could_not_settle() -> None:
 @mutant
 def does_not_answer_signals() -> None:
     nobody = lambda stop: contextlib.nullcontext()  # noqa: E731 - its name says it
-    consumer.doorbell.answered_by = nobody
+    sync.doorbell.answered_by = nobody
     aio.doorbell.answered_by = nobody
 
 
@@ -182,7 +173,7 @@ def sleeps_on_when_it_is_stopped() -> None:
     def stop(self: Any) -> None:
         self.plan.stopping = True
 
-    consumer._Threads.stop = stop
+    sync._Threads.stop = stop
     aio._Tasks.stop = stop
 
 
@@ -205,7 +196,7 @@ class Instead:
 def runs_its_batch_to_the_end() -> None:
     original = held._run_held
     held._run_held = lambda crew, jobs, entry: original(
-        Instead(crew, plan=Instead(crew.plan, stopping=False)), jobs, entry
+        Instead(crew, plan=Instead(job_buffer.plan, stopping=False)), jobs, entry
     )
 
 
@@ -230,7 +221,7 @@ def leaves_given_up_batches_in_the_ledger() -> None:
 
 @mutant
 def keeps_no_ledger() -> None:
-    operations.enter_ledger = nothing
+    job_instances.enter_ledger = nothing
 
 
 @mutant
@@ -251,7 +242,7 @@ def blames_all_of_a_batch() -> None:
 
 @mutant
 def never_clears_a_suspect() -> None:
-    ledger.leave = ledger.strike
+    crash_journal.leave = crash_journal.strike
 
 
 @mutant
@@ -261,7 +252,7 @@ def strikes_nothing_out() -> None:
     def strike(plan: Any) -> Script:
         yield from ()
 
-    held.strike = lanes.strike = strike
+    held.strike = worker.strike = strike
 
 
 @mutant
@@ -282,15 +273,15 @@ def blames_nobody_for_a_lost_connection() -> None:
 @mutant
 def settles_a_lost_job_by_its_old_token() -> None:
     def settle_alone(session: Any, plan: Any, ended: Ended, entry: Entry) -> Ended | None:
-        for job in claiming.claim_key(session, plan, ended.run.key):
+        for job in claim_jobs.claim_key(session, plan, ended.run.key):
             again = replace(ended, job=job)
-            ending.settle(session, plan, [again])
-            operations._leave(session, plan, [again], entry)
+            settle.settle(session, plan, [again])
+            job_instances._leave(session, plan, [again], entry)
             session.commit()
             return again
         return None
 
-    operations.settle_alone = settle_alone
+    job_instances.settle_alone = settle_alone
 
 
 @mutant
@@ -300,8 +291,8 @@ def lets_handlers_commit() -> None:
 
 @mutant
 def does_not_reconcile() -> None:
-    tending.reconcile_messages = none_at_all
-    tending.reconcile_part = lambda *_: ([], None)
+    leases.reconcile_messages = none_at_all
+    leases.reconcile_part = lambda *_: ([], None)
 
 
 # -- whatever goes wrong ---------------------------------------------------------------------------------------------
@@ -313,24 +304,24 @@ def ends_at_the_first_trouble() -> None:
         shift.fail(error)
         yield Pause(0)
 
-    lanes._trouble = trouble
+    worker._trouble = trouble
 
 
 @mutant
 def has_a_keeper_that_dies_of_trouble() -> None:
     def keep(shift: Any) -> Script:
         while not shift.over:
-            for duty in (keeping._extend_leases, keeping._sweep):
+            for duty in (loop._extend_leases, loop._sweep):
                 yield from duty(shift, time.monotonic())
             yield Doze(shift.until_next_duty())
 
-    consumer.keep = aio.keep = keep
+    sync.keep = aio.keep = keep
 
 
 @mutant
 def knows_no_limit() -> None:
-    original = plan.judge
-    plan.judge = lambda error, run, *arguments, **options: original(
+    original = settings.judge
+    settings.judge = lambda error, run, *arguments, **options: original(
         error, replace(run, max_attempts=10**6), *arguments, **options
     )
 
@@ -345,19 +336,19 @@ def has_all_the_time() -> None:
 
 @mutant
 def hears_no_request() -> None:
-    tending.requests_to_stop = none_at_all
+    leases.requests_to_stop = none_at_all
 
 
 @mutant
 def settles_in_lanes_only() -> None:
-    crew.Crew.overlooks = lambda self, now: False
+    job_buffer.Crew.overlooks = lambda self, now: False
 
 
 @mutant
 def settles_all_or_nothing() -> None:
-    ending.settle_each = lambda *arguments, **options: (ending.settle_and_commit(*arguments, **options), [], [])
+    settle.settle_each = lambda *arguments, **options: (settle.settle_and_commit(*arguments, **options), [], [])
 
 
 @mutant
 def tries_a_batch_as_a_whole_again() -> None:
-    runs.concerns_all = held.concerns_all = lambda error: True
+    leased.concerns_all = held.concerns_all = lambda error: True

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue import rescue
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import Bench
 from tests.faults.checker import FINISHED, Row, Tables, complaints
 from tests.faults.history import Line, Log, Reader, of

@@ -21,8 +21,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.serving import bearings, pace
-from sqlaqueue.serving.events import EventName
+from sqlaqueue.consumer.claiming import batch_size, scan_cursor
+from sqlaqueue.consumer.core.events import EventName
 from tests.consumer.conftest import Supply
 from tests.consumer.hands import for_async, for_sync
 from tests.consumer.models import models
@@ -112,8 +112,8 @@ def work(order: Any) -> None:
     """Serve the queue until a signal comes."""
     log, gate = Log(Path(order["directory"]), order["name"]), Gate(Path(order["directory"]), order["name"])
     # The order that the checker looks for is that of the head; claims from a mark may be made a little later.
-    bearings._SHARE = 0.0
-    pace.SWEEP = 0.2
+    scan_cursor._SHARE = 0.0
+    batch_size.SWEEP = 0.2
     if order["mutant"]:
         MUTANTS[order["mutant"]]()
     handler = Handler(log, gate)
@@ -193,7 +193,7 @@ def finish(session: Session, log: Log, keys: list[int], *, keep: bool) -> None:
 def examine(order: Any) -> None:
     """Run a test of the Consumers with the library as it is, and then again with a mutant, which it should find."""
     log = Log(Path(order["directory"]), order["name"])
-    pace.SWEEP = 0.2
+    batch_size.SWEEP = 0.2
     version, *directories = order["server"]
     supply = Supply(Server(version, *map(Path, directories)))
     module, _, name = order["test"].partition(":")

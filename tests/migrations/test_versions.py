@@ -12,10 +12,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from sqlaqueue import QueueConfig, claim
-from sqlaqueue.ddl import TriggerFunction, objects_of
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.strategies.message_triggers import VERSION
-from sqlaqueue.versions import what_is_outdated, why_undefined
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.ddl import TriggerFunction, objects_of
+from sqlaqueue.postgresql.message_triggers import VERSION
+from sqlaqueue.postgresql.schema_checks import what_is_outdated, why_undefined
 from tests.migrations.models import order
 from tests.migrations.project import Project
 from tests.models.kind import STRATEGIES

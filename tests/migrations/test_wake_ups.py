@@ -11,9 +11,9 @@ from psycopg import sql
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete
-from sqlaqueue.ddl import Trigger, objects_of
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.strategies.wake_up_triggers import channel_of
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.ddl import Trigger, objects_of
+from sqlaqueue.postgresql.wake_triggers import channel_of
 from tests.consumer.bench import wait_until
 from tests.migrations.models import order
 from tests.migrations.project import Project, changed, dump, execute, in_any_order, wanted

@@ -15,8 +15,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, admin
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.versions import what_is_slow
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.schema_checks import what_is_slow
 from tests.servers import Server
 
 

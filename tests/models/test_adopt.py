@@ -8,11 +8,11 @@ from sqlalchemy.ext.declarative import DeferredReflection
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, complete
-from sqlaqueue.config import ROLES
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.config import ROLES
+from sqlaqueue.strategies.delete_row import OwnMessage
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from sqlaqueue.strategies.own_message import OwnMessage
 from tests.models.test_names import MakeModel, every_way
 from tests.models.tidy import created
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, 
 
 from sqlaqueue import QueueConfig, QueueMixin, States, claim, complete, queue_column
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
 from tests.models.tidy import created
 
 pytestmark = pytest.mark.once

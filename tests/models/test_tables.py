@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, reconcile
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.versions import what_is_missing
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.schema_checks import what_is_missing
 from tests.models.tidy import TidyDatabase, created
 
 STRATEGIES = ["update_status", "delete_returning", "batch_select"]

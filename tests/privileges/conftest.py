@@ -14,7 +14,7 @@ from psycopg import sql
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import Constant, QueueConfig, QueueMixin
-from sqlaqueue.config import ROLES
+from sqlaqueue.queue.config import ROLES
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.servers import Database, Server
 

@@ -25,7 +25,7 @@ from sqlaqueue import (
     resume,
 )
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
 from tests.privileges.conftest import Letter, Note, Roles, of_page
 
 pytestmark = pytest.mark.once

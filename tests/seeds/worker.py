@@ -16,7 +16,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.serving import pace
+from sqlaqueue.consumer.claiming import batch_size
 from tests.seeds.recipes import Recipe
 
 DEADLY = 13
@@ -50,7 +50,7 @@ def main() -> None:
 
 def work(name: str, url: str, hold: str, poison: str) -> None:
     """Run the consumer until a signal comes."""
-    pace.SWEEP = 0.2
+    batch_size.SWEEP = 0.2
     program = Recipe(name).program(url)
     consumer, numbers = program.consumer, itertools.count(1)
     handle = consumer._handler

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.config import STATES
+from sqlaqueue.queue.config import STATES
 from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
-from sqlaqueue.strategies.own_message import OwnMessage
+from sqlaqueue.strategies.delete_row import OwnMessage
 from sqlaqueue.strategies.update_status import UpdateStatus
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from sqlaqueue.spec import QueueSpec
+    from sqlaqueue.queue.spec import QueueSpec
 
 Rows = sa.Select[Any]
 Condition = sa.ColumnElement[bool]

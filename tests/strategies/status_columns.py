@@ -12,7 +12,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, States
-from sqlaqueue.roles import literal_text
+from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 
 STRATEGIES = ("update_status", "batch_select", "delete_returning", "existing_messages")

@@ -10,14 +10,14 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import rescue
-from sqlaqueue.serving.plan import EXCEPT, LIMIT, TICKETS, make_plan
+from sqlaqueue.consumer.settings import EXCEPT, LIMIT, TICKETS, make_plan
 from sqlaqueue.testing import QueueUnderTest
 from tests.strategies.explaining import CUSTOM, GENERIC, QUEUES, buffers_of, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sqlaqueue.serving.plan import Plan
+    from sqlaqueue.consumer.settings import Plan
 
 SMALL = 1_000
 BATCHES = (1, 100)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, extend, fail, requeue, rescue, retry
-from sqlaqueue.serving.plan import Plan, make_plan
+from sqlaqueue.consumer.settings import Plan, make_plan
 
 STATEMENTS = ["claim", "claim_aloud", "claim_from", "claim_from_aloud", "claim_suspect", "claim_key", "complete"]
 VERBS: dict[str, Callable[[Any], Any]] = {

@@ -225,7 +225,7 @@ def test_a_drain_goes_past_messages_in_vain_and_reports_them(
 
 
 def test_a_running_consumer_consumes_messages_in_vain(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sqlaqueue.serving.pace.RECONCILE", 0.1)
+    monkeypatch.setattr("sqlaqueue.consumer.claiming.batch_size.RECONCILE", 0.1)
     enqueue(engine, 1)
     note(engine, 1)
     consumer: Consumer[Any]

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim, complete, release
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from sqlaqueue import purge, retry
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
-from sqlaqueue.strategies.own_message import OwnMessage
+from sqlaqueue.strategies.delete_row import OwnMessage
 from sqlaqueue.strategies.update_status import UpdateStatus
 from sqlaqueue.testing import QueueUnderTest, StrategyConformance
 from tests.strategies import mutants as m

@@ -11,14 +11,14 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, load_only, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
-from sqlaqueue.serving.plan import EXCEPT, LIMIT, make_plan
+from sqlaqueue.consumer.settings import EXCEPT, LIMIT, make_plan
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sqlaqueue.serving.plan import Plan
+    from sqlaqueue.consumer.settings import Plan
     from tests.servers import Database
 
 HOUR = timedelta(hours=1)

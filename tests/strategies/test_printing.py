@@ -33,8 +33,8 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mapping import set_run
-from sqlaqueue.spec import Run
+from sqlaqueue.mapping.mixin import set_run
+from sqlaqueue.queue.spec import Run
 
 pytestmark = pytest.mark.once
 

@@ -11,13 +11,13 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.serving.operations import load_again
-from sqlaqueue.serving.plan import ASKED, EXCEPT, KEYS, LIMIT, TOKEN, Plan, make_plan
-from sqlaqueue.serving.retention import Retention
-from sqlaqueue.serving.tending import reconcile_part
-from sqlaqueue.spec import Run
-from sqlaqueue.strategies.replanning import FEW
+from sqlaqueue.consumer.executing.job_instances import load_again
+from sqlaqueue.consumer.maintenance.leases import reconcile_part
+from sqlaqueue.consumer.maintenance.retention import Retention
+from sqlaqueue.consumer.settings import ASKED, EXCEPT, KEYS, LIMIT, TOKEN, Plan, make_plan
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.planner import FEW
+from sqlaqueue.queue.spec import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -27,14 +27,17 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.admin import Which, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
+from sqlaqueue.consumer.claiming import claim_jobs
+from sqlaqueue.consumer.executing import job_instances as ops
+from sqlaqueue.consumer.maintenance import leases
+from sqlaqueue.consumer.maintenance.retention import Retention
+from sqlaqueue.consumer.settings import make_plan
+from sqlaqueue.consumer.settling import settle
+from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, Ended
+from sqlaqueue.consumer.startup import check_database
 from sqlaqueue.exc import Retry
-from sqlaqueue.mapping import run_of, spec_of
-from sqlaqueue.serving import claiming, ending, tending, waiting
-from sqlaqueue.serving import operations as ops
-from sqlaqueue.serving.checks import check_database
-from sqlaqueue.serving.outcomes import COMPLETED, RELEASED, Ended
-from sqlaqueue.serving.plan import make_plan
-from sqlaqueue.serving.retention import Retention
+from sqlaqueue.mapping.mixin import run_of, spec_of
+from sqlaqueue.waiting import job_end
 from tests.servers import Server
 from tests.strategies.status_columns import DOMAIN, KINDS, STRATEGIES, Model, make_model
 
@@ -135,38 +138,38 @@ def serving(walk: Walk) -> None:
     )
     walk.add(6)
     check_database(session, plan)
-    tending.check_in(
-        session, plan, tending.SignOfLife("me", hears=True, running=(), claimed=0, patience=30.0, aloud=True)
+    leases.check_in(
+        session, plan, leases.SignOfLife("me", hears=True, running=(), claimed=0, patience=30.0, aloud=True)
     )
-    assert tending.times_ahead(session, plan, 5) == []
-    tending.reconcile_messages(session, plan)
-    tending.reconcile_part(session, plan, None)
-    tending.rescue_expired(session, plan)
+    assert leases.times_ahead(session, plan, 5) == []
+    leases.reconcile_messages(session, plan)
+    leases.reconcile_part(session, plan, None)
+    leases.rescue_expired(session, plan)
 
-    jobs, _ = claiming.claim(session, plan, 2)
+    jobs, _ = claim_jobs.claim(session, plan, 2)
     runs = [run for job in jobs if (run := run_of(job))]
     assert len(runs) == 2
     if walk.leased:
         session.commit()
-        tending.extend_leases(session, plan, runs)
-        assert tending.requests_to_stop(session, plan, runs) == []
+        leases.extend_leases(session, plan, runs)
+        assert leases.requests_to_stop(session, plan, runs) == []
         session.expunge_all()
         jobs = ops.load_again(session, plan, runs)
         assert len(jobs) == 2
         session.add_all(jobs)
     ops.reload(session, plan, jobs)
     succeeded = [Ended(run, COMPLETED, job) for run, job in zip(runs, jobs, strict=True)]
-    assert ending.settle_and_commit(session, plan, succeeded) == []
+    assert settle.settle_and_commit(session, plan, succeeded) == []
     assert walk.states() == Counter(pending=4, completed=2)
 
     for error in (ValueError("no"), Retry(0), None):
-        jobs, _ = claiming.claim(session, plan, 1)
+        jobs, _ = claim_jobs.claim(session, plan, 1)
         (run,) = [run for job in jobs if (run := run_of(job))]
         outcome = RELEASED if error is None else plan.judge(error, run)
-        assert ending.settle_and_commit(session, plan, [Ended(run, outcome, jobs[0])]) == []
+        assert settle.settle_and_commit(session, plan, [Ended(run, outcome, jobs[0])]) == []
     assert walk.states() == Counter(pending=2, completed=2, failed=2)
-    waiter = waiting.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
-    result = waiting.first_look(session, waiter)
+    waiter = job_end.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
+    result = job_end.first_look(session, waiter)
     assert result is not None
     assert (result.state, result.job.status) == ("completed", spec.config.states.completed)
     deletes_old(walk, plan)

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, __version__, copy_in
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
 from tests.benchmarks.contestants.protocol import SLEEP, Adapter, Meter, main, tell, version_of
 
 _PRIORITY, _DELAY = "priority", "delay"

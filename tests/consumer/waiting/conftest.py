@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.serving import awaited, pace
+from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.notifications import waiter_registry
 from tests.consumer.bench import Bench
 from tests.consumer.conftest import MIXED
 from tests.consumer.hearing import LATER
@@ -28,13 +29,13 @@ def leased(supply: Any) -> Bench:
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits looks when it begins, and when it is told something; until it hears, as ever."""
-    monkeypatch.setattr(pace, "SWEEP", LATER)
-    monkeypatch.setattr(awaited, "LONGEST_PAUSE", LATER)
-    looked = awaited.Waiting.looked
+    monkeypatch.setattr(batch_size, "SWEEP", LATER)
+    monkeypatch.setattr(waiter_registry, "LONGEST_PAUSE", LATER)
+    looked = waiter_registry.Waiting.looked
 
-    def not_again(self: awaited.Waiting) -> None:
+    def not_again(self: waiter_registry.Waiting) -> None:
         looked(self)
         if self.hears:
             self._look_at = self._now() + LATER
 
-    monkeypatch.setattr(awaited.Waiting, "looked", not_again)
+    monkeypatch.setattr(waiter_registry.Waiting, "looked", not_again)

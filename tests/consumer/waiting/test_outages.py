@@ -10,7 +10,8 @@ from sqlalchemy.orm import Session
 
 import sqlaqueue
 from sqlaqueue import claim, wait
-from sqlaqueue.serving import awaited, pace
+from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.notifications import waiter_registry
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.hearing import LATER
 from tests.consumer.waiting.waiter import Gate, Waiter, enqueue_for_later, heard, knows, make_due, serving
@@ -21,21 +22,21 @@ def test_the_job_ends_between_the_first_look_and_the_announcement(
     leased: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (key,) = leased.enqueue()
-    announce = sqlaqueue.serving.waiting.announce
+    announce = sqlaqueue.waiting.job_end.announce
 
     def drained_before(session: Session, waiter: Any) -> None:
         leased.consumer().drain()
         announce(session, waiter)
 
-    monkeypatch.setattr(sqlaqueue.serving.waiting, "announce", drained_before)
+    monkeypatch.setattr(sqlaqueue.waiting.job_end, "announce", drained_before)
     # Were there no look after the announcement, nobody would ever tell.
-    monkeypatch.setattr(awaited, "FIRST_PAUSE", LATER)
+    monkeypatch.setattr(waiter_registry, "FIRST_PAUSE", LATER)
     assert wait(leased.sessions, (leased.Job, key), timeout=60).state == "completed"
 
 
 @pytest.mark.usefixtures("no_polling")
 def test_a_consumer_that_comes_later_learns_of_it(mixed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(awaited, "REPEAT", 0.2)
+    monkeypatch.setattr(waiter_registry, "REPEAT", 0.2)
     key = enqueue_for_later(mixed)
     waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
     gate = Gate()
@@ -65,14 +66,14 @@ def test_the_driver_complains_of_itself(leased: Bench, monkeypatch: pytest.Monke
 
     It takes a moment that cannot be arranged: the server's last word has been read, the end of the socket has not.
     """
-    announce, complaints = sqlaqueue.serving.waiting.announce, [InternalClientError("another operation is in progress")]
+    announce, complaints = sqlaqueue.waiting.job_end.announce, [InternalClientError("another operation is in progress")]
 
     def announce_at_a_bad_time(session: Session, waiter: Any) -> None:
         if complaints:
             raise complaints.pop()
         announce(session, waiter)
 
-    monkeypatch.setattr(sqlaqueue.serving.waiting, "announce", announce_at_a_bad_time)
+    monkeypatch.setattr(sqlaqueue.waiting.job_end, "announce", announce_at_a_bad_time)
     (key,) = leased.enqueue()
     waiter = Waiter(leased, (leased.Job, key), timeout=60)
     wait_until(lambda: not complaints)
@@ -81,7 +82,7 @@ def test_the_driver_complains_of_itself(leased: Bench, monkeypatch: pytest.Monke
 
 
 def test_a_rescued_job_that_fails_for_good_is_an_end(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pace, "SWEEP", 0.1)
+    monkeypatch.setattr(batch_size, "SWEEP", 0.1)
     (key,) = leased.enqueue(max_attempts=1)
     with leased.sessions() as session:
         session.scalars(claim(leased.Job, 1)).all()

@@ -13,8 +13,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import JobResult, async_wait, wait
-from sqlaqueue.mapping import spec_of
-from sqlaqueue.strategies.wake_up_triggers import channel_of
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.wake_triggers import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
 
 

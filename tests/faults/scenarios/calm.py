@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.mapping import spec_of
+from sqlaqueue.mapping.mixin import spec_of
 from tests.faults.scenarios.playing import attempts, enqueue_after_a_quick_one, scenario
 from tests.faults.scene import Scene
 

@@ -1,0 +1,226 @@
+"""Consumers beside a host: ``with Consumer(...)`` and ``async with AsyncConsumer(...)`` start and stop them in order.
+
+The host is a program with another main duty, such as a web server. Its signals are its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from sqlaqueue.consumer.base import ConsumerBase, refuse_small_pool
+from sqlaqueue.consumer.context import Shift
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import fields, logger
+
+LONGEST_START = 10.0
+"""Seconds for which a start is waited for. A database that does not answer must not keep the host from starting."""
+
+_pools: dict[ConsumerBase, sa.Engine] = {}
+"""The engines of the Consumers that run beside this host."""
+_pools_lock = threading.Lock()
+
+
+class _Background:
+    """One run beside a host.
+
+    :param start_known: called when the run has begun to serve, has failed, or is going to try again.
+    """
+
+    def __init__(self, start_known: Callable[[], object]) -> None:
+        self.start_known = start_known
+        self.entered, self.stopping = False, False
+        self.worker: Any = None
+        """Its thread or task."""
+
+
+class _InBackground(ConsumerBase):
+    """What threads and tasks have in common."""
+
+    _background: _Background | None = None
+    _error: BaseException | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it serves its queue: ``run()`` or ``drain()`` is under way, or the block of a ``with``.
+
+        Within such a block it is False when the Consumer has ended before its host; then :attr:`error` says why.
+        """
+        return self._shift is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """The error with which the Consumer of a ``with`` block has ended; None as long as there is none."""
+        return self._error
+
+    def _begin(self, shift: Shift) -> None:
+        background = self._background
+        if background is not None:
+            shift.answers_signals, shift.start_known = False, background.start_known
+        super()._begin(shift)
+
+    def _check_engine(self, engine: sa.Engine) -> None:
+        super()._check_engine(engine)
+        if self._background is not None:
+            with _pools_lock:
+                sharing = [*(other for other, its in _pools.items() if its is engine), self]
+                refuse_small_pool(engine, sharing, "the Consumers of this process")
+                _pools[self] = engine
+
+    def _new_background(self, start_known: Callable[[], object]) -> _Background:
+        if self._background is not None or self._shift is not None:
+            msg = f"{self!r} is running already; make another Consumer, or raise its concurrency"
+            raise ConfigurationError(msg)
+        background = self._background = _Background(start_known)
+        self._error = None
+        # A stop before the beginning would have nothing to end.
+        self.told_to_stop = lambda: background.stopping
+        return background
+
+    def _enter(self, background: _Background) -> None:
+        """Let the block begin, or raise why the Consumer cannot serve it."""
+        # In this order: an error that comes now is either seen here, or logged by the one that fails.
+        background.entered = True
+        if self._error is not None:
+            raise self._error
+
+    def _stop_background(self) -> _Background:
+        background = self._background
+        if background is None:
+            msg = f"{self!r} has not been entered: its end belongs to `with`"
+            raise ConfigurationError(msg)
+        background.stopping = True
+        self.stop()
+        return background
+
+    def _failed_in_background(self, background: _Background, error: BaseException) -> None:
+        self._error = error
+        if background.entered:
+            text = "%r ended with %s: %s; its host goes on, and the queue is not served by it any more"
+            kind = type(error).__name__
+            extra = fields("consumer_failed", queue=self.queue, worker=self._plan.worker(), error_kind=kind)
+            logger.error(text, self, kind, error, exc_info=error, extra=extra)
+
+    def _ended_in_background(self, background: _Background) -> None:
+        with _pools_lock:
+            _pools.pop(self, None)
+        background.start_known()
+
+    def _left_background(self) -> None:
+        self._background = self.told_to_stop = None
+
+
+class RunsInThread(_InBackground):
+    """The ``with`` of a Consumer."""
+
+    def __enter__(self) -> Self:
+        """Serve the queue in a thread of its own until the block ends; signals are the host's.
+
+        :raises ConfigurationError: when the connection pool is too small for all Consumers of this process that share
+            it, or the database lacks something, as far as that is known within ten seconds.
+        """
+        known = threading.Event()
+        background = self._new_background(known.set)
+        thread = threading.Thread(
+            target=self._run_beside, args=(background,), name=f"sqlaqueue-{self.queue}", daemon=True
+        )
+        background.worker = thread
+        thread.start()
+        try:
+            known.wait(LONGEST_START)
+            self._enter(background)
+        except BaseException:
+            self._end_thread()
+            raise
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Stop as :meth:`stop` does, wait for the end, and raise the error that the Consumer has ended with, if any.
+
+        An error of the block itself comes first.
+        """
+        self._end_thread()
+        if error is None and self._error is not None:
+            raise self._error
+
+    def _end_thread(self) -> None:
+        background = self._stop_background()
+        try:
+            background.worker.join()
+        finally:
+            self._left_background()
+
+    def _run_beside(self, background: _Background) -> None:
+        try:
+            self._serve(draining=False)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the host's thread
+            self._failed_in_background(background, error)
+        finally:
+            self._ended_in_background(background)
+
+    def _serve(self, *, draining: bool) -> int:
+        raise NotImplementedError
+
+
+class RunsInTask(_InBackground):
+    """The ``async with`` of an AsyncConsumer."""
+
+    async def __aenter__(self) -> Self:
+        """Serve the queue in a task of its own until the block ends; signals are the host's.
+
+        :raises ConfigurationError: when the connection pool is too small for all Consumers of this process that share
+            it, or the database lacks something, as far as that is known within ten seconds.
+        """
+        known = asyncio.Event()
+        background = self._new_background(known.set)
+        background.worker = asyncio.create_task(self._run_beside(background), name=f"sqlaqueue-{self.queue}")
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LONGEST_START):
+                    await known.wait()
+            self._enter(background)
+        except BaseException:
+            await self._end_task()
+            raise
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Stop as :meth:`stop` does, wait for the end, and raise the error that the Consumer has ended with, if any.
+
+        An error of the block itself comes first. Cancelling this cancels the handlers; their jobs are given back.
+        """
+        await self._end_task()
+        if error is None and self._error is not None:
+            raise self._error
+
+    async def _end_task(self) -> None:
+        background = self._stop_background()
+        try:
+            await asyncio.wait([background.worker])
+        except asyncio.CancelledError:
+            background.worker.cancel()
+            await asyncio.wait([background.worker])
+            raise
+        finally:
+            self._left_background()
+
+    async def _run_beside(self, background: _Background) -> None:
+        try:
+            await self._serve(draining=False)
+        except asyncio.CancelledError as error:
+            if not background.stopping:
+                self._failed_in_background(background, error)
+            raise
+        except Exception as error:  # noqa: BLE001 - it is raised in the host's task
+            self._failed_in_background(background, error)
+        finally:
+            self._ended_in_background(background)
+
+    async def _serve(self, *, draining: bool) -> int:
+        raise NotImplementedError

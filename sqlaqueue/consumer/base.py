@@ -1,0 +1,229 @@
+"""What Consumer and AsyncConsumer have in common: arguments, checks, listeners."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import Pool
+
+from sqlaqueue.consumer.context import Shift
+from sqlaqueue.consumer.core.events import Announcer, EventName, Listener
+from sqlaqueue.consumer.sessions.session_factory import check_made, maker_of
+from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, check_bind, check_sharing
+from sqlaqueue.consumer.settings import make_plan
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.postgresql.dialect_check import check_dialect
+from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
+
+
+class ConsumerBase:
+    """The part of a Consumer that neither waits nor talks to a database."""
+
+    _is_async = False
+    """Whether its sessions are AsyncSessions."""
+
+    def __init__(
+        self,
+        model: Any,
+        handler: Any,
+        session_factory: Any,
+        *,
+        batch_size: int | None = None,
+        concurrency: int = 1,
+        poll_interval: Delay = 1.0,
+        lease: Delay | None = None,
+        timeout: Delay | None = None,
+        grace: Delay = 30.0,
+        retry: RetryPolicy | None = None,
+        name: str | None = None,
+        batch: bool = False,
+        signals: bool = True,
+    ) -> None:
+        by_class = dict(handler) if isinstance(handler, Mapping) else None
+        for each in [handler] if by_class is None else by_class.values():
+            self._check_callable(each, batch=batch)
+        self._plan = make_plan(
+            model,
+            handlers=by_class,
+            batch_size=batch_size,
+            concurrency=concurrency,
+            lease=lease,
+            timeout=timeout,
+            retry=retry,
+            name=name,
+            batch=batch,
+        )
+        interval = seconds(poll_interval, "Consumer(poll_interval=...)")
+        if interval <= 0:
+            msg = (
+                f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or the database gets no rest"
+            )
+            raise ConfigurationError(msg)
+        self._handler: Any = handler if self._plan.dispatch is None else self._plan.dispatch
+        self._factory = maker_of(session_factory, self._kind, is_async=self._is_async)
+        self._grace = seconds(grace, "Consumer(grace=...)")
+        self.answers_signals = signals
+        self._announcer = Announcer(self._plan.worker)
+        self._pace = self._plan.pace(interval, exactly=batch_size is not None)
+        self._shift: Shift | None = None
+        self.told_to_stop: Callable[[], bool] | None = None
+
+    def on(self, event: EventName, listener: Listener) -> None:
+        """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` whenever ``event`` happens.
+
+        Listeners run in the thread or task that makes the event happen; keep them short. One that raises is logged.
+
+        :raises ConfigurationError: for a name that is no event.
+        """
+        self._announcer.add(event, listener)
+
+    def stop(self) -> None:
+        """Take on no more work and let ``run()`` return, at the latest when the grace period is over.
+
+        May be called from any thread, from a handler, and from a signal handler. It ends the ``run()`` or ``drain()``
+        that is under way; without one it does nothing.
+        """
+        shift = self._shift
+        if shift is not None:
+            shift.stop()
+
+    @property
+    def queue(self) -> str:
+        """The queue's name."""
+        return self._plan.spec.name
+
+    @property
+    def model(self) -> type[Any]:
+        """The class that owns the queue's table."""
+        return self._plan.spec.model
+
+    @property
+    def session_factory(self) -> Any:
+        """What makes its sessions."""
+        return self._factory
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.queue!r}, {self._plan.spec.config.strategy!r}>"
+
+    def _begin(self, shift: Shift) -> None:
+        if self._shift is not None:
+            msg = f"{self!r} is running already; make another Consumer, or raise its concurrency"
+            raise ConfigurationError(msg)
+        if self._plan.dispatch is not None:
+            self._plan.dispatch.check()
+        shift.answers_signals &= self.answers_signals
+        self._shift = shift
+        shift.forks.handlers = self._handlers
+        if self.told_to_stop is not None and self.told_to_stop():
+            shift.stop()
+
+    @property
+    def connections(self) -> int:
+        """How many connections it may need at once: one for each handler, and one to tend the queue."""
+        return self._plan.concurrency + 1
+
+    @property
+    def _handlers(self) -> Sequence[Callable[..., Any]]:
+        return [self._handler] if self._plan.dispatch is None else self._plan.dispatch.handlers
+
+    def _check_callable(self, handler: Any, *, batch: bool) -> None:
+        name, call = type(self).__name__, f"(session, {'jobs' if batch else 'job'})"
+        if not callable(handler):
+            msg = f"{name}(handler={handler!r}): a handler is a callable, handler{call}"
+            raise ConfigurationError(msg)
+        try:
+            signature = inspect.signature(handler)
+        except (TypeError, ValueError):
+            return  # a callable without a signature, such as some built-ins; the call will tell
+        try:
+            signature.bind(None, None)
+        except TypeError as error:
+            its_name = str(getattr(handler, "__name__", type(handler).__name__))
+            msg = f"{name}: the handler {its_name}{signature} is called as {its_name}{call}: {error}"
+            raise ConfigurationError(msg) from None
+
+    @property
+    def _kind(self) -> str:
+        return "AsyncConsumer" if self._is_async else "Consumer"
+
+    def _check_maker(self, session: Any) -> None:
+        """Refuse a factory that makes sessions of the other kind, and one that gives the same session twice.
+
+        A Consumer uses several at once, and what one of them commits or closes must not be another one's.
+        """
+        check_made(type(session), self._factory, self._kind, is_async=self._is_async)
+        if self._factory() is session:
+            msg = (
+                f"{type(self).__name__}({self._plan.spec.model.__name__}, ...): {self._factory!r} gives the same "
+                "session each time; give a sessionmaker, which makes a new one"
+            )
+            raise ConfigurationError(msg)
+
+    def _engine_of(self, session: Session) -> sa.Engine:
+        """Return the engine to which a session writes its jobs; refuse sessions with which that cannot be done."""
+        who = f"{type(self).__name__}({self._plan.spec.model.__name__}, ...)"
+        engine = check_bind(bind_for_writing(session, self._plan.spec.mapper), who)
+        self._check_session(session)
+        self._check_engine(engine)
+        return engine
+
+    def _check_engine(self, engine: sa.Engine) -> None:
+        """Refuse an engine for another database, and one whose pool is too small or shares a connection."""
+        who = f"{type(self).__name__}({self._plan.spec.model.__name__}, ...)"
+        check_dialect(engine.dialect, who)
+        check_sharing(engine.pool, who)
+        self._check_pool(engine.pool)
+
+    def _check_session(self, session: Session) -> None:
+        """Refuse sessions whose commits the server would refuse."""
+        if session.twophase and self._plan.is_told:
+            name = self._plan.spec.model.__name__
+            msg = (
+                f"{name}: PostgreSQL cannot prepare a transaction that has sent a notification, so sessions with "
+                f"two-phase commits and a queue that wakes its consumers do not go together; set {name}.__queue__ = "
+                "QueueConfig(notify=False), and run a migration that drops its triggers"
+            )
+            raise ConfigurationError(msg)
+
+    def _check_pool(self, pool: Pool) -> None:
+        """Refuse a pool that has fewer connections than the handlers and the Consumer itself may need at once."""
+        needed, there = self.connections, pool_limit(pool)
+        if there is not None and there < needed:
+            msg = (
+                f"{type(self).__name__}(concurrency={self._plan.concurrency}) needs {needed} connections, one for each "
+                f"handler and one to tend the queue, and the engine's pool allows {there}; use "
+                f"create_engine(..., pool_size={needed}) or lower concurrency"
+            )
+            raise ConfigurationError(msg)
+
+
+def refuse_small_pool(engine: sa.Engine, sharing: Sequence[ConsumerBase], who: str) -> None:
+    """Refuse a pool that has fewer connections than all Consumers that share it may need at once."""
+    limit, needed = pool_limit(engine.pool), sum(one.connections for one in sharing)
+    if limit is not None and limit < needed:
+        msg = (
+            f"{who} that share this engine ({', '.join(map(repr, sharing))}) need {needed} connections, and its pool "
+            f"allows {limit}; use create_engine(..., pool_size={needed})"
+        )
+        raise ConfigurationError(msg)
+
+
+def pool_limit(pool: Pool) -> int | None:
+    """Return how many connections a pool allows at once; None when there is no limit."""
+    size: Callable[[], int] | None = getattr(pool, "size", None)
+    overflow = getattr(pool, "_max_overflow", None)
+    return None if size is None or overflow is None or overflow < 0 else size() + overflow
+
+
+def function_of(handler: Any) -> Any:
+    """Return the function that runs when ``handler`` is called: what a partial calls, the method of an object."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if inspect.isfunction(handler) or inspect.ismethod(handler):
+        return handler
+    return getattr(handler, "__call__", handler)  # noqa: B004 - asks what calling it gives

@@ -1,0 +1,1 @@
+"""Which jobs to claim, how many, and from where."""

@@ -1,0 +1,1 @@
+"""What the routines of a Consumer are made of."""

@@ -1,0 +1,1 @@
+"""From a claimed job to the return of its handler."""

@@ -1,0 +1,91 @@
+"""A handler for each class of job, for a queue whose table holds several classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapper
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.statements.selection import Chosen
+
+
+class Dispatch:
+    """Calls the handler of a job's class: that of the class itself, or else of the nearest class that it inherits from.
+
+    :param chosen: the jobs that the Consumer serves.
+    :raises ConfigurationError: when a class is none of theirs, or some of their classes has no handler.
+    """
+
+    def __init__(self, kind: str, chosen: Chosen, handlers: Mapping[Any, Callable[..., Any]]) -> None:
+        self._kind, self._chosen, self._handlers = kind, chosen, dict(handlers)
+        model = chosen.entity
+        for cls in self._handlers:
+            if not (isinstance(cls, type) and issubclass(cls, model)):
+                name = getattr(cls, "__name__", repr(cls))
+                msg = f"{kind}({model.__name__}, {{{name}: ...}}): {name} is not {model.__name__} or a subclass of it"
+                raise ConfigurationError(msg)
+            if sa.inspect(cls, raiseerr=False) is None:
+                msg = f"{kind}({model.__name__}, {{{cls.__name__}: ...}}): {cls.__name__} is not mapped"
+                raise ConfigurationError(msg)
+        self.check()
+
+    def check(self) -> None:
+        """Refuse to serve when some class has no handler, such as one that has been mapped in the meantime.
+
+        :raises ConfigurationError: naming the classes.
+        """
+        model = self._chosen.entity
+        lacking = [mapper.class_.__name__ for mapper in self._mappers() if self._nearest(mapper.class_) is None]
+        if lacking:
+            msg = (
+                f"{self._kind}({model.__name__}, {{...}}): there is no handler for {', '.join(sorted(lacking))}; add "
+                f"{min(lacking)}: handler, or {model.__name__}: handler for all classes without one of their own"
+            )
+            raise ConfigurationError(msg)
+
+    def _mappers(self) -> list[Mapper[Any]]:
+        """Return the mappers of the classes whose instances a claim may hand out."""
+        mapper = sa.inspect(self._chosen.entity)
+        if mapper.polymorphic_on is None:
+            return [mapper]
+        return [each for each in mapper.self_and_descendants if each.polymorphic_identity is not None]
+
+    def _nearest(self, cls: type[Any]) -> type[Any] | None:
+        return next((each for each in cls.__mro__ if each in self._handlers), None)
+
+    def narrowed(self, select: AnySelect) -> AnySelect:
+        """Return the select of those of its jobs whose classes this process knows.
+
+        A newer version of the program may have enqueued jobs of further classes: those are left to it.
+        """
+        mapper = sa.inspect(self._chosen.entity)
+        column = mapper.polymorphic_on
+        if column is None:
+            return select
+        known = sorted({each.polymorphic_identity for each in self._mappers()}, key=str)
+        return select.where(column.in_(known))
+
+    def groups(self, jobs: Sequence[Any]) -> list[list[Any]]:
+        """Return jobs in lists for one call each: those of one handler together, in the order of their first."""
+        found: dict[Any, list[Any]] = {}
+        for job in jobs:
+            found.setdefault(self._nearest(type(job)), []).append(job)
+        return [*found.values()]
+
+    @property
+    def handlers(self) -> list[Callable[..., Any]]:
+        """All handlers."""
+        return [*self._handlers.values()]
+
+    def __call__(self, session: Any, argument: Any) -> Any:
+        """Call the handler for a job, or for a list of jobs of one group."""
+        job = argument[0] if isinstance(argument, list) else argument
+        cls = self._nearest(type(job))
+        if cls is None:
+            msg = f"there is no handler for {type(job).__name__}, which was mapped after this Consumer had begun"
+            raise ConfigurationError(msg)
+        return self._handlers[cls](session, argument)

@@ -1,0 +1,111 @@
+"""What the log says of a Consumer as a whole: that it has started, that it shuts down, that it has stopped."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.log import database_text, logger
+
+if TYPE_CHECKING:
+    from sqlaqueue.consumer.context import Shift
+
+
+def started(shift: Shift, *, told: bool) -> None:
+    """Say once what is served, where, by how many, and how new jobs are found.
+
+    :param told: whether the queue's table sends notifications, which the database has just been asked.
+    """
+    if shift.said_start:
+        return
+    shift.said_start = True
+    plan, where, worker_kind = shift.plan, database_text(shift.engine), "task" if shift.interrupts else "thread"
+    poll = f"polling every {shift.crew.pace.poll_interval:g} s"
+    mode = "draining" if shift.draining else "listening" if told else "polling"
+    how = {"draining": "until no job is due", "listening": f"listening for notifications, {poll}", "polling": poll}
+    strategy = plan.spec.strategy.name
+    logger.info(
+        "queue %s: started, %s, serves %s with %d worker %s%s, %s",
+        plan.spec.name,
+        strategy,
+        where,
+        plan.concurrency,
+        worker_kind,
+        "" if plan.concurrency == 1 else "s",
+        how[mode],
+        extra=shift.fields(
+            "consumer_started",
+            strategy=strategy,
+            database=where,
+            concurrency=plan.concurrency,
+            mode=mode,
+        ),
+    )
+
+
+def shutdown_began(shift: Shift, grace: float) -> None:
+    """Say once for how many jobs the shutdown waits, and for how long; nothing where a queue was drained to its end."""
+    crew = shift.crew
+    if shift.before_shutdown is not None:
+        return
+    running = sum(len(hand.unit) for hand in crew.at_work())
+    waiting = max(0, len(crew.held()) - running)
+    shift.before_shutdown = crew.jobs_ended, crew.jobs_released
+    if shift.drained:
+        return
+    # A signal that came before belongs to another run, or to the host.
+    signal = doorbell.received if shift.answers_signals else None
+    reason = signal or ("stop requested" if shift.error is None else type(shift.error).__name__)
+    logger.info(
+        "queue %s: %s: stopping, %s to finish within %g s, %s not begun %s back%s",
+        shift.plan.spec.name,
+        reason,
+        _running(running),
+        grace,
+        _jobs(waiting),
+        "goes" if waiting == 1 else "go",
+        "; a second signal aborts" if signal and doorbell.next_aborts else "",
+        extra=shift.fields(
+            "shutdown_started", signal=signal, count=running, running=running, waiting=waiting, grace=grace
+        ),
+    )
+
+
+def grace_over(shift: Shift, grace: float) -> None:
+    """Say how many running jobs have outlived the grace period."""
+    running = sum(len(hand.unit) for hand in shift.crew.at_work())
+    if running:
+        logger.warning(
+            "queue %s: the grace period of %g s is over, %s: given back",
+            shift.plan.spec.name,
+            grace,
+            _running(running),
+            extra=shift.fields("grace_over", count=running, running=running, grace=grace),
+        )
+
+
+def stopped(shift: Shift) -> None:
+    """Say how many runs have ended since the shutdown began, and how many jobs have been given back."""
+    crew = shift.crew
+    if shift.drained:
+        return
+    ended_before, released_before = shift.before_shutdown or (0, 0)
+    finished = crew.jobs_ended - ended_before
+    # A held transaction that a handler keeps open gives its jobs back when it ends, at the latest with the process.
+    held = len(crew.held()) if shift.plan.holds_transaction else 0
+    released = crew.jobs_released - released_before + held
+    logger.info(
+        "queue %s: stopped, %s finished and %s given back",
+        shift.plan.spec.name,
+        _jobs(finished),
+        _jobs(released),
+        extra=shift.fields("consumer_stopped", count=finished, finished=finished, released=released),
+    )
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
+
+
+def _running(number: int) -> str:
+    return "1 running job" if number == 1 else f"{number} running jobs"

@@ -1,0 +1,1 @@
+"""What a Consumer does for its queue beside running jobs."""

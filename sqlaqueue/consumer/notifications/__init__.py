@@ -1,0 +1,1 @@
+"""What consumers of a queue tell each other, and when to poll."""

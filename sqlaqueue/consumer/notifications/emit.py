@@ -1,0 +1,43 @@
+"""What Consumers tell others with the transactions in which it becomes true."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.notifications.poll_schedule import EVERY, Look, taken
+from sqlaqueue.consumer.notifications.waiter_registry import ended
+from sqlaqueue.consumer.settings import Plan
+from sqlaqueue.consumer.settling.crash_journal import name_of
+from sqlaqueue.consumer.settling.outcomes import RELEASED, Ended
+from sqlaqueue.postgresql.side_tables import notification
+from sqlaqueue.queue.spec import Key
+
+
+def tell_ended(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
+    """Tell those who wait for the end of some jobs, when the transaction commits; nobody, where nobody waits."""
+    if not plan.awaited:
+        return
+    for words in ended(plan.awaited.take([name_of(key) for key in keys])):
+        session.execute(sa.select(notification(plan.spec, words)), bind_arguments=plan.bind)
+
+
+def tell_released(session: Session, plan: Plan, ended: Sequence[Ended]) -> None:
+    """Have the others look for jobs that a batch has not begun: no trigger calls out what read as waiting all along."""
+    if plan.is_told and any(one.outcome is RELEASED for one in ended):
+        session.execute(sa.select(notification(plan.spec, "look")), bind_arguments=plan.bind)
+
+
+def spare_others(session: Session, plan: Plan, look: Look) -> None:
+    """Tell the others, when the transaction commits, that a look has found nothing, where that spares them theirs."""
+    if look.spares_others and plan.takes_all:
+        told = notification(plan.spec, taken(EVERY, look.tickets))
+        session.execute(sa.select(told), bind_arguments=plan.bind)
+
+
+def spare_others_and_commit(session: Session, plan: Plan, look: Look) -> None:
+    """The same, in a transaction of its own."""
+    spare_others(session, plan, look)
+    session.commit()

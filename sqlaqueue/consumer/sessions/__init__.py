@@ -1,0 +1,1 @@
+"""The sessions that a Consumer and its handlers use."""

@@ -1,0 +1,1 @@
+"""How a run ends, and how that is written."""

@@ -1,0 +1,200 @@
+"""How a run ends: a handler's result turned into what is written about the job. Pure, no I/O."""
+
+from __future__ import annotations
+
+import traceback
+from asyncio import CancelledError
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from sqlaqueue.consumer.core.transient_errors import is_lost, is_of_connecting
+from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
+from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
+from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.statements.verbs import delayed, error_text
+from sqlaqueue.strategies import Settlement
+
+Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
+State = Literal["completed", "pending", "failed", "cancelled"]
+
+_STATES: dict[Ending, State] = {
+    "completed": "completed",
+    "retried": "pending",
+    "failed": "failed",
+    "cancelled": "cancelled",
+    "released": "pending",
+}
+
+LONGEST_DELAY = 100 * 365 * 86400.0
+"""Seconds; a later moment may not fit into the database's calendar, and nobody could tell the difference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one run ends."""
+
+    ending: Ending
+    delay: float | None = None
+    """Seconds until the job is due again; None leaves its ``run_at``."""
+    error: str | None = None
+    """The text for ``last_error``."""
+    cause: BaseException | None = None
+    """What the handler raised, for events and the log."""
+    suspect: bool = False
+    """The job runs by itself from now on."""
+
+    @property
+    def state(self) -> State:
+        """The state that follows."""
+        return _STATES[self.ending]
+
+    def settlement(self, starts: int = 1) -> Settlement:
+        """Return what is written: ``starts`` counts as attempts unless the job is given back."""
+        return Settlement(
+            self.state,
+            starts=0 if self.ending == "released" else starts,
+            suspect=self.suspect,
+            run_at=None if self.delay is None else delayed(self.delay),
+            error=None if self.error is None else sa.literal(self.error, sa.Text()),
+        )
+
+
+class Abandoned(BaseException):
+    """A Consumer that stops gave a running handler up; its job goes back with the attempt."""
+
+
+class HeldUp(Exception):
+    """The end of a run could not be written, for a reason that is not the job's; its handler's writes are undone."""
+
+
+class StopRequested(Cancel):
+    """Somebody asked some of the jobs that a handler was working on to stop."""
+
+    def __init__(self, keys: Collection[Key] = ()) -> None:
+        super().__init__("cancelled on request")
+        self.keys = keys
+
+
+COMPLETED = Outcome("completed")
+RELEASED = Outcome("released")
+
+
+@dataclass(slots=True, eq=False)
+class Ended:
+    """A run with its outcome, on the way to being settled."""
+
+    run: Run
+    outcome: Outcome
+    job: Any = None
+    starts: int = 1
+    uncertain: bool = False
+    """A commit was tried: unless its answer arrives, the run may have been settled or not."""
+    begun: bool = True
+    """The claim is known to be committed; of another one nobody is told."""
+
+
+def concerns_all(error: BaseException) -> bool:
+    """Return whether what a batch handler raised is about all of its jobs, so that none is tried by itself."""
+    return is_verdict(error) and not isinstance(error, StopRequested)
+
+
+def is_verdict(error: BaseException | None) -> bool:
+    """Return whether an error says how the run is to end, whatever else has happened."""
+    return isinstance(error, HandlerSignal | JobTimeout | Abandoned | HeldUp)
+
+
+def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 - both say the same
+    """Return whether a run ended because its connection was lost, or could not be made.
+
+    A handler that gave a statement up has ended the connection itself.
+
+    :param gone: whether the connection of its session is gone.
+    """
+    if is_lost(error) or is_of_connecting(error):
+        return True
+    return gone and not is_verdict(error) and not isinstance(error, TimeoutError | CancelledError)
+
+
+def caught(error: BaseException) -> BaseException:
+    """Return what a handler raised, to be called at once: without memory not even a socket can be read."""
+    if isinstance(error, MemoryError):
+        # What the handler hoarded hangs on its frames.
+        traceback.clear_frames(error.__traceback__)
+    return error
+
+
+def judge(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run_at: bool = True) -> Outcome:
+    """Return how a run ends whose handler returned (``error`` is None) or raised; never raise.
+
+    :param policy: gives the delay before the next attempt, or None for none.
+    :param has_run_at: whether the model can hold a job back; without, a job runs again at once.
+    """
+    if error is None:
+        return COMPLETED
+    try:
+        outcome = _judge_raised(error, run, policy)
+    except Exception as mistaken:  # noqa: BLE001 - such as Snooze(-1): the run has to end somehow, as a failed attempt
+        outcome = _judge_raised(mistaken, run, policy)
+    if outcome.delay is None:
+        return outcome
+    return replace(outcome, delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
+
+
+def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:  # noqa: PLR0911 - one for each answer
+    match error:
+        case Abandoned():
+            return RELEASED
+        case Snooze():
+            return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
+        case Fail():
+            return Outcome("failed", error=_with_kind(error, error.reason), cause=error)
+        case Cancel():
+            return Outcome("cancelled", error=text_of(error.reason), cause=error)
+    text = _with_kind(error, error.error) if isinstance(error, Retry) else text_of(error)
+    if run.attempt >= run.max_attempts:
+        return Outcome("failed", error=text or text_of(error), cause=error)
+    if isinstance(error, Retry) and error.delay is not None:
+        return Outcome("retried", seconds(error.delay, "Retry(delay)"), text, error)
+    delay = _ask(policy, run, error)
+    if delay is None:
+        return Outcome("failed", error=text or text_of(error), cause=error)
+    return Outcome("retried", delay, text, error)
+
+
+def _ask(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
+    """Ask the policy; a policy that fails itself must not cost the job its retry."""
+    try:
+        delay: Delay | None = policy(run.attempt, error)
+        return None if delay is None else seconds(delay, "the retry policy's delay")
+    except Exception as mistaken:  # noqa: BLE001 - it is told with the traceback of the error that it was asked about
+        said = "".join(traceback.format_exception(mistaken))
+        note = f"the retry policy {policy!r} failed, using the default backoff:\n{said}"
+        # A program may raise the same instance again and again.
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        return Exponential()(run.attempt, error)
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the kind of an error, by which failed jobs are counted: its class, or what ``Fail(kind=...)`` says."""
+    return error.kind if isinstance(error, Fail) else type(error).__name__
+
+
+def _with_kind(error: Fail | Retry, text: object) -> str | None:
+    """Return what a handler says of an error as it is stored: behind its kind, as the text of any exception is."""
+    if text is None or isinstance(text, BaseException):
+        return text_of(text)
+    return f"{kind_of(error)}: {text_of(text)}"
+
+
+def text_of(error: object) -> str | None:
+    """Return an error as text that can be stored, whatever its ``__str__`` does; None for None."""
+    if error is None:
+        return None
+    try:
+        return error_text(error if isinstance(error, BaseException) else str(error))
+    except Exception:  # noqa: BLE001 - the job must be settled all the same
+        return f"{type(error).__name__}: its text could not be made"

@@ -1,0 +1,118 @@
+"""What a Consumer finds out about its database before its first claim: plain functions ``operation(session, plan)``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.sessions import isolation_level
+from sqlaqueue.consumer.sessions.write_routing import check_writable
+from sqlaqueue.consumer.settings import Plan
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
+from sqlaqueue.log import fields, logger
+from sqlaqueue.postgresql.privilege_checks import what_is_hidden, what_is_not_granted, what_policies_hide
+from sqlaqueue.postgresql.schema_checks import check_complete, what_is_apart, what_is_outdated, what_is_slow
+from sqlaqueue.queue.spec import QueueSpec
+
+
+def check_transactions(session: Session, plan: Plan) -> None:
+    """Refuse sessions in which every statement commits by itself, and learn which isolation level they have.
+
+    A held batch would be handed out to others at once, and nothing would commit or roll back together. Refuse those as
+    well that route their writes to a read-only server.
+
+    :raises ConfigurationError: saying which engine to change.
+    """
+    check_writable(session, plan.spec.model.__name__, plan.bind)
+    asked = sa.select(sa.func.txid_current(), isolation_level.SETTING)
+    first, second = (session.execute(asked, bind_arguments=plan.bind).one() for _ in range(2))
+    if first[0] != second[0]:
+        msg = (
+            f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
+            "needs transactions: give it a sessionmaker of an engine with another isolation_level"
+        )
+        raise ConfigurationError(msg)
+    session.rollback()
+    _check_level(session, plan, first[1])
+
+
+def _check_level(session: Session, plan: Plan, level: str) -> None:
+    """Note the level that transactions have by default, and refuse a strict one that cannot be changed."""
+    plan.level = level.upper()
+    if not isolation_level.is_strict(plan):
+        return
+    isolation_level.begin(session, plan)
+    kept = session.scalar(sa.select(isolation_level.SETTING), bind_arguments=plan.bind)
+    session.rollback()
+    if kept == level:
+        msg = (
+            f"the sessions for {plan.spec.model.__name__} set their transactions to {level.upper()} after they have "
+            "begun, and a Consumer claims and settles at READ COMMITTED; give the level to the engine "
+            "(create_engine(..., isolation_level=...)), which a Consumer can override for its own transactions"
+        )
+        raise ConfigurationError(msg)
+
+
+def check_database(session: Session, plan: Plan) -> bool:
+    """Refuse a database that lacks what the queue needs, or a role that lacks rights; say what is of another version.
+
+    :return: whether the queue's table tells idle consumers of new jobs.
+    :raises DatabaseNotReadyError: naming what is missing, and what makes it or grants it.
+    """
+    # Asked by its connection: some of it names no mapped class, and a session may have several engines.
+    connection = session.connection(bind_arguments=plan.bind)
+    try:
+        check_ready(connection, plan.spec)
+        outdated = what_is_outdated(connection, plan.spec)
+        slow = what_is_slow(connection, plan.spec)
+    finally:
+        session.rollback()
+    if outdated is not None:
+        extra = fields("objects_outdated", queue=plan.spec.name, worker=plan.worker())
+        until = "; until then new jobs are found by polling" if plan.is_told else ""
+        logger.warning("%s%s", outdated, until, extra=extra)
+    if slow is not None:
+        extra = fields("indexes_missing", queue=plan.spec.name, worker=plan.worker())
+        logger.warning("%s", slow, extra=extra)
+    return plan.is_told and outdated is None
+
+
+def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
+    """Refuse a database that lacks what the queue needs, or a role that lacks rights.
+
+    :raises DatabaseNotReadyError: naming what is missing, and what makes it or grants it.
+    """
+    _check_there(connection, spec)
+    _check_rights(connection, spec)
+
+
+def _check_there(connection: sa.Connection, spec: QueueSpec) -> None:
+    name = spec.model.__name__
+    _refuse(name, what_is_hidden(connection, spec))
+    check_complete(connection, spec)
+    apart = what_is_apart(connection, spec)
+    if apart is not None:
+        raise DatabaseNotReadyError(apart)
+
+
+def _check_rights(connection: sa.Connection, spec: QueueSpec) -> None:
+    name = spec.model.__name__
+    _refuse(name, what_is_not_granted(connection, spec))
+    policies = what_policies_hide(connection, spec)
+    if policies:
+        msg = (
+            f"row-level security hides every row from the role of this Consumer of {name}; let the owner of the table "
+            f"execute: {'; '.join(policies)}; or let a superuser give the role BYPASSRLS"
+        )
+        raise DatabaseNotReadyError(msg)
+
+
+def _refuse(name: str, grants: Sequence[str]) -> None:
+    if grants:
+        msg = (
+            f"the role of this Consumer of {name} may not do what its queue needs; let the owner of the tables "
+            f"execute: {'; '.join(grants)}"
+        )
+        raise DatabaseNotReadyError(msg)

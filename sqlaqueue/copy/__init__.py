@@ -1,0 +1,1 @@
+"""Enqueue many jobs by COPY."""

@@ -1,0 +1,1 @@
+"""From a mapped class to a queue."""

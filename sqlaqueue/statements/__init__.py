@@ -1,0 +1,1 @@
+"""The verbs: statements for ``session.execute()``."""

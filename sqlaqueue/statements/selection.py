@@ -1,0 +1,176 @@
+"""What the verbs are given, checked: the jobs of a select, the instances that a claim handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+from sqlalchemy.orm import QueryableAttribute, RelationshipProperty, object_session
+from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
+from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
+from sqlaqueue.queue.spec import Elsewhere, Key, QueueSpec, Run
+from sqlaqueue.strategies import Held
+
+_make_dialect: Any = postgresql.dialect
+
+
+class Chosen(NamedTuple):
+    """A queue and a SELECT of some of its jobs."""
+
+    spec: QueueSpec
+    entity: type[Any]
+    select: AnySelect
+    options: tuple[Any, ...]
+    """Loader options, which belong to the statement that returns instances and nowhere else."""
+
+
+def chosen_by(target: Any, verb: str) -> Chosen:
+    """Return the jobs that a model class or a ``select(Model).where(...)`` stands for.
+
+    :raises NotAQueueError: when there is no queue behind it.
+    :raises StatementError: when rows of such a select cannot be locked one by one.
+    """
+    if not isinstance(target, sa.Select):
+        spec = _spec_for_selecting(target, verb)
+        return Chosen(spec, target, sa.select(target), ())
+    described = target.column_descriptions
+    entity = described[0]["entity"] if len(described) == 1 else None
+    if entity is None or described[0]["expr"] is not entity:
+        msg = f"{verb}(select(...)): select exactly one queue class, as in select(Email), and put the rest into where()"
+        raise StatementError(msg)
+    spec = _spec_for_selecting(entity, verb)
+    _check_lockable(target, entity, verb)
+    _check_connected(target, entity, verb)
+    bare = target.with_only_columns(*described[:0], entity, maintain_column_froms=True)
+    options = target._with_options  # noqa: SLF001 - there is no public way to move a select's options to another
+    bare._with_options = ()  # noqa: SLF001 - as above; `bare` is our own copy
+    return Chosen(spec, entity, bare, options)
+
+
+def _spec_for_selecting(entity: Any, verb: str) -> QueueSpec:
+    spec = spec_of(entity)
+    if sa.inspect(entity).local_table is not spec.table:
+        msg = (
+            f"{verb}({entity.__name__}): its columns are spread over two tables (joined inheritance), and one "
+            f"statement cannot lock and update both; use {verb}({spec.model.__name__}), "
+            "which returns instances of its subclasses"
+        )
+        raise StatementError(msg)
+    return spec
+
+
+def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
+    """Refuse clauses under which rows cannot be locked, or are picked more than once."""
+    name = entity.__name__
+    clauses = {
+        "DISTINCT": target._distinct,  # noqa: SLF001 - a Select shows its clauses only to itself
+        "GROUP BY": target._group_by_clauses,  # noqa: SLF001 - as above
+        "HAVING": target._having_criteria,  # noqa: SLF001 - as above
+        "LIMIT": target._limit_clause is not None,  # noqa: SLF001 - as above
+        "OFFSET": target._offset_clause is not None,  # noqa: SLF001 - as above
+        "ORDER BY": target._order_by_clauses,  # noqa: SLF001 - as above
+        "FOR UPDATE": target._for_update_arg is not None,  # noqa: SLF001 - as above
+    }
+    for clause, used in clauses.items():
+        if used:
+            msg = (
+                f"{verb}(select({name})...): {clause} cannot be combined with claiming rows one by one; leave it out "
+                "(the queue orders and limits by itself) and express conditions on other tables with exists()"
+            )
+            raise StatementError(msg)
+    for joined, onclause, _, flags in target._setup_joins:  # noqa: SLF001 - as above
+        prop = onclause.property if isinstance(onclause, QueryableAttribute) else getattr(joined, "property", None)
+        many = isinstance(prop, RelationshipProperty) and prop.uselist
+        if many or flags.get("full"):
+            what = f"the to-many join {prop}" if many else "a full outer join"
+            msg = f"{verb}(select({name})...): {what} yields a job several times; use exists() in where() instead"
+            raise StatementError(msg)
+
+
+def _check_connected(target: AnySelect, entity: type[Any], verb: str) -> None:
+    """Refuse tables that no condition connects: each job would come as often as they have rows."""
+    if len(target.get_final_froms()) == 1:
+        return
+    compiled: Any = target.compile(dialect=_make_dialect(), linting=COLLECT_CARTESIAN_PRODUCTS)
+    apart, _ = compiled.from_linter.lint()
+    if apart:
+        msg = (
+            f"{verb}(select({entity.__name__})...): no condition connects the tables "
+            f"{' and '.join(sorted(compiled.from_linter.froms.values()))}; add it to where(), or use exists()"
+        )
+        raise StatementError(msg)
+
+
+def instances(jobs: Any, verb: str) -> list[Any]:
+    """Return one instance or an iterable of instances as a list.
+
+    :raises NotAQueueError: for anything but instances of queue classes.
+    :raises StatementError: when the instances belong to different queues.
+    """
+    found = [jobs] if isinstance(jobs, QueueMixin) else jobs
+    if isinstance(found, str | bytes | sa.Select | type) or not isinstance(found, Iterable):
+        msg = f"{verb}() takes an instance of a queue class, or several, not {jobs!r}"
+        raise NotAQueueError(msg)
+    listed = list(found)
+    for job in listed:
+        if not isinstance(job, QueueMixin):
+            msg = f"{verb}() takes instances of a queue class, not {job!r}"
+            raise NotAQueueError(msg)
+    if len({id(spec_of(type(job))) for job in listed}) > 1:
+        names = ", ".join(sorted({spec_of(type(job)).model.__name__ for job in listed}))
+        msg = f"{verb}(): the jobs belong to different queues ({names}); call it once a queue"
+        raise StatementError(msg)
+    return listed
+
+
+def key_of(job: Any, verb: str) -> Key:
+    """Return the primary key of an instance.
+
+    :raises StatementError: when it has none yet.
+    """
+    key: Key | None = sa.inspect(job).identity
+    if key is None:
+        msg = f"{verb}(): this {type(job).__name__} is not in the database yet; add it to a session and flush"
+        raise StatementError(msg)
+    return key
+
+
+def held_run(job: Any, verb: str) -> Run:
+    """Return the run for which this instance is held.
+
+    :raises NotClaimedError: when it is not held, saying why.
+    """
+    run = run_of(job)
+    name = f"{type(job).__name__} {sa.inspect(job).identity}"
+    if run is None:
+        msg = f"{verb}(): {name} was not handed out by a claim; pass what session.execute(claim(...)) returned"
+        raise NotClaimedError(msg)
+    if isinstance(run.transaction, Elsewhere):
+        msg = (
+            f"{verb}(): {name} is a copy of what a claim handed out (by pickle or deepcopy), and the transaction that "
+            "held the job could not be copied; pass the instance itself, or claim the job anew"
+        )
+        raise NotClaimedError(msg)
+    if run.transaction is not None:
+        session = object_session(job)
+        if not run.transaction.is_active or (session is not None and session.get_transaction() is not run.transaction):
+            msg = f"{verb}(): the transaction that held {name} has ended, so the job is free again; claim it anew"
+            raise NotClaimedError(msg)
+    return run
+
+
+def held(jobs: list[Any], verb: str) -> Held:
+    """Return the runs of instances, grouped by the claim that handed them out.
+
+    :raises NotClaimedError: when one of them is not held.
+    """
+    claims: dict[Any, list[Key]] = {}
+    for job in jobs:
+        run = held_run(job, verb)
+        claims.setdefault(run.token, []).append(run.key)
+    return Held(list(claims.items()), jobs)

@@ -1,0 +1,72 @@
+"""What the role of a Consumer has to be granted.
+
+Consumers compare it with what their role has (:mod:`sqlaqueue.postgresql.privilege_checks`). Those who enqueue need the
+right to insert into the job table and nothing else of this library: the triggers bring their own rights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+
+from sqlaqueue.postgresql.side_tables import CONTROL, DEAD_LETTER
+from sqlaqueue.queue.spec import QueueSpec
+
+Privilege = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
+
+_EVERYTHING: dict[Privilege, Sequence[str]] = {"SELECT": (), "INSERT": (), "UPDATE": (), "DELETE": ()}
+_SIDE_TABLES: dict[str, dict[Privilege, Sequence[str]]] = {
+    # To lock a row takes the right to update some column of it.
+    CONTROL: {"SELECT": (), "UPDATE": ("created_at",), "DELETE": ()},
+    DEAD_LETTER: {"SELECT": (), "INSERT": (), "UPDATE": ()},
+}
+"""What is needed on which columns of side tables; on others everything."""
+
+_WRITTEN = (
+    "status",
+    "run_at",
+    "attempts",
+    "last_error",
+    "finished_at",
+    "lease_token",
+    "lease_expires_at",
+    "claimed_by",
+    "started_at",
+)
+"""The roles that claims and the ends of runs write."""
+
+
+@dataclass(frozen=True, eq=False)
+class Right:
+    """A privilege on a table."""
+
+    privilege: Privilege
+    table: sa.Table
+    columns: Sequence[sa.Column[Any]] = ()
+    """The columns that it may be limited to; empty when it is needed on the table as such, as DELETE is."""
+    generated: Sequence[sa.Column[Any]] = ()
+    """The columns that take their values from a sequence, which has to be granted as well."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is needed on every column."""
+        return len(self.columns) in {0, len(self.table.c)}
+
+
+def everything(table: sa.Table) -> Iterator[Right]:
+    """Return the rights of somebody by whom rows come and go; to lock one takes the right to update it."""
+    return (Right(privilege, table) for privilege in _EVERYTHING)
+
+
+def rights_of_a_consumer(spec: QueueSpec) -> Iterator[Right]:
+    """Return what it takes to read jobs, to write what the end of a run writes, and to use the side tables."""
+    yield Right("SELECT", spec.table, list(spec.table.c))
+    yield Right("UPDATE", spec.table, [spec.columns[role] for role in _WRITTEN if spec.has(role)])
+    if spec.config.on_complete == "delete":
+        yield Right("DELETE", spec.table)
+    for purpose, table in spec.side_tables.items():
+        for privilege, columns in _SIDE_TABLES.get(purpose, _EVERYTHING).items():
+            yield Right(privilege, table, [table.c[name] for name in columns])

@@ -1,0 +1,1 @@
+"""Wait for the end of a job."""

@@ -32,15 +32,15 @@ from sqlaqueue.admin.twins import (
     async_resume,
     async_stats,
 )
-from sqlaqueue.admin.which import Which, count
+from sqlaqueue.admin.which import JobFilter, count
 from sqlaqueue.admin.whole import consumers, pause, paused, reconcile, rescue, resume
 
 __all__ = [
     "Cancelled",
     "FailureGroup",
+    "JobFilter",
     "JobInfo",
     "Stats",
-    "Which",
     "async_cancel",
     "async_consumers",
     "async_count",

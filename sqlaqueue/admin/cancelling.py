@@ -12,14 +12,14 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.changes import BATCH, QUIET, still
 from sqlaqueue.admin.sessions import takes_session
-from sqlaqueue.admin.which import Which, bind, count, next_keys
+from sqlaqueue.admin.which import JobFilter, bind, count, next_keys
 from sqlaqueue.consumer.sessions.write_routing import writing
 from sqlaqueue.postgresql.side_tables import CONTROL, key_json
 from sqlaqueue.queue.spec import Key, QueueSpec, clock
 from sqlaqueue.statements import verbs
-from sqlaqueue.statements.selection import chosen_by, instances, key_of
+from sqlaqueue.statements.selection import instances, key_of, select_jobs
 
-_ACTIVE = Which(states=("pending", "processing"))
+_ACTIVE = JobFilter(states=("pending", "processing"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class Cancelled:
     asked: list[Any] = field(default_factory=list)
     """The jobs that run: their workers are asked to stop them."""
     missing: list[Any] = field(default_factory=list)
-    """What was named and neither waits nor runs: there is no such job, or it has ended. Keys that ``Which(keys=...)``
-    names are texts here. Of a class or a select only jobs that end meanwhile are missing."""
+    """What was named and neither waits nor runs: there is no such job, or it has ended. Keys that
+    ``JobFilter(keys=...)`` names are texts here. Of a class or a select only jobs that end meanwhile are missing."""
 
 
 @takes_session
 def cancel(
-    session: Session, jobs: Any, which: Which = _ACTIVE, *, batch_size: int = BATCH, limit: int | None = None
+    session: Session, jobs: Any, which: JobFilter = _ACTIVE, *, batch_size: int = BATCH, limit: int | None = None
 ) -> Cancelled:
     """Cancel jobs that wait, ask those that run to stop, and commit batch by batch.
 
@@ -61,7 +61,7 @@ def cancel(
     return done
 
 
-def _pages(session: Session, model: Any, which: Which, size: int, limit: int | None) -> Iterator[list[Key]]:
+def _pages(session: Session, model: Any, which: JobFilter, size: int, limit: int | None) -> Iterator[list[Key]]:
     after, left = None, limit
     while left is None or left > 0:
         keys = next_keys(session, model, which, after, size if left is None else min(size, left))
@@ -72,7 +72,7 @@ def _pages(session: Session, model: Any, which: Which, size: int, limit: int | N
 
 
 def _cancel_page(session: Session, model: Any, jobs: Any, keys: Sequence[Key], done: Cancelled) -> None:
-    spec, where = chosen_by(model, "cancel").spec, bind(model)
+    spec, where = select_jobs(model, "cancel").spec, bind(model)
     # Before the verb: what it asks of running jobs is dated later.
     with writing(session):
         began = session.scalar(sa.select(clock()), bind_arguments=where)
@@ -95,7 +95,7 @@ def _asked(spec: QueueSpec, keys: Sequence[Key], began: Any) -> AnySelect:
         sa.select(*spec.keys)
         .select_from(spec.table)
         .join(control, requested)
-        .where(spec.matches(spec.keys, keys), control.c.created_at >= sa.literal(began, control.c.created_at.type))
+        .where(spec.key_in(spec.keys, keys), control.c.created_at >= sa.literal(began, control.c.created_at.type))
     )
 
 

@@ -9,12 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
-from sqlaqueue.admin.which import Which, bind, next_keys
+from sqlaqueue.admin.which import JobFilter, bind, next_keys
 from sqlaqueue.consumer.sessions.write_routing import writing
 from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.queue.spec import Key
 from sqlaqueue.statements import verbs
-from sqlaqueue.statements.selection import chosen_by, instances
+from sqlaqueue.statements.selection import instances, select_jobs
 
 QUIET = {"synchronize_session": False}
 """Instances that a session holds are not brought up to date; the commit expires them."""
@@ -22,13 +22,13 @@ QUIET = {"synchronize_session": False}
 BATCH = 1000
 """How many jobs are changed in one transaction, unless somebody asks for another number."""
 
-Change = Callable[[Session, type[Any], Which, Sequence[Key]], int]
+Change = Callable[[Session, type[Any], JobFilter, Sequence[Key]], int]
 """Changes the jobs with these keys, as far as they still are in the states meant, and returns how many."""
 
 
 @takes_session
 def in_batches(
-    session: Session, model: Any, which: Which, change: Change, *, size: int = BATCH, limit: int | None = None
+    session: Session, model: Any, which: JobFilter, change: Change, *, size: int = BATCH, limit: int | None = None
 ) -> Iterator[int]:
     """Change jobs, and yield after each commit how many the batch has changed.
 
@@ -48,12 +48,12 @@ def in_batches(
         after, left = keys[-1], None if left is None else left - len(keys)
 
 
-_FAILED, _FINISHED = Which(states=("failed",)), Which(states=FINISHED)
+_FAILED, _FINISHED = JobFilter(states=("failed",)), JobFilter(states=FINISHED)
 
 
 @takes_session
 def requeue(
-    session: Session, jobs: Any, which: Which = _FAILED, *, batch_size: int = BATCH, limit: int | None = None
+    session: Session, jobs: Any, which: JobFilter = _FAILED, *, batch_size: int = BATCH, limit: int | None = None
 ) -> int:
     """Make finished jobs wait again, with no attempt counted; commit batch by batch, and return how many.
 
@@ -70,7 +70,7 @@ def requeue(
 
 @takes_session
 def purge(
-    session: Session, model: Any, which: Which = _FINISHED, *, batch_size: int = BATCH, limit: int | None = None
+    session: Session, model: Any, which: JobFilter = _FINISHED, *, batch_size: int = BATCH, limit: int | None = None
 ) -> int:
     """Delete finished jobs, commit batch by batch, and return how many.
 
@@ -83,19 +83,19 @@ def purge(
 
 
 @takes_session
-def requeue_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
+def requeue_some(session: Session, model: type[Any], which: JobFilter, keys: Sequence[Key]) -> int:
     """Make finished jobs wait again."""
     return _change(session, model, verbs.requeue(still(model, which, keys)))
 
 
 @takes_session
-def cancel_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
+def cancel_some(session: Session, model: type[Any], which: JobFilter, keys: Sequence[Key]) -> int:
     """Cancel waiting jobs and ask running ones to stop; the latter are not counted."""
     return _change(session, model, verbs.cancel(still(model, which, keys)))
 
 
 @takes_session
-def purge_some(session: Session, model: type[Any], which: Which, keys: Sequence[Key]) -> int:
+def purge_some(session: Session, model: type[Any], which: JobFilter, keys: Sequence[Key]) -> int:
     """Delete finished jobs."""
     states = FINISHED if which.states is None else which.states
     return _change(session, model, verbs.purge(still(model, which, keys), states=states, limit=len(keys)))
@@ -122,10 +122,10 @@ def _change(session: Session, model: type[Any], verb: Any) -> int:
         return len(session.execute(verb, execution_options=QUIET, bind_arguments=bind(model)).scalars().all())
 
 
-def still(model: Any, which: Which, keys: Sequence[Key]) -> Any:
+def still(model: Any, which: JobFilter, keys: Sequence[Key]) -> Any:
     """Return the jobs with these keys, unless somebody else has changed their state since they were looked up."""
-    spec, _, select, _ = chosen_by(model, "change")
-    jobs = select.where(spec.matches(spec.keys, keys))
+    spec, _, select, _ = select_jobs(model, "change")
+    jobs = select.where(spec.key_in(spec.keys, keys))
     if which.states is None or not spec.has("status"):
         return jobs
     return jobs.where(spec.in_state(*which.states))

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
-from sqlaqueue.admin.which import NO_ERROR, Which, bind, kind_of, surveyed
+from sqlaqueue.admin.which import NO_ERROR, JobFilter, bind, kind_of, surveyed
 from sqlaqueue.queue.spec import Key
-from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.job_listing import key_labels
 
 
@@ -39,9 +39,9 @@ def failures(session: Session, model: type[Any], *, examples: int = 3) -> list[F
     :param examples: how many keys to show for each kind.
     :raises NotAQueueError: when ``model`` is no queue.
     """
-    spec = chosen_by(model, "failures").spec
+    spec = select_jobs(model, "failures").spec
     labels = key_labels(spec)
-    jobs = surveyed(model, Which(states=("failed",))).subquery("jobs")
+    jobs = surveyed(model, JobFilter(states=("failed",))).subquery("jobs")
     error = jobs.c.last_error if "last_error" in jobs.c else sa.cast(sa.null(), sa.Text())
     moment = jobs.c.finished_at if "finished_at" in jobs.c else sa.cast(sa.null(), sa.DateTime(timezone=True))
     kind = kind_of(error) if "last_error" in jobs.c else sa.literal(NO_ERROR, sa.Text())

@@ -13,10 +13,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
-from sqlaqueue.admin.which import Which, bind, surveyed
+from sqlaqueue.admin.which import JobFilter, bind, surveyed
 from sqlaqueue.postgresql.side_tables import DEAD_LETTER, key_json
 from sqlaqueue.queue.spec import Key, QueueSpec
-from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.job_listing import SHOWN, key_labels
 
 
@@ -42,15 +42,15 @@ class JobInfo:
 
 
 @takes_session
-def jobs(session: Session, model: type[Any], which: Which | None = None, *, limit: int = 20) -> list[JobInfo]:
+def jobs(session: Session, model: type[Any], which: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
     """Return some jobs of a queue, those that ended or were enqueued last first.
 
     :param which: which jobs are meant; None for all.
     :param limit: the most to return.
     :raises StatementError: when the model leaves out what ``which`` asks for.
     """
-    spec = chosen_by(model, "jobs").spec
-    found = surveyed(model, which or Which()).subquery("jobs")
+    spec = select_jobs(model, "jobs").spec
+    found = surveyed(model, which or JobFilter()).subquery("jobs")
     moments = [found.c[role] for role in ("finished_at", "created_at") if role in found.c]
     keys = [found.c[name].desc() for name in key_labels(spec)]
     newest = [sa.func.coalesce(*moments).desc().nulls_last()] if moments else []
@@ -64,8 +64,8 @@ def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str
 
     :param key: its primary key: a value, or a tuple for a composite key; texts are read as the column's values.
     """
-    spec = chosen_by(model, "job").spec
-    found = surveyed(model, Which(keys=(_text(key),))).subquery("jobs")
+    spec = select_jobs(model, "job").spec
+    found = surveyed(model, JobFilter(keys=(_text(key),))).subquery("jobs")
     # A row may have been enqueued after its namesake failed, and been deleted: what waits comes first.
     rows = session.execute(sa.select(found).order_by(found.c.state != "pending").limit(1), bind_arguments=bind(model))
     row = rows.first()
@@ -88,13 +88,13 @@ def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
         parts = [sa.literal(part, column.type) for part, column in zip(info.key, spec.keys, strict=True)]
         letter = sa.select(dead.c.row).where(dead.c.queue == spec.name, dead.c.key == key_json(parts))
         return dict(session.scalar(letter, bind_arguments=where) or {})
-    mine = sa.select(*spec.table.c).where(spec.matches(spec.keys, [info.key]))
+    mine = sa.select(*spec.table.c).where(spec.key_in(spec.keys, [info.key]))
     row = session.execute(mine, bind_arguments=where).first()
     return {} if row is None else {column.name: value for column, value in zip(spec.table.c, row, strict=True)}
 
 
 def _text(key: Any) -> str:
-    """Return a key as :class:`Which` takes it."""
+    """Return a key as :class:`JobFilter` takes it."""
     parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
     if len(parts) == 1:
         return str(parts[0])

@@ -9,13 +9,13 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
-from sqlaqueue.admin.which import Which, bind, surveyed
+from sqlaqueue.admin.which import JobFilter, bind, surveyed
 from sqlaqueue.postgresql.schema_checks import missing_indexes
 from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.control import consumers, paused
-from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.statements.selection import select_jobs
 
 ACTIVE = ("pending", "processing")
 """The states of jobs that are not over."""
@@ -55,9 +55,9 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
         and leases, where the table has them; to count all means to read all of it.
     :raises NotAQueueError: when ``model`` is no queue.
     """
-    spec = chosen_by(model, "stats").spec
+    spec = select_jobs(model, "stats").spec
     # One state at a time: only so does the server see that the index of the rows in that state is enough.
-    parts = [Which()] if finished else [Which(states=(state,)) for state in ACTIVE]
+    parts = [JobFilter()] if finished else [JobFilter(states=(state,)) for state in ACTIVE]
     counted = [row for which in parts for row in _count(session, model, which)]
     states = dict.fromkeys(_states(spec) if finished else [each for each in _states(spec) if each in ACTIVE], 0)
     serving = (
@@ -87,7 +87,7 @@ def _states(spec: QueueSpec) -> list[str]:
     return [state for state in STATES if getattr(spec.config.states, state) is not None]
 
 
-def _count(session: Session, model: type[Any], which: Which) -> list[Any]:
+def _count(session: Session, model: type[Any], which: JobFilter) -> list[Any]:
     jobs = surveyed(model, which).subquery("jobs")
     due: sa.ColumnElement[bool] = jobs.c.state == "pending"
     moments = [jobs.c[role] for role in ("run_at", "created_at") if role in jobs.c]
@@ -105,7 +105,7 @@ def _count(session: Session, model: type[Any], which: Which) -> list[Any]:
 
 
 def _by_attempts(session: Session, model: type[Any]) -> dict[int, int]:
-    jobs = surveyed(model, Which(states=("failed",))).subquery("jobs")
+    jobs = surveyed(model, JobFilter(states=("failed",))).subquery("jobs")
     if "attempts" not in jobs.c:
         return {}
     grouped = sa.select(jobs.c.attempts, sa.func.count()).group_by(jobs.c.attempts).order_by(jobs.c.attempts)

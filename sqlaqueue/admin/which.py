@@ -15,7 +15,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.exc import StatementError
 from sqlaqueue.queue.spec import Key, QueueSpec, clock
-from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.job_listing import key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
@@ -33,7 +33,7 @@ _KIND = r"^([[:alpha:]_]\w*(?:\.\w+)*):(?:\s|$)"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Which:
+class JobFilter:
     """Which jobs of a queue are meant; all conditions have to hold.
 
     :param states: the names of their states; None for all.
@@ -54,7 +54,7 @@ class Which:
 
 
 @takes_session
-def count(session: Session, model: type[Any], which: Which) -> dict[str, int]:
+def count(session: Session, model: type[Any], which: JobFilter) -> dict[str, int]:
     """Return how many of these jobs there are in each state; states without any are missing.
 
     :raises StatementError: when the model leaves out what ``which`` asks for.
@@ -64,9 +64,9 @@ def count(session: Session, model: type[Any], which: Which) -> dict[str, int]:
     return {row[0]: row[1] for row in session.execute(counted, bind_arguments=bind(model))}
 
 
-def next_keys(session: Session, model: type[Any], which: Which, after: Key | None, limit: int) -> list[Key]:
+def next_keys(session: Session, model: type[Any], which: JobFilter, after: Key | None, limit: int) -> list[Key]:
     """Return the keys of the first ``limit`` of these jobs, in the order of their keys, that come after ``after``."""
-    spec = chosen_by(model, "which").spec
+    spec = select_jobs(model, "which").spec
     jobs = surveyed(model, which).subquery("jobs")
     keys = [jobs.c[name] for name in key_labels(spec)]
     found = sa.select(*keys).order_by(*keys).limit(limit)
@@ -75,14 +75,14 @@ def next_keys(session: Session, model: type[Any], which: Which, after: Key | Non
     return [tuple(row) for row in session.execute(found, bind_arguments=bind(model))]
 
 
-def surveyed(model: type[Any], which: Which) -> AnySelect:
+def surveyed(model: type[Any], which: JobFilter) -> AnySelect:
     """Return the survey of these jobs, see :meth:`~sqlaqueue.strategies.ClaimStrategy.survey`.
 
     :raises StatementError: when the model leaves out what ``which`` asks for.
     """
-    spec, entity, select, _ = chosen_by(model, "which")
+    spec, entity, select, _ = select_jobs(model, "which")
     name = entity.__name__
-    jobs = spec.strategy.survey(spec, select, which.states).subquery("surveyed")
+    jobs = spec.strategy.list_jobs(spec, select, which.states).subquery("surveyed")
     survey = sa.select(*jobs.c)
     if which.older_than is not None:
         survey = survey.where(_shown(jobs, which.since, name, "the age of jobs") <= clock() - which.older_than)
@@ -112,7 +112,7 @@ def kind_of(error: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
 
 def bind(model: type[Any]) -> dict[str, Any]:
     """Return which engine the statements go to, in a session that has several."""
-    return {"mapper": chosen_by(model, "bind").spec.mapper}
+    return {"mapper": select_jobs(model, "bind").spec.mapper}
 
 
 def _shown(jobs: sa.FromClause, role: str, name: str, what: str) -> sa.ColumnElement[Any]:

@@ -33,7 +33,7 @@ class _Order:
     word: str
     done: str
     change: Change
-    which: admin.Which
+    which: admin.JobFilter
     batch_size: int
     limit: int | None
 
@@ -100,7 +100,7 @@ def reconcile(target: str, **options: Any) -> None:
 
 def _order(word: str, done: str, change: Change, options: dict[str, Any], since: Any = "finished_at") -> _Order:
     keys: tuple[str, ...] = options["key"]
-    which = admin.Which(
+    which = admin.JobFilter(
         states=tuple(dict.fromkeys(options["state"])),
         older_than=options["older_than"],
         newer_than=options["newer_than"],

@@ -39,7 +39,7 @@ def jobs(
     json: bool,
 ) -> None:
     """List single jobs: those that ended or were enqueued last come first."""
-    which = admin.Which(
+    which = admin.JobFilter(
         states=state or None,
         older_than=older_than,
         newer_than=newer_than,

@@ -50,7 +50,7 @@ class _InBackground(ConsumerBase):
     def running(self) -> bool:
         """Whether it serves its queue: ``run()`` or ``drain()`` is under way, or the block of a ``with``.
 
-        Within such a block it is False when the Consumer has ended before its host; then :attr:`error` says why.
+        ScanRange such a block it is False when the Consumer has ended before its host; then :attr:`error` says why.
         """
         return self._shift is not None
 

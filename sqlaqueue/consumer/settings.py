@@ -27,10 +27,10 @@ from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.config import check_lease
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import Key, QueueSpec, Run
-from sqlaqueue.statements.selection import Chosen, chosen_by
+from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import claim_statement, worker_name
-from sqlaqueue.strategies import Held, Settlement
-from sqlaqueue.strategies.base import SHARED, Within, named
+from sqlaqueue.strategies import ClaimedJobs, Settlement
+from sqlaqueue.strategies.base import SHARED, ScanRange, named
 from sqlaqueue.strategies.claim_tokens import died_together
 
 BATCH = 500
@@ -166,7 +166,7 @@ class Plan:
     def ran_alone(self, run: Run) -> bool:
         """Return whether a run under a lease that lost its connection is to blame for that, as far as one can know."""
         if self.claim_suspect is not None:
-            return run.alone
+            return run.isolated
         # Rows cannot tell who is a suspect: this Consumer remembers it, as long as it runs.
         known = run.key in self.disconnected
         self.disconnected.add(run.key)
@@ -213,8 +213,8 @@ def _check_words(spec: QueueSpec) -> None:
             raise ConfigurationError(msg)
 
 
-def _rest(chosen: Chosen, are_these: sa.ColumnElement[bool]) -> Any:
-    if not chosen.spec.strategy.hands_out_rows:
+def _rest(chosen: JobSelection, are_these: sa.ColumnElement[bool]) -> Any:
+    if not chosen.spec.strategy.keeps_rows:
         return None
     mapper = sa.inspect(chosen.entity)
     mappers = {mapper, *mapper.with_polymorphic_mappers}
@@ -229,8 +229,8 @@ def _rest(chosen: Chosen, are_these: sa.ColumnElement[bool]) -> Any:
 
 def _may_run_together(spec: QueueSpec, candidates: AnySelect, concurrency: int) -> AnySelect | None:
     """Return those of ``candidates`` that are suspects and may run together, None where none may."""
-    suspect = spec.strategy.suspect(spec)
-    if suspect is None or concurrency <= _ONE_AT_A_TIME or not spec.strategy.takes_tokens:
+    suspect = spec.strategy.quarantined(spec)
+    if suspect is None or concurrency <= _ONE_AT_A_TIME or not spec.strategy.supports_claim_token:
         return None
     return candidates.where(suspect, ~died_together(spec)) if spec.has("lease_token") else None
 
@@ -243,10 +243,10 @@ def _two_waiting(spec: QueueSpec, suspects: AnySelect) -> AnySelect:
 def _completion(spec: QueueSpec) -> Any:
     tells_run = spec.strategy.holds_transaction and (spec.has("started_at") or spec.has("claimed_by"))
     # What is different for each batch is no part of a statement that is made once.
-    if tells_run or not spec.strategy.hands_out_rows:
+    if tells_run or not spec.strategy.keeps_rows:
         return None
     keys: sa.BindParameter[Any] = sa.bindparam(KEYS, (), expanding=len(spec.keys) > 1)
-    verb = spec.strategy.settle(spec, Held([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
+    verb = spec.strategy.settle(spec, ClaimedJobs([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
     if not isinstance(verb, sa.Update | sa.Delete):
         return None
     ended = verb.where(planned_anew()).returning(*named(spec.keys)).cte("ended")
@@ -283,7 +283,7 @@ def make_plan(
     if retry is not None and not callable(retry):
         msg = f"Consumer(retry={retry!r}): give a policy such as sqlaqueue.Exponential(), or a callable"
         raise ConfigurationError(msg)
-    chosen = chosen_by(model, "Consumer")
+    chosen = select_jobs(model, "Consumer")
     spec = chosen.spec
     dispatch = None if handlers is None else Dispatch("Consumer", chosen, handlers)
     if dispatch is not None:
@@ -300,33 +300,35 @@ def make_plan(
         return worker_name() if name is None else f"{worker_name()}:{name}"
 
     def claims(
-        narrowed: AnySelect, limit: Any, shared: str = "", *, tickets: Any = None, within: Within | None = None
+        narrowed: AnySelect, limit: Any, shared: str = "", *, tickets: Any = None, scan_range: ScanRange | None = None
     ) -> Any:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
         who = sa.bindparam(None, callable_=lambda: worker() + shared, type_=sa.Text())
         asked = chosen._replace(select=narrowed)
         # From a mark is claimed behind a claim that was full.
-        of_many = within is not None and within is behind
-        return claim_statement(asked, limit, lease=span, worker=who, tickets=tickets, within=within, of_many=of_many)
+        of_many = scan_range is not None and scan_range is behind
+        return claim_statement(
+            asked, limit, lease=span, worker=who, tickets=tickets, scan_range=scan_range, of_many=of_many
+        )
 
     def is_among(name: str) -> sa.ColumnElement[bool]:
-        return spec.matches(spec.keys, sa.bindparam(name, (), expanding=len(spec.keys) > 1))
+        return spec.key_in(spec.keys, sa.bindparam(name, (), expanding=len(spec.keys) > 1))
 
-    head, behind = (by_priority, from_mark(spec)) if spec.strategy.takes_positions else (None, None)
+    head, behind = (by_priority, from_mark(spec)) if spec.strategy.supports_scan_range else (None, None)
     # Each execution brings its own values. Those given here are what a hook prints that writes them into the text:
     # of a parameter without any SQLAlchemy warns there.
     limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
-    suspect = spec.strategy.suspect(spec)
+    suspect = spec.strategy.quarantined(spec)
     together = _may_run_together(spec, chosen.select, concurrency)
     shared = "" if concurrency == 1 else SHARED
     usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
     tickets = sa.bindparam(TICKETS, "", sa.Text())
     return Plan(
         spec=spec,
-        claim=claims(usual, limit, shared, within=head),
-        claim_aloud=claims(usual, limit, shared, tickets=tickets, within=head),
-        claim_from=behind and claims(usual, limit, shared, within=behind),
-        claim_from_aloud=behind and claims(usual, limit, shared, tickets=tickets, within=behind),
+        claim=claims(usual, limit, shared, scan_range=head),
+        claim_aloud=claims(usual, limit, shared, tickets=tickets, scan_range=head),
+        claim_from=behind and claims(usual, limit, shared, scan_range=behind),
+        claim_from_aloud=behind and claims(usual, limit, shared, tickets=tickets, scan_range=behind),
         claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
         claim_suspects=None if together is None else claims(together, limit, shared),
         waiting_suspects=None if together is None else _two_waiting(spec, together),

@@ -120,22 +120,22 @@ def _read_config(cls: type[Any]) -> tuple[QueueConfig, ClaimStrategy, Mapping[st
     config = with_declared(cls, config)
     strategy = find_strategy(config.strategy)
     roles = placed_roles(config, strategy)
-    strategy = strategy.bind(roles)
+    strategy = strategy.for_roles(roles)
     _check_deleting(cls.__name__, config, strategy)
-    check_roles(cls.__name__, strategy.needs, roles, config)
+    check_roles(cls.__name__, strategy.required_roles, roles, config)
     return config, strategy, placed_roles(config, strategy)
 
 
 def _check_deleting(model: str, config: QueueConfig, strategy: ClaimStrategy) -> None:
     """Let a claim delete the rows of jobs only where the config says so in as many words."""
     named = f'"{config.strategy}"' if isinstance(config.strategy, str) else repr(config.strategy)
-    if config.rows_are_messages and strategy.hands_out_rows:
+    if config.rows_are_messages and strategy.keeps_rows:
         msg = (
             f"{model}: QueueConfig(rows_are_messages=True): the strategy {named} does not delete the rows of its jobs; "
             'give strategy="delete_returning", or leave out rows_are_messages'
         )
         raise ConfigurationError(msg)
-    if not config.rows_are_messages and not strategy.hands_out_rows:
+    if not config.rows_are_messages and not strategy.keeps_rows:
         msg = (
             f"{model}: without the queue attribute 'status' a claim of the strategy {named} deletes the row of the "
             f"job, and nothing of it is left. If the rows are to stay, {config.fix_for('status')}; if each row is its "
@@ -286,7 +286,7 @@ def hand_out(state: InstanceState[Any], session: Any, token: str | None = None) 
     if spec is None:
         return
     show_claimed(job, spec)
-    token_name, limit_name, attempts_name = spec.run_names
+    token_name, limit_name, attempts_name = spec.run_attributes
     limit = values.get(limit_name)
     if limit is None:
         limit = spec.config.max_attempts
@@ -340,7 +340,7 @@ class _KeyProperty(ColumnProperty[Any]):
         super().merge(session, source_state, source_dict, dest_state, *others, **more)
         run: Run | None = source_state.info.get(_RUN)
         its: Run | None = dest_state.info.get(_RUN)
-        if run is not None and (its is None or its.handed_out < run.handed_out):
+        if run is not None and (its is None or its.claimed_at < run.claimed_at):
             dest_state.info[_RUN] = run
 
 

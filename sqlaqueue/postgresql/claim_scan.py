@@ -29,7 +29,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 if TYPE_CHECKING:
     from sqlaqueue.strategies.base import ClaimStrategy
 
-Within = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
+ScanRange = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
 """Makes a condition on the columns of the claim order, as they are called in the table that a claim scans."""
 
 MARK = "sqlaqueue_mark"
@@ -71,21 +71,21 @@ def by_priority(_: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
     return sa.true()
 
 
-def from_mark(spec: QueueSpec) -> Within:
+def from_mark(spec: QueueSpec) -> ScanRange:
     """Return what narrows a claim to due jobs from a mark on, in the mark's priority; see :func:`mark_of`."""
     mark = [
         sa.bindparam(f"{MARK}_{number}", type_=column.type, unique=False)
         for number, column in enumerate(spec.claim_order)
     ]
 
-    def within(order: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+    def scan_range(order: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
         behind = _at_least(order, mark)
         if spec.has("priority"):
             return sa.and_(behind, _up_to(spec, order, mark[0]))
         # Said once more where a missing time counts as due: such a condition is no boundary, and this one is.
         return sa.and_(behind, order[0] <= clock()) if spec.has("run_at") else behind
 
-    return within
+    return scan_range
 
 
 def mark_of(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
@@ -107,7 +107,7 @@ def take(
     scanned: sa.FromClause,
     *others: sa.FromClause,
     limit: Any,
-    within: Within | None,
+    scan_range: ScanRange | None,
 ) -> sa.CTE:
     """Return the best due rows of ``waiting``, locked with ``others`` as ``strategy`` locks and orders them.
 
@@ -118,9 +118,9 @@ def take(
     def lock(rows: AnySelect) -> AnySelect:
         return strategy.lock(spec, rows, *others)
 
-    if within is by_priority and spec.has("priority"):
+    if scan_range is by_priority and spec.has("priority"):
         return _first_by_priority(spec, waiting, scanned, limit, lock).cte("picked")
-    best = strategy.best(spec, waiting, scanned, limit, within)
+    best = strategy.best(spec, waiting, scanned, limit, scan_range)
     return _first_of(spec, best, scanned, limit, lock).cte("picked")
 
 

@@ -53,7 +53,9 @@ def _body(spec: QueueSpec) -> str:
     keys = [preparer.quote(key.name) for key in spec.keys]
     order = [preparer.quote(spec.columns[role].name) for role in spec.order_roles]
     columns, key_list = ", ".join([*keys, *order]), ", ".join(keys)
-    waiting = f"{preparer.quote(status.name)} {equals(status)} {literal_text(spec.word('pending'), status.type)}"
+    waiting = (
+        f"{preparer.quote(status.name)} {equals(status)} {literal_text(spec.status_value('pending'), status.type)}"
+    )
     update = f"DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in order)}" if order else "DO NOTHING"
     gone = f"""\
 SELECT {key_list} FROM old_rows WHERE {waiting}

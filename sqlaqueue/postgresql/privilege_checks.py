@@ -1,8 +1,8 @@
 """What the role of a Consumer may do, compared with what its queue needs: said when it starts, as GRANT statements.
 
-What is needed comes from :meth:`~sqlaqueue.strategies.base.ClaimStrategy.rights`. Without this a missing right would
-show when a statement first needs it: by a job that cannot be settled, or a lease that is not extended. Row-level
-security without a policy for the role would show by nothing at all, since to this role the table is empty.
+What is needed comes from :meth:`~sqlaqueue.strategies.base.ClaimStrategy.required_privileges`. Without this a missing
+right would show when a statement first needs it: by a job that cannot be settled, or a lease that is not extended.
+Row-level security without a policy for the role would show by nothing at all, since to this role the table is empty.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlaqueue.postgresql.ddl import NameOf, TableId
 from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.required_privileges import Right
+from sqlaqueue.strategies.required_privileges import RequiredPrivilege
 
 _COMMANDS = {"SELECT": "r", "INSERT": "a", "UPDATE": "w", "DELETE": "d"}
 """How ``pg_policy`` writes what a policy is for."""
@@ -35,7 +35,7 @@ def what_is_hidden(connection: sa.Connection, spec: QueueSpec) -> list[str]:
 
 def what_is_not_granted(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     """Return the statements that give the role what a Consumer of this queue needs and the role does not have."""
-    rights = list(spec.strategy.rights(spec))
+    rights = list(spec.strategy.required_privileges(spec))
     has = [
         sa.func.has_table_privilege(TableId(each.table), sa.literal_column(f"'{each.privilege}'")) for each in rights
     ]
@@ -64,7 +64,7 @@ def what_policies_hide(connection: sa.Connection, spec: QueueSpec) -> list[str]:
 
     Whether one that it has shows it all of its jobs cannot be told from here; it may be meant to serve some only.
     """
-    rights = list(spec.strategy.rights(spec))
+    rights = list(spec.strategy.required_privileges(spec))
     tables = list(dict.fromkeys(right.table for right in rights))
     active = [sa.func.row_security_active(NameOf(table)) for table in tables]
     row: Any = connection.execute(sa.select(_role(), *active)).one()
@@ -90,7 +90,7 @@ def _role() -> sa.ColumnElement[str]:
     return role
 
 
-def _lacking(connection: sa.Connection, right: Right) -> list[str]:
+def _lacking(connection: sa.Connection, right: RequiredPrivilege) -> list[str]:
     """Return the columns on which a right is missing, quoted; it may have been given column by column."""
     if not right.columns:
         return []
@@ -112,7 +112,7 @@ def _names(connection: sa.Connection, tables: Sequence[sa.Table]) -> dict[sa.Tab
     return dict(zip(tables, found, strict=True))
 
 
-def _sequences(connection: sa.Connection, inserts: Sequence[Right]) -> Iterator[str]:
+def _sequences(connection: sa.Connection, inserts: Sequence[RequiredPrivilege]) -> Iterator[str]:
     """Yield the sequences that rows of these tables take their keys from, and the role may not use."""
     for right in inserts:
         for column in right.generated:

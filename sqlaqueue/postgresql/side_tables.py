@@ -2,7 +2,7 @@
 
 * ``sqlaqueue_control`` holds requests to running jobs, and which queues pause. A running row may be locked for as long
   as its handler runs, so a request cannot be written into it.
-* ``sqlaqueue_ledger`` holds the batches that strategies with a held transaction are about to run. When a worker
+* ``sqlaqueue_crash_journal`` holds the batches that strategies with a held transaction are about to run. When a worker
   dies, the database forgets its claim; the ledger remembers whom it was holding.
 * ``sqlaqueue_consumer`` holds the Consumers that are alive: they check in now and then.
 * ``sqlaqueue_dead_letter`` holds what failed for good in a queue whose rows are deleted by the claim.
@@ -25,7 +25,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 
 CONTROL = "sqlaqueue_control"
 CONSUMERS = "sqlaqueue_consumer"
-LEDGER = "sqlaqueue_ledger"
+CRASH_JOURNAL = "sqlaqueue_crash_journal"
 DEAD_LETTER = "sqlaqueue_dead_letter"
 
 PAUSE: sa.ColumnElement[Any] = sa.cast(sa.literal_column("'[]'"), JSONB())
@@ -77,11 +77,11 @@ def consumers(spec: QueueSpec) -> sa.Table:
     )
 
 
-def ledger(spec: QueueSpec) -> sa.Table:
+def crash_journal(spec: QueueSpec) -> sa.Table:
     """Return the table of batches that are about to run, made on first use in this MetaData and schema."""
     return _table(
         spec,
-        LEDGER,
+        CRASH_JOURNAL,
         sa.Column("id", sa.Uuid(), primary_key=True),
         sa.Column("queue", sa.Text(), nullable=False),
         sa.Column("keys", JSONB(), nullable=False),
@@ -119,7 +119,7 @@ def key_json(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
     return sa.func.jsonb_build_array(*columns, type_=JSONB())
 
 
-def ask_to_stop(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
+def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
     """Return the statement that asks the jobs whose keys are in ``running`` to stop."""
     table = spec.side_tables[CONTROL]
     keys = [running.corresponding_column(column) for column in spec.keys]

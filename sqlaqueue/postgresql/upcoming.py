@@ -10,7 +10,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.spec import QueueSpec, clock
 
 
-def coming(
+def upcoming_times(
     spec: QueueSpec, scanned: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]], limit: int
 ) -> AnySelect:
     """Return when the next rows of ``scanned`` that meet ``conditions`` will be due, one priority after the other."""

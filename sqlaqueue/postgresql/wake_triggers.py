@@ -63,7 +63,7 @@ def _waits(spec: QueueSpec, row: str = "", *, equal: str = "=") -> str:
         return "TRUE"
     status = spec.columns["status"]
     name = NEUTRAL.identifier_preparer.quote(status.name)
-    return f"{row}{name} {equal} {literal_text(spec.word('pending'), status.type)}"
+    return f"{row}{name} {equal} {literal_text(spec.status_value('pending'), status.type)}"
 
 
 def _begins_to_wait(spec: QueueSpec) -> str | None:
@@ -78,7 +78,7 @@ def _begins_to_wait(spec: QueueSpec) -> str | None:
 
 def _suspicion(spec: QueueSpec, channel: str) -> str:
     """Tell, before the job is called out, that it has been taken from a worker that died; its token says so."""
-    if not spec.has("lease_token") or spec.strategy.suspect(spec) is None:
+    if not spec.has("lease_token") or spec.strategy.quarantined(spec) is None:
         return ""
     token = NEUTRAL.identifier_preparer.quote(spec.columns["lease_token"].name)
     return f"""

@@ -39,7 +39,7 @@ def clock() -> sa.Function[Any]:
     return sa.func.statement_timestamp(type_=sa.DateTime(timezone=True))
 
 
-class Elsewhere:
+class CopiedTransaction:
     """Stands for the transaction that holds a job, in a copy of its instance: a transaction cannot be copied."""
 
     is_active = False
@@ -58,17 +58,17 @@ class Run:
     attempt: int
     """The number of this attempt, from 1; 1 where the model does not count them."""
     max_attempts: int
-    transaction: SessionTransaction | Elsewhere | None = None
+    transaction: SessionTransaction | CopiedTransaction | None = None
     """The transaction that holds the job, for strategies that hold one."""
     by_consumer: bool = False
     """A Consumer runs the job, and ends the run."""
     savepoint: SessionTransaction | None = None
     """The innermost savepoint that the claim was made in; when it is rolled back, so is the claim."""
-    alone: bool = False
+    isolated: bool = False
     """Whether it was claimed by itself, since its job may have killed a worker, or ended a connection."""
-    handed_out: float = field(default_factory=time.monotonic)
+    claimed_at: float = field(default_factory=time.monotonic)
     """When, on the monotonic clock of this process."""
-    called: float | None = None
+    handler_started_at: float | None = None
     """When its handler was called, on the same clock; None until it is."""
     duration: float | None = None
     """For how many seconds the handler ran; None until it has ended."""
@@ -78,7 +78,7 @@ class Run:
 
         :param held: whether a transaction holds the job, and not a lease.
         """
-        return Run(self.key, self.token, self.attempt, self.max_attempts, Elsewhere() if held else None)
+        return Run(self.key, self.token, self.attempt, self.max_attempts, CopiedTransaction() if held else None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the clock of this process."""
@@ -119,7 +119,7 @@ class QueueSpec:
         return self.config.lease_duration
 
     @cached_property
-    def run_names(self) -> tuple[str, str, str]:
+    def run_attributes(self) -> tuple[str, str, str]:
         """The attributes with the token, the limit and the number of a run; empty names for those that are left out."""
         token, limit, attempts = (self.attributes.get(role, "") for role in ("lease_token", "max_attempts", "attempts"))
         return token, limit, attempts
@@ -147,7 +147,7 @@ class QueueSpec:
             )
             raise StatementError(msg) from None
 
-    def word(self, state: str) -> Any:
+    def status_value(self, state: str) -> Any:
         """Return the value that the status column holds in ``state``.
 
         :raises StatementError: when the model's vocabulary has no word for it.
@@ -161,7 +161,7 @@ class QueueSpec:
             raise StatementError(msg)
         return value
 
-    def fitting(self, error: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    def truncated_error(self, error: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         """Return the text of an error, cut to what ``last_error`` takes: a longer one would keep a run from ending."""
         column = self.columns.get("last_error")
         # A cast cuts the text, where an assignment refuses it.
@@ -172,7 +172,7 @@ class QueueSpec:
     def literal(self, state: str) -> sa.ColumnElement[Any]:
         """Return the value of ``state`` as a literal in SQL, see :func:`~sqlaqueue.queue.roles.literal_text`."""
         type_ = self.columns["status"].type
-        return sa.literal_column(literal_text(self.word(state), type_), type_)
+        return sa.literal_column(literal_text(self.status_value(state), type_), type_)
 
     def in_state(self, *states: str) -> sa.ColumnElement[bool]:
         """Return the condition that a job is in one of ``states``; those without a word are passed over."""
@@ -206,7 +206,7 @@ class QueueSpec:
         """The one definition of the claim's order; its ORDER BY and its index both come from here."""
         return (*(self.columns[role] for role in self.order_roles), *self.keys)
 
-    def matches(
+    def key_in(
         self, columns: Sequence[sa.ColumnElement[Any]], keys: Sequence[Key] | sa.BindParameter[Any]
     ) -> sa.ColumnElement[bool]:
         """Return the condition that the key in ``columns`` is one of ``keys``.
@@ -223,7 +223,7 @@ class QueueSpec:
         return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=key_array(column.type)))
 
     def bind_keys(self, keys: Sequence[Key]) -> list[Any]:
-        """Return the value of a bound ``keys`` of :meth:`matches`."""
+        """Return the value of a bound ``keys`` of :meth:`key_in`."""
         return [key[0] for key in keys] if len(self.keys) == 1 else list(keys)
 
 

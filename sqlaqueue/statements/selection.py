@@ -13,13 +13,13 @@ from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
 from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
-from sqlaqueue.queue.spec import Elsewhere, Key, QueueSpec, Run
-from sqlaqueue.strategies import Held
+from sqlaqueue.queue.spec import CopiedTransaction, Key, QueueSpec, Run
+from sqlaqueue.strategies import ClaimedJobs
 
 _make_dialect: Any = postgresql.dialect
 
 
-class Chosen(NamedTuple):
+class JobSelection(NamedTuple):
     """A queue and a SELECT of some of its jobs."""
 
     spec: QueueSpec
@@ -29,7 +29,7 @@ class Chosen(NamedTuple):
     """Loader options, which belong to the statement that returns instances and nowhere else."""
 
 
-def chosen_by(target: Any, verb: str) -> Chosen:
+def select_jobs(target: Any, verb: str) -> JobSelection:
     """Return the jobs that a model class or a ``select(Model).where(...)`` stands for.
 
     :raises NotAQueueError: when there is no queue behind it.
@@ -37,7 +37,7 @@ def chosen_by(target: Any, verb: str) -> Chosen:
     """
     if not isinstance(target, sa.Select):
         spec = _spec_for_selecting(target, verb)
-        return Chosen(spec, target, sa.select(target), ())
+        return JobSelection(spec, target, sa.select(target), ())
     described = target.column_descriptions
     entity = described[0]["entity"] if len(described) == 1 else None
     if entity is None or described[0]["expr"] is not entity:
@@ -49,7 +49,7 @@ def chosen_by(target: Any, verb: str) -> Chosen:
     bare = target.with_only_columns(*described[:0], entity, maintain_column_froms=True)
     options = target._with_options  # noqa: SLF001 - there is no public way to move a select's options to another
     bare._with_options = ()  # noqa: SLF001 - as above; `bare` is our own copy
-    return Chosen(spec, entity, bare, options)
+    return JobSelection(spec, entity, bare, options)
 
 
 def _spec_for_selecting(entity: Any, verb: str) -> QueueSpec:
@@ -150,7 +150,7 @@ def held_run(job: Any, verb: str) -> Run:
     if run is None:
         msg = f"{verb}(): {name} was not handed out by a claim; pass what session.execute(claim(...)) returned"
         raise NotClaimedError(msg)
-    if isinstance(run.transaction, Elsewhere):
+    if isinstance(run.transaction, CopiedTransaction):
         msg = (
             f"{verb}(): {name} is a copy of what a claim handed out (by pickle or deepcopy), and the transaction that "
             "held the job could not be copied; pass the instance itself, or claim the job anew"
@@ -164,7 +164,7 @@ def held_run(job: Any, verb: str) -> Run:
     return run
 
 
-def held(jobs: list[Any], verb: str) -> Held:
+def held(jobs: list[Any], verb: str) -> ClaimedJobs:
     """Return the runs of instances, grouped by the claim that handed them out.
 
     :raises NotClaimedError: when one of them is not held.
@@ -173,4 +173,4 @@ def held(jobs: list[Any], verb: str) -> Held:
     for job in jobs:
         run = held_run(job, verb)
         claims.setdefault(run.token, []).append(run.key)
-    return Held(list(claims.items()), jobs)
+    return ClaimedJobs(list(claims.items()), jobs)

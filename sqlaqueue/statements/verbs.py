@@ -35,9 +35,9 @@ from sqlaqueue.queue.config import FINISHED, is_count
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec, Run, clock
 from sqlaqueue.statements.returning import returning_detached, returning_keys
-from sqlaqueue.statements.selection import Chosen, chosen_by, held, instances, key_of
-from sqlaqueue.strategies import Held, Settlement
-from sqlaqueue.strategies.base import Within
+from sqlaqueue.statements.selection import JobSelection, held, instances, key_of, select_jobs
+from sqlaqueue.strategies import ClaimedJobs, Settlement
+from sqlaqueue.strategies.base import ScanRange
 
 _ERROR_LIMIT = 100_000
 _RETAINED_STATEMENTS = 64
@@ -69,11 +69,11 @@ else:
             msg = f"claim({_name(model)}, {n!r}): give the number of jobs as an integer from 1 on"
             raise StatementError(msg)
         if not isinstance(model, type):
-            return claim_statement(chosen_by(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+            return claim_statement(select_jobs(model, "claim"), sa.bindparam(None, n, sa.Integer()))
         # Building a statement costs more than the database needs for a small claim: one object serves every call.
         statement = _prepared.get((model, n))
         if statement is None:
-            statement = claim_statement(chosen_by(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+            statement = claim_statement(select_jobs(model, "claim"), sa.bindparam(None, n, sa.Integer()))
             if len(_prepared) >= _RETAINED_STATEMENTS:
                 # Other threads may be claiming: nobody relies on a statement being there from one line to the next.
                 _prepared.clear()
@@ -82,12 +82,12 @@ else:
 
 
 def claim_statement(
-    chosen: Chosen,
+    chosen: JobSelection,
     limit: Any,
     *,
     lease: timedelta | None = None,
     worker: Any = None,
-    within: Within | None = None,
+    scan_range: ScanRange | None = None,
     tickets: sa.BindParameter[str] | None = None,
     of_many: bool = False,
 ) -> sa.sql.expression.Executable:
@@ -108,13 +108,13 @@ def claim_statement(
         limit,
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
-        within=within,
+        scan_range=scan_range,
     )
     if tickets is not None:
         words = sa.func.concat("taken ", sa.func.count().over(), " ", tickets, type_=sa.Text())
         claimed = claimed.add_columns(notification(spec, words).label("sqlaqueue_told"))
     rows = for_postgresql(claimed)
-    if not spec.strategy.hands_out_rows:
+    if not spec.strategy.keeps_rows:
         if options:
             msg = (
                 f"claim(select({entity.__name__}).options(...)): the claim deletes the row and hands out a detached "
@@ -224,7 +224,7 @@ def rescue(model: type[Any], /) -> Any:
 
     :raises StatementError: when the model leaves out ``lease_expires_at``.
     """
-    spec, *_ = chosen_by(model, "rescue")
+    spec, *_ = select_jobs(model, "rescue")
     return returning_keys(spec, spec.strategy.rescue(spec))
 
 
@@ -238,7 +238,7 @@ def purge(
     :param states: which of ``completed``, ``failed`` and ``cancelled`` to delete.
     :raises StatementError: for other states, or when ``limit`` is not a positive integer.
     """
-    spec, _, select, _ = chosen_by(model, "purge")
+    spec, _, select, _ = select_jobs(model, "purge")
     names = tuple(states)
     if not names or not set(names) <= set(FINISHED):
         msg = f"purge(states={names!r}): give some of {', '.join(FINISHED)}; only finished jobs can be purged"
@@ -255,14 +255,14 @@ def reconcile(model: type[Any], /) -> Any:
 
     Waiting jobs without a message get one, messages whose job is gone or not waiting are consumed.
     """
-    spec, *_ = chosen_by(model, "reconcile")
+    spec, *_ = select_jobs(model, "reconcile")
     return returning_keys(spec, spec.strategy.reconcile(spec))
 
 
 # -- parts -----------------------------------------------------------------------------------------------------
 
 
-def settle_statement(spec: QueueSpec, runs: Held, settlement: Settlement) -> Any:
+def settle_statement(spec: QueueSpec, runs: ClaimedJobs, settlement: Settlement) -> Any:
     """Return the statement that ends ``runs`` as ``settlement`` says."""
     return returning_keys(spec, spec.strategy.settle(spec, runs, settlement), runs.jobs)
 
@@ -280,7 +280,7 @@ def error_text(error: BaseException | str) -> str:
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 
-def telling_its_run(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run], worker: str) -> Settlement:
+def with_run_details(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run], worker: str) -> Settlement:
     """Return ``settlement`` with when the runs began and who ran them, where a claim leaves that to it.
 
     One that gives attempts back writes neither, as they do not count as runs.
@@ -290,7 +290,7 @@ def telling_its_run(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run]
     if settlement.starts == 0:
         return settlement
     # By the database's clock: how long ago that was is all that is taken from this machine's.
-    ago = time.monotonic() - min(run.handed_out for run in runs)
+    ago = time.monotonic() - min(run.claimed_at for run in runs)
     began = clock() - sa.literal(timedelta(seconds=ago), sa.Interval())
     return replace(settlement, started_at=began, worker=sa.literal(worker, sa.Text()))
 
@@ -302,7 +302,7 @@ def _settle(jobs: Any, verb: str, settlement: Settlement) -> Any:
         return _nothing()
     spec, mine = _spec(jobs), held(jobs, verb)
     runs = [run for job in jobs if (run := run_of(job)) is not None]
-    return settle_statement(spec, mine, telling_its_run(spec, settlement, runs, worker_name()))
+    return settle_statement(spec, mine, with_run_details(spec, settlement, runs, worker_name()))
 
 
 def _refuse_consumers(jobs: list[Any], verb: str) -> None:
@@ -322,13 +322,13 @@ def _spec(jobs: list[Any]) -> QueueSpec:
 
 def _jobs_or_filter(jobs: Any, verb: str) -> tuple[QueueSpec | None, AnySelect]:
     if isinstance(jobs, type | sa.Select):
-        spec, _, select, _ = chosen_by(jobs, verb)
+        spec, _, select, _ = select_jobs(jobs, verb)
         return spec, select
     listed = instances(jobs, verb)
     if not listed:
         return None, sa.select()
     spec = _spec(listed)
-    return spec, sa.select(spec.model).where(spec.matches(spec.keys, [key_of(job, verb) for job in listed]))
+    return spec, sa.select(spec.model).where(spec.key_in(spec.keys, [key_of(job, verb) for job in listed]))
 
 
 def _due(jobs: list[Any], verb: str, delay: Delay | None, at: datetime | None) -> sa.ColumnElement[Any] | None:

@@ -13,10 +13,10 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from sqlaqueue.exc import UnknownStrategyError
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb
+from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, Settlement, Verb
 from sqlaqueue.strategies.key_range import KeyRange
 
-__all__ = ["ClaimStrategy", "Held", "KeyRange", "Settlement", "Verb", "find_strategy", "strategy_names"]
+__all__ = ["ClaimStrategy", "ClaimedJobs", "KeyRange", "Settlement", "Verb", "find_strategy", "strategy_names"]
 
 GROUP = "sqlaqueue.strategies"
 

@@ -21,15 +21,15 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql import side_tables
-from sqlaqueue.postgresql.claim_scan import Within as Within  # noqa: PLC0414 - part of the contract, exported here
+from sqlaqueue.postgresql.claim_scan import ScanRange as ScanRange  # noqa: PLC0414 - part of the contract, exported here
 from sqlaqueue.postgresql.ddl import attach
-from sqlaqueue.postgresql.upcoming import coming
+from sqlaqueue.postgresql.upcoming import upcoming_times
 from sqlaqueue.postgresql.wake_triggers import wake_up_triggers
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import Key, QueueSpec, clock
-from sqlaqueue.strategies.job_listing import survey_of
+from sqlaqueue.strategies.job_listing import job_listing
 from sqlaqueue.strategies.key_range import KeyRange
-from sqlaqueue.strategies.required_privileges import Right, rights_of_a_consumer
+from sqlaqueue.strategies.required_privileges import RequiredPrivilege, consumer_privileges
 from sqlaqueue.strategies.retention_index import attach_retention, oldest_first
 
 Keys = Sequence[Key] | sa.BindParameter[Any]
@@ -46,7 +46,7 @@ SHARED = " (shared)"
 
 
 @dataclass(frozen=True)
-class Held:
+class ClaimedJobs:
     """The runs that a verb ends or extends: jobs of one claim, or of several."""
 
     claims: Sequence[tuple[Token, Keys]]
@@ -70,7 +70,7 @@ class Settlement:
     """When the run began, for a strategy whose claim writes nothing; None leaves it, and ``claimed_by``, as it was."""
     worker: sa.ColumnElement[Any] | None = None
     suspect: bool = False
-    """A job that goes back to pending is to fulfil :meth:`ClaimStrategy.suspect`, where rows can tell."""
+    """A job that goes back to pending is to fulfil :meth:`ClaimStrategy.quarantined`, where rows can tell."""
 
 
 class ClaimStrategy:
@@ -82,19 +82,19 @@ class ClaimStrategy:
     holds_transaction: ClassVar[bool] = False
     """Whether a job belongs to the transaction that claimed it (True) or to a lease (False)."""
 
-    hands_out_rows: ClassVar[bool] = True
+    keeps_rows: ClassVar[bool] = True
     """Whether a claimed job's row still exists; where not, instances are handed out detached."""
 
-    takes_positions: ClassVar[bool] = False
+    supports_scan_range: ClassVar[bool] = False
     """Whether a claim is served by an index of the claim order, so that it may begin at a position."""
 
-    takes_tokens: ClassVar[bool] = False
+    supports_claim_token: ClassVar[bool] = False
     """Whether the token of a claim can be given as ``sqlaqueue.strategies.claim_tokens.CLAIM_TOKEN``."""
 
-    needs: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
+    required_roles: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The roles this strategy cannot do without, each with the reason for the error message."""
 
-    def bind(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
+    def for_roles(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
         """Return the strategy that serves a model with these roles; usually ``self``."""
         return self
 
@@ -115,13 +115,13 @@ class ClaimStrategy:
         """Add what the deletion of finished jobs needs; called only where the config asks for that."""
         attach_retention(spec)
 
-    def rights(self, spec: QueueSpec) -> Iterable[Right]:
+    def required_privileges(self, spec: QueueSpec) -> Iterable[RequiredPrivilege]:
         """Return what the role of a Consumer has to be granted; it is told when it starts without.
 
         By default: to read the jobs, to write what the end of a run writes into them, and what the side tables of
         this library need; of any other side table everything.
         """
-        return rights_of_a_consumer(spec)
+        return consumer_privileges(spec)
 
     # -- claiming ----------------------------------------------------------------------------------------
 
@@ -133,11 +133,12 @@ class ClaimStrategy:
         *,
         lease: Any,
         worker: Any,
-        within: Within | None = None,
+        scan_range: ScanRange | None = None,
     ) -> AnySelect:
         """Return a SELECT of the claimed rows, all columns of the model's table, in claim order.
 
-        A strategy that hands out no rows may add a column called :data:`TOKEN`, which then comes back in :class:`Held`.
+        A strategy that hands out no rows may add a column called :data:`TOKEN`, which then comes back in
+        :class:`ClaimedJobs`.
 
         The statement must never hand out more than ``limit`` rows, nor one that another transaction has
         locked, nor wait for a lock; whatever the plan and whatever ``candidates`` joins.
@@ -152,28 +153,28 @@ class ClaimStrategy:
         """
         raise NotImplementedError
 
-    def suspect(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
+    def quarantined(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
         """Return the condition that a waiting job was in the hands of a worker that died.
 
         Consumers claim such jobs one at a time. None where rows cannot tell; the Consumer then keeps the ledger.
         """
         return None
 
-    def outlook(self, spec: QueueSpec, limit: int) -> AnySelect:
+    def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
         """Return a SELECT of when the next ``limit`` waiting jobs will be due, that are not yet; the first one first.
 
         It reads as much of the claim's index for each priority that occurs, not the whole of it.
         """
         waiting = [spec.in_state("pending")] if spec.has("status") else []
-        return coming(spec, spec.table, waiting, limit)
+        return upcoming_times(spec, spec.table, waiting, limit)
 
     # -- ending and extending a run ------------------------------------------------------------------------
 
-    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+    def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
         """Return the condition that a row is still in the hands of the claims in ``held``."""
-        return sa.or_(*(spec.matches(spec.keys, keys) for _, keys in held.claims))
+        return sa.or_(*(spec.key_in(spec.keys, keys) for _, keys in held.claims))
 
-    def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
+    def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Return the statement that ends runs; a run that is no longer held is left alone."""
         whose = self.fence(spec, held)
         if settlement.state == "completed" and spec.config.on_complete == "delete":
@@ -182,7 +183,7 @@ class ClaimStrategy:
 
     def settled_values(self, spec: QueueSpec, settlement: Settlement) -> dict[sa.Column[Any], Any]:
         """Return what an ended run writes into its row."""
-        values: dict[str, Any] = {"status": spec.word(settlement.state)}
+        values: dict[str, Any] = {"status": spec.status_value(settlement.state)}
         values["finished_at"] = None if settlement.state == "pending" else clock()
         kept = {"lease_token": settlement.suspect, "claimed_by": spec.keeps_claimed_by}
         values |= {role: None for role in ("lease_token", "lease_expires_at", "claimed_by") if not kept.get(role)}
@@ -191,7 +192,7 @@ class ClaimStrategy:
         if settlement.run_at is not None:
             values["run_at"] = settlement.run_at
         if settlement.error is not None:
-            values["last_error"] = spec.fitting(settlement.error)
+            values["last_error"] = spec.truncated_error(settlement.error)
         if spec.has("attempts"):
             counted = self.counted(spec.columns["attempts"], settlement)
             if counted is not None:
@@ -207,7 +208,7 @@ class ClaimStrategy:
         counted: sa.ColumnElement[Any] = sa.func.coalesce(attempts, 0) + settlement.starts
         return counted
 
-    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
+    def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
         """Return the statement that moves the end of leases; a strategy without leases changes nothing."""
         return sa.select(spec.model).where(self.fence(spec, held))
 
@@ -221,7 +222,7 @@ class ClaimStrategy:
         """Return the statement that mends what bypassed the triggers; nothing where there are none."""
         return sa.select(spec.model).where(sa.false())
 
-    def reconcile_part(self, spec: QueueSpec, part: KeyRange) -> Verb | None:
+    def reconcile_range(self, spec: QueueSpec, part: KeyRange) -> Verb | None:
         """Return the same for some of the jobs only, so that a large table is not read at one go; None if it cannot."""
         return None
 
@@ -236,18 +237,23 @@ class ClaimStrategy:
         free = self.lock(spec, waiting.order_by(*spec.keys)).cte("free")
         wanted = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing")).cte("wanted")
         running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
-        values: dict[str, Any] = {"status": spec.word("cancelled"), "finished_at": clock(), "lease_token": None}
+        values: dict[str, Any] = {"status": spec.status_value("cancelled"), "finished_at": clock(), "lease_token": None}
         cancelled = (
             sa.update(spec.table)
             .where(self.same_key(spec, spec.keys, free))
             .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
         )
-        return self.beside(spec, cancelled, side_tables.ask_to_stop(spec, running))
+        return self.beside(spec, cancelled, side_tables.request_cancellation(spec, running))
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that makes finished ones of the chosen jobs wait again, their attempts from zero."""
         over = self.pick(spec, chosen, *spec.keys).where(spec.finished).order_by(*spec.keys)
-        values: dict[str, Any] = {"status": spec.word("pending"), "attempts": 0, "finished_at": None, "run_at": clock()}
+        values: dict[str, Any] = {
+            "status": spec.status_value("pending"),
+            "attempts": 0,
+            "finished_at": None,
+            "run_at": clock(),
+        }
         return (
             sa.update(spec.model)
             .where(self.among(spec, spec.keys, self.lock(spec, over, skip_locked=False)))
@@ -270,7 +276,7 @@ class ClaimStrategy:
             self.among(spec, spec.keys, old.with_for_update(of=spec.table, skip_locked=True))
         )
 
-    def survey(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
+    def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """Return a SELECT of jobs as an operator sees them, whatever table they are kept in.
 
         Its columns: ``key_0`` and so on, the parts of the key; ``state``, the name of the state, or ``other``; and
@@ -279,16 +285,16 @@ class ClaimStrategy:
         :param chosen: a SELECT of the model with the conditions on the jobs.
         :param states: the names of states to select; None for all.
         """
-        return survey_of(spec, chosen, states)
+        return job_listing(spec, chosen, states)
 
-    def standing(self, spec: QueueSpec, key: Key) -> AnySelect:
+    def job_state(self, spec: QueueSpec, key: Key) -> AnySelect:
         """Return a SELECT of the state's name and the last error of one job: no row where there is no such job.
 
         The name is null for a job whose status is none of the queue's.
         """
         known = [state for state in STATES if getattr(spec.config.states, state) is not None]
         name = sa.case(*((spec.in_state(state), sa.literal(state, sa.Text())) for state in known), else_=None)
-        return sa.select(name, spec.columns.get("last_error", sa.null())).where(spec.matches(spec.keys, [key]))
+        return sa.select(name, spec.columns.get("last_error", sa.null())).where(spec.key_in(spec.keys, [key]))
 
     # -- the parts that strategies share ------------------------------------------------------------------
 
@@ -309,13 +315,13 @@ class ClaimStrategy:
 
     @staticmethod
     def best(
-        spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, within: Within | None
+        spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, scan_range: ScanRange | None
     ) -> AnySelect:
         """Return the best due rows of ``waiting``, judged by the order and the time that ``scanned`` knows of them."""
         run_at = spec.columns.get("run_at")
         order = [scanned.c[column.key] for column in spec.claim_order]
         due = spec.due(None if run_at is None else scanned.c[run_at.key])
-        part = () if within is None else (within(order),)
+        part = () if scan_range is None else (scan_range(order),)
         return waiting.where(*due, *part).order_by(*order).limit(limit)
 
     @staticmethod

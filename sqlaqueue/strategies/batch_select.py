@@ -17,7 +17,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Within
+from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, ScanRange
 from sqlaqueue.strategies.indexes import add_index
 
 
@@ -26,13 +26,13 @@ class BatchSelect(ClaimStrategy):
 
     name: ClassVar[str] = "batch_select"
     holds_transaction: ClassVar[bool] = True
-    takes_positions: ClassVar[bool] = True
-    needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "batch_select"'}
+    supports_scan_range: ClassVar[bool] = True
+    required_roles: ClassVar[Mapping[str, str]] = {"status": 'strategy "batch_select"'}
 
     def attach(self, spec: QueueSpec) -> None:
         """Add the claim's index, which holds waiting rows only, and the ledger."""
         super().attach(spec)
-        side_tables.ledger(spec)
+        side_tables.crash_journal(spec)
         add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
 
     def claim(
@@ -43,13 +43,13 @@ class BatchSelect(ClaimStrategy):
         *,
         lease: Any,
         worker: Any,
-        within: Within | None = None,
+        scan_range: ScanRange | None = None,
     ) -> AnySelect:
         """Lock the best waiting rows; the lock is the claim."""
         waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-        picked = take(self, spec, waiting, spec.table, limit=limit, within=within)
+        picked = take(self, spec, waiting, spec.table, limit=limit, scan_range=scan_range)
         return self.in_claim_order(spec, self.once_each(spec, candidates, picked))
 
-    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+    def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
         """The rows are locked by this transaction; one that it has settled already is left as it is."""
         return sa.and_(super().fence(spec, held), spec.in_state("pending"))

@@ -24,9 +24,9 @@ from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.postgresql.ddl import StorageParameters, attach, sees_all
 from sqlaqueue.postgresql.message_triggers import message_triggers
-from sqlaqueue.postgresql.upcoming import coming
+from sqlaqueue.postgresql.upcoming import upcoming_times
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
+from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, column_of, named
 from sqlaqueue.strategies.delete_row import OwnMessage
 from sqlaqueue.strategies.indexes import object_name
 from sqlaqueue.strategies.key_range import KeyRange
@@ -39,17 +39,17 @@ class DeleteReturning(ClaimStrategy):
 
     name: ClassVar[str] = "delete_returning"
     holds_transaction: ClassVar[bool] = True
-    takes_positions: ClassVar[bool] = True
-    needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "delete_returning" with a message table'}
+    supports_scan_range: ClassVar[bool] = True
+    required_roles: ClassVar[Mapping[str, str]] = {"status": 'strategy "delete_returning" with a message table'}
 
-    def bind(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
+    def for_roles(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
         """Let a model without a state be its own message."""
         return self if "status" in spec_roles else OwnMessage()
 
     def attach(self, spec: QueueSpec) -> None:
         """Add the message table with its index, the triggers that fill it, and the ledger."""
         super().attach(spec)
-        side_tables.ledger(spec)
+        side_tables.crash_journal(spec)
         messages = sa.Table(
             object_name("sqlaqueue_message", spec.table.name),
             spec.table.metadata,
@@ -76,7 +76,7 @@ class DeleteReturning(ClaimStrategy):
         *,
         lease: Any,
         worker: Any,
-        within: Within | None = None,
+        scan_range: ScanRange | None = None,
     ) -> AnySelect:
         """Lock the best messages with their jobs, delete the messages, return the jobs."""
         messages = spec.side_tables[MESSAGES]
@@ -88,7 +88,7 @@ class DeleteReturning(ClaimStrategy):
             # them, and look for those first, in a table that may hold millions of finished jobs.
             sa.case((spec.in_state("pending"), sa.true())),
         )
-        picked = take(self, spec, waiting, messages, messages, limit=limit, within=within)
+        picked = take(self, spec, waiting, messages, messages, limit=limit, scan_range=scan_range)
         consumed = (
             sa.delete(messages)
             .where(self.among(spec, [messages.c[key.key] for key in spec.keys], picked))
@@ -102,15 +102,15 @@ class DeleteReturning(ClaimStrategy):
         # compared with each.
         return self.in_claim_order(spec, jobs).where(sa.case((mine, sa.true())))
 
-    def outlook(self, spec: QueueSpec, limit: int) -> AnySelect:
+    def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
         """The messages know when their jobs will be due."""
-        return coming(spec, spec.side_tables[MESSAGES], [], limit)
+        return upcoming_times(spec, spec.side_tables[MESSAGES], [], limit)
 
-    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+    def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
         """The rows are locked by this transaction; one that it has settled already is left as it is."""
         return sa.and_(super().fence(spec, held), spec.in_state("pending"))
 
-    def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
+    def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """End the runs, and put the message back of a job that goes on waiting.
 
         The row has read as pending all the time, so an update that changes neither state nor order says nothing
@@ -138,9 +138,9 @@ class DeleteReturning(ClaimStrategy):
         A running claim is not mistaken for a fault: as long as its transaction is open, everybody else still
         sees the message. The jobs are locked, so that none stops waiting while its message is written.
         """
-        return self.reconcile_part(spec, KeyRange())
+        return self.reconcile_range(spec, KeyRange())
 
-    def reconcile_part(self, spec: QueueSpec, part: KeyRange) -> Verb:
+    def reconcile_range(self, spec: QueueSpec, part: KeyRange) -> Verb:
         """Do the same for the jobs, and for the messages, whose key is one of those."""
         messages = spec.side_tables[MESSAGES]
         message_keys = [messages.c[key.key] for key in spec.keys]

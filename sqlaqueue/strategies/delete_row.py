@@ -22,10 +22,10 @@ from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.queue.spec import Key, QueueSpec, clock
-from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, Held, Settlement, Verb, Within, named
+from sqlaqueue.strategies.base import TOKEN, ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, named
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.job_listing import SHOWN, labelled_keys
-from sqlaqueue.strategies.required_privileges import Right, everything
+from sqlaqueue.strategies.required_privileges import RequiredPrivilege, everything
 from sqlaqueue.strategies.retention_index import attach_to_dead_letters, oldest_first
 
 
@@ -34,9 +34,9 @@ class OwnMessage(ClaimStrategy):
 
     name: ClassVar[str] = "delete_returning"
     holds_transaction: ClassVar[bool] = True
-    hands_out_rows: ClassVar[bool] = False
-    takes_positions: ClassVar[bool] = True
-    needs: ClassVar[Mapping[str, str]] = {}
+    keeps_rows: ClassVar[bool] = False
+    supports_scan_range: ClassVar[bool] = True
+    required_roles: ClassVar[Mapping[str, str]] = {}
 
     def attach(self, spec: QueueSpec) -> None:
         """Add the claim's index where the key alone is not its order, the ledger and the dead letters."""
@@ -48,7 +48,7 @@ class OwnMessage(ClaimStrategy):
                     "again, with its key, when it is to run again; use Identity() without always=True, or keep status"
                 )
                 raise ConfigurationError(msg)
-        side_tables.ledger(spec)
+        side_tables.crash_journal(spec)
         side_tables.dead_letter(spec)
         if spec.order_roles:
             add_index(spec, "claim", spec.claim_order)
@@ -57,10 +57,10 @@ class OwnMessage(ClaimStrategy):
         """Add an index to the dead letters."""
         attach_to_dead_letters(spec, side_tables.dead_letter(spec))
 
-    def rights(self, spec: QueueSpec) -> Iterator[Right]:
+    def required_privileges(self, spec: QueueSpec) -> Iterator[RequiredPrivilege]:
         """The claim deletes the job's row, and a job that runs again is inserted."""
         yield from everything(spec.table)
-        yield from (right for right in super().rights(spec) if right.table is not spec.table)
+        yield from (right for right in super().required_privileges(spec) if right.table is not spec.table)
 
     def claim(
         self,
@@ -70,10 +70,12 @@ class OwnMessage(ClaimStrategy):
         *,
         lease: Any,
         worker: Any,
-        within: Within | None = None,
+        scan_range: ScanRange | None = None,
     ) -> AnySelect:
         """Lock the best rows, delete them and return them."""
-        picked = take(self, spec, self.pick(spec, candidates, *spec.keys), spec.table, limit=limit, within=within)
+        picked = take(
+            self, spec, self.pick(spec, candidates, *spec.keys), spec.table, limit=limit, scan_range=scan_range
+        )
         claimed = (
             sa.delete(spec.table)
             .where(self.among(spec, spec.keys, picked))
@@ -91,11 +93,11 @@ class OwnMessage(ClaimStrategy):
         """
         return rows.with_for_update(of=[spec.table, *others], skip_locked=skip_locked)
 
-    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
+    def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
         """Change nothing: the jobs are held for as long as the transaction lives."""
         return _keys(spec, _rows(spec, held, Settlement("pending")).subquery("held"))
 
-    def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
+    def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Leave the rows deleted, insert them again, or move them to the dead letters."""
         rows = _rows(spec, held, settlement).subquery("held")
         if settlement.state == "pending":
@@ -117,7 +119,7 @@ class OwnMessage(ClaimStrategy):
             .cte("deleted")
         )
         running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
-        asked = side_tables.ask_to_stop(spec, running).cte("asked")
+        asked = side_tables.request_cancellation(spec, running).cte("asked")
         buried = _bury(spec, deleted, "cancelled", None).cte("buried")
         return _keys(spec, deleted).add_cte(asked, buried)
 
@@ -137,13 +139,13 @@ class OwnMessage(ClaimStrategy):
         rows = sa.select(*fresh.values()).where(letters.c.letter_key == opened.c.key)
         return sa.insert(spec.table).from_select(list(fresh), rows)
 
-    def standing(self, spec: QueueSpec, key: Key) -> AnySelect:
+    def job_state(self, spec: QueueSpec, key: Key) -> AnySelect:
         """Look for the row, then among the dead letters: a row may have been enqueued after its namesake died."""
         dead = spec.side_tables[side_tables.DEAD_LETTER]
         name = side_tables.key_json([_cast(part, column) for part, column in zip(key, spec.keys, strict=True)])
         waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(sa.null(), sa.Text()).label("error"))
         buried = sa.select(dead.c.state, dead.c.error).where(dead.c.queue == spec.name, dead.c.key == name)
-        both = sa.union_all(waits.where(spec.matches(spec.keys, [key])), buried).subquery("both")
+        both = sa.union_all(waits.where(spec.key_in(spec.keys, [key])), buried).subquery("both")
         return sa.select(both).order_by(both.c.state != "pending").limit(1)
 
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
@@ -162,7 +164,7 @@ class OwnMessage(ClaimStrategy):
         )
         return _keys(spec, letters).add_cte(gone)
 
-    def survey(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
+    def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """Show the rows as waiting jobs, and the dead letters as those that are finished."""
         dead = spec.side_tables[side_tables.DEAD_LETTER]
         buried = _letters(spec, dead, chosen, "survey").subquery("buried")
@@ -232,7 +234,7 @@ def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]
     return values
 
 
-def rows_again(spec: QueueSpec, held: Held) -> sa.Insert:
+def rows_again(spec: QueueSpec, held: ClaimedJobs) -> sa.Insert:
     """Return the statement that inserts rows again, as they were, which a claim has deleted whose transaction is over.
 
     Not where it was rolled back: then the row is there, or has been taken by others.
@@ -242,7 +244,7 @@ def rows_again(spec: QueueSpec, held: Held) -> sa.Insert:
 
 
 def _rows(
-    spec: QueueSpec, held: Held, settlement: Settlement, *, was_committed: bool = False
+    spec: QueueSpec, held: ClaimedJobs, settlement: Settlement, *, was_committed: bool = False
 ) -> AnySelect | sa.CompoundSelect[Any]:
     """Return those of the deleted rows as a query that this transaction deleted, and has not inserted again.
 
@@ -256,7 +258,7 @@ def _rows(
             _cast(values[column.key], column).label(column.key) for column in _stored(spec) if column.key in values
         ]
         key = sa.inspect(job).identity
-        back = sa.exists().where(spec.matches(spec.keys, [key]))
+        back = sa.exists().where(spec.key_in(spec.keys, [key]))
         mine = _was_committed(tokens[key]) if was_committed else _transaction() == tokens[key]
         selects.append(sa.select(*columns).where(mine, ~back))
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)

@@ -28,9 +28,9 @@ from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.ddl import sees_all
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb, Within, column_of, named
+from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, column_of, named
 from sqlaqueue.strategies.indexes import object_name
-from sqlaqueue.strategies.required_privileges import Right, everything
+from sqlaqueue.strategies.required_privileges import RequiredPrivilege, everything
 
 
 class _Messages(NamedTuple):
@@ -70,7 +70,7 @@ class ExistingMessages(ClaimStrategy):
 
     name: ClassVar[str] = "delete_returning"
     holds_transaction: ClassVar[bool] = True
-    needs: ClassVar[Mapping[str, str]] = {"status": "a queue with a message table"}
+    required_roles: ClassVar[Mapping[str, str]] = {"status": "a queue with a message table"}
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class ExistingMessages(ClaimStrategy):
                 "messages in ExistingMessages(order_by=...)"
             )
             raise ConfigurationError(msg)
-        side_tables.ledger(spec)
+        side_tables.crash_journal(spec)
         if self._order_by:
             name = conv(object_name("ix", messages.table.name, "queue", "claim"))
             index = next((each for each in messages.table.indexes if each.name == name), None)
@@ -107,9 +107,9 @@ class ExistingMessages(ClaimStrategy):
                 index = sa.Index(name, *messages.order, postgresql_where=where)
             spec.claim_indexes.append(index)
 
-    def rights(self, spec: QueueSpec) -> Iterator[Right]:
+    def required_privileges(self, spec: QueueSpec) -> Iterator[RequiredPrivilege]:
         """Messages are deleted, and one is inserted for a job that runs again."""
-        yield from super().rights(spec)
+        yield from super().required_privileges(spec)
         messages = self._messages(spec)
         for right in everything(messages.table):
             generated = [key for key in messages.ids if key.identity is None] if right.privilege == "INSERT" else []
@@ -123,11 +123,11 @@ class ExistingMessages(ClaimStrategy):
         *,
         lease: Any,
         worker: Any,
-        within: Within | None = None,
+        scan_range: ScanRange | None = None,
     ) -> AnySelect:
         """Lock the first messages with their jobs, delete the messages, return the jobs."""
         messages = self._messages(spec)
-        part = () if within is None else (within(spec.claim_order),)
+        part = () if scan_range is None else (scan_range(spec.claim_order),)
         waiting = (
             self.pick(spec, candidates, *spec.table.c)
             .add_columns(*_labels("sqlaqueue_id", messages.ids), *_labels("sqlaqueue_order", messages.order))
@@ -164,11 +164,11 @@ class ExistingMessages(ClaimStrategy):
             .order_by(*(times.c[column.name] for column in order))
         )
 
-    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+    def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
         """The rows are locked by this transaction; one that it has settled already is left as it is."""
         return sa.and_(super().fence(spec, held), spec.in_state("pending"))
 
-    def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
+    def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """End the runs, and write another message for a job that goes on waiting."""
         verb = super().settle(spec, held, settlement)
         if settlement.state != "pending" or not isinstance(verb, sa.Update):

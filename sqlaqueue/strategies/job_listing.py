@@ -45,7 +45,7 @@ def labelled_keys(spec: QueueSpec, chosen: AnySelect) -> list[Any]:
     return [key.label(name) for key, name in zip(keys, key_labels(spec), strict=True)]
 
 
-def survey_of(spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None) -> AnySelect:
+def job_listing(spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None) -> AnySelect:
     """Return the survey of a queue whose rows have a status."""
     status = spec.columns["status"]
     words = [state for state in STATES if getattr(spec.config.states, state) is not None]

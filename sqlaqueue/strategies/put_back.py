@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.queue.spec import Key, QueueSpec
-from sqlaqueue.strategies.base import Held, Verb
+from sqlaqueue.strategies.base import ClaimedJobs, Verb
 from sqlaqueue.strategies.delete_row import OwnMessage, rows_again
 from sqlaqueue.strategies.key_range import KeyRange
 
@@ -25,10 +25,10 @@ class _Keys(KeyRange):
         """Return the condition that the key in ``columns`` is one of these."""
         if self.spec is None:
             return sa.true()
-        return self.spec.matches(columns, self.keys)
+        return self.spec.key_in(columns, self.keys)
 
 
-def put_back(spec: QueueSpec, held: Held) -> Verb | None:
+def put_back(spec: QueueSpec, held: ClaimedJobs) -> Verb | None:
     """Return the statement that lets jobs wait again, and returns their keys; None where such a commit takes nothing.
 
     A job that waits, or that somebody holds, is left alone: then the claim was rolled back, or it is mended already.
@@ -36,4 +36,4 @@ def put_back(spec: QueueSpec, held: Held) -> Verb | None:
     if isinstance(spec.strategy, OwnMessage):
         return rows_again(spec, held)
     keys = [key for _, listed in held.claims if not isinstance(listed, sa.BindParameter) for key in listed]
-    return spec.strategy.reconcile_part(spec, _Keys(spec=spec, keys=keys))
+    return spec.strategy.reconcile_range(spec, _Keys(spec=spec, keys=keys))

@@ -40,7 +40,7 @@ _WRITTEN = (
 
 
 @dataclass(frozen=True, eq=False)
-class Right:
+class RequiredPrivilege:
     """A privilege on a table."""
 
     privilege: Privilege
@@ -56,17 +56,17 @@ class Right:
         return len(self.columns) in {0, len(self.table.c)}
 
 
-def everything(table: sa.Table) -> Iterator[Right]:
+def everything(table: sa.Table) -> Iterator[RequiredPrivilege]:
     """Return the rights of somebody by whom rows come and go; to lock one takes the right to update it."""
-    return (Right(privilege, table) for privilege in _EVERYTHING)
+    return (RequiredPrivilege(privilege, table) for privilege in _EVERYTHING)
 
 
-def rights_of_a_consumer(spec: QueueSpec) -> Iterator[Right]:
+def consumer_privileges(spec: QueueSpec) -> Iterator[RequiredPrivilege]:
     """Return what it takes to read jobs, to write what the end of a run writes, and to use the side tables."""
-    yield Right("SELECT", spec.table, list(spec.table.c))
-    yield Right("UPDATE", spec.table, [spec.columns[role] for role in _WRITTEN if spec.has(role)])
+    yield RequiredPrivilege("SELECT", spec.table, list(spec.table.c))
+    yield RequiredPrivilege("UPDATE", spec.table, [spec.columns[role] for role in _WRITTEN if spec.has(role)])
     if spec.config.on_complete == "delete":
-        yield Right("DELETE", spec.table)
+        yield RequiredPrivilege("DELETE", spec.table)
     for purpose, table in spec.side_tables.items():
         for privilege, columns in _SIDE_TABLES.get(purpose, _EVERYTHING).items():
-            yield Right(privilege, table, [table.c[name] for name in columns])
+            yield RequiredPrivilege(privilege, table, [table.c[name] for name in columns])

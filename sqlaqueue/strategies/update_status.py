@@ -23,7 +23,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.strategies.base import SHARED, ClaimStrategy, Held, Settlement, Verb, Within, named
+from sqlaqueue.strategies.base import SHARED, ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, named
 from sqlaqueue.strategies.claim_tokens import CLAIM_TOKEN
 from sqlaqueue.strategies.indexes import add_index
 
@@ -35,9 +35,9 @@ class UpdateStatus(ClaimStrategy):
     """The strategy for long handlers, network calls and many workers."""
 
     name: ClassVar[str] = "update_status"
-    takes_positions: ClassVar[bool] = True
-    takes_tokens: ClassVar[bool] = True
-    needs: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
+    supports_scan_range: ClassVar[bool] = True
+    supports_claim_token: ClassVar[bool] = True
+    required_roles: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
     def attach(self, spec: QueueSpec) -> None:
         """Add the claim's index of waiting rows, the suspects' of a few of these, and the rescue's of running ones."""
@@ -49,7 +49,7 @@ class UpdateStatus(ClaimStrategy):
             )
             raise ConfigurationError(msg)
         add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
-        suspect = self.suspect(spec)
+        suspect = self.quarantined(spec)
         if suspect is not None:
             add_index(spec, "suspect", spec.claim_order, where=sa.and_(spec.in_state("pending"), suspect))
         if spec.has("lease_expires_at"):
@@ -63,11 +63,11 @@ class UpdateStatus(ClaimStrategy):
         *,
         lease: Any,
         worker: Any,
-        within: Within | None = None,
+        scan_range: ScanRange | None = None,
     ) -> AnySelect:
         """Lock the best waiting rows and mark them as processing in one statement."""
         waiting = self.pick(spec, candidates, *spec.keys).where(spec.in_state("pending"))
-        picked = take(self, spec, waiting, spec.table, limit=limit, within=within)
+        picked = take(self, spec, waiting, spec.table, limit=limit, scan_range=scan_range)
         claimed = (
             sa.update(spec.table)
             .where(self.among(spec, spec.keys, picked))
@@ -79,7 +79,7 @@ class UpdateStatus(ClaimStrategy):
 
     @staticmethod
     def _claimed_values(spec: QueueSpec, lease: Any, worker: Any) -> dict[sa.Column[Any], Any]:
-        values: dict[str, Any] = {"status": spec.word("processing"), "claimed_by": worker}
+        values: dict[str, Any] = {"status": spec.status_value("processing"), "claimed_by": worker}
         if spec.has("attempts"):
             values["attempts"] = sa.func.coalesce(spec.columns["attempts"], 0) + 1
         if spec.has("lease_expires_at"):
@@ -90,13 +90,13 @@ class UpdateStatus(ClaimStrategy):
             values["lease_token"] = sa.bindparam(CLAIM_TOKEN, callable_=uuid.uuid4, type_=sa.Uuid())
         return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
 
-    def suspect(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
+    def quarantined(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
         """A rescued job keeps its last token while it waits: that is the mark."""
         if not spec.has("lease_token"):
             return None
         return spec.columns["lease_token"].is_not(None)
 
-    def fence(self, spec: QueueSpec, held: Held) -> sa.ColumnElement[bool]:
+    def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
         """The token that was handed out must still be in the row, and the row still processing.
 
         The state is compared as well because plain SQL may have settled the row and left the token.
@@ -105,7 +105,7 @@ class UpdateStatus(ClaimStrategy):
         if not spec.has("lease_token"):
             return sa.and_(super().fence(spec, held), running)
         claims = (
-            sa.and_(spec.matches(spec.keys, keys), spec.columns["lease_token"] == token) for token, keys in held.claims
+            sa.and_(spec.key_in(spec.keys, keys), spec.columns["lease_token"] == token) for token, keys in held.claims
         )
         return sa.and_(sa.or_(*claims), running)
 
@@ -124,7 +124,7 @@ class UpdateStatus(ClaimStrategy):
             return sa.func.greatest(attempts - 1, 0)
         return None
 
-    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
+    def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
         """Move the lease's end, passing locked rows over.
 
         A handler that has flushed its own row holds its lock until it commits; waiting for it here would
@@ -166,7 +166,7 @@ class UpdateStatus(ClaimStrategy):
         values: dict[str, Any] = {
             "status": sa.case(*branches, else_=status),
             "claimed_by": None,
-            "last_error": spec.fitting(sa.literal(LEASE_EXPIRED)),
+            "last_error": spec.truncated_error(sa.literal(LEASE_EXPIRED)),
             "finished_at": sa.case((spent, clock()), else_=sa.null()),
         }
         if spec.keeps_claimed_by:

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session, selectinload
 
 from sqlaqueue import claim, complete, release, retry
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.statements.selection import chosen_by
+from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.statements.verbs import claim_statement
-from sqlaqueue.strategies.base import Within
+from sqlaqueue.strategies.base import ScanRange
 from sqlaqueue.testing.queue import ALL, HOUR, QueueUnderTest, needs, numbers_of
 
 JOBS = 12
@@ -201,7 +201,9 @@ def _flat(values: Any) -> list[Any]:
     return [values]
 
 
-def _claim_within(queue: QueueUnderTest, session: Session, within: Within) -> list[Any]:
+def _claim_within(queue: QueueUnderTest, session: Session, scan_range: ScanRange) -> list[Any]:
     """Claim from a part of the claim order only, as Consumers do; rolled back by the end of the session."""
-    statement = claim_statement(chosen_by(queue.Job, "claim"), sa.bindparam(None, ALL, sa.Integer()), within=within)
+    statement = claim_statement(
+        select_jobs(queue.Job, "claim"), sa.bindparam(None, ALL, sa.Integer()), scan_range=scan_range
+    )
     return list(session.execute(statement).scalars())

@@ -79,7 +79,7 @@ def traits_of(strategy: str | ClaimStrategy, columns: Mapping[str, str | None]) 
     spec = spec_of(make_models(strategy, columns, composite=False).job)
     return Traits(
         leases=not spec.strategy.holds_transaction,
-        rows=spec.strategy.hands_out_rows,
+        rows=spec.strategy.keeps_rows,
         status=spec.has("status"),
     )
 

@@ -21,7 +21,7 @@ def _survey(
 ) -> dict[Any, sa.RowMapping]:
     """Return what a survey shows of each job, by its key; it must not wait for anybody."""
     spec = spec_of(queue.Job)
-    survey = spec.strategy.survey(spec, sa.select(queue.Job) if chosen is None else chosen, states)
+    survey = spec.strategy.list_jobs(spec, sa.select(queue.Job) if chosen is None else chosen, states)
     with queue.impatient() as session:
         rows = session.execute(survey).mappings().all()
     labels = key_labels(spec)
@@ -110,7 +110,7 @@ class SurveyingConformance:
         def standing(number: int) -> Any:
             key = queue.key(number)
             with queue.impatient() as session:
-                look = spec.strategy.standing(spec, key if queue.composite else (key,))
+                look = spec.strategy.job_state(spec, key if queue.composite else (key,))
                 row = session.execute(look).one_or_none()
                 return None if row is None else tuple(row)
 

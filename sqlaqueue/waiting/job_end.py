@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, SessionTransaction, object_session
 from sqlaqueue.consumer.core.effects import Beside, Pause
 from sqlaqueue.consumer.core.transient_errors import may_pass
 from sqlaqueue.consumer.notifications.waiter_registry import Waiting
-from sqlaqueue.consumer.settling.crash_journal import name_of
+from sqlaqueue.consumer.settling.crash_journal import key_name
 from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
 from sqlaqueue.postgresql.dialect_check import check_dialect
@@ -100,7 +100,7 @@ def make_waiter(
             columns = ", ".join(column.key for column in spec.keys)
             msg = f"{verb}(..., {model.__name__}, {given!r}): that is not its key, which is ({columns})"
             raise StatementError(msg)
-    return Waiter(verb, model, spec, key, Waiting(name_of(key), called, patience), check, patience)
+    return Waiter(verb, model, spec, key, Waiting(key_name(key), called, patience), check, patience)
 
 
 def _class_and_key(verb: str, job: Any, key: Any) -> tuple[type[Any], Any]:
@@ -168,14 +168,14 @@ def first_look(session: Session, waiter: Waiter) -> JobResult[Any] | None:
 def look(session: Session, waiter: Waiter) -> JobResult[Any] | None:
     """Return how the job has ended, None when it has not."""
     spec = waiter.spec
-    row: Any = session.execute(spec.strategy.standing(spec, waiter.key), bind_arguments=waiter.bind).one_or_none()
+    row: Any = session.execute(spec.strategy.job_state(spec, waiter.key), bind_arguments=waiter.bind).one_or_none()
     state, error = (_state_of_the_missing(spec), None) if row is None else row
     if state is not None and state not in {*FINISHED, "gone"}:
         session.rollback()
         return None
     job = None
     if row is not None and spec.has("status"):
-        mine = sa.select(waiter.model).where(spec.matches(spec.keys, [waiter.key]))
+        mine = sa.select(waiter.model).where(spec.key_in(spec.keys, [waiter.key]))
         job = session.execute(mine.execution_options(populate_existing=True)).unique().scalar_one_or_none()
         session.expunge_all()
     session.rollback()

@@ -41,7 +41,7 @@ def test_cancel_tells_cancelled_asked_and_missing_apart(shop: Shop, model: Any) 
         # Of a class or a select nothing can be missing that was not named.
         assert admin.cancel(session, model) == admin.Cancelled(asked=[running])
         nobody = "9,9" if model is Row else "99"
-        named = admin.Which(states=("pending", "processing"), keys=(nobody,))
+        named = admin.JobFilter(states=("pending", "processing"), keys=(nobody,))
         assert admin.cancel(session, sa.select(model), named) == admin.Cancelled(missing=[nobody])
         worker.rollback()
 
@@ -70,7 +70,7 @@ async def test_what_is_no_session_is_refused() -> None:
         with pytest.raises(ConfigurationError, match=said):
             admin.stats(given, Email)
     with pytest.raises(ConfigurationError, match=r"in_batches\(\): this is an Engine"):
-        admin.in_batches(engine, Email, admin.Which(), admin.requeue_some)
+        admin.in_batches(engine, Email, admin.JobFilter(), admin.requeue_some)
     for given, said in [
         (
             async_engine,
@@ -111,7 +111,7 @@ async def test_the_twins_do_the_same(shop: Shop) -> None:
         assert not await admin.async_paused(session, Email)
         assert list(await admin.async_consumers(session, Email)) == []
         assert await admin.async_rescue(session, Email) == await admin.async_reconcile(session, Letter) == 0
-        assert await admin.async_count(session, Email, admin.Which()) == {"pending": 2}
+        assert await admin.async_count(session, Email, admin.JobFilter()) == {"pending": 2}
         assert (await admin.async_cancel(session, Email)).cancelled == [1, 4]
     await engine.dispose()
 

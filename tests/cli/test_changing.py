@@ -88,7 +88,7 @@ def test_purge_deletes_old_jobs_in_batches(shop: Shop) -> None:
         Email(status="failed", finished_at=days(8)),
     )
     committed: list[int] = []
-    which = admin.Which(states=("completed",), older_than=timedelta(days=7))
+    which = admin.JobFilter(states=("completed",), older_than=timedelta(days=7))
     with Session(shop.engine) as session:
         for number in admin.in_batches(session, Email, which, admin.purge_some, size=10):
             assert not session.in_transaction()
@@ -150,7 +150,7 @@ def test_rows_that_are_their_own_message(shop: Shop) -> None:
 
 def test_a_job_that_has_changed_since_it_was_counted_is_left_alone(shop: Shop) -> None:
     shop.add(Email(status="failed"), Email(status="failed"))
-    which = admin.Which(states=("failed",))
+    which = admin.JobFilter(states=("failed",))
     with Session(shop.engine) as session:
         shop.execute("UPDATE email SET status = 'completed' WHERE id = 1")
         assert admin.requeue_some(session, Email, which, [(1,), (2,)]) == 1
@@ -207,7 +207,7 @@ def test_pause_and_resume(shop: Shop) -> None:
 def test_between_two_batches_nothing_is_locked(shop: Shop) -> None:
     shop.add(*(Email(status="failed") for _ in range(4)))
     with Session(shop.engine) as session:
-        batches = admin.in_batches(session, Email, admin.Which(states=("failed",)), admin.requeue_some, size=2)
+        batches = admin.in_batches(session, Email, admin.JobFilter(states=("failed",)), admin.requeue_some, size=2)
         assert next(batches) == 2
         assert len(shop.execute("SELECT id FROM email FOR UPDATE NOWAIT")) == 4
         assert list(batches) == [2]

@@ -106,7 +106,7 @@ class Bench:
     def assert_tidy(self) -> None:
         """Nothing is left in the side tables, and no message without a job that waits, nor the other way round."""
         if self.held:
-            assert self.execute("SELECT count(*) FROM sqlaqueue_ledger") == 0, "the ledger is not empty"
+            assert self.execute("SELECT count(*) FROM sqlaqueue_crash_journal") == 0, "the ledger is not empty"
         messages = spec_of(self.Job).side_tables.get("messages")
         if messages is not None:
             with self.engine.connect() as connection:

@@ -37,10 +37,10 @@ def test_whoever_locks_both_tables_is_let_through(held: Bench, monkeypatch: pyte
     table = held.Job.__table__.name
     waits = """
         SELECT count(*) FROM pg_stat_activity
-        WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO sqlaqueue_ledger%' AND pid <> pg_backend_pid()
+        WHERE wait_event_type = 'Lock' AND query LIKE '%INSERT INTO sqlaqueue_crash_journal%' AND pid <> pg_backend_pid()
     """
     with held.engine.connect() as admin:
-        admin.execute(sa.text("LOCK TABLE sqlaqueue_ledger"))
+        admin.execute(sa.text("LOCK TABLE sqlaqueue_crash_journal"))
         with held.consumer().running():
             wait_until(lambda: held.execute(waits))
             got_through = threading.Event()
@@ -71,7 +71,7 @@ def test_a_shift_ends_though_somebody_locks_its_ledger(held_by_threads: Bench) -
     with given_up.running() as server, held.engine.connect() as admin:
         shift = wait_for_shift(server)
         assert at_work.acquire(timeout=30)
-        admin.execute(sa.text("LOCK TABLE sqlaqueue_ledger"))
+        admin.execute(sa.text("LOCK TABLE sqlaqueue_crash_journal"))
         server.stop()
         assert server.finished.wait(30), "it waits for whoever locks its ledger"
         admin.rollback()
@@ -127,7 +127,7 @@ def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, *, an
 
     def enter(first: int) -> crash_journal.Entry:
         entry = crash_journal.Entry(
-            tuple(crash_journal.name_of((key,)) for key in range(first, first + 500)), blamed=False
+            tuple(crash_journal.key_name((key,)) for key in range(first, first + 500)), blamed=False
         )
         crash_journal.enter(session, spec, entry, "worker")
         session.commit()
@@ -135,7 +135,7 @@ def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, *, an
 
     @sa.event.listens_for(held.engine, "before_cursor_execute")
     def explain(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        if "INSERT INTO sqlaqueue_ledger" in statement:
+        if "INSERT INTO sqlaqueue_crash_journal" in statement:
             cursor.execute(f"EXPLAIN {statement}", parameters)
             plans.append("\n".join(line for (line,) in cursor.fetchall()))
 
@@ -144,9 +144,9 @@ def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, *, an
             assert enter(1).suspects == frozenset()
             assert enter(501).suspects == frozenset()
             if analyzed:
-                session.execute(sa.text("ANALYZE sqlaqueue_ledger"))
+                session.execute(sa.text("ANALYZE sqlaqueue_crash_journal"))
             assert enter(999).suspects == {"999", "1000"}
-            session.execute(sa.text("DELETE FROM sqlaqueue_ledger"))
+            session.execute(sa.text("DELETE FROM sqlaqueue_crash_journal"))
             session.commit()
     finally:
         sa.event.remove(held.engine, "before_cursor_execute", explain)

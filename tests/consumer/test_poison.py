@@ -98,7 +98,7 @@ def test_a_suspect_that_is_innocent_is_cleared(bench: Bench) -> None:
         worker.signal(9)
         worker.await_end()
     if bench.held:
-        assert bench.execute("SELECT count(*) FROM sqlaqueue_ledger") == 1
+        assert bench.execute("SELECT count(*) FROM sqlaqueue_crash_journal") == 1
     with bench.consumer(concurrency=2).running():
         wait_until(lambda: bench.states() == {"completed": 3})
     # Under a lease the one that ran had been claimed alone, as the first job ever is.

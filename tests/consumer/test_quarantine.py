@@ -52,7 +52,9 @@ def test_where_one_runs_at_a_time_it_is_alone() -> None:
 def read_as_if_their_worker_had_died(bench: Bench, keys: list[int], *, times: int = 1) -> None:
     """Leave what a dead worker leaves; the second time they were running together as suspects."""
     if bench.held:
-        row = "INSERT INTO sqlaqueue_ledger (id, queue, keys, starts) VALUES (:id, 'job', CAST(:keys AS jsonb), 0)"
+        row = (
+            "INSERT INTO sqlaqueue_crash_journal (id, queue, keys, starts) VALUES (:id, 'job', CAST(:keys AS jsonb), 0)"
+        )
         for _ in range(times):
             bench.execute(row, id=uuid.uuid4(), keys=json.dumps([str(key) for key in keys]))
     else:

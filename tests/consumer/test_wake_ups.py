@@ -265,7 +265,7 @@ def test_fifty_idle_consumers_are_not_all_woken(
             bench.enqueue()
             assert handled.acquire(timeout=30)
         wait_until(lambda: bench.states() == {"completed": 100})
-        settled = sum(one.startswith(("WITH ended AS", "DELETE FROM sqlaqueue_ledger")) for one in statements)
+        settled = sum(one.startswith(("WITH ended AS", "DELETE FROM sqlaqueue_crash_journal")) for one in statements)
         assert len(statements) - settled <= most * 100
     finally:
         for consumer in crowd:

@@ -34,7 +34,7 @@ LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
 NAMED = re.compile(r"`(test_\w+)`(?:\]\(([^)]+)\))?")
 
 
-def name_of(page: Path) -> str:
+def key_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
@@ -54,7 +54,7 @@ def engines() -> Iterator[None]:
         engine.dispose()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=key_name)
 @pytest.mark.usefixtures("engines")
 def test_the_snippets_run(page: Path, database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     # The same without waiting for SIGTERM.
@@ -94,7 +94,7 @@ def test_the_first_example_of_the_readme_can_be_pasted(database: Database, tmp_p
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize("page", PAGES, ids=key_name)
 def test_links_lead_to_files(page: Path) -> None:
     for target in LINK.findall(page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target

@@ -292,7 +292,7 @@ def lets_handlers_commit() -> None:
 @mutant
 def does_not_reconcile() -> None:
     leases.reconcile_messages = none_at_all
-    leases.reconcile_part = lambda *_: ([], None)
+    leases.reconcile_range = lambda *_: ([], None)
 
 
 # -- whatever goes wrong ---------------------------------------------------------------------------------------------

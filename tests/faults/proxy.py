@@ -23,12 +23,12 @@ _WITHOUT_TYPE = {80877102, 80877103, 80877104}
 
 _KINDS: list[tuple[Kind, re.Pattern[str]]] = [
     ("settle", re.compile(r"INSERT INTO effect")),
-    ("ledger", re.compile(r"INSERT INTO sqlaqueue_ledger")),
+    ("ledger", re.compile(r"INSERT INTO sqlaqueue_crash_journal")),
     ("bulk", re.compile(r"^(WITH ended AS \()?UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
     ("claim", re.compile(r"LIMIT.*SKIP LOCKED", re.DOTALL)),
     ("extend", re.compile(r"UPDATE job SET lease_expires_at")),
     ("rescue", re.compile(r"expired_job")),
-    ("strike", re.compile(r"DELETE FROM sqlaqueue_ledger")),
+    ("strike", re.compile(r"DELETE FROM sqlaqueue_crash_journal")),
 ]
 """The first that is found in a transaction says what it is for."""
 

@@ -52,7 +52,7 @@ def engine(server: Server) -> Iterator[sa.Engine]:
 
 MISSING = {
     'DROP TABLE shop."the order\'s"': r"the table shop\.the order's",
-    "DROP TABLE shop.sqlaqueue_ledger": r"needs: the table shop\.sqlaqueue_ledger;",
+    "DROP TABLE shop.sqlaqueue_crash_journal": r"needs: the table shop\.sqlaqueue_crash_journal;",
     'DROP TABLE shop."sqlaqueue_message_the order\'s" CASCADE': r"the table shop\.sqlaqueue_message_the order's",
     'ALTER TABLE shop."the order\'s" DROP COLUMN max_attempts': r"needs: the column shop\.the order's\.max_attempts;",
     'DROP TRIGGER sqlaqueue_message_update ON shop."the order\'s"': (
@@ -143,7 +143,7 @@ def test_an_index_of_the_job_table_that_is_missing_is_told(engine: sa.Engine) ->
 
 def test_an_async_consumer_says_so_as_well(engine: sa.Engine) -> None:
     with engine.begin() as connection:
-        connection.exec_driver_sql("DROP TABLE shop.sqlaqueue_ledger")
+        connection.exec_driver_sql("DROP TABLE shop.sqlaqueue_crash_journal")
 
     async def serve() -> None:
         async_engine = create_async_engine(engine.url.set(drivername="postgresql+asyncpg"))
@@ -152,7 +152,7 @@ def test_an_async_consumer_says_so_as_well(engine: sa.Engine) -> None:
         finally:
             await async_engine.dispose()
 
-    with pytest.raises(ConfigurationError, match="sqlaqueue_ledger"):
+    with pytest.raises(ConfigurationError, match="sqlaqueue_crash_journal"):
         asyncio.run(serve())
 
 

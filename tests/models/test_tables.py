@@ -50,11 +50,11 @@ CONSUMERS = {
     ("type", "sqlaqueue_consumer"),
     ("type", "sqlaqueue_consumer[]"),
 }
-LEDGER = {
-    ("relation", "sqlaqueue_ledger"),
-    ("relation", "sqlaqueue_ledger_pkey"),
-    ("type", "sqlaqueue_ledger"),
-    ("type", "sqlaqueue_ledger[]"),
+CRASH_JOURNAL = {
+    ("relation", "sqlaqueue_crash_journal"),
+    ("relation", "sqlaqueue_crash_journal_pkey"),
+    ("type", "sqlaqueue_crash_journal"),
+    ("type", "sqlaqueue_crash_journal[]"),
 }
 MESSAGES = {
     ("relation", "sqlaqueue_message_job"),
@@ -78,8 +78,8 @@ WAKE_UPS = {
 EVERYWHERE = OF_THE_TABLE | CONTROL | CONSUMERS | WAKE_UPS
 EXPECTED = {
     "update_status": EVERYWHERE | LEASES,
-    "delete_returning": (EVERYWHERE - {("relation", "ix_job_queue_claim")}) | MESSAGES | TRIGGERS | LEDGER,
-    "batch_select": EVERYWHERE | LEDGER,
+    "delete_returning": (EVERYWHERE - {("relation", "ix_job_queue_claim")}) | MESSAGES | TRIGGERS | CRASH_JOURNAL,
+    "batch_select": EVERYWHERE | CRASH_JOURNAL,
 }
 
 
@@ -118,7 +118,7 @@ def test_a_trigger_function_goes_with_its_table_alone(tidy: TidyDatabase, engine
     job = model(QueueConfig(strategy="delete_returning"))
     with created(engine, job.metadata):
         job.__table__.drop(engine)
-        assert tidy.objects() - tidy.empty == MESSAGES | CONTROL | CONSUMERS | LEDGER
+        assert tidy.objects() - tidy.empty == MESSAGES | CONTROL | CONSUMERS | CRASH_JOURNAL
         job.metadata.create_all(engine)
         assert tidy.objects() - tidy.empty == EXPECTED["delete_returning"]
 

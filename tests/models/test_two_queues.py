@@ -134,7 +134,7 @@ def test_what_a_queue_needs_is_in_the_schema_of_its_table(strategy: str) -> None
         type(name, (QueueMixin, Base), {**body, "id": mapped_column(sa.Integer, primary_key=True)})
     tables = {(table.schema, table.name) for table in Base.metadata.tables.values()}
     shared = {"sqlaqueue_control", "sqlaqueue_consumer"} | (
-        set() if strategy == "update_status" else {"sqlaqueue_ledger"}
+        set() if strategy == "update_status" else {"sqlaqueue_crash_journal"}
     )
     expected = {(schema, name) for schema in (None, "work", "other") for name in shared}
     for place in ((None, "one"), (None, "two"), ("work", "three"), ("other", "four")):

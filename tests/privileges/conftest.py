@@ -89,7 +89,7 @@ GRANT SELECT ON letter TO worker;
 GRANT UPDATE (status, attempts, last_error) ON letter TO worker;
 GRANT SELECT, UPDATE (created_at), DELETE ON sqlaqueue_control TO worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON sqlaqueue_consumer TO worker;
-GRANT SELECT, INSERT, UPDATE, DELETE ON sqlaqueue_ledger TO worker;
+GRANT SELECT, INSERT, UPDATE, DELETE ON sqlaqueue_crash_journal TO worker;
 GRANT SELECT, INSERT, UPDATE, DELETE ON note TO worker;
 GRANT USAGE ON SEQUENCE note_id_seq TO worker;
 """

@@ -48,7 +48,7 @@ def test_message_table(plant: Plant) -> None:
     ]
     seed.program().consumer.drain()
     assert seed.execute("SELECT target_id, status FROM message_queue") == [(97, "held")]
-    assert seed.execute("SELECT * FROM sqlaqueue_ledger") == []
+    assert seed.execute("SELECT * FROM sqlaqueue_crash_journal") == []
 
 
 def test_message_table_in_order_and_again(plant: Plant, caplog: pytest.LogCaptureFixture) -> None:
@@ -107,7 +107,7 @@ def test_rows_as_messages(plant: Plant) -> None:
     assert held == 3
     assert seed.effects() == once(set(range(1, 21)) - {13})
     assert seed.execute("SELECT key, state FROM sqlaqueue_dead_letter") == [([13], "failed")]
-    assert seed.execute("SELECT * FROM sqlaqueue_ledger") == []
+    assert seed.execute("SELECT * FROM sqlaqueue_crash_journal") == []
 
 
 def test_rows_as_messages_with_one_that_kills_its_worker(plant: Plant) -> None:
@@ -189,7 +189,7 @@ def test_worker_script(plant: Plant) -> None:
         ("success", 1, 21),
         (None, 0, 1),
     ]
-    assert seed.execute("SELECT * FROM sqlaqueue_ledger") == []
+    assert seed.execute("SELECT * FROM sqlaqueue_crash_journal") == []
 
 
 def test_worker_script_attempts_and_delays_in_new_york(plant: Plant) -> None:

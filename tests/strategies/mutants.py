@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from sqlaqueue.queue.config import STATES
-from sqlaqueue.strategies.base import ClaimStrategy, Held, Settlement, Verb
+from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, Settlement, Verb
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
 from sqlaqueue.strategies.delete_row import OwnMessage
@@ -59,7 +59,7 @@ class CancelWaits(UpdateStatus):
 class ExtendWaits(UpdateStatus):
     """Without SKIP LOCKED in extend()."""
 
-    def extend(self, spec: QueueSpec, held: Held, lease: Any) -> Verb:
+    def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
         return UpdateStatusWaits().extend(spec, held, lease)
 
 
@@ -170,17 +170,17 @@ class UpdateStatusUnsorted(_Unsorted, UpdateStatus):
 class ComparesNoToken(UpdateStatus):
     """Ends a run by the key alone."""
 
-    def fence(self, spec: QueueSpec, held: Held) -> Condition:
+    def fence(self, spec: QueueSpec, held: ClaimedJobs) -> Condition:
         return sa.and_(ClaimStrategy.fence(self, spec, held), spec.in_state("processing"))
 
 
 class ComparesTheTokenOnly(UpdateStatus):
     """A job that was rescued keeps its token as the mark of a suspect."""
 
-    def fence(self, spec: QueueSpec, held: Held) -> Condition:
+    def fence(self, spec: QueueSpec, held: ClaimedJobs) -> Condition:
         return sa.or_(
             *(
-                sa.and_(spec.matches(spec.keys, keys), spec.columns["lease_token"] == token)
+                sa.and_(spec.key_in(spec.keys, keys), spec.columns["lease_token"] == token)
                 for token, keys in held.claims
             )
         )
@@ -236,10 +236,10 @@ class NeverReconciles(DeleteReturning):
 class OwnMessageBelievesAnybody(OwnMessage):
     """Ends runs that an earlier transaction held."""
 
-    def settle(self, spec: QueueSpec, held: Held, settlement: Settlement) -> Verb:
+    def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         now = sa.cast(sa.func.pg_current_xact_id(), sa.Text())
         claims: Any = [(now, keys) for _, keys in held.claims]
-        return super().settle(spec, Held(claims, held.jobs), settlement)
+        return super().settle(spec, ClaimedJobs(claims, held.jobs), settlement)
 
 
 # -- tending ---------------------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class RequeuesWithItsPast(BatchSelect):
 class SurveysOneTable(OwnMessage):
     """survey() of the rows, without the dead letters."""
 
-    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+    def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         every = super().survey(spec, chosen, states).subquery()
         return sa.select(*every.c).where(every.c.state == "pending")
 
@@ -271,7 +271,7 @@ class SurveysOneTable(OwnMessage):
 class SurveysAllLetters(OwnMessage):
     """survey() of all dead letters, whatever the filter."""
 
-    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+    def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         every = super().survey(spec, sa.select(spec.model), states).subquery()
         some = super().survey(spec, chosen, states)
         return some.union_all(sa.select(*every.c).where(every.c.state == "failed")).subquery().select().distinct()
@@ -280,14 +280,14 @@ class SurveysAllLetters(OwnMessage):
 class SurveysEveryState(UpdateStatus):
     """survey() without its choice of states."""
 
-    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+    def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         return super().survey(spec, chosen)
 
 
 class SurveysTwice(BatchSelect):
     """survey() that joins each job with all owners."""
 
-    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+    def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         other = spec.table.metadata.tables["conformance_owner"].alias()
         return super().survey(spec, chosen.join(other, sa.true()), states)
 
@@ -295,14 +295,14 @@ class SurveysTwice(BatchSelect):
 class SurveysUnderALock(BatchSelect):
     """survey() that locks what it shows."""
 
-    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+    def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         return super().survey(spec, chosen.with_for_update(of=spec.table), states)
 
 
 class SurveysNoErrors(DeleteReturning):
     """survey() that leaves out why a job failed."""
 
-    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+    def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         survey = super().survey(spec, chosen, states).subquery()
         return sa.select(*(column for column in survey.c if column.name != "last_error"))
 
@@ -310,5 +310,5 @@ class SurveysNoErrors(DeleteReturning):
 class SurveysKnownStates(BatchSelect):
     """survey() that passes over a status which is none of the queue's."""
 
-    def survey(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
+    def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         return super().survey(spec, chosen, STATES if states is None else states)

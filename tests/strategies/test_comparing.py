@@ -62,7 +62,7 @@ def test_part_by_part_all_is_mended(engine: sa.Engine, model: Any, monkeypatch: 
     after, parts = None, []
     with Session(engine) as session:
         for _ in range(3):
-            keys, after = leases.reconcile_part(session, plan, after)
+            keys, after = leases.reconcile_range(session, plan, after)
             parts.append(([key[-1] for key in keys], after and after[-1]))
     # Nine jobs are left, of which the fourth is 5 and the eighth 9.
     assert [(sorted(mended), upto) for mended, upto in parts] == [([2, 3], 5), ([8, 9], 9), ([], None)]
@@ -77,7 +77,7 @@ def test_what_is_behind_the_last_job_is_mended_too(engine: sa.Engine, model: Any
         session.execute(sa.text("DELETE FROM job"))
         session.execute(sa.text("ALTER TABLE job ENABLE TRIGGER USER"))
         session.commit()
-        keys, after = leases.reconcile_part(session, plan, None)
+        keys, after = leases.reconcile_range(session, plan, None)
     assert sorted(key[-1] for key in keys) == [1, 3, 4, 5, 6, 7, 9, 10]
     assert after is None
 
@@ -120,7 +120,7 @@ def test_a_part_is_looked_into(engine: sa.Engine, model: Any, monkeypatch: pytes
             session.execute(sa.text("INSERT INTO job (id, shop) SELECT i, 'a' FROM generate_series(1, 20000) i"))
             session.commit()
             after = (9000,) if len(plan.spec.keys) == 1 else ("a", 9000)
-            assert leases.reconcile_part(session, plan, after) == ([], (*after[:-1], 9100))
+            assert leases.reconcile_range(session, plan, after) == ([], (*after[:-1], 9100))
     finally:
         sa.event.remove(engine, "before_cursor_execute", _explain)
     assert [node for node in explained if node["Node Type"] == "Seq Scan"] == []

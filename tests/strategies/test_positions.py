@@ -149,9 +149,9 @@ def test_a_job_that_is_not_wholly_loaded_is_no_mark(engine: sa.Engine) -> None:
 @pytest.mark.once
 def test_a_strategy_has_to_say_that_it_takes_positions() -> None:
     """Messages of an application have an order of their own, and of other packages' strategies nothing is known."""
-    assert not ClaimStrategy.takes_positions
-    assert not ExistingMessages.takes_positions
-    assert all(find_strategy(name).takes_positions for name, _ in STRATEGIES.values())
+    assert not ClaimStrategy.supports_scan_range
+    assert not ExistingMessages.supports_scan_range
+    assert all(find_strategy(name).supports_scan_range for name, _ in STRATEGIES.values())
 
 
 @pytest.mark.once
@@ -160,10 +160,12 @@ def test_a_claim_of_a_strategy_without_positions_is_the_plain_one() -> None:
         name = "by_lock"
         holds_transaction = True
 
-        def claim(self, spec: Any, candidates: Any, limit: Any, *, lease: Any, worker: Any, within: Any = None) -> Any:
-            assert within is None
+        def claim(
+            self, spec: Any, candidates: Any, limit: Any, *, lease: Any, worker: Any, scan_range: Any = None
+        ) -> Any:
+            assert scan_range is None
             waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-            rows = self.best(spec, waiting, spec.table, limit, within)
+            rows = self.best(spec, waiting, spec.table, limit, scan_range)
             return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
 
     model = make_model(ByLock(), {}, Order())

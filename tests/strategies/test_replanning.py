@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
 from sqlaqueue.consumer.executing.job_instances import load_again
-from sqlaqueue.consumer.maintenance.leases import reconcile_part
+from sqlaqueue.consumer.maintenance.leases import reconcile_range
 from sqlaqueue.consumer.maintenance.retention import Retention
 from sqlaqueue.consumer.settings import ASKED, EXCEPT, KEYS, LIMIT, TOKEN, Plan, make_plan
 from sqlaqueue.mapping.mixin import spec_of
@@ -138,5 +138,5 @@ def test_no_plan_is_kept_for_comparing_a_part(engine: sa.Engine, session: Sessio
     model.metadata.create_all(engine)
     plan = plan_of(model)
     for _ in range(12):
-        assert reconcile_part(session, plan, (0,)) == ([], None)
+        assert reconcile_range(session, plan, (0,)) == ([], None)
     assert kept_of(session, "SELECT job.id") == 0

@@ -26,7 +26,7 @@ from sqlaqueue import (
     rescue,
     retry,
 )
-from sqlaqueue.admin import Which, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
+from sqlaqueue.admin import JobFilter, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
 from sqlaqueue.consumer.claiming import claim_jobs
 from sqlaqueue.consumer.executing import job_instances as ops
 from sqlaqueue.consumer.maintenance import leases
@@ -143,7 +143,7 @@ def serving(walk: Walk) -> None:
     )
     assert leases.times_ahead(session, plan, 5) == []
     leases.reconcile_messages(session, plan)
-    leases.reconcile_part(session, plan, None)
+    leases.reconcile_range(session, plan, None)
     leases.rescue_expired(session, plan)
 
     jobs, _ = claim_jobs.claim(session, plan, 2)
@@ -196,12 +196,12 @@ def operating(walk: Walk) -> None:
     assert stats(session, job).states == {"pending": 2, "processing": 0, "completed": 0, "failed": 1, "cancelled": 0}
     assert stats(session, job, finished=False).due == 2
     assert [group.kind for group in failures(session, job)] == ["KeyError"]
-    failed = Which(states=("failed",), error="KeyError")
+    failed = JobFilter(states=("failed",), error="KeyError")
     assert count(session, job, failed) == {"failed": 1}
     assert list(in_batches(session, job, failed, requeue_some)) == [1]
-    waits = Which(states=("pending",))
+    waits = JobFilter(states=("pending",))
     assert list(in_batches(session, job, waits, cancel_some)) == [3]
-    assert list(in_batches(session, job, Which(), purge_some)) == [3]
+    assert list(in_batches(session, job, JobFilter(), purge_some)) == [3]
 
 
 PARTS: tuple[Callable[[Walk], None], ...] = (verbs, rescuing, serving, operating)

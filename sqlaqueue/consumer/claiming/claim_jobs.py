@@ -163,6 +163,6 @@ def _claim_suspects(session: Session, plan: Plan) -> list[Any]:
         jobs = _hand_out(session, plan, plan.claim_suspect)
         for run in map(run_of, jobs):
             if run is not None:
-                run.alone = True
+                run.isolated = True
     plan.look_for_suspects = bool(jobs)
     return jobs

@@ -246,7 +246,7 @@ class Crew:
         """
         ages = dict(asked)
         with self.lock:
-            meant = [run for run in self.held() if run.key in ages and ages[run.key] <= now - run.handed_out + 1]
+            meant = [run for run in self.held() if run.key in ages and ages[run.key] <= now - run.claimed_at + 1]
             for run in meant:
                 at_work = [one for one in self._at_work if any(run.key == other.key for other in runs_of(one.unit))]
                 if not at_work:

@@ -46,8 +46,8 @@ class JobEvent:
 def event_of(name: EventName, queue: str, run: Run, delay: float | None, error: BaseException | None) -> JobEvent:
     """Return what happened to the job of a run."""
     started = duration = None
-    if run.called is not None:
-        ago = time.monotonic() - run.called
+    if run.handler_started_at is not None:
+        ago = time.monotonic() - run.handler_started_at
         started = datetime.now(UTC) - timedelta(seconds=ago)
         # A handler that goes on after its time has run for as long as this.
         duration = ago if run.duration is None else run.duration

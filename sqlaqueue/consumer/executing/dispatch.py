@@ -10,7 +10,7 @@ from sqlalchemy.orm import Mapper
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.statements.selection import Chosen
+from sqlaqueue.statements.selection import JobSelection
 
 
 class Dispatch:
@@ -20,7 +20,7 @@ class Dispatch:
     :raises ConfigurationError: when a class is none of theirs, or some of their classes has no handler.
     """
 
-    def __init__(self, kind: str, chosen: Chosen, handlers: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, kind: str, chosen: JobSelection, handlers: Mapping[Any, Callable[..., Any]]) -> None:
         self._kind, self._chosen, self._handlers = kind, chosen, dict(handlers)
         model = chosen.entity
         for cls in self._handlers:

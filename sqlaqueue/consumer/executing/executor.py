@@ -42,7 +42,7 @@ def runs_of(jobs: Iterable[Any]) -> list[Run]:
 
 def has_waited(unit: Iterable[Any], since: float) -> bool:
     """Return whether none of these jobs has begun, and all were claimed by that time."""
-    return all(run.called is None and run.handed_out <= since for run in runs_of(unit))
+    return all(run.handler_started_at is None and run.claimed_at <= since for run in runs_of(unit))
 
 
 def without(some: Iterable[Sequence[Any]], units: Iterable[Sequence[Any]]) -> deque[Sequence[Any]]:
@@ -134,7 +134,7 @@ class Hand:
                     self.unit, self.error, self.started, self.timed_out = unit, None, now, False
                     self._runs = runs_of(unit)
                     for run in self._runs:
-                        run.called, run.duration = now, None
+                        run.handler_started_at, run.duration = now, None
                     return unit
         return ()
 

@@ -73,7 +73,7 @@ def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) ->
             yield from _give_up(plan, entry)
             return Report(claimed=len(suspects))
         for run in runs:
-            run.alone = blamed and (suspect is not None or bool(suspects))
+            run.isolated = blamed and (suspect is not None or bool(suspects))
         crew.tell_claimed(jobs)
         ended = yield from _run_held(crew, jobs, entry)
         return (yield from _settle_held(plan, ended, entry))
@@ -107,7 +107,7 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
         if is_lost(error):
             # Whatever is left of them runs by itself. Not noted in the ledger, for most are settled if it was the
             # commit's answer that got lost.
-            if not ended[0].run.alone:
+            if not ended[0].run.isolated:
                 plan.suspects.add([one.run.key for one in ended])
                 raise
             return (yield from _settle_disconnected(plan, [one.run for one in ended], error, entry))
@@ -155,7 +155,7 @@ def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, 
                 broken.ended = ended
                 raise
             unit, error = hand.unit, hand.error
-            if error is not None and not plan.spec.strategy.hands_out_rows:
+            if error is not None and not plan.spec.strategy.keeps_rows:
                 # These are no part of the session, and would be written again with what a failing handler did to them.
                 yield Do(ops.reload, (plan, unit))
             if error is None or len(unit) == 1 or concerns_all(error):
@@ -252,7 +252,7 @@ def _settle_disconnected(plan: Plan, runs: Sequence[Run], cause: BaseException, 
     that did so already pays for it; where that cannot be written, as the server is not there yet, the ledger says it.
     """
     keys = [run.key for run in runs]
-    if not all(run.alone for run in runs):
+    if not all(run.isolated for run in runs):
         entry.leave_behind(keys, starts=0)
         yield from _give_up(plan, entry)
         plan.suspects.add(keys)
@@ -273,7 +273,7 @@ def _settle_alone(plan: Plan, runs: Sequence[Run], cause: BaseException, entry: 
     """Count the attempt of those at whose hands a batch was lost; its other jobs are free as they were."""
     settled = []
     for run in runs:
-        outcome = plan.judge_lost(cause, run, alone=True) if run.alone and is_lost(cause) else plan.judge(cause, run)
+        outcome = plan.judge_lost(cause, run, alone=True) if run.isolated and is_lost(cause) else plan.judge(cause, run)
         if outcome is not RELEASED:
             ended = yield Beside(ops.settle_alone, (plan, Ended(run, outcome, starts=entry.deaths + 1), entry))
             settled += [] if ended is None else [ended]

@@ -26,7 +26,7 @@ from sqlaqueue.mapping.mixin import run_of, set_run, show_claimed
 from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.queue.spec import Key, Run
 from sqlaqueue.statements.returning import returning_keys
-from sqlaqueue.strategies import Held
+from sqlaqueue.strategies import ClaimedJobs
 from sqlaqueue.strategies.put_back import put_back
 
 
@@ -62,7 +62,7 @@ def load_again(session: Session, plan: Plan, runs: Sequence[Run]) -> list[Any]:
     claims: dict[Any, list[Key]] = {}
     for run in runs:
         claims.setdefault(run.token, []).append(run.key)
-    mine = spec.strategy.fence(spec, Held(list(claims.items())))
+    mine = spec.strategy.fence(spec, ClaimedJobs(list(claims.items())))
     again = sa.select(spec.model).where(mine, planned_anew()).options(*plan.options)
     found = {sa.inspect(job).identity: job for job in session.execute(again).unique().scalars()}
     for run in runs:
@@ -80,13 +80,13 @@ def reload(session: Session, plan: Plan, jobs: Sequence[Any]) -> None:
     """
     spec = plan.spec
     isolation_level.begin(session, plan)
-    if not spec.strategy.hands_out_rows:
+    if not spec.strategy.keeps_rows:
         for job in jobs:
             for attribute, value in list(sa.inspect(job).committed_state.items()):
                 set_committed_value(job, attribute, value)
         return
     keys = [run.key for job in jobs if (run := run_of(job)) is not None]
-    again = sa.select(spec.model).where(spec.matches(spec.keys, keys)).options(*plan.options)
+    again = sa.select(spec.model).where(spec.key_in(spec.keys, keys)).options(*plan.options)
     session.execute(again.execution_options(populate_existing=True)).unique().scalars().all()
     for job in jobs:
         show_claimed(job, spec)
@@ -146,9 +146,9 @@ def settle_committed(
         run = run_of(job)
         if run is not None:
             claims.setdefault(run.token, []).append(run.key)
-    if not plan.spec.strategy.hands_out_rows:
+    if not plan.spec.strategy.keeps_rows:
         reload(session, plan, jobs)
-    verb = put_back(plan.spec, Held(list(claims.items()), jobs))
+    verb = put_back(plan.spec, ClaimedJobs(list(claims.items()), jobs))
     if verb is None:
         return []
     found = session.execute(returning_keys(plan.spec, verb), bind_arguments=plan.bind).scalars().all()

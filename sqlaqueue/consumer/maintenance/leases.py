@@ -19,11 +19,11 @@ from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.settle import QUIET
 from sqlaqueue.postgresql.planner import planned_anew
-from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, LEDGER, PAUSE, as_json, key_json, notification
+from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, CRASH_JOURNAL, PAUSE, as_json, key_json, notification
 from sqlaqueue.queue.spec import Key, Run, clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.statements.verbs import reconcile, rescue, worker_name
-from sqlaqueue.strategies import Held
+from sqlaqueue.strategies import ClaimedJobs
 from sqlaqueue.strategies.key_range import KeyRange
 
 _FORGET = timedelta(days=1)
@@ -50,7 +50,7 @@ def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
     claims: dict[Any, list[Key]] = {}
     for run in runs:
         claims.setdefault(run.token, []).append(run.key)
-    held = Held(list(claims.items()))
+    held = ClaimedJobs(list(claims.items()))
     verb = plan.spec.strategy.extend(plan.spec, held, sa.literal(plan.lease, sa.Interval()))
     _be_brief(session, plan)
     session.execute(returning_keys(plan.spec, verb), execution_options=QUIET, bind_arguments=plan.bind)
@@ -77,7 +77,7 @@ def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
     return keys
 
 
-def reconcile_part(session: Session, plan: Plan, after: Key | None) -> tuple[list[Key], Key | None]:
+def reconcile_range(session: Session, plan: Plan, after: Key | None) -> tuple[list[Key], Key | None]:
     """Do the same for the next :data:`PART` of the jobs, in the order of their keys, where the strategy can.
 
     To compare all of a large table at once keeps the disk from everybody else for as long as it takes.
@@ -86,7 +86,7 @@ def reconcile_part(session: Session, plan: Plan, after: Key | None) -> tuple[lis
     :return: the keys of what was wrong, and up to where this part went; None at the end.
     """
     spec = plan.spec
-    if spec.strategy.reconcile_part(spec, KeyRange()) is None:
+    if spec.strategy.reconcile_range(spec, KeyRange()) is None:
         return reconcile_messages(session, plan), None
     # Whatever the planner expects of the tables: for a part of the keys both are looked into, and not read.
     off = [sa.func.set_config(f"enable_{way}", "off", sa.true()) for way in ("seqscan", "hashjoin", "mergejoin")]
@@ -95,7 +95,7 @@ def reconcile_part(session: Session, plan: Plan, after: Key | None) -> tuple[lis
     last = ahead.order_by(*spec.keys).offset(PART - 1).limit(1)
     upto = session.execute(last, bind_arguments=plan.bind).one_or_none()
     part = KeyRange(after, None if upto is None else tuple(upto))
-    verb: Any = spec.strategy.reconcile_part(spec, part)
+    verb: Any = spec.strategy.reconcile_range(spec, part)
     mended = session.execute(returning_keys(spec, verb), execution_options=QUIET, bind_arguments=plan.bind)
     keys = _as_keys(plan, mended.scalars().all())
     if upto is None:
@@ -109,7 +109,7 @@ def _as_keys(plan: Plan, found: Sequence[Any]) -> list[Key]:
 
 
 def _forget_old(session: Session, plan: Plan) -> None:
-    if LEDGER in plan.spec.side_tables:
+    if CRASH_JOURNAL in plan.spec.side_tables:
         crash_journal.forget(session, plan.spec)
     control = plan.spec.side_tables.get(CONTROL)
     if control is not None:
@@ -189,7 +189,7 @@ def times_ahead(session: Session, plan: Plan, limit: int) -> list[float]:
     """Return when the next jobs will be due that are not yet, in seconds since the epoch, up to ``limit``."""
     if not plan.spec.has("run_at"):
         return []
-    times = session.execute(plan.spec.strategy.outlook(plan.spec, limit), bind_arguments=plan.bind).scalars().all()
+    times = session.execute(plan.spec.strategy.upcoming(plan.spec, limit), bind_arguments=plan.bind).scalars().all()
     session.rollback()
     return [float(time) for time in times]
 
@@ -199,7 +199,7 @@ def requests_to_stop(session: Session, plan: Plan, runs: Sequence[Run]) -> list[
     control, spec = plan.spec.side_tables.get(CONTROL), plan.spec
     if control is None or not runs:
         return []
-    mine = sa.select(*spec.keys).where(spec.matches(spec.keys, [run.key for run in runs])).subquery("mine")
+    mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, [run.key for run in runs])).subquery("mine")
     key = key_json([mine.c[column.key] for column in spec.keys])
     # A request that its author has not committed yet must not hold up the leases that the same thread extends.
     asked = (

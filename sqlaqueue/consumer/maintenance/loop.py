@@ -191,7 +191,7 @@ def _mend(shift: Shift, now: float) -> Script:
             # It only learns here that it is one of the first by now: a crowd should not be woken for that.
             shift.agenda.set("reconcile", now + 3 * shift.crew.pace.reconcile(0))
             return
-        keys, shift.compared_upto = yield Beside(leases.reconcile_part, (shift.plan, shift.compared_upto))
+        keys, shift.compared_upto = yield Beside(leases.reconcile_range, (shift.plan, shift.compared_upto))
         _tell_mended(shift, keys)
         done = time.monotonic()
         shift.comparing_took += done - now

@@ -190,7 +190,7 @@ class Retention:
         if walk.since is not None:
             chosen = chosen.where(finished_at >= sa.literal(walk.since, finished_at.type))
         if walk.left:
-            chosen = chosen.where(~spec.matches(spec.keys, walk.left))
+            chosen = chosen.where(~spec.key_in(spec.keys, walk.left))
         return chosen.where(*(~refers for refers in self._references.values()))
 
     # -- what stands in the way ----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import Key, Run
-from sqlaqueue.strategies import Held
+from sqlaqueue.strategies import ClaimedJobs
 
 _ENDS_TRANSACTION = re.compile(
     r"(\s|--[^\n]*\n|/\*.*?\*/)*(commit|end|abort|prepare\s+transaction|rollback(?!\s+(work\s+|transaction\s+)?to))\b",
@@ -56,7 +56,7 @@ def in_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Ru
     """
     session.flush()
     spec = plan.spec
-    if not spec.strategy.hands_out_rows:
+    if not spec.strategy.keeps_rows:
         return None
     status, states = spec.attributes["status"], spec.config.states
     running = states.pending if states.processing is None else states.processing
@@ -110,7 +110,7 @@ def refuse_own_doing(session: Session, plan: Plan, lost: Sequence[Ended]) -> Non
     :raises HandlerMisuseError: when one is held all the same, once what the handler wrote is undone.
     """
     session.rollback()
-    held = Held([(one.run.token, [one.run.key]) for one in lost])
+    held = ClaimedJobs([(one.run.token, [one.run.key]) for one in lost])
     mine = sa.select(*plan.spec.keys).where(plan.spec.strategy.fence(plan.spec, held))
     found = session.execute(mine, bind_arguments=plan.bind).first()
     session.rollback()

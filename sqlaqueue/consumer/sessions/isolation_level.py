@@ -26,7 +26,7 @@ from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, writing
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.queue.spec import Key, Run
 from sqlaqueue.statements.returning import returning_keys
-from sqlaqueue.strategies import Held, Settlement
+from sqlaqueue.strategies import ClaimedJobs, Settlement
 
 READ_COMMITTED: Final = "READ COMMITTED"
 SETTING = sa.func.current_setting("transaction_isolation", type_=sa.Text())
@@ -116,7 +116,7 @@ def _lock(connection: sa.Connection, plan: Plan, level: Any, runs: Sequence[Run]
     claims: dict[Any, list[Key]] = {}
     for run in runs:
         claims.setdefault(run.token, []).append(run.key)
-    mine = spec.strategy.fence(spec, Held(list(claims.items())))
+    mine = spec.strategy.fence(spec, ClaimedJobs(list(claims.items())))
     seqscan = sa.func.current_setting("enable_seqscan", type_=sa.Text())
     where = sa.select(sa.cast(_PLACE, sa.Text()), seqscan).select_from(spec.table).where(mine)
     for _ in range(_TRIES):
@@ -161,7 +161,7 @@ def complete_in_place(session: Session, plan: Plan, claims: Mapping[Any, Sequenc
     if not places:
         return []
     spec, connection = plan.spec, session.connection(bind_arguments=plan.bind)
-    verb = spec.strategy.settle(spec, Held(list(claims.items())), Settlement("completed"))
+    verb = spec.strategy.settle(spec, ClaimedJobs(list(claims.items())), Settlement("completed"))
     if _asked_for(connection, plan) != "SERIALIZABLE" or not isinstance(verb, sa.Update | sa.Delete):
         return []
     # A small table would be read from end to end, which conflicts with all that others do to it.

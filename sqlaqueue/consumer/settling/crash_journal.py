@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.notifications.poll_schedule import taken
-from sqlaqueue.postgresql.side_tables import LEDGER, as_json, notification
+from sqlaqueue.postgresql.side_tables import CRASH_JOURNAL, as_json, notification
 from sqlaqueue.queue.spec import Key, QueueSpec, clock
 from sqlaqueue.statements.verbs import worker_name
 
@@ -57,12 +57,12 @@ class Entry:
 
         :param starts: how many starts count as attempts.
         """
-        self.left_behind, self.left_starts = tuple(name_of(key) for key in keys), starts
+        self.left_behind, self.left_starts = tuple(key_name(key) for key in keys), starts
 
     def suspected(self, keys: Sequence[Key], *, again: bool = False) -> list[Key]:
         """Return those of ``keys`` that are suspects, or that are so ``again``."""
         names = self.again if again else self.suspects
-        return [key for key in keys if name_of(key) in names] if names else []
+        return [key for key in keys if key_name(key) in names] if names else []
 
 
 class Entries:
@@ -75,7 +75,7 @@ class Entries:
 
     def open(self, keys: Sequence[Key], *, blamed: bool) -> Entry:
         """Return the entry of a batch that is about to be written."""
-        entry = Entry(tuple(name_of(key) for key in keys), blamed)
+        entry = Entry(tuple(key_name(key) for key in keys), blamed)
         with self._lock:
             self._open[entry.id] = entry
         return entry
@@ -104,7 +104,7 @@ class Entries:
             return self._given_up.popitem()[1] if self._given_up else None
 
 
-def name_of(key: Key) -> str:
+def key_name(key: Key) -> str:
     """Return the text by which the ledger knows a job."""
     return str(key[0]) if len(key) == 1 else json.dumps([str(part) for part in key])
 
@@ -138,7 +138,7 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets:
 @functools.lru_cache(maxsize=128)
 def _entering(spec: QueueSpec, *, told: bool) -> AnySelect:
     """Return the statement that writes a row, and finds those that other batches left behind for the same jobs."""
-    ledger = spec.side_tables[LEDGER]
+    ledger = spec.side_tables[CRASH_JOURNAL]
     columns: dict[str, sa.ColumnElement[Any]] = {
         name: sa.bindparam(f"its_{name}", type_=ledger.c[name].type) for name in ("id", "starts", "worker")
     }
@@ -158,7 +158,7 @@ def _entering(spec: QueueSpec, *, told: bool) -> AnySelect:
 
 def strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """Delete the row of a batch; what is known of its jobs from others stays."""
-    ledger = spec.side_tables[LEDGER]
+    ledger = spec.side_tables[CRASH_JOURNAL]
     _execute(session, spec, sa.delete(ledger).where(ledger.c.id == entry.id))
 
 
@@ -174,7 +174,7 @@ def strike_soon(session: Session, spec: QueueSpec, entry: Entry) -> None:
 def _leave_behind(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """Reduce the row of a batch to its suspects; a crash of the server may have lost it."""
     names = as_json(sa.literal(json.dumps(entry.left_behind), sa.Text()))
-    ledger, left = spec.side_tables[LEDGER], {"keys": names, "starts": entry.left_starts}
+    ledger, left = spec.side_tables[CRASH_JOURNAL], {"keys": names, "starts": entry.left_starts}
     row = postgresql.insert(ledger).values(id=entry.id, queue=spec.name, worker=worker_name(), **left)
     _execute(session, spec, row.on_conflict_do_update(index_elements=[ledger.c.id], set_=left))
 
@@ -183,7 +183,7 @@ def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """Delete the row of a batch whose runs are settled, and its only job from rows that were left behind."""
     strike(session, spec, entry)
     if len(entry.names) == 1 and entry.suspects:
-        ledger, name = spec.side_tables[LEDGER], entry.names[0]
+        ledger, name = spec.side_tables[CRASH_JOURNAL], entry.names[0]
         named = sa.and_(ledger.c.queue == spec.name, ledger.c["keys"].has_key(name))
         remaining = ledger.c["keys"].op("-")(sa.literal(name, sa.Text()))
         _execute(session, spec, sa.update(ledger).where(named).values(keys=remaining))
@@ -194,7 +194,7 @@ def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
 
 def forget(session: Session, spec: QueueSpec) -> None:
     """Delete rows so old that their jobs have long been settled by other means."""
-    ledger = spec.side_tables[LEDGER]
+    ledger = spec.side_tables[CRASH_JOURNAL]
     _execute(
         session, spec, sa.delete(ledger).where(ledger.c.queue == spec.name, ledger.c.created_at < clock() - _FORGET)
     )

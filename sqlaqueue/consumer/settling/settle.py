@@ -24,8 +24,8 @@ from sqlaqueue.consumer.settings import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Ended, HeldUp
 from sqlaqueue.log import fields, key_text, logger, plain_key
 from sqlaqueue.queue.spec import Key
-from sqlaqueue.statements.verbs import settle_statement, telling_its_run
-from sqlaqueue.strategies import Held
+from sqlaqueue.statements.verbs import settle_statement, with_run_details
+from sqlaqueue.strategies import ClaimedJobs
 
 QUIET = {"synchronize_session": False}
 """Consumers settle beside the ORM: nobody looks at the instances any more."""
@@ -71,10 +71,10 @@ def _settle_alike(session: Session, plan: Plan, group: Sequence[Ended]) -> list[
             }
         return there + [key for token, keys in claims.items() for key in _complete(session, plan, token, keys)]
     # Only rows that the claim deleted are written anew from their instances.
-    jobs = () if spec.strategy.hands_out_rows else [one.job for one in group]
-    held = Held(list(claims.items()), jobs)
+    jobs = () if spec.strategy.keeps_rows else [one.job for one in group]
+    held = ClaimedJobs(list(claims.items()), jobs)
     settlement = first.outcome.settlement(first.starts)
-    settlement = telling_its_run(spec, settlement, [one.run for one in group], plan.worker())
+    settlement = with_run_details(spec, settlement, [one.run for one in group], plan.worker())
     statement = settle_statement(spec, held, settlement)
     found = session.execute(statement, execution_options=QUIET, bind_arguments=plan.bind).scalars()
     return list(found) if len(spec.keys) > 1 else [(key,) for key in found]
@@ -129,17 +129,17 @@ def _look_again(session: Session, plan: Plan, lost: Sequence[Ended]) -> list[End
     """Return those of ``lost`` that are, when they may have been settled by a commit whose answer got lost."""
     spec = plan.spec
     keys = [one.run.key for one in lost]
-    statement = sa.select(*spec.keys, spec.columns["status"]).where(spec.matches(spec.keys, keys))
+    statement = sa.select(*spec.keys, spec.columns["status"]).where(spec.key_in(spec.keys, keys))
     found = session.execute(statement, bind_arguments=plan.bind)
     states = {tuple(row[:-1]): row[-1] for row in found}
-    completed = spec.word("completed")
+    completed = spec.status_value("completed")
     if_gone = completed if spec.config.on_complete == "delete" else None
     lost_indeed = []
     for one in lost:
         state = states.get(one.run.key, if_gone)
         if one.uncertain and state == completed:
             one.outcome = COMPLETED
-        elif not one.uncertain or state != spec.word(one.outcome.state):
+        elif not one.uncertain or state != spec.status_value(one.outcome.state):
             lost_indeed.append(one)
     return lost_indeed
 

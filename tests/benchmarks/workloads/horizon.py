@@ -1,4 +1,4 @@
-"""Held horizon: a transaction stays open, and nothing that has been done can be vacuumed away.
+"""ClaimedJobs horizon: a transaction stays open, and nothing that has been done can be vacuumed away.
 
 The same without one tells what else changes in a minute: the tables outgrow the server's cache, and checkpoints begin.
 """

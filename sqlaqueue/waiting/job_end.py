@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session, SessionTransaction, object_session
 
 from sqlaqueue.consumer.core.effects import Beside, Pause
 from sqlaqueue.consumer.core.transient_errors import may_pass
-from sqlaqueue.consumer.notifications.waiter_registry import Waiting
 from sqlaqueue.consumer.settling.crash_journal import key_name
 from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTimeout
 from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
@@ -21,6 +20,7 @@ from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import Key, QueueSpec
+from sqlaqueue.waiting.wait_state import WaitState
 
 DEFAULT_TIMEOUT = 10.0
 """Seconds for which ``wait()`` waits unless it is told otherwise: a job that no Consumer runs must not block its caller
@@ -58,7 +58,7 @@ class Waiter:
     model: type[Any]
     spec: QueueSpec
     key: Key
-    waiting: Waiting
+    waiting: WaitState
     check: bool
     timeout: float | None
 
@@ -100,7 +100,7 @@ def make_waiter(
             columns = ", ".join(column.key for column in spec.keys)
             msg = f"{verb}(..., {model.__name__}, {given!r}): that is not its key, which is ({columns})"
             raise StatementError(msg)
-    return Waiter(verb, model, spec, key, Waiting(key_name(key), called, patience), check, patience)
+    return Waiter(verb, model, spec, key, WaitState(key_name(key), called, patience), check, patience)
 
 
 def _class_and_key(verb: str, job: Any, key: Any) -> tuple[type[Any], Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sqlaqueue.consumer.claiming import batch_size
-from sqlaqueue.consumer.notifications import waiter_registry
+from sqlaqueue.waiting import wait_state
 from tests.consumer.bench import Bench
 from tests.consumer.conftest import MIXED
 from tests.consumer.hearing import LATER
@@ -30,12 +30,12 @@ def leased(supply: Any) -> Bench:
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits looks when it begins, and when it is told something; until it hears, as ever."""
     monkeypatch.setattr(batch_size, "SWEEP", LATER)
-    monkeypatch.setattr(waiter_registry, "LONGEST_PAUSE", LATER)
-    looked = waiter_registry.Waiting.looked
+    monkeypatch.setattr(wait_state, "LONGEST_PAUSE", LATER)
+    looked = wait_state.WaitState.looked
 
-    def not_again(self: waiter_registry.Waiting) -> None:
+    def not_again(self: wait_state.WaitState) -> None:
         looked(self)
         if self.hears:
             self._look_at = self._now() + LATER
 
-    monkeypatch.setattr(waiter_registry.Waiting, "looked", not_again)
+    monkeypatch.setattr(wait_state.WaitState, "looked", not_again)

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 import sqlaqueue
 from sqlaqueue import claim, wait
 from sqlaqueue.consumer.claiming import batch_size
-from sqlaqueue.consumer.notifications import waiter_registry
+from sqlaqueue.waiting import wait_state
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.hearing import LATER
 from tests.consumer.waiting.waiter import Gate, Waiter, enqueue_for_later, heard, knows, make_due, serving
@@ -30,13 +30,13 @@ def test_the_job_ends_between_the_first_look_and_the_announcement(
 
     monkeypatch.setattr(sqlaqueue.waiting.job_end, "announce", drained_before)
     # Were there no look after the announcement, nobody would ever tell.
-    monkeypatch.setattr(waiter_registry, "FIRST_PAUSE", LATER)
+    monkeypatch.setattr(wait_state, "FIRST_PAUSE", LATER)
     assert wait(leased.sessions, (leased.Job, key), timeout=60).state == "completed"
 
 
 @pytest.mark.usefixtures("no_polling")
 def test_a_consumer_that_comes_later_learns_of_it(mixed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiter_registry, "REPEAT", 0.2)
+    monkeypatch.setattr(wait_state, "REPEAT", 0.2)
     key = enqueue_for_later(mixed)
     waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
     gate = Gate()

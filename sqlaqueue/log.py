@@ -7,7 +7,6 @@ without asking: ``%(event)s %(queue)s %(job_key)s``. A formatter that writes JSO
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,16 +33,6 @@ _NONE = dict.fromkeys(FIELDS)
 def fields(event: str, **values: Any) -> dict[str, Any]:
     """Return the ``extra`` of one record: all of :data:`FIELDS`, and what else belongs to this event."""
     return {**_NONE, "event": event, **values}
-
-
-def plain_key(key: Sequence[Any]) -> Any:
-    """Return a primary key as a record's ``job_key``: the value itself, a list for a composite key."""
-    return key[0] if len(key) == 1 else list(key)
-
-
-def key_text(key: Sequence[Any]) -> str:
-    """Return a primary key as a record's text has it, which is how the command line takes it."""
-    return ",".join(map(str, key))
 
 
 def seconds_text(seconds: float) -> str:

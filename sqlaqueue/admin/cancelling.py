@@ -14,8 +14,9 @@ from sqlaqueue.admin.changes import BATCH, QUIET, still
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import JobFilter, bind, count, next_keys
 from sqlaqueue.consumer.sessions.write_routing import writing
+from sqlaqueue.keys import Key, key_value
 from sqlaqueue.postgresql.side_tables import CONTROL, key_json
-from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
 
@@ -80,9 +81,9 @@ def _cancel_page(session: Session, model: Any, jobs: Any, keys: Sequence[Key], d
         cancelled = set(session.execute(verb, execution_options=QUIET, bind_arguments=where).scalars())
         asked = set()
         if CONTROL in spec.side_tables:
-            asked = {_plain(row) for row in session.execute(_asked(spec, keys, began), bind_arguments=where)}
+            asked = {key_value(row) for row in session.execute(_asked(spec, keys, began), bind_arguments=where)}
     session.commit()
-    for key in map(_plain, keys):
+    for key in map(key_value, keys):
         found = done.cancelled if key in cancelled else done.asked if key in asked else done.missing
         found.append(key)
 
@@ -97,7 +98,3 @@ def _asked(spec: QueueSpec, keys: Sequence[Key], began: Any) -> AnySelect:
         .join(control, requested)
         .where(spec.key_in(spec.keys, keys), control.c.created_at >= sa.literal(began, control.c.created_at.type))
     )
-
-
-def _plain(key: Sequence[Any]) -> Any:
-    return key[0] if len(key) == 1 else tuple(key)

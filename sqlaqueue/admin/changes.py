@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import JobFilter, bind, next_keys
 from sqlaqueue.consumer.sessions.write_routing import writing
+from sqlaqueue.keys import Key
 from sqlaqueue.queue.config import FINISHED
-from sqlaqueue.queue.spec import Key
 from sqlaqueue.statements import verbs
 from sqlaqueue.statements.selection import instances, select_jobs
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import NO_ERROR, JobFilter, bind, kind_of, surveyed
-from sqlaqueue.queue.spec import Key
+from sqlaqueue.keys import Key
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.job_listing import key_labels
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,8 +12,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import JobFilter, bind, surveyed
+from sqlaqueue.keys import Key, key_text
 from sqlaqueue.postgresql.side_tables import DEAD_LETTER, key_json
-from sqlaqueue.queue.spec import Key, QueueSpec
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.job_listing import SHOWN, key_labels
 
@@ -65,7 +64,8 @@ def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str
     :param key: its primary key: a value, or a tuple for a composite key; texts are read as the column's values.
     """
     spec = select_jobs(model, "job").spec
-    found = surveyed(model, JobFilter(keys=(_text(key),))).subquery("jobs")
+    parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
+    found = surveyed(model, JobFilter(keys=(key_text(parts),))).subquery("jobs")
     # A row may have been enqueued after its namesake failed, and been deleted: what waits comes first.
     rows = session.execute(sa.select(found).order_by(found.c.state != "pending").limit(1), bind_arguments=bind(model))
     row = rows.first()
@@ -91,13 +91,3 @@ def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
     mine = sa.select(*spec.table.c).where(spec.key_in(spec.keys, [info.key]))
     row = session.execute(mine, bind_arguments=where).first()
     return {} if row is None else {column.name: value for column, value in zip(spec.table.c, row, strict=True)}
-
-
-def _text(key: Any) -> str:
-    """Return a key as :class:`JobFilter` takes it."""
-    parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
-    if len(parts) == 1:
-        return str(parts[0])
-    line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(map(str, parts))
-    return line.getvalue()

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.exc import StatementError
-from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.keys import Key
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.job_listing import key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED

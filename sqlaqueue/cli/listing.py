@@ -11,8 +11,9 @@ from sqlaqueue import admin
 from sqlaqueue.cli.database import Database
 from sqlaqueue.cli.errors import FailedError, told_apart
 from sqlaqueue.cli.options import DURATION, json_option, target_argument, url_option
-from sqlaqueue.cli.showing import add_row, ago, console, echo_json, plain_key, span, table
+from sqlaqueue.cli.showing import add_row, ago, console, echo_json, span, table
 from sqlaqueue.cli.targets import load_targets
+from sqlaqueue.keys import key_text
 from sqlaqueue.queue.config import STATES
 
 
@@ -63,7 +64,7 @@ def jobs(
         error_line = (info.last_error or "").splitlines()[:1]
         waited, ran = _times(info)
         enqueued, ended = ago(info.created_at), ago(info.finished_at)
-        add_row(shown, plain_key(info.key), info.state, enqueued, span(waited), span(ran), ended, attempts, *error_line)
+        add_row(shown, key_text(info.key), info.state, enqueued, span(waited), span(ran), ended, attempts, *error_line)
     console().print(shown)
 
 
@@ -87,7 +88,7 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
             echo_json({**_plain(info), "row": values})
             continue
         waited, ran = _times(info)
-        click.echo(f"{info.queue} {plain_key(info.key)} is {info.state}")
+        click.echo(f"{info.queue} {key_text(info.key)} is {info.state}")
         if ran is not None:
             click.echo(f"waited for {span(waited)}, ran for {span(ran)}")
         width = max(map(len, values), default=0)
@@ -105,4 +106,4 @@ def _times(info: admin.JobInfo) -> tuple[float | None, float | None]:
 
 
 def _plain(info: admin.JobInfo) -> dict[str, Any]:
-    return {**vars(info), "key": plain_key(info.key)}
+    return {**vars(info), "key": key_text(info.key)}

@@ -18,8 +18,9 @@ from sqlaqueue import admin
 from sqlaqueue.cli.database import Database
 from sqlaqueue.cli.errors import FAILED, told_apart
 from sqlaqueue.cli.options import DURATION, json_option, target_argument, targets_argument, url_option
-from sqlaqueue.cli.showing import add_row, ago, console, echo_json, plain_key, span, table
+from sqlaqueue.cli.showing import add_row, ago, console, echo_json, span, table
 from sqlaqueue.cli.targets import Target, load_targets
+from sqlaqueue.keys import key_text
 from sqlaqueue.postgresql.schema_checks import UPDATE
 from sqlaqueue.statements import control
 from sqlaqueue.statements.verbs import worker_name
@@ -119,7 +120,7 @@ def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
         with Database.of(one, url) as database, told_apart(one.spec):
             groups = database.run(admin.failures, one.model, examples=examples)
         if json:
-            echo_json([{**vars(group), "keys": [plain_key(key) for key in group.keys]} for group in groups])
+            echo_json([{**vars(group), "keys": [key_text(key) for key in group.keys]} for group in groups])
             continue
         if not groups:
             click.echo(f"{one.spec.name}: nothing has failed")
@@ -127,7 +128,7 @@ def failed(target: str, url: str | None, examples: int, *, json: bool) -> None:
         shown = table("kind", "jobs", "newest", "keys", "last error", right=["jobs"])
         for group in groups:
             text = (group.error or "").splitlines()[:1]
-            keys = " ".join(map(plain_key, group.keys))
+            keys = " ".join(map(key_text, group.keys))
             add_row(shown, group.kind or "(no error)", group.count, ago(group.newest), keys, *text)
         console().print(shown)
 
@@ -168,7 +169,7 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
             right=["pid", "claimed"],
         )
         for row in rows:
-            running = " ".join(map(plain_key, row["running"][:_MOST_KEYS]))
+            running = " ".join(map(key_text, row["running"][:_MOST_KEYS]))
             if len(row["running"]) > _MOST_KEYS:
                 running += f" ... ({len(row['running'])})"
             since, seen = ago(row["created_at"]), ago(row["seen_at"])

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, is_dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 from rich.console import Console
@@ -51,11 +50,6 @@ def _plain(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-def plain_key(key: Sequence[Any]) -> str:
-    """Return a key as ``--key`` takes it."""
-    return ",".join(map(str, key))
 
 
 def span(seconds: float | None) -> str:

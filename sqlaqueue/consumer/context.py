@@ -17,8 +17,8 @@ from sqlaqueue.consumer.maintenance.retention import Retention
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
 from sqlaqueue.consumer.sessions.write_routing import opened
 from sqlaqueue.consumer.settings import Plan
+from sqlaqueue.keys import Key
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.spec import Key
 
 _MISSED = 2
 """How many check-ins in a row have to be missed before it is said: the first may be a connection that just broke."""

@@ -20,13 +20,14 @@ from sqlaqueue.consumer.settling.conflicts import MOST_AT_ONCE, Conflicts
 from sqlaqueue.consumer.settling.crash_journal import Entries
 from sqlaqueue.consumer.settling.outcomes import HeldUp, Outcome, judge
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.keys import Key
 from sqlaqueue.postgresql.claim_scan import by_priority, from_mark, mark_of
 from sqlaqueue.postgresql.dialect_check import for_postgresql
 from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.config import check_lease
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
-from sqlaqueue.queue.spec import Key, QueueSpec, Run
+from sqlaqueue.queue.spec import QueueSpec, Run
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import claim_statement, worker_name
 from sqlaqueue.strategies import ClaimedJobs, Settlement

@@ -17,6 +17,7 @@ from sqlalchemy.orm import ColumnProperty, InstanceState, Mapper, QueryContext
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
+from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.attributes import QueueAttributes
 from sqlaqueue.mapping.columns import (
     add_fields,
@@ -296,8 +297,8 @@ def hand_out(state: InstanceState[Any], session: Any, token: str | None = None) 
         run.transaction, run.savepoint = session.get_transaction(), session.get_nested_transaction()
         if _RUN in info and _is_same_run(info[_RUN], run):
             msg = (
-                f"{type(job).__name__} {run.key} was claimed twice in one transaction, which already holds it: settle "
-                "what a claim handed out and commit before the next claim"
+                f"{type(job).__name__} {key_text(run.key)} was claimed twice in one transaction, which already holds "
+                "it: settle what a claim handed out and commit before the next claim"
             )
             raise StatementError(msg)
     info[_RUN] = run

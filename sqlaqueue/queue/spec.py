@@ -18,15 +18,13 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Mapper, SessionTransaction
 
 from sqlaqueue.exc import ConfigurationError, StatementError
+from sqlaqueue.keys import Key
 from sqlaqueue.postgresql.key_arrays import key_array
 from sqlaqueue.queue.config import FINISHED, QueueConfig
 from sqlaqueue.queue.roles import literal_text
 
 if TYPE_CHECKING:
     from sqlaqueue.strategies.base import ClaimStrategy
-
-Key = tuple[Any, ...]
-"""The primary key of one job, always as a tuple here."""
 
 
 def clock() -> sa.Function[Any]:

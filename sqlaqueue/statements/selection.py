@@ -12,8 +12,9 @@ from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
+from sqlaqueue.keys import Key, key_text, keys_by_token
 from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
-from sqlaqueue.queue.spec import CopiedTransaction, Key, QueueSpec, Run
+from sqlaqueue.queue.spec import CopiedTransaction, QueueSpec, Run
 from sqlaqueue.strategies import ClaimedJobs
 
 _make_dialect: Any = postgresql.dialect
@@ -146,7 +147,7 @@ def held_run(job: Any, verb: str) -> Run:
     :raises NotClaimedError: when it is not held, saying why.
     """
     run = run_of(job)
-    name = f"{type(job).__name__} {sa.inspect(job).identity}"
+    name = f"{type(job).__name__} {key_text(sa.inspect(job).identity or ())}"
     if run is None:
         msg = f"{verb}(): {name} was not handed out by a claim; pass what session.execute(claim(...)) returned"
         raise NotClaimedError(msg)
@@ -169,8 +170,5 @@ def held(jobs: list[Any], verb: str) -> ClaimedJobs:
 
     :raises NotClaimedError: when one of them is not held.
     """
-    claims: dict[Any, list[Key]] = {}
-    for job in jobs:
-        run = held_run(job, verb)
-        claims.setdefault(run.token, []).append(run.key)
+    claims = keys_by_token(held_run(job, verb) for job in jobs)
     return ClaimedJobs(list(claims.items()), jobs)

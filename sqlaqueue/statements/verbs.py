@@ -27,6 +27,7 @@ from sqlalchemy.orm import undefer
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import HandlerMisuseError, StatementError
+from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import CLAIM_OPTION, RUN_ROLES, run_of, spec_of
 from sqlaqueue.postgresql.dialect_check import for_postgresql
 from sqlaqueue.postgresql.planner import planned_anew, planned_anew_for_many
@@ -310,7 +311,7 @@ def _refuse_consumers(jobs: list[Any], verb: str) -> None:
         run = run_of(job)
         if run is not None and run.by_consumer:
             msg = (
-                f"{verb}(): a Consumer runs {type(job).__name__} {run.key[0] if len(run.key) == 1 else run.key}, and "
+                f"{verb}(): a Consumer runs {type(job).__name__} {key_text(run.key)}, and "
                 "ends the run itself; let the handler return, or raise Retry, Snooze, Fail or Cancel"
             )
             raise HandlerMisuseError(msg)

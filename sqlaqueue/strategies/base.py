@@ -20,13 +20,14 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapper
 from sqlalchemy.sql.elements import KeyedColumnElement
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.keys import Key
 from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.claim_scan import ScanRange as ScanRange  # noqa: PLC0414 - part of the contract, exported here
 from sqlaqueue.postgresql.ddl import attach
 from sqlaqueue.postgresql.upcoming import upcoming_times
 from sqlaqueue.postgresql.wake_triggers import wake_up_triggers
 from sqlaqueue.queue.config import STATES
-from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.strategies.job_listing import job_listing
 from sqlaqueue.strategies.key_range import KeyRange
 from sqlaqueue.strategies.required_privileges import RequiredPrivilege, consumer_privileges

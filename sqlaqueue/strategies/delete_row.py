@@ -19,9 +19,10 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, StatementError
+from sqlaqueue.keys import Key
 from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.claim_scan import take
-from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.strategies.base import TOKEN, ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, named
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.job_listing import SHOWN, labelled_keys

@@ -8,7 +8,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.spec import Key
+from sqlaqueue.keys import Key
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.spec import Key, QueueSpec
+from sqlaqueue.keys import Key
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.base import ClaimedJobs, Verb
 from sqlaqueue.strategies.delete_row import OwnMessage, rows_again
 from sqlaqueue.strategies.key_range import KeyRange

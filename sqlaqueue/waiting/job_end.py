@@ -11,15 +11,15 @@ from sqlalchemy.orm import Session, SessionTransaction, object_session
 
 from sqlaqueue.consumer.core.effects import Beside, Pause
 from sqlaqueue.consumer.core.transient_errors import may_pass
-from sqlaqueue.consumer.settling.crash_journal import key_name
 from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTimeout
+from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
 from sqlaqueue.postgresql.dialect_check import check_dialect
 from sqlaqueue.postgresql.side_tables import notification
 from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
-from sqlaqueue.queue.spec import Key, QueueSpec
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.waiting.wait_state import WaitState
 
 DEFAULT_TIMEOUT = 10.0
@@ -68,7 +68,7 @@ class Waiter:
         return {"mapper": self.spec.mapper}
 
     def __str__(self) -> str:
-        return f"{self.model.__name__} {self.key[0] if len(self.key) == 1 else self.key}"
+        return f"{self.model.__name__} {key_text(self.key)}"
 
 
 def make_waiter(
@@ -100,7 +100,7 @@ def make_waiter(
             columns = ", ".join(column.key for column in spec.keys)
             msg = f"{verb}(..., {model.__name__}, {given!r}): that is not its key, which is ({columns})"
             raise StatementError(msg)
-    return Waiter(verb, model, spec, key, WaitState(key_name(key), called, patience), check, patience)
+    return Waiter(verb, model, spec, key, WaitState(key_text(key), called, patience), check, patience)
 
 
 def _class_and_key(verb: str, job: Any, key: Any) -> tuple[type[Any], Any]:
@@ -121,6 +121,7 @@ def _committed_key(job: Any, verb: str) -> Key:
     if key is None:
         msg = f"{verb}(): this {name} is not in the database; add it to a session and commit, then wait for it"
         raise StatementError(msg)
+    name = f"{name} {key_text(key)}"
     transaction = None if session is None else session.get_nested_transaction() or session.get_transaction()
     uncommitted = session is not None and (job in session.deleted or session.is_modified(job))
     while transaction is not None and not uncommitted:
@@ -128,11 +129,11 @@ def _committed_key(job: Any, verb: str) -> Key:
         transaction = transaction.parent
     run = run_of(job)
     if run is not None and run.transaction is not None and run.transaction.is_active:
-        msg = f"{verb}(): {name} {key} is held by a transaction of this program, which has to settle it and to commit"
+        msg = f"{verb}(): {name} is held by a transaction of this program, which has to settle it and to commit"
         raise StatementError(msg)
     if uncommitted:
         msg = (
-            f"{verb}(): {name} {key} has been written in a transaction that is still open, so nobody else can see it, "
+            f"{verb}(): {name} has been written in a transaction that is still open, so nobody else can see it, "
             "and it would be waited for in vain; commit its session first"
         )
         raise StatementError(msg)

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.core.statement_deadline import Patience, _Statement
 from sqlaqueue.consumer.executing import held as runs
 from sqlaqueue.consumer.settling import crash_journal
+from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.conftest import Supply
@@ -126,9 +127,7 @@ def test_jobs_of_other_batches_are_found_by_a_hash(held_by_threads: Bench, *, an
     held, spec, plans = held_by_threads, spec_of(held_by_threads.Job), list[str]()
 
     def enter(first: int) -> crash_journal.Entry:
-        entry = crash_journal.Entry(
-            tuple(crash_journal.key_name((key,)) for key in range(first, first + 500)), blamed=False
-        )
+        entry = crash_journal.Entry(tuple(key_text((key,)) for key in range(first, first + 500)), blamed=False)
         crash_journal.enter(session, spec, entry, "worker")
         session.commit()
         return entry

@@ -18,8 +18,9 @@ from sqlaqueue.consumer.sessions import isolation_level
 from sqlaqueue.consumer.settings import EXCEPT, KEYS, LIMIT, TICKETS, Plan
 from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.consumer.settling.settle import commit, left_as_loaded, settle_surely
+from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import hand_out, run_of
-from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.queue.spec import Run
 from sqlaqueue.strategies.claim_tokens import CLAIM_TOKEN, together_token
 
 

@@ -24,8 +24,9 @@ from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling.conflicts import Postponed
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, Ended, StopRequested
 from sqlaqueue.exc import LeaseLost
-from sqlaqueue.log import fields, key_text, logger, plain_key
-from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.keys import Key, key_text, key_value
+from sqlaqueue.log import fields, logger
+from sqlaqueue.queue.spec import Run
 
 
 class Crew:
@@ -265,7 +266,7 @@ class Crew:
             level = logging.WARNING if self.plan.holds_transaction else logging.DEBUG
             queue, worker = self.plan.spec.name, self.plan.worker()
             for key in keys:
-                extra = fields("timed_out", queue=queue, worker=worker, job_key=plain_key(key))
+                extra = fields("timed_out", queue=queue, worker=worker, job_key=key_value(key))
                 text = "job %s of queue %s ran into its timeout of %g s; the result of its handler is refused"
                 logger.log(level, text, key_text(key), queue, self.plan.timeout, extra=extra)
 
@@ -386,7 +387,7 @@ class Crew:
     def tell_lost(self, lost: Sequence[Ended]) -> None:
         """Tell whose result was refused."""
         for run in (one.run for one in lost):
-            error = LeaseLost(f"the result of job {run.key} came after its lease had passed to another run")
+            error = LeaseLost(f"the result of job {key_text(run.key)} came after its lease had passed to another run")
             self._tell("lease_lost", run, error=error)
 
     def tell_rescued(self, keys: Sequence[Key]) -> None:

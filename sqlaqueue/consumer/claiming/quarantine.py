@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from sqlaqueue.queue.spec import Key
+from sqlaqueue.keys import Key
 
 
 class Suspect(NamedTuple):

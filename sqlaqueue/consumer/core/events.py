@@ -11,8 +11,9 @@ from typing import Any, Literal, get_args
 
 from sqlaqueue.consumer.settling.outcomes import kind_of, text_of
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.log import fields, key_text, logger, plain_key, seconds_text
-from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.keys import Key, key_text, key_value
+from sqlaqueue.log import fields, logger, seconds_text
+from sqlaqueue.queue.spec import Run
 from sqlaqueue.statements.verbs import worker_name
 
 EventName = Literal["claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost"]
@@ -118,7 +119,7 @@ class Announcer:
             event.name,
             queue=event.queue,
             worker=self._worker(),
-            job_key=plain_key(event.key),
+            job_key=key_value(event.key),
             attempt=event.attempt,
             max_attempts=event.max_attempts,
             delay=event.delay,

@@ -19,8 +19,9 @@ from sqlaqueue.consumer.sessions import isolation_level
 from sqlaqueue.consumer.sessions.session_usage import is_expired, left_trace
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Abandoned, Ended, StopRequested
 from sqlaqueue.exc import JobTimeout
+from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import run_of
-from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.queue.spec import Run
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.claiming.job_buffer import Crew

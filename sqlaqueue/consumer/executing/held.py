@@ -33,7 +33,8 @@ from sqlaqueue.consumer.settling.outcomes import (
     is_disconnected,
 )
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
-from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.keys import Key
+from sqlaqueue.queue.spec import Run
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.claiming.claim_slot import Turn

@@ -22,9 +22,10 @@ from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.consumer.settling.settle import left_as_loaded, settle
+from sqlaqueue.keys import keys_by_token, keys_from
 from sqlaqueue.mapping.mixin import run_of, set_run, show_claimed
 from sqlaqueue.postgresql.planner import planned_anew
-from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.queue.spec import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 from sqlaqueue.strategies.put_back import put_back
@@ -59,10 +60,7 @@ def load_again(session: Session, plan: Plan, runs: Sequence[Run]) -> list[Any]:
     For jobs whose instances are in a session that is not free to give them up.
     """
     spec = plan.spec
-    claims: dict[Any, list[Key]] = {}
-    for run in runs:
-        claims.setdefault(run.token, []).append(run.key)
-    mine = spec.strategy.fence(spec, ClaimedJobs(list(claims.items())))
+    mine = spec.strategy.fence(spec, ClaimedJobs(list(keys_by_token(runs).items())))
     again = sa.select(spec.model).where(mine, planned_anew()).options(*plan.options)
     found = {sa.inspect(job).identity: job for job in session.execute(again).unique().scalars()}
     for run in runs:
@@ -141,18 +139,14 @@ def settle_committed(
 
     :return: the runs that were ended.
     """
-    claims: dict[Any, list[Key]] = {}
-    for job in jobs:
-        run = run_of(job)
-        if run is not None:
-            claims.setdefault(run.token, []).append(run.key)
+    claims = keys_by_token(run for job in jobs if (run := run_of(job)) is not None)
     if not plan.spec.strategy.keeps_rows:
         reload(session, plan, jobs)
     verb = put_back(plan.spec, ClaimedJobs(list(claims.items()), jobs))
     if verb is None:
         return []
     found = session.execute(returning_keys(plan.spec, verb), bind_arguments=plan.bind).scalars().all()
-    back = set(found) if len(plan.spec.keys) > 1 else {(key,) for key in found}
+    back = set(keys_from(found, len(plan.spec.keys)))
     again = [_settle_anew(session, plan, one) for one in ended if one.run.key in back]
     crash_journal.strike(session, plan.spec, entry)
     session.commit()

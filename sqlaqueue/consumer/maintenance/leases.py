@@ -18,9 +18,10 @@ from sqlaqueue.consumer.notifications.emit import tell_ended
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.settle import QUIET
+from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, CRASH_JOURNAL, PAUSE, as_json, key_json, notification
-from sqlaqueue.queue.spec import Key, Run, clock
+from sqlaqueue.queue.spec import Run, clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.statements.verbs import reconcile, rescue, worker_name
 from sqlaqueue.strategies import ClaimedJobs
@@ -47,10 +48,7 @@ def _be_brief(session: Session, plan: Plan, *others: sa.ColumnElement[Any]) -> N
 
 def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
     """Move the leases of runs that are alive; rows that are locked are passed over."""
-    claims: dict[Any, list[Key]] = {}
-    for run in runs:
-        claims.setdefault(run.token, []).append(run.key)
-    held = ClaimedJobs(list(claims.items()))
+    held = ClaimedJobs(list(keys_by_token(runs).items()))
     verb = plan.spec.strategy.extend(plan.spec, held, sa.literal(plan.lease, sa.Interval()))
     _be_brief(session, plan)
     session.execute(returning_keys(plan.spec, verb), execution_options=QUIET, bind_arguments=plan.bind)
@@ -61,7 +59,7 @@ def rescue_expired(session: Session, plan: Plan) -> list[Key]:
     """Take back jobs whose lease has expired, of whatever worker; the others hear that it is done."""
     _be_brief(session, plan, *([notification(plan.spec, "swept")] if plan.is_told else []))
     keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
-    rescued = _as_keys(plan, keys)
+    rescued = keys_from(keys, len(plan.spec.keys))
     # Some of them may have failed with that.
     tell_ended(session, plan, rescued)
     session.commit()
@@ -71,7 +69,7 @@ def rescue_expired(session: Session, plan: Plan) -> list[Key]:
 def reconcile_messages(session: Session, plan: Plan) -> list[Key]:
     """Mend what bypassed the triggers, and forget what the side tables no longer need."""
     mended = session.execute(reconcile(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind)
-    keys = _as_keys(plan, mended.scalars().all())
+    keys = keys_from(mended.scalars(), len(plan.spec.keys))
     _forget_old(session, plan)
     session.commit()
     return keys
@@ -97,15 +95,11 @@ def reconcile_range(session: Session, plan: Plan, after: Key | None) -> tuple[li
     part = KeyRange(after, None if upto is None else tuple(upto))
     verb: Any = spec.strategy.reconcile_range(spec, part)
     mended = session.execute(returning_keys(spec, verb), execution_options=QUIET, bind_arguments=plan.bind)
-    keys = _as_keys(plan, mended.scalars().all())
+    keys = keys_from(mended.scalars(), len(spec.keys))
     if upto is None:
         _forget_old(session, plan)
     session.commit()
     return keys, part.upto
-
-
-def _as_keys(plan: Plan, found: Sequence[Any]) -> list[Key]:
-    return list(found) if len(plan.spec.keys) > 1 else [(key,) for key in found]
 
 
 def _forget_old(session: Session, plan: Plan) -> None:

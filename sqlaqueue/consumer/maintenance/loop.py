@@ -21,9 +21,9 @@ from sqlaqueue.consumer.settling import settle
 from sqlaqueue.consumer.settling.completions import settle_finished, settle_postponed
 from sqlaqueue.consumer.settling.outcomes import RELEASED, Ended
 from sqlaqueue.exc import JobTimeout
-from sqlaqueue.log import key_text, logger, plain_key
+from sqlaqueue.keys import Key, key_text, key_value
+from sqlaqueue.log import logger
 from sqlaqueue.postgresql.side_tables import CONSUMERS
-from sqlaqueue.queue.spec import Key
 
 TENDERS = 3
 """How many of the consumers that hear each other do what one has to do for all; more than one, for one may be dead."""
@@ -64,7 +64,7 @@ def _look_at_timeouts(shift: Shift, now: float) -> Script:
         stuck += held_up
         for one in stuck:
             key = one.run.key
-            extra = shift.fields("timed_out", job_key=plain_key(key), attempt=one.run.attempt)
+            extra = shift.fields("timed_out", job_key=key_value(key), attempt=one.run.attempt)
             text = "%s: job %s ran into its timeout of %g s, and cannot be settled before its handler returns"
             logger.warning(text, shift.name, key_text(key), shift.plan.timeout, extra=extra)
         crew.report(Report(settled=[one for one in ended if one not in [*lost, *stuck]], lost=lost))

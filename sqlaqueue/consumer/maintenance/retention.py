@@ -19,12 +19,13 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling.settle import QUIET
+from sqlaqueue.keys import Key, key_text
 from sqlaqueue.log import fields, logger
 from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.postgresql.schema_checks import UPDATE, ForeignKey, foreign_keys_to, has_index
 from sqlaqueue.postgresql.side_tables import DEAD_LETTER
 from sqlaqueue.queue.retry_policies import seconds
-from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies.retention_index import index_name
 
@@ -226,7 +227,7 @@ class Retention:
             "%s: job %s is %s and older than %s, and cannot be deleted: %s. It stays, as do others for which the same "
             'is true; tables that refer to it need ondelete="CASCADE" or "SET NULL", and an index on their foreign key',
             self._spec.model.__name__,
-            None if key is None else key[0] if len(key) == 1 else key,
+            None if key is None else key_text(key),
             walk.state,
             walk.age,
             what,

@@ -10,17 +10,16 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.notifications.poll_schedule import EVERY, Look, taken
 from sqlaqueue.consumer.notifications.waiter_registry import ended
 from sqlaqueue.consumer.settings import Plan
-from sqlaqueue.consumer.settling.crash_journal import key_name
 from sqlaqueue.consumer.settling.outcomes import RELEASED, Ended
+from sqlaqueue.keys import Key, key_text
 from sqlaqueue.postgresql.side_tables import notification
-from sqlaqueue.queue.spec import Key
 
 
 def tell_ended(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
     """Tell those who wait for the end of some jobs, when the transaction commits; nobody, where nobody waits."""
     if not plan.awaited:
         return
-    for words in ended(plan.awaited.take([key_name(key) for key in keys])):
+    for words in ended(plan.awaited.take([key_text(key) for key in keys])):
         session.execute(sa.select(notification(plan.spec, words)), bind_arguments=plan.bind)
 
 

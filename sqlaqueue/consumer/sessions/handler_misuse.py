@@ -17,8 +17,9 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.config import STATES
-from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.queue.spec import Run
 from sqlaqueue.strategies import ClaimedJobs
 
 _ENDS_TRANSACTION = re.compile(
@@ -66,8 +67,8 @@ def in_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Ru
             continue
         if sa.inspect(job).identity != run.key:
             return HandlerMisuseError(
-                f"the handler changed the key of {type(job).__name__} {_text(run.key)}, by which the Consumer ends its "
-                "run, and nothing of what it wrote was kept; enqueue another job in place of this one"
+                f"the handler changed the key of {type(job).__name__} {key_text(run.key)}, by which the Consumer ends "
+                "its run, and nothing of what it wrote was kept; enqueue another job in place of this one"
             )
         if job.__dict__.get(status, running) in others:
             return HandlerMisuseError(
@@ -80,7 +81,7 @@ def in_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Ru
 def at_the_end(plan: Plan, key: Key) -> HandlerMisuseError:
     """Return the error for a job whose row its handler has changed past the ORM, so that its run cannot be ended."""
     return HandlerMisuseError(
-        f"the row of {plan.spec.model.__name__} {_text(key)} is not there any more as it was handed out: a handler "
+        f"the row of {plan.spec.model.__name__} {key_text(key)} is not there any more as it was handed out: a handler "
         "changed its key or its state, or deleted it by a statement, and nothing of what it wrote was kept; "
         f"{INSTEAD}; delete a job by session.delete(job)"
     )
@@ -116,7 +117,3 @@ def refuse_own_doing(session: Session, plan: Plan, lost: Sequence[Ended]) -> Non
     session.rollback()
     if found is not None:
         raise at_the_end(plan, tuple(found))
-
-
-def _text(key: Key) -> str:
-    return str(key[0]) if len(key) == 1 else str(key)

@@ -24,7 +24,8 @@ from sqlalchemy.types import UserDefinedType
 from sqlaqueue.consumer.core.transient_errors import is_conflict
 from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, writing
 from sqlaqueue.consumer.settings import Plan
-from sqlaqueue.queue.spec import Key, Run
+from sqlaqueue.keys import Key, keys_by_token, keys_from
+from sqlaqueue.queue.spec import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Settlement
 
@@ -113,10 +114,7 @@ def _lock(connection: sa.Connection, plan: Plan, level: Any, runs: Sequence[Run]
     """
     spec, dialect = plan.spec, connection.dialect
     driver: Any = connection.connection.dbapi_connection
-    claims: dict[Any, list[Key]] = {}
-    for run in runs:
-        claims.setdefault(run.token, []).append(run.key)
-    mine = spec.strategy.fence(spec, ClaimedJobs(list(claims.items())))
+    mine = spec.strategy.fence(spec, ClaimedJobs(list(keys_by_token(runs).items())))
     seqscan = sa.func.current_setting("enable_seqscan", type_=sa.Text())
     where = sa.select(sa.cast(_PLACE, sa.Text()), seqscan).select_from(spec.table).where(mine)
     for _ in range(_TRIES):
@@ -167,4 +165,4 @@ def complete_in_place(session: Session, plan: Plan, claims: Mapping[Any, Sequenc
     # A small table would be read from end to end, which conflicts with all that others do to it.
     _scan_tables(connection, "off")
     ended = session.execute(returning_keys(spec, verb.where(_is_at(places))), execution_options=_QUIET).scalars().all()
-    return list(ended) if len(spec.keys) > 1 else [(key,) for key in ended]
+    return keys_from(ended, len(spec.keys))

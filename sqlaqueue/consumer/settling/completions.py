@@ -12,7 +12,8 @@ from sqlaqueue.consumer.core.effects import Beside, Script
 from sqlaqueue.consumer.core.transient_errors import is_held_up, settles_later
 from sqlaqueue.consumer.settling import settle
 from sqlaqueue.consumer.settling.outcomes import Ended
-from sqlaqueue.log import key_text, logger, plain_key
+from sqlaqueue.keys import key_text, key_value
+from sqlaqueue.log import logger
 
 
 def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
@@ -62,7 +63,7 @@ def _settled(
     shift: Shift, ended: Sequence[Ended], lost: Sequence[Ended], stuck: Sequence[Ended], later: Sequence[Ended]
 ) -> None:
     for one in stuck:
-        extra = shift.fields("not_settled", job_key=plain_key(one.run.key), attempt=one.run.attempt)
+        extra = shift.fields("not_settled", job_key=key_value(one.run.key), attempt=one.run.attempt)
         text = "%s: job %s stays as it is until its lease expires"
         logger.error(text, shift.name, key_text(one.run.key), extra=extra)
     if later:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sqlaqueue.queue.spec import Key
+from sqlaqueue.keys import Key
 
 _FIRST, _LONGEST = 0.1, 30.0
 _AGAIN_AFTER, _AT_ONCE = 1.0, 3

@@ -26,8 +26,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.notifications.poll_schedule import taken
+from sqlaqueue.keys import Key, key_text
 from sqlaqueue.postgresql.side_tables import CRASH_JOURNAL, as_json, notification
-from sqlaqueue.queue.spec import Key, QueueSpec, clock
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.verbs import worker_name
 
 _FORGET = timedelta(days=1)
@@ -57,12 +58,12 @@ class Entry:
 
         :param starts: how many starts count as attempts.
         """
-        self.left_behind, self.left_starts = tuple(key_name(key) for key in keys), starts
+        self.left_behind, self.left_starts = tuple(key_text(key) for key in keys), starts
 
     def suspected(self, keys: Sequence[Key], *, again: bool = False) -> list[Key]:
         """Return those of ``keys`` that are suspects, or that are so ``again``."""
         names = self.again if again else self.suspects
-        return [key for key in keys if key_name(key) in names] if names else []
+        return [key for key in keys if key_text(key) in names] if names else []
 
 
 class Entries:
@@ -75,7 +76,7 @@ class Entries:
 
     def open(self, keys: Sequence[Key], *, blamed: bool) -> Entry:
         """Return the entry of a batch that is about to be written."""
-        entry = Entry(tuple(key_name(key) for key in keys), blamed)
+        entry = Entry(tuple(key_text(key) for key in keys), blamed)
         with self._lock:
             self._open[entry.id] = entry
         return entry
@@ -102,11 +103,6 @@ class Entries:
         """Return an entry whose row is to be deleted and forget it; None when there is none."""
         with self._lock:
             return self._given_up.popitem()[1] if self._given_up else None
-
-
-def key_name(key: Key) -> str:
-    """Return the text by which the ledger knows a job."""
-    return str(key[0]) if len(key) == 1 else json.dumps([str(part) for part in key])
 
 
 def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets: Sequence[str] = ()) -> None:

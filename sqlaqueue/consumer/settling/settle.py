@@ -8,8 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,8 +20,8 @@ from sqlaqueue.consumer.sessions import isolation_level
 from sqlaqueue.consumer.sessions.handler_misuse import in_rows, is_gone, refuse_own_doing
 from sqlaqueue.consumer.settings import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Ended, HeldUp
-from sqlaqueue.log import fields, key_text, logger, plain_key
-from sqlaqueue.queue.spec import Key
+from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
+from sqlaqueue.log import fields, logger
 from sqlaqueue.statements.verbs import settle_statement, with_run_details
 from sqlaqueue.strategies import ClaimedJobs
 
@@ -59,10 +57,7 @@ def _alike(ended: Sequence[Ended]) -> list[list[Ended]]:
 def _settle_alike(session: Session, plan: Plan, group: Sequence[Ended]) -> list[Key]:
     """End runs that end alike, and return the keys of those that were held."""
     spec, first = plan.spec, group[0]
-    claims: dict[Any, list[Key]] = {}
-    # Those of one claim mostly stand together, and to look a token up takes longer than to compare two.
-    for token, runs in groupby([one.run for one in group], key=attrgetter("token")):
-        claims.setdefault(token, []).extend(run.key for run in runs)
+    claims = keys_by_token(one.run for one in group)
     if first.outcome is COMPLETED and first.starts == 1 and plan.complete is not None:
         there = isolation_level.complete_in_place(session, plan, claims)
         if there:
@@ -77,7 +72,7 @@ def _settle_alike(session: Session, plan: Plan, group: Sequence[Ended]) -> list[
     settlement = with_run_details(spec, settlement, [one.run for one in group], plan.worker())
     statement = settle_statement(spec, held, settlement)
     found = session.execute(statement, execution_options=QUIET, bind_arguments=plan.bind).scalars()
-    return list(found) if len(spec.keys) > 1 else [(key,) for key in found]
+    return keys_from(found, len(spec.keys))
 
 
 def _complete(session: Session, plan: Plan, token: Any, keys: list[Key]) -> list[Key]:
@@ -166,7 +161,7 @@ def settle_each(
             if settles_later(error):
                 raise
             run, queue = one.run, plan.spec.name
-            named = {"queue": queue, "worker": plan.worker(), "job_key": plain_key(run.key)}
+            named = {"queue": queue, "worker": plan.worker(), "job_key": key_value(run.key)}
             extra = fields("settling_refused", **named, attempt=run.attempt, max_attempts=run.max_attempts)
             text = "job %s of queue %s cannot be settled as %s: %s"
             logger.warning(text, key_text(run.key), queue, one.outcome.ending, error, extra=extra)

@@ -27,7 +27,7 @@ def test_what_nobody_else_can_see_is_refused(leased: Bench) -> None:
         with pytest.raises(StatementError, match="is not in the database"):
             wait(leased.sessions, job)
         session.flush()
-        open_transaction = r"wait\(\): Job \(1,\) has been written in a transaction that is still open"
+        open_transaction = r"wait\(\): Job 1 has been written in a transaction that is still open"
         with pytest.raises(StatementError, match=open_transaction):
             wait(leased.sessions, job)
         with session.begin_nested(), pytest.raises(StatementError, match=open_transaction):

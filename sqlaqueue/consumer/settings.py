@@ -30,8 +30,8 @@ from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec, Run
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import claim_statement, worker_name
-from sqlaqueue.strategies import ClaimedJobs, Settlement
-from sqlaqueue.strategies.base import SHARED, ScanRange, named
+from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
+from sqlaqueue.strategies.base import SHARED, named
 from sqlaqueue.strategies.claim_tokens import died_together
 
 BATCH = 500

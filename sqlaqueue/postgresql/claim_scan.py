@@ -17,7 +17,7 @@ rows than are to be claimed, it would read all that are due and sort them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy.ext.compiler import compiles
@@ -25,12 +25,7 @@ from sqlalchemy.sql.selectable import Lateral, NamedFromClause, SelectBase
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.spec import QueueSpec, clock
-
-if TYPE_CHECKING:
-    from sqlaqueue.strategies.base import ClaimStrategy
-
-ScanRange = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
-"""Makes a condition on the columns of the claim order, as they are called in the table that a claim scans."""
+from sqlaqueue.queue.strategy import ClaimRequest, ScanRange
 
 MARK = "sqlaqueue_mark"
 """How the parameters of a claim begin that starts at a mark, one for each column of the claim order."""
@@ -100,27 +95,40 @@ def mark_of(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
     return {f"{MARK}_{number}": value for number, value in enumerate(values)}
 
 
+class _LockRows(Protocol):
+    def __call__(self, spec: QueueSpec, rows: AnySelect, *others: sa.FromClause) -> AnySelect: ...
+
+
+class _FirstDue(Protocol):
+    def __call__(
+        self, spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, scan_range: ScanRange | None
+    ) -> AnySelect: ...
+
+
 def take(
-    strategy: ClaimStrategy,
-    spec: QueueSpec,
+    request: ClaimRequest,
     waiting: AnySelect,
     scanned: sa.FromClause,
     *others: sa.FromClause,
-    limit: Any,
-    scan_range: ScanRange | None,
+    lock_rows: _LockRows,
+    first_due: _FirstDue,
 ) -> sa.CTE:
-    """Return the best due rows of ``waiting``, locked with ``others`` as ``strategy`` locks and orders them.
+    """Return the first due rows of ``waiting`` in claim order, locked together with those of ``others``.
 
-    The planner expects one row, or a few. So what is joined to them is looked up by its key, in a small table as in a
+    The planner expects one row or a few, so it looks up by key whatever is joined to them, in a small table as in a
     large one.
+
+    :param lock_rows: locks rows as the strategy does, see ``ClaimStrategy.lock()``.
+    :param first_due: narrows and orders rows as the strategy does, see ``ClaimStrategy.best()``.
     """
+    spec, limit, scan_range = request.spec, request.limit, request.scan_range
 
     def lock(rows: AnySelect) -> AnySelect:
-        return strategy.lock(spec, rows, *others)
+        return lock_rows(spec, rows, *others)
 
     if scan_range is by_priority and spec.has("priority"):
         return _first_by_priority(spec, waiting, scanned, limit, lock).cte("picked")
-    best = strategy.best(spec, waiting, scanned, limit, scan_range)
+    best = first_due(spec, waiting, scanned, limit, scan_range)
     return _first_of(spec, best, scanned, limit, lock).cte("picked")
 
 

@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlaqueue.postgresql.ddl import NameOf, TableId
 from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.required_privileges import RequiredPrivilege
+from sqlaqueue.queue.strategy import RequiredPrivilege
 
 _COMMANDS = {"SELECT": "r", "INSERT": "a", "UPDATE": "w", "DELETE": "d"}
 """How ``pg_policy`` writes what a policy is for."""

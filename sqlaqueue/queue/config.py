@@ -13,13 +13,11 @@ from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
-
-if TYPE_CHECKING:
-    from sqlaqueue.strategies.base import ClaimStrategy
+from sqlaqueue.queue.strategy import Strategy
 
 ROLES = (
     "status",
@@ -144,7 +142,7 @@ class QueueConfig:
     :raises ConfigurationError: for values that cannot be meant.
     """
 
-    strategy: str | ClaimStrategy = "update_status"
+    strategy: str | Strategy = "update_status"
     max_attempts: int = 5
     lease: Delay = timedelta(minutes=1)
     retry: RetryPolicy = field(default_factory=Exponential)

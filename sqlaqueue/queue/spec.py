@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -22,9 +22,7 @@ from sqlaqueue.keys import Key
 from sqlaqueue.postgresql.key_arrays import key_array
 from sqlaqueue.queue.config import FINISHED, QueueConfig
 from sqlaqueue.queue.roles import literal_text
-
-if TYPE_CHECKING:
-    from sqlaqueue.strategies.base import ClaimStrategy
+from sqlaqueue.queue.strategy import Strategy
 
 
 def clock() -> sa.Function[Any]:
@@ -95,7 +93,7 @@ class QueueSpec:
     """Role to the name of the attribute that plays it; roles that are left out are missing."""
     columns: Mapping[str, sa.Column[Any]]
     """Role to its column."""
-    strategy: ClaimStrategy
+    strategy: Strategy
     side_tables: dict[str, sa.Table] = field(default_factory=dict)
     """The strategy's own tables by their purpose, such as ``"messages"``."""
     claim_indexes: list[sa.Index] = field(default_factory=list)

@@ -37,8 +37,7 @@ from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec, Run, clock
 from sqlaqueue.statements.returning import returning_detached, returning_keys
 from sqlaqueue.statements.selection import JobSelection, held, instances, key_of, select_jobs
-from sqlaqueue.strategies import ClaimedJobs, Settlement
-from sqlaqueue.strategies.base import ScanRange
+from sqlaqueue.strategies import ClaimedJobs, ClaimRequest, ScanRange, Settlement
 
 _ERROR_LIMIT = 100_000
 _RETAINED_STATEMENTS = 64
@@ -96,21 +95,22 @@ def claim_statement(
 
     :param of_many: whether there are many jobs, however few are to be claimed.
     :param tickets: the calls that the claim answers: when it commits, the others hear that its jobs are taken.
-    :param within: the part of the claim order to scan, see :meth:`~sqlaqueue.strategies.base.ClaimStrategy.claim`.
+    :param scan_range: the part of the claim order to scan, see :class:`~sqlaqueue.strategies.ClaimRequest`.
     """
     spec, entity, candidates, options = chosen
     if CONTROL in spec.side_tables:
         candidates = candidates.where(~is_paused(spec))
     # Of a bound LIMIT a generic plan only knows that it may be a tenth of the table, and reads the table for it.
     limit = limit.render_literal_execute()
-    claimed = spec.strategy.claim(
-        spec,
-        candidates.where(planned_anew() if of_many else planned_anew_for_many(limit)),
-        limit,
+    request = ClaimRequest(
+        spec=spec,
+        candidates=candidates.where(planned_anew() if of_many else planned_anew_for_many(limit)),
+        limit=limit,
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
         scan_range=scan_range,
     )
+    claimed = spec.strategy.claim(request)
     if tickets is not None:
         words = sa.func.concat("taken ", sa.func.count().over(), " ", tickets, type_=sa.Text())
         claimed = claimed.add_columns(notification(spec, words).label("sqlaqueue_told"))

@@ -13,10 +13,20 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from sqlaqueue.exc import UnknownStrategyError
-from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, Settlement, Verb
-from sqlaqueue.strategies.key_range import KeyRange
+from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, KeyRange, ScanRange, Settlement, Strategy, Verb
+from sqlaqueue.strategies.base import ClaimStrategy
 
-__all__ = ["ClaimStrategy", "ClaimedJobs", "KeyRange", "Settlement", "Verb", "find_strategy", "strategy_names"]
+__all__ = [
+    "ClaimRequest",
+    "ClaimStrategy",
+    "ClaimedJobs",
+    "KeyRange",
+    "ScanRange",
+    "Settlement",
+    "Verb",
+    "find_strategy",
+    "strategy_names",
+]
 
 GROUP = "sqlaqueue.strategies"
 
@@ -32,7 +42,7 @@ def strategy_names() -> list[str]:
     return [*_BUILT_IN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_BUILT_IN))]
 
 
-def find_strategy(wanted: str | ClaimStrategy) -> ClaimStrategy:
+def find_strategy(wanted: str | Strategy) -> ClaimStrategy:
     """Return the strategy of that name, or ``wanted`` itself when it is one.
 
     :raises UnknownStrategyError: listing the names there are.

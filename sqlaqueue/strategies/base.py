@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-from uuid import UUID
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute, Mapper
@@ -22,56 +21,41 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.keys import Key
 from sqlaqueue.postgresql import side_tables
-from sqlaqueue.postgresql.claim_scan import ScanRange as ScanRange  # noqa: PLC0414 - part of the contract, exported here
 from sqlaqueue.postgresql.ddl import attach
 from sqlaqueue.postgresql.upcoming import upcoming_times
 from sqlaqueue.postgresql.wake_triggers import wake_up_triggers
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.strategy import (
+    ClaimedJobs,
+    ClaimRequest,
+    KeyRange,
+    RequiredPrivilege,
+    ScanRange,
+    Settlement,
+    Verb,
+)
 from sqlaqueue.strategies.job_listing import job_listing
-from sqlaqueue.strategies.key_range import KeyRange
-from sqlaqueue.strategies.required_privileges import RequiredPrivilege, consumer_privileges
+from sqlaqueue.strategies.required_privileges import consumer_privileges
 from sqlaqueue.strategies.retention_index import attach_retention, oldest_first
-
-Keys = Sequence[Key] | sa.BindParameter[Any]
-Token = UUID | str | sa.BindParameter[Any] | None
 
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The name of the column in which a claim that hands out no rows returns the token of its runs."""
-
-Verb = sa.Update | sa.Delete | sa.Insert | AnySelect
-"""A statement that changes jobs; whoever executes it adds the RETURNING of their keys."""
 
 SHARED = " (shared)"
 """How the name of a worker ends that runs jobs of several claims at once: should it die, none of them ran alone."""
 
 
 @dataclass(frozen=True)
-class ClaimedJobs:
-    """The runs that a verb ends or extends: jobs of one claim, or of several."""
+class _Listed(KeyRange):
+    """Some jobs by their keys."""
 
-    claims: Sequence[tuple[Token, Keys]]
-    """The token of each claim with the keys of its jobs."""
-    jobs: Sequence[Any] = ()
-    """The instances themselves, where they are at hand."""
+    spec: QueueSpec | None = None
+    keys: Sequence[Key] = ()
 
-
-@dataclass(frozen=True)
-class Settlement:
-    """How runs end: the state that follows and what is written with it."""
-
-    state: Literal["completed", "pending", "failed", "cancelled"]
-    starts: Any = 1
-    """How many starts count as attempts; 0 gives the attempt back."""
-    run_at: sa.ColumnElement[Any] | None = None
-    """When a job that goes back to pending is due; None leaves it as it was."""
-    error: sa.ColumnElement[Any] | None = None
-    """The text for ``last_error``; None leaves it as it was."""
-    started_at: sa.ColumnElement[Any] | None = None
-    """When the run began, for a strategy whose claim writes nothing; None leaves it, and ``claimed_by``, as it was."""
-    worker: sa.ColumnElement[Any] | None = None
-    suspect: bool = False
-    """A job that goes back to pending is to fulfil :meth:`ClaimStrategy.quarantined`, where rows can tell."""
+    def holds(self, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in ``columns`` is one of these."""
+        return sa.true() if self.spec is None else self.spec.key_in(columns, self.keys)
 
 
 class ClaimStrategy:
@@ -126,31 +110,14 @@ class ClaimStrategy:
 
     # -- claiming ----------------------------------------------------------------------------------------
 
-    def claim(
-        self,
-        spec: QueueSpec,
-        candidates: AnySelect,
-        limit: Any,
-        *,
-        lease: Any,
-        worker: Any,
-        scan_range: ScanRange | None = None,
-    ) -> AnySelect:
+    def claim(self, request: ClaimRequest) -> AnySelect:
         """Return a SELECT of the claimed rows, all columns of the model's table, in claim order.
 
         A strategy that hands out no rows may add a column called :data:`TOKEN`, which then comes back in
         :class:`ClaimedJobs`.
 
-        The statement must never hand out more than ``limit`` rows, nor one that another transaction has
-        locked, nor wait for a lock; whatever the plan and whatever ``candidates`` joins.
-
-        :param candidates: a SELECT of the model (or a subclass) with the user's filters, without order.
-        :param limit: a bound number of rows.
-        :param lease: a bound interval.
-        :param worker: a bound text that names the claiming worker; it ends in :data:`SHARED` when the worker may be
-            running jobs of other claims at the same time.
-        :param within: narrows the scan to a part of the claim order, such as one priority, or what comes after a
-            position; None for all of it. It belongs beside the ORDER BY, where it can bound the scan of the index.
+        The statement must never hand out more than ``request.limit`` rows, nor one that another transaction has
+        locked, nor wait for a lock; whatever the plan, and whatever ``request.candidates`` joins.
         """
         raise NotImplementedError
 
@@ -212,6 +179,15 @@ class ClaimStrategy:
     def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
         """Return the statement that moves the end of leases; a strategy without leases changes nothing."""
         return sa.select(spec.model).where(self.fence(spec, held))
+
+    def restore(self, spec: QueueSpec, held: ClaimedJobs) -> Verb | None:
+        """Return the statement that makes jobs claimable again whose claim was committed before their runs ended.
+
+        It returns their keys. None where a committed claim consumes nothing. A job that is pending or that another
+        transaction holds is left alone: its claim was rolled back, or it has been restored already.
+        """
+        keys = [key for _, listed in held.claims if not isinstance(listed, sa.BindParameter) for key in listed]
+        return self.reconcile_range(spec, _Listed(spec=spec, keys=keys))
 
     # -- tending the queue -----------------------------------------------------------------------------------
 

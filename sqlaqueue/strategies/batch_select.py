@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import sqlalchemy as sa
 
@@ -17,7 +17,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, ScanRange
+from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest
+from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.indexes import add_index
 
 
@@ -35,19 +36,11 @@ class BatchSelect(ClaimStrategy):
         side_tables.crash_journal(spec)
         add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
 
-    def claim(
-        self,
-        spec: QueueSpec,
-        candidates: AnySelect,
-        limit: Any,
-        *,
-        lease: Any,
-        worker: Any,
-        scan_range: ScanRange | None = None,
-    ) -> AnySelect:
+    def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the best waiting rows; the lock is the claim."""
+        spec, candidates = request.spec, request.candidates
         waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-        picked = take(self, spec, waiting, spec.table, limit=limit, scan_range=scan_range)
+        picked = take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
         return self.in_claim_order(spec, self.once_each(spec, candidates, picked))
 
     def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:

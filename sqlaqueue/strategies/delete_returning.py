@@ -26,10 +26,10 @@ from sqlaqueue.postgresql.ddl import StorageParameters, attach, sees_all
 from sqlaqueue.postgresql.message_triggers import message_triggers
 from sqlaqueue.postgresql.upcoming import upcoming_times
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, column_of, named
+from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, KeyRange, Settlement, Verb
+from sqlaqueue.strategies.base import ClaimStrategy, column_of, named
 from sqlaqueue.strategies.delete_row import OwnMessage
 from sqlaqueue.strategies.indexes import object_name
-from sqlaqueue.strategies.key_range import KeyRange
 
 MESSAGES = "messages"
 
@@ -68,17 +68,9 @@ class DeleteReturning(ClaimStrategy):
         for construct in message_triggers(spec, messages):
             attach(spec.table, construct)
 
-    def claim(
-        self,
-        spec: QueueSpec,
-        candidates: AnySelect,
-        limit: Any,
-        *,
-        lease: Any,
-        worker: Any,
-        scan_range: ScanRange | None = None,
-    ) -> AnySelect:
+    def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the best messages with their jobs, delete the messages, return the jobs."""
+        spec, candidates = request.spec, request.candidates
         messages = spec.side_tables[MESSAGES]
         # The job comes first in OF: rows are locked in that order, and a job that somebody holds must be
         # passed over before its message is locked for the length of this transaction.
@@ -88,7 +80,7 @@ class DeleteReturning(ClaimStrategy):
             # them, and look for those first, in a table that may hold millions of finished jobs.
             sa.case((spec.in_state("pending"), sa.true())),
         )
-        picked = take(self, spec, waiting, messages, messages, limit=limit, scan_range=scan_range)
+        picked = take(request, waiting, messages, messages, lock_rows=self.lock, first_due=self.best)
         consumed = (
             sa.delete(messages)
             .where(self.among(spec, [messages.c[key.key] for key in spec.keys], picked))

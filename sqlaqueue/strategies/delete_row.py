@@ -23,10 +23,11 @@ from sqlaqueue.keys import Key
 from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.strategies.base import TOKEN, ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, named
+from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
+from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, named
 from sqlaqueue.strategies.indexes import add_index
 from sqlaqueue.strategies.job_listing import SHOWN, labelled_keys
-from sqlaqueue.strategies.required_privileges import RequiredPrivilege, everything
+from sqlaqueue.strategies.required_privileges import everything
 from sqlaqueue.strategies.retention_index import attach_to_dead_letters, oldest_first
 
 
@@ -63,20 +64,11 @@ class OwnMessage(ClaimStrategy):
         yield from everything(spec.table)
         yield from (right for right in super().required_privileges(spec) if right.table is not spec.table)
 
-    def claim(
-        self,
-        spec: QueueSpec,
-        candidates: AnySelect,
-        limit: Any,
-        *,
-        lease: Any,
-        worker: Any,
-        scan_range: ScanRange | None = None,
-    ) -> AnySelect:
+    def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the best rows, delete them and return them."""
-        picked = take(
-            self, spec, self.pick(spec, candidates, *spec.keys), spec.table, limit=limit, scan_range=scan_range
-        )
+        spec = request.spec
+        waiting = self.pick(spec, request.candidates, *spec.keys)
+        picked = take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
         claimed = (
             sa.delete(spec.table)
             .where(self.among(spec, spec.keys, picked))
@@ -97,6 +89,11 @@ class OwnMessage(ClaimStrategy):
     def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
         """Change nothing: the jobs are held for as long as the transaction lives."""
         return _keys(spec, _rows(spec, held, Settlement("pending")).subquery("held"))
+
+    def restore(self, spec: QueueSpec, held: ClaimedJobs) -> Verb:
+        """Insert the rows again as they were, unless the transaction that deleted them was rolled back."""
+        rows = _rows(spec, held, Settlement("pending", starts=0), was_committed=True).subquery("held")
+        return sa.insert(spec.table).from_select([column.key for column in rows.c], sa.select(*rows.c))
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Leave the rows deleted, insert them again, or move them to the dead letters."""
@@ -233,15 +230,6 @@ def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]
     changes |= {"started_at": settlement.started_at, "claimed_by": settlement.worker}
     values |= {spec.columns[role].key: value for role, value in changes.items() if value is not None and spec.has(role)}
     return values
-
-
-def rows_again(spec: QueueSpec, held: ClaimedJobs) -> sa.Insert:
-    """Return the statement that inserts rows again, as they were, which a claim has deleted whose transaction is over.
-
-    Not where it was rolled back: then the row is there, or has been taken by others.
-    """
-    rows = _rows(spec, held, Settlement("pending", starts=0), was_committed=True).subquery("held")
-    return sa.insert(spec.table).from_select([column.key for column in rows.c], sa.select(*rows.c))
 
 
 def _rows(

@@ -28,9 +28,10 @@ from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.ddl import sees_all
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, column_of, named
+from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
+from sqlaqueue.strategies.base import ClaimStrategy, column_of, named
 from sqlaqueue.strategies.indexes import object_name
-from sqlaqueue.strategies.required_privileges import RequiredPrivilege, everything
+from sqlaqueue.strategies.required_privileges import everything
 
 
 class _Messages(NamedTuple):
@@ -115,21 +116,13 @@ class ExistingMessages(ClaimStrategy):
             generated = [key for key in messages.ids if key.identity is None] if right.privilege == "INSERT" else []
             yield replace(right, generated=generated)
 
-    def claim(
-        self,
-        spec: QueueSpec,
-        candidates: AnySelect,
-        limit: Any,
-        *,
-        lease: Any,
-        worker: Any,
-        scan_range: ScanRange | None = None,
-    ) -> AnySelect:
+    def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first messages with their jobs, delete the messages, return the jobs."""
+        spec, scan_range = request.spec, request.scan_range
         messages = self._messages(spec)
         part = () if scan_range is None else (scan_range(spec.claim_order),)
         waiting = (
-            self.pick(spec, candidates, *spec.table.c)
+            self.pick(spec, request.candidates, *spec.table.c)
             .add_columns(*_labels("sqlaqueue_id", messages.ids), *_labels("sqlaqueue_order", messages.order))
             .where(
                 self.same_key(spec, messages.jobs, spec.table),
@@ -140,7 +133,7 @@ class ExistingMessages(ClaimStrategy):
                 *part,
             )
             .order_by(*messages.order)
-            .limit(limit)
+            .limit(request.limit)
         )
         # The job comes first in OF: one that somebody holds is passed over before its message is locked.
         picked = self.lock(spec, waiting, messages.table).cte("picked")

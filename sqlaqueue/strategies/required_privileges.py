@@ -7,15 +7,12 @@ right to insert into the job table and nothing else of this library: the trigger
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
 import sqlalchemy as sa
 
 from sqlaqueue.postgresql.side_tables import CONTROL, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
-
-Privilege = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
+from sqlaqueue.queue.strategy import Privilege, RequiredPrivilege
 
 _EVERYTHING: dict[Privilege, Sequence[str]] = {"SELECT": (), "INSERT": (), "UPDATE": (), "DELETE": ()}
 _SIDE_TABLES: dict[str, dict[Privilege, Sequence[str]]] = {
@@ -37,23 +34,6 @@ _WRITTEN = (
     "started_at",
 )
 """The roles that claims and the ends of runs write."""
-
-
-@dataclass(frozen=True, eq=False)
-class RequiredPrivilege:
-    """A privilege on a table."""
-
-    privilege: Privilege
-    table: sa.Table
-    columns: Sequence[sa.Column[Any]] = ()
-    """The columns that it may be limited to; empty when it is needed on the table as such, as DELETE is."""
-    generated: Sequence[sa.Column[Any]] = ()
-    """The columns that take their values from a sequence, which has to be granted as well."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether it is needed on every column."""
-        return len(self.columns) in {0, len(self.table.c)}
 
 
 def everything(table: sa.Table) -> Iterator[RequiredPrivilege]:

@@ -23,7 +23,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.strategies.base import SHARED, ClaimedJobs, ClaimStrategy, ScanRange, Settlement, Verb, named
+from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, Settlement, Verb
+from sqlaqueue.strategies.base import SHARED, ClaimStrategy, named
 from sqlaqueue.strategies.claim_tokens import CLAIM_TOKEN
 from sqlaqueue.strategies.indexes import add_index
 
@@ -55,35 +56,28 @@ class UpdateStatus(ClaimStrategy):
         if spec.has("lease_expires_at"):
             add_index(spec, "lease", [spec.columns["lease_expires_at"]], where=spec.in_state("processing"))
 
-    def claim(
-        self,
-        spec: QueueSpec,
-        candidates: AnySelect,
-        limit: Any,
-        *,
-        lease: Any,
-        worker: Any,
-        scan_range: ScanRange | None = None,
-    ) -> AnySelect:
+    def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the best waiting rows and mark them as processing in one statement."""
-        waiting = self.pick(spec, candidates, *spec.keys).where(spec.in_state("pending"))
-        picked = take(self, spec, waiting, spec.table, limit=limit, scan_range=scan_range)
+        spec = request.spec
+        waiting = self.pick(spec, request.candidates, *spec.keys).where(spec.in_state("pending"))
+        picked = take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
         claimed = (
             sa.update(spec.table)
             .where(self.among(spec, spec.keys, picked))
-            .values(self._claimed_values(spec, lease, worker))
+            .values(self._claimed_values(request))
             .returning(*named(spec.table.c))
             .cte("claimed")
         )
         return self.in_claim_order(spec, claimed)
 
     @staticmethod
-    def _claimed_values(spec: QueueSpec, lease: Any, worker: Any) -> dict[sa.Column[Any], Any]:
-        values: dict[str, Any] = {"status": spec.status_value("processing"), "claimed_by": worker}
+    def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:
+        spec = request.spec
+        values: dict[str, Any] = {"status": spec.status_value("processing"), "claimed_by": request.worker}
         if spec.has("attempts"):
             values["attempts"] = sa.func.coalesce(spec.columns["attempts"], 0) + 1
         if spec.has("lease_expires_at"):
-            values["lease_expires_at"] = clock() + lease
+            values["lease_expires_at"] = clock() + request.lease
         if spec.has("started_at"):
             values["started_at"] = clock()
         if spec.has("lease_token"):

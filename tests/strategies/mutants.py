@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from sqlaqueue.queue.config import STATES
-from sqlaqueue.strategies.base import ClaimedJobs, ClaimStrategy, Settlement, Verb
+from sqlaqueue.strategies import ClaimedJobs, ClaimRequest, ClaimStrategy, Settlement, Verb
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
 from sqlaqueue.strategies.delete_row import OwnMessage
@@ -190,9 +190,9 @@ class OneTokenForAll(UpdateStatus):
     """A token a statement, in place of one an execution."""
 
     @staticmethod
-    def _claimed_values(spec: QueueSpec, lease: Any, worker: Any) -> dict[sa.Column[Any], Any]:
-        values = UpdateStatus._claimed_values(spec, lease, worker)
-        return values | {spec.columns["lease_token"]: uuid.uuid4()}
+    def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:
+        values = UpdateStatus._claimed_values(request)
+        return values | {request.spec.columns["lease_token"]: uuid.uuid4()}
 
 
 class BlamesEverybody(UpdateStatus):
@@ -264,7 +264,7 @@ class SurveysOneTable(OwnMessage):
     """survey() of the rows, without the dead letters."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
-        every = super().survey(spec, chosen, states).subquery()
+        every = super().list_jobs(spec, chosen, states).subquery()
         return sa.select(*every.c).where(every.c.state == "pending")
 
 
@@ -272,8 +272,8 @@ class SurveysAllLetters(OwnMessage):
     """survey() of all dead letters, whatever the filter."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
-        every = super().survey(spec, sa.select(spec.model), states).subquery()
-        some = super().survey(spec, chosen, states)
+        every = super().list_jobs(spec, sa.select(spec.model), states).subquery()
+        some = super().list_jobs(spec, chosen, states)
         return some.union_all(sa.select(*every.c).where(every.c.state == "failed")).subquery().select().distinct()
 
 
@@ -281,7 +281,7 @@ class SurveysEveryState(UpdateStatus):
     """survey() without its choice of states."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
-        return super().survey(spec, chosen)
+        return super().list_jobs(spec, chosen)
 
 
 class SurveysTwice(BatchSelect):
@@ -289,21 +289,21 @@ class SurveysTwice(BatchSelect):
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         other = spec.table.metadata.tables["conformance_owner"].alias()
-        return super().survey(spec, chosen.join(other, sa.true()), states)
+        return super().list_jobs(spec, chosen.join(other, sa.true()), states)
 
 
 class SurveysUnderALock(BatchSelect):
     """survey() that locks what it shows."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
-        return super().survey(spec, chosen.with_for_update(of=spec.table), states)
+        return super().list_jobs(spec, chosen.with_for_update(of=spec.table), states)
 
 
 class SurveysNoErrors(DeleteReturning):
     """survey() that leaves out why a job failed."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
-        survey = super().survey(spec, chosen, states).subquery()
+        survey = super().list_jobs(spec, chosen, states).subquery()
         return sa.select(*(column for column in survey.c if column.name != "last_error"))
 
 
@@ -311,4 +311,4 @@ class SurveysKnownStates(BatchSelect):
     """survey() that passes over a status which is none of the queue's."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
-        return super().survey(spec, chosen, STATES if states is None else states)
+        return super().list_jobs(spec, chosen, STATES if states is None else states)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, load_only, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.consumer.settings import EXCEPT, LIMIT, make_plan
-from sqlaqueue.strategies import ClaimStrategy, find_strategy
+from sqlaqueue.strategies import ClaimRequest, ClaimStrategy, find_strategy
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 
 if TYPE_CHECKING:
@@ -160,12 +160,11 @@ def test_a_claim_of_a_strategy_without_positions_is_the_plain_one() -> None:
         name = "by_lock"
         holds_transaction = True
 
-        def claim(
-            self, spec: Any, candidates: Any, limit: Any, *, lease: Any, worker: Any, scan_range: Any = None
-        ) -> Any:
-            assert scan_range is None
-            waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-            rows = self.best(spec, waiting, spec.table, limit, scan_range)
+        def claim(self, request: ClaimRequest) -> Any:
+            spec = request.spec
+            assert request.scan_range is None
+            waiting = self.pick(spec, request.candidates, *spec.table.c).where(spec.in_state("pending"))
+            rows = self.best(spec, waiting, spec.table, request.limit, request.scan_range)
             return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
 
     model = make_model(ByLock(), {}, Order())

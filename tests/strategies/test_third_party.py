@@ -31,9 +31,10 @@ class ByLock(ClaimStrategy):
     name = "acme"
     holds_transaction = True
 
-    def claim(self, spec, candidates, limit, *, lease, worker, scan_range=None):
-        waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-        rows = self.best(spec, waiting, spec.table, limit, scan_range)
+    def claim(self, request):
+        spec = request.spec
+        waiting = self.pick(spec, request.candidates, *spec.table.c).where(spec.in_state("pending"))
+        rows = self.best(spec, waiting, spec.table, request.limit, request.scan_range)
         return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
 
     def fence(self, spec, held):

@@ -28,7 +28,6 @@ from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.queue.spec import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
-from sqlaqueue.strategies.put_back import put_back
 
 
 def rollback(session: Session) -> None:
@@ -142,7 +141,7 @@ def settle_committed(
     claims = keys_by_token(run for job in jobs if (run := run_of(job)) is not None)
     if not plan.spec.strategy.keeps_rows:
         reload(session, plan, jobs)
-    verb = put_back(plan.spec, ClaimedJobs(list(claims.items()), jobs))
+    verb = plan.spec.strategy.restore(plan.spec, ClaimedJobs(list(claims.items()), jobs))
     if verb is None:
         return []
     found = session.execute(returning_keys(plan.spec, verb), bind_arguments=plan.bind).scalars().all()

@@ -24,8 +24,7 @@ from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, CRASH_JOURNAL, 
 from sqlaqueue.queue.spec import Run, clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.statements.verbs import reconcile, rescue, worker_name
-from sqlaqueue.strategies import ClaimedJobs
-from sqlaqueue.strategies.key_range import KeyRange
+from sqlaqueue.strategies import ClaimedJobs, KeyRange
 
 _FORGET = timedelta(days=1)
 _MOST_SHOWN = 100

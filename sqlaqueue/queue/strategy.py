@@ -1,0 +1,151 @@
+"""The contract between a queue and its claim strategy: the data that both exchange, and what a strategy has to offer.
+
+This module imports only leaves of the library, so that every folder can name a strategy in a type. The base class for
+strategies, with the contract in its docstrings, is :class:`sqlaqueue.strategies.ClaimStrategy`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
+from uuid import UUID
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.keys import Key
+
+Spec: TypeAlias = Any
+"""A :class:`~sqlaqueue.queue.spec.QueueSpec`. That class has a strategy as a field, and naming it here would close a
+circle of imports."""
+
+Keys = Sequence[Key] | sa.BindParameter[Any]
+Token = UUID | str | sa.BindParameter[Any] | None
+
+Verb = sa.Update | sa.Delete | sa.Insert | AnySelect
+"""A statement that changes jobs. Its caller adds the RETURNING of their keys."""
+
+ScanRange = Callable[[Sequence[sa.ColumnElement[Any]]], sa.ColumnElement[bool]]
+"""Makes a condition from the columns of the claim order, as the scanned table has them."""
+
+Privilege = Literal["SELECT", "INSERT", "UPDATE", "DELETE"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClaimRequest:
+    """What a claim is made of. Later versions may add fields; a strategy ignores those that it has no use for."""
+
+    spec: Spec
+    candidates: AnySelect
+    """A SELECT of the model, or of a subclass, with the caller's filters and without an order."""
+    limit: Any
+    """A bound number: the most rows to claim."""
+    lease: Any
+    """A bound interval: how long the claim is valid without being extended."""
+    worker: Any
+    """A bound text: the name of the claiming worker."""
+    scan_range: ScanRange | None = None
+    """Limits the scan to a part of the claim order; None for all of it. The condition belongs beside the ORDER BY,
+    where it can bound the scan of the index."""
+
+
+@dataclass(frozen=True)
+class ClaimedJobs:
+    """The runs that a statement settles or extends: jobs of one claim or of several."""
+
+    claims: Sequence[tuple[Token, Keys]]
+    """The token of each claim, with the keys of its jobs."""
+    jobs: Sequence[Any] = ()
+    """The instances, where the caller has them."""
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """How runs end: the next state, and what is written with it."""
+
+    state: Literal["completed", "pending", "failed", "cancelled"]
+    starts: Any = 1
+    """How many starts count as attempts; 0 returns the attempt."""
+    run_at: sa.ColumnElement[Any] | None = None
+    """When a job that becomes pending is due; None leaves the column as it is."""
+    error: sa.ColumnElement[Any] | None = None
+    """The text for ``last_error``; None leaves the column as it is."""
+    started_at: sa.ColumnElement[Any] | None = None
+    """When the run began, for a strategy whose claim writes nothing; None leaves ``claimed_by`` as well."""
+    worker: sa.ColumnElement[Any] | None = None
+    """The text for ``claimed_by``; written with ``started_at`` only."""
+    suspect: bool = False
+    """Whether a job that becomes pending is quarantined: whether it fulfils :meth:`Strategy.quarantined` afterwards."""
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """Jobs by their keys: those greater than ``after``, up to and including ``upto``; None for no bound."""
+
+    after: Key | None = None
+    upto: Key | None = None
+
+    def holds(self, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+        """Return the condition that the key in ``columns``, those of a job or of its message, is in the range."""
+        key = _row(columns)
+        bounds = [] if self.after is None else [key > _row_of(self.after, columns)]
+        if self.upto is not None:
+            bounds.append(key <= _row_of(self.upto, columns))
+        return sa.and_(sa.true(), *bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class RequiredPrivilege:
+    """A privilege that a Consumer's role needs on a table."""
+
+    privilege: Privilege
+    table: sa.Table
+    columns: Sequence[sa.Column[Any]] = ()
+    """The columns that a grant may be limited to; empty when the table as a whole is meant, as with DELETE."""
+    generated: Sequence[sa.Column[Any]] = ()
+    """The columns whose values come from a sequence, on which USAGE is needed as well."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether every column is needed."""
+        return len(self.columns) in {0, len(self.table.c)}
+
+
+class Strategy(Protocol):
+    """What the library asks of a strategy. :class:`sqlaqueue.strategies.ClaimStrategy` documents each member."""
+
+    name: ClassVar[str]
+    holds_transaction: ClassVar[bool]
+    keeps_rows: ClassVar[bool]
+    supports_scan_range: ClassVar[bool]
+    supports_claim_token: ClassVar[bool]
+    required_roles: ClassVar[Mapping[str, str]]
+
+    def for_roles(self, spec_roles: Mapping[str, Any]) -> Any: ...  # noqa: D102 - documented in ClaimStrategy
+    def attach(self, spec: Spec) -> None: ...  # noqa: D102
+    def required_privileges(self, spec: Spec) -> Iterable[RequiredPrivilege]: ...  # noqa: D102
+    def claim(self, request: ClaimRequest) -> AnySelect: ...  # noqa: D102
+    def quarantined(self, spec: Spec) -> sa.ColumnElement[bool] | None: ...  # noqa: D102
+    def upcoming(self, spec: Spec, limit: int) -> AnySelect: ...  # noqa: D102
+    def fence(self, spec: Spec, held: ClaimedJobs) -> sa.ColumnElement[bool]: ...  # noqa: D102
+    def settle(self, spec: Spec, held: ClaimedJobs, settlement: Settlement) -> Verb: ...  # noqa: D102
+    def extend(self, spec: Spec, held: ClaimedJobs, lease: Any) -> Verb: ...  # noqa: D102
+    def restore(self, spec: Spec, held: ClaimedJobs) -> Verb | None: ...  # noqa: D102
+    def rescue(self, spec: Spec) -> Verb: ...  # noqa: D102
+    def reconcile(self, spec: Spec) -> Verb: ...  # noqa: D102
+    def reconcile_range(self, spec: Spec, part: KeyRange) -> Verb | None: ...  # noqa: D102
+    def cancel(self, spec: Spec, chosen: AnySelect) -> Verb: ...  # noqa: D102
+    def requeue(self, spec: Spec, chosen: AnySelect) -> Verb: ...  # noqa: D102
+    def purge(self, spec: Spec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb: ...  # noqa: D102
+    def list_jobs(self, spec: Spec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect: ...  # noqa: D102
+    def job_state(self, spec: Spec, key: Key) -> AnySelect: ...  # noqa: D102
+    def pick(self, spec: Spec, candidates: AnySelect, *columns: sa.Column[Any]) -> AnySelect: ...  # noqa: D102
+
+
+def _row(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
+    return columns[0] if len(columns) == 1 else sa.tuple_(*columns)
+
+
+def _row_of(key: Key, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
+    return _row([sa.literal(value, column.type) for value, column in zip(key, columns, strict=True)])

@@ -18,6 +18,7 @@ from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.queue.config import QueueConfig, States
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
+from sqlaqueue.results import JobResult
 from sqlaqueue.statements.control import consumers, pause, paused, resume
 from sqlaqueue.statements.verbs import (
     cancel,
@@ -32,7 +33,6 @@ from sqlaqueue.statements.verbs import (
     rescue,
     retry,
 )
-from sqlaqueue.waiting.job_end import JobResult
 from sqlaqueue.waiting.wait import wait
 
 if TYPE_CHECKING:

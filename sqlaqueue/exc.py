@@ -7,10 +7,9 @@ itself has to say and nothing else.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sqlaqueue.waiting.job_end import JobResult
+from sqlaqueue.results import JobResult
 
 
 class SqlaqueueError(Exception):

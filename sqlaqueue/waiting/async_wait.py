@@ -16,7 +16,8 @@ from sqlaqueue.consumer.sessions.session_factory import check_made, maker_of
 from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, opened
 from sqlaqueue.postgresql.wake_triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
-from sqlaqueue.waiting.job_end import DEFAULT_TIMEOUT, JobResult, Listen, Waiter, await_end, make_waiter
+from sqlaqueue.results import JobResult
+from sqlaqueue.waiting.job_end import DEFAULT_TIMEOUT, Listen, Waiter, await_end, make_waiter
 
 T = TypeVar("T")
 AsyncSessionFactory = Callable[[], AsyncSession]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, cast
+from typing import Any, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction, object_session
@@ -20,26 +20,12 @@ from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.wait_state import WaitState
 
 DEFAULT_TIMEOUT = 10.0
 """Seconds for which ``wait()`` waits unless it is told otherwise: a job that no Consumer runs must not block its caller
 for ever."""
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class JobResult(Generic[T]):
-    """How a job has ended that was waited for."""
-
-    state: Literal["completed", "failed", "cancelled", "gone"]
-    """``gone``: there is no such row, or its status is none of the queue's. Where completed jobs are deleted, a job
-    without a row is taken for completed."""
-    job: T | None
-    """The job as it is now: loaded anew and detached. None when there is no row."""
-    error: str | None = None
-    """The text of the last error, of a completed job as well if an earlier attempt of it failed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.config import check_lease
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
-from sqlaqueue.queue.spec import QueueSpec, Run
+from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import claim_statement, worker_name
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement

@@ -32,7 +32,8 @@ from sqlaqueue.mapping.queue_column import is_placeholder
 from sqlaqueue.postgresql.ddl import set_queue
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.roles import states_of
-from sqlaqueue.queue.spec import QueueSpec, Run, check_roles
+from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 
 CLAIM_OPTION = "sqlaqueue_claim"

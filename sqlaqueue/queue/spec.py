@@ -6,16 +6,14 @@ table; single-table subclasses share their parent's.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, cast
-from uuid import UUID
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Mapper, SessionTransaction
+from sqlalchemy.orm import Mapper
 
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.keys import Key
@@ -33,52 +31,6 @@ def clock() -> sa.Function[Any]:
     volatile, which rules out index conditions and, on some engines, its use in SET.
     """
     return sa.func.statement_timestamp(type_=sa.DateTime(timezone=True))
-
-
-class CopiedTransaction:
-    """Stands for the transaction that holds a job, in a copy of its instance: a transaction cannot be copied."""
-
-    is_active = False
-
-
-@dataclass(slots=True, eq=False)
-class Run:
-    """One hand-out of one job: kept beside the instance, never re-read from its attributes.
-
-    After a commit, ``expire_on_commit`` would refresh a mapped token with whatever the row holds by then,
-    and a stale worker would end the run of the worker that took the job over.
-    """
-
-    key: Key
-    token: UUID | str | None
-    attempt: int
-    """The number of this attempt, from 1; 1 where the model does not count them."""
-    max_attempts: int
-    transaction: SessionTransaction | CopiedTransaction | None = None
-    """The transaction that holds the job, for strategies that hold one."""
-    by_consumer: bool = False
-    """A Consumer runs the job, and ends the run."""
-    savepoint: SessionTransaction | None = None
-    """The innermost savepoint that the claim was made in; when it is rolled back, so is the claim."""
-    isolated: bool = False
-    """Whether it was claimed by itself, since its job may have killed a worker, or ended a connection."""
-    claimed_at: float = field(default_factory=time.monotonic)
-    """When, on the monotonic clock of this process."""
-    handler_started_at: float | None = None
-    """When its handler was called, on the same clock; None until it is."""
-    duration: float | None = None
-    """For how many seconds the handler ran; None until it has ended."""
-
-    def copied(self, *, held: bool) -> Run:
-        """Return the run as a copy of the instance has it.
-
-        :param held: whether a transaction holds the job, and not a lease.
-        """
-        return Run(self.key, self.token, self.attempt, self.max_attempts, CopiedTransaction() if held else None)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the clock of this process."""
-        return Run, (self.key, self.token, self.attempt, self.max_attempts, self.transaction)
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
 from sqlaqueue.keys import Key, key_text, keys_by_token
 from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
-from sqlaqueue.queue.spec import CopiedTransaction, QueueSpec, Run
+from sqlaqueue.queue.run import CopiedTransaction, Run
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import ClaimedJobs
 
 _make_dialect: Any = postgresql.dialect

@@ -34,7 +34,8 @@ from sqlaqueue.postgresql.planner import planned_anew, planned_anew_for_many
 from sqlaqueue.postgresql.side_tables import CONTROL, is_paused, notification
 from sqlaqueue.queue.config import FINISHED, is_count
 from sqlaqueue.queue.retry_policies import Delay, seconds
-from sqlaqueue.queue.spec import QueueSpec, Run, clock
+from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_detached, returning_keys
 from sqlaqueue.statements.selection import JobSelection, held, instances, key_of, select_jobs
 from sqlaqueue.strategies import ClaimedJobs, ClaimRequest, ScanRange, Settlement

@@ -16,7 +16,7 @@ from sqlaqueue.consumer.claiming.job_buffer import Crew
 from sqlaqueue.consumer.core.effects import Report
 from sqlaqueue.consumer.executing.executor import Hand, held_run
 from sqlaqueue.mapping.mixin import set_run
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models
 from tests.consumer.test_going_on import make_crew

@@ -19,7 +19,7 @@ from sqlaqueue.consumer.core.events import Announcer
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Ended
 from sqlaqueue.postgresql.planner import FEW
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models
 from tests.consumer.test_arguments import async_handler, async_sessions, handler, sessions

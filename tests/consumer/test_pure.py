@@ -15,7 +15,7 @@ from sqlaqueue.consumer.settling.outcomes import LONGEST_DELAY, RELEASED, Abando
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.planner import FEW
 from sqlaqueue.queue.retry_policies import seconds
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 
 pytestmark = pytest.mark.once
 

@@ -34,7 +34,7 @@ from sqlaqueue import (
 )
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import set_run
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 
 pytestmark = pytest.mark.once
 

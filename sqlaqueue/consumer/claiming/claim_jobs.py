@@ -20,7 +20,7 @@ from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.consumer.settling.settle import commit, left_as_loaded, settle_surely
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import hand_out, run_of
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 from sqlaqueue.strategies.claim_tokens import CLAIM_TOKEN, together_token
 
 

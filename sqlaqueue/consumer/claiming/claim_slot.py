@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlaqueue.consumer.claiming.job_buffer import Crew
 from sqlaqueue.consumer.executing.executor import Hand
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 
 _MOST_CLAIMERS, _CROWD = 2, 3
 """How many claim at once, so that the server has something to do while Python works; in a crowd the others see to that,

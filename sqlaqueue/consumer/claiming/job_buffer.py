@@ -26,7 +26,7 @@ from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, Ended, Sto
 from sqlaqueue.exc import LeaseLost
 from sqlaqueue.keys import Key, key_text, key_value
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 
 
 class Crew:

@@ -13,7 +13,7 @@ from sqlaqueue.consumer.settling.outcomes import kind_of, text_of
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.keys import Key, key_text, key_value
 from sqlaqueue.log import fields, logger, seconds_text
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.verbs import worker_name
 
 EventName = Literal["claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost"]

@@ -21,7 +21,7 @@ from sqlaqueue.consumer.settling.outcomes import COMPLETED, Abandoned, Ended, St
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import run_of
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.claiming.job_buffer import Crew

@@ -34,7 +34,7 @@ from sqlaqueue.consumer.settling.outcomes import (
 )
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
 from sqlaqueue.keys import Key
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.claiming.claim_slot import Turn

@@ -25,7 +25,7 @@ from sqlaqueue.consumer.settling.settle import left_as_loaded, settle
 from sqlaqueue.keys import keys_by_token, keys_from
 from sqlaqueue.mapping.mixin import run_of, set_run, show_claimed
 from sqlaqueue.postgresql.planner import planned_anew
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 

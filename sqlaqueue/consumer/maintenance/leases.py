@@ -21,7 +21,8 @@ from sqlaqueue.consumer.settling.settle import QUIET
 from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, CRASH_JOURNAL, PAUSE, as_json, key_json, notification
-from sqlaqueue.queue.spec import Run, clock
+from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.statements.verbs import reconcile, rescue, worker_name
 from sqlaqueue.strategies import ClaimedJobs, KeyRange

@@ -19,7 +19,7 @@ from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.config import STATES
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 from sqlaqueue.strategies import ClaimedJobs
 
 _ENDS_TRANSACTION = re.compile(

@@ -25,7 +25,7 @@ from sqlaqueue.consumer.core.transient_errors import is_conflict
 from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, writing
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.keys import Key, keys_by_token, keys_from
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Settlement
 

@@ -14,7 +14,7 @@ from sqlaqueue.consumer.core.transient_errors import is_lost, is_of_connecting
 from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
-from sqlaqueue.queue.spec import Run
+from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.verbs import delayed, error_text
 from sqlaqueue.strategies import Settlement
 

@@ -16,8 +16,8 @@ from sqlaqueue.alembic import operations as queue_ops
 from sqlaqueue.alembic.catalog import PREFIX, Catalog, Place
 from sqlaqueue.postgresql import wake_triggers
 from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, objects_of, queue_of
+from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.indexes import object_name
 
 _TABLES = "_sqlaqueue_tables"
 

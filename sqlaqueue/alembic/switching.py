@@ -13,8 +13,8 @@ from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.catalog import PREFIX
 from sqlaqueue.alembic.seen import Review, Seen
 from sqlaqueue.alembic.tables import text_of
+from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.indexes import object_name
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -32,8 +33,8 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.statements.verbs import claim_statement, worker_name
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
-from sqlaqueue.strategies.base import SHARED, named
-from sqlaqueue.strategies.claim_tokens import died_together
+from sqlaqueue.strategies.base import named
+from sqlaqueue.strategies.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token
 
 BATCH = 500
 """How many jobs one statement claims at most, unless somebody says otherwise or more handlers run at once."""
@@ -65,7 +66,7 @@ class Plan:
     claim_suspect: Any
     """Claims one job that is marked as a suspect; None where rows cannot be marked."""
     claim_suspects: Any
-    """Claims up to ``LIMIT`` suspects that may run together, with a token of :func:`together_token`; None where none
+    """Claims up to ``LIMIT`` suspects that may run together, under a token of their own kind; None where none
     may."""
     waiting_suspects: Any
     """Selects the keys of two of them, for a single one is claimed by ``claim_suspect``."""
@@ -234,7 +235,7 @@ def _may_run_together(spec: QueueSpec, candidates: AnySelect, concurrency: int) 
     suspect = spec.strategy.quarantined(spec)
     if suspect is None or concurrency <= _ONE_AT_A_TIME or not spec.strategy.supports_claim_token:
         return None
-    return candidates.where(suspect, ~died_together(spec)) if spec.has("lease_token") else None
+    return candidates.where(suspect, ~lost_twice(spec)) if spec.has("lease_token") else None
 
 
 def _two_waiting(spec: QueueSpec, suspects: AnySelect) -> AnySelect:
@@ -302,15 +303,20 @@ def make_plan(
         return worker_name() if name is None else f"{worker_name()}:{name}"
 
     def claims(
-        narrowed: AnySelect, limit: Any, shared: str = "", *, tickets: Any = None, scan_range: ScanRange | None = None
+        narrowed: AnySelect,
+        limit: Any,
+        token: Callable[[], uuid.UUID] = alone_token,
+        *,
+        tickets: Any = None,
+        scan_range: ScanRange | None = None,
     ) -> Any:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
-        who = sa.bindparam(None, callable_=lambda: worker() + shared, type_=sa.Text())
+        who = sa.bindparam(None, callable_=worker, type_=sa.Text())
         asked = chosen._replace(select=narrowed)
         # From a mark is claimed behind a claim that was full.
         of_many = scan_range is not None and scan_range is behind
         return claim_statement(
-            asked, limit, lease=span, worker=who, tickets=tickets, scan_range=scan_range, of_many=of_many
+            asked, limit, lease=span, worker=who, token=token, tickets=tickets, scan_range=scan_range, of_many=of_many
         )
 
     def is_among(name: str) -> sa.ColumnElement[bool]:
@@ -322,17 +328,17 @@ def make_plan(
     limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
     suspect = spec.strategy.quarantined(spec)
     together = _may_run_together(spec, chosen.select, concurrency)
-    shared = "" if concurrency == 1 else SHARED
+    token = alone_token if concurrency == 1 else shared_token
     usual = chosen.select.where(~(is_among(EXCEPT) if suspect is None else suspect))
     tickets = sa.bindparam(TICKETS, "", sa.Text())
     return Plan(
         spec=spec,
-        claim=claims(usual, limit, shared, scan_range=head),
-        claim_aloud=claims(usual, limit, shared, tickets=tickets, scan_range=head),
-        claim_from=behind and claims(usual, limit, shared, scan_range=behind),
-        claim_from_aloud=behind and claims(usual, limit, shared, tickets=tickets, scan_range=behind),
+        claim=claims(usual, limit, token, scan_range=head),
+        claim_aloud=claims(usual, limit, token, tickets=tickets, scan_range=head),
+        claim_from=behind and claims(usual, limit, token, scan_range=behind),
+        claim_from_aloud=behind and claims(usual, limit, token, tickets=tickets, scan_range=behind),
         claim_suspect=None if suspect is None else claims(chosen.select.where(suspect), one),
-        claim_suspects=None if together is None else claims(together, limit, shared),
+        claim_suspects=None if together is None else claims(together, limit, several_quarantined_token),
         waiting_suspects=None if together is None else _two_waiting(spec, together),
         claim_key=claims(chosen.select.where(is_among(KEYS)), one),
         load_rest=_rest(chosen, is_among(KEYS)),

@@ -14,9 +14,9 @@ from __future__ import annotations
 import hashlib
 
 from sqlaqueue.postgresql.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, objects_of, version_comment
+from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.indexes import object_name
 
 VERSION = 3
 """To be raised whenever the text below changes: running consumers tell an older function by it."""

@@ -45,6 +45,8 @@ class ClaimRequest:
     """A bound interval: how long the claim is valid without being extended."""
     worker: Any
     """A bound text: the name of the claiming worker."""
+    token: Any
+    """A bound UUID, new for each execution, that tells this claim from all others."""
     scan_range: ScanRange | None = None
     """Limits the scan to a part of the claim order; None for all of it. The condition belongs beside the ORDER BY,
     where it can bound the scan of the index."""

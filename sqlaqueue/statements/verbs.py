@@ -17,7 +17,8 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable
+import uuid
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_detached, returning_keys
 from sqlaqueue.statements.selection import JobSelection, held, instances, key_of, select_jobs
 from sqlaqueue.strategies import ClaimedJobs, ClaimRequest, ScanRange, Settlement
+from sqlaqueue.strategies.claim_tokens import alone_token
 
 _ERROR_LIMIT = 100_000
 _RETAINED_STATEMENTS = 64
@@ -88,6 +90,7 @@ def claim_statement(
     *,
     lease: timedelta | None = None,
     worker: Any = None,
+    token: Callable[[], uuid.UUID] = alone_token,
     scan_range: ScanRange | None = None,
     tickets: sa.BindParameter[str] | None = None,
     of_many: bool = False,
@@ -96,6 +99,7 @@ def claim_statement(
 
     :param of_many: whether there are many jobs, however few are to be claimed.
     :param tickets: the calls that the claim answers: when it commits, the others hear that its jobs are taken.
+    :param token: makes the token of each execution, see :mod:`sqlaqueue.strategies.claim_tokens`.
     :param scan_range: the part of the claim order to scan, see :class:`~sqlaqueue.strategies.ClaimRequest`.
     """
     spec, entity, candidates, options = chosen
@@ -109,6 +113,7 @@ def claim_statement(
         limit=limit,
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
+        token=sa.bindparam(None, callable_=token, type_=sa.Uuid()),
         scan_range=scan_range,
     )
     claimed = spec.strategy.claim(request)

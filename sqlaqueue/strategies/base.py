@@ -42,9 +42,6 @@ from sqlaqueue.strategies.retention_index import attach_retention, oldest_first
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The name of the column in which a claim that hands out no rows returns the token of its runs."""
 
-SHARED = " (shared)"
-"""How the name of a worker ends that runs jobs of several claims at once: should it die, none of them ran alone."""
-
 
 @dataclass(frozen=True)
 class _Listed(KeyRange):
@@ -74,7 +71,7 @@ class ClaimStrategy:
     """Whether a claim is served by an index of the claim order, so that it may begin at a position."""
 
     supports_claim_token: ClassVar[bool] = False
-    """Whether the token of a claim can be given as ``sqlaqueue.strategies.claim_tokens.CLAIM_TOKEN``."""
+    """Whether a claim writes ``ClaimRequest.token`` into the rows, see :mod:`sqlaqueue.strategies.claim_tokens`."""
 
     required_roles: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The roles this strategy cannot do without, each with the reason for the error message."""

@@ -23,13 +23,13 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.postgresql.ddl import StorageParameters, attach, sees_all
+from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.postgresql.message_triggers import message_triggers
 from sqlaqueue.postgresql.upcoming import upcoming_times
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, KeyRange, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy, column_of, named
 from sqlaqueue.strategies.delete_row import OwnMessage
-from sqlaqueue.strategies.indexes import object_name
 
 MESSAGES = "messages"
 

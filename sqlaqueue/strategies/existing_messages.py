@@ -26,11 +26,11 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql import side_tables
 from sqlaqueue.postgresql.ddl import sees_all
+from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy, column_of, named
-from sqlaqueue.strategies.indexes import object_name
 from sqlaqueue.strategies.required_privileges import everything
 
 

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
+from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.spec import QueueSpec
 
-_LONGEST = 63
 _OF_CLAIMS = {"claim", "suspect", "lease"}
-
-
-def object_name(*parts: str) -> str:
-    """Return ``parts`` as one identifier; a long one is cut and told apart by a digest of the whole."""
-    name = "_".join(parts)
-    if len(name.encode()) <= _LONGEST:
-        return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-    cut = name.encode()[: _LONGEST - len(digest) - 1].decode(errors="ignore")
-    return f"{cut}_{digest}"
 
 
 def add_index(

@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.spec import QueueSpec, check_roles
-from sqlaqueue.strategies.indexes import add_index, object_name
+from sqlaqueue.strategies.indexes import add_index
 
 PURPOSE = "finished"
 

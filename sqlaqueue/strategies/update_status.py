@@ -13,7 +13,6 @@ Martin Kleppmann in "How to do distributed locking" (2016).
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -24,8 +23,8 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.claim_scan import take
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, Settlement, Verb
-from sqlaqueue.strategies.base import SHARED, ClaimStrategy, named
-from sqlaqueue.strategies.claim_tokens import CLAIM_TOKEN
+from sqlaqueue.strategies.base import ClaimStrategy, named
+from sqlaqueue.strategies.claim_tokens import ran_beside_others
 from sqlaqueue.strategies.indexes import add_index
 
 LEASE_EXPIRED = "the lease expired: its worker died or lost the database"
@@ -81,7 +80,7 @@ class UpdateStatus(ClaimStrategy):
         if spec.has("started_at"):
             values["started_at"] = clock()
         if spec.has("lease_token"):
-            values["lease_token"] = sa.bindparam(CLAIM_TOKEN, callable_=uuid.uuid4, type_=sa.Uuid())
+            values["lease_token"] = request.token
         return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
 
     def quarantined(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
@@ -185,11 +184,7 @@ class UpdateStatus(ClaimStrategy):
         # All shared tokens at once: asked for each expired job by itself, a thousand of them would be a
         # thousand looks at everything that runs.
         shared = sa.select(tokens).where(sa.or_(running, suspect)).group_by(tokens).having(sa.func.count() > 1)
-        alone = sa.or_(token.is_(None), token.not_in(shared))
-        if not spec.has("claimed_by"):
-            return alone
-        worker = sa.func.coalesce(spec.columns["claimed_by"], "")
-        return sa.and_(alone, ~worker.endswith(SHARED, autoescape=True))
+        return sa.or_(token.is_(None), sa.and_(~ran_beside_others(token), token.not_in(shared)))
 
     @staticmethod
     def _attempts_spent(spec: QueueSpec) -> sa.ColumnElement[bool]:

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.claiming.quarantine import Suspect, Suspects
-from sqlaqueue.strategies.claim_tokens import together_token
+from sqlaqueue.strategies.claim_tokens import several_quarantined_token
 from tests.consumer.bench import Bench, wait_until
 
 pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
@@ -58,7 +58,7 @@ def read_as_if_their_worker_had_died(bench: Bench, keys: list[int], *, times: in
         for _ in range(times):
             bench.execute(row, id=uuid.uuid4(), keys=json.dumps([str(key) for key in keys]))
     else:
-        token = uuid.uuid4() if times == 1 else together_token()
+        token = uuid.uuid4() if times == 1 else several_quarantined_token()
         bench.execute(sa.update(bench.Job).where(bench.Job.id.in_(keys)).values(lease_token=token))
 
 

@@ -92,7 +92,7 @@ def blames_nobody() -> None:
 
 @mutant
 def says_nothing_of_other_claims() -> None:
-    settings.SHARED = ""
+    settings.shared_token = settings.alone_token
 
 
 @mutant

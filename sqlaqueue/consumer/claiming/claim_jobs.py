@@ -21,7 +21,6 @@ from sqlaqueue.consumer.settling.settle import commit, left_as_loaded, settle_su
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import hand_out, run_of
 from sqlaqueue.queue.run import Run
-from sqlaqueue.strategies.claim_tokens import CLAIM_TOKEN, together_token
 
 
 def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> tuple[list[Any], bool]:
@@ -158,7 +157,7 @@ def _claim_suspects(session: Session, plan: Plan) -> list[Any]:
     if plan.claim_suspects is not None:
         # Of a single one it is known who did it, should its worker die.
         several = len(session.execute(plan.waiting_suspects, bind_arguments=plan.bind).all()) > 1
-        parameters = {LIMIT: plan.suspects.at_once, CLAIM_TOKEN: together_token()}
+        parameters = {LIMIT: plan.suspects.at_once}
         jobs = _hand_out(session, plan, plan.claim_suspects, parameters) if several else []
     if not jobs:
         jobs = _hand_out(session, plan, plan.claim_suspect)

@@ -209,7 +209,7 @@ FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN gen
  LIMIT <n>) AS sqlaqueue_found
 WHERE sqlaqueue_found.sqlaqueue_one = 1),
 claimed AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(sqlaqueue_token)s::UUID, lease_expires_at=(statement_timestamp() + %(param_2)s), claimed_by=%(param_3)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
+(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
 FROM picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
  SELECT claimed.id, claimed."to", claimed.status, claimed.priority, claimed.run_at, claimed.attempts, claimed.max_attempts, claimed.last_error, claimed.created_at, claimed.finished_at, claimed.lease_token, claimed.lease_expires_at, claimed.claimed_by
 FROM claimed ORDER BY claimed.priority, claimed.run_at, claimed.id
@@ -258,19 +258,19 @@ WITH expired AS
 (SELECT expired_job.id AS id
 FROM email AS expired_job
 WHERE expired_job.status = 'processing' AND expired_job.lease_expires_at <= statement_timestamp() ORDER BY expired_job.id FOR NO KEY UPDATE OF expired_job SKIP LOCKED)
- UPDATE email SET status=CASE WHEN ((email.lease_token IS NULL OR (email.lease_token NOT IN (SELECT mate.lease_token
+ UPDATE email SET status=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
 FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND (coalesce(email.claimed_by, %(coalesce_1)s::VARCHAR) NOT LIKE '%%' || %(coalesce_2)s::VARCHAR ESCAPE '/') AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN 'failed' WHEN true THEN 'pending' ELSE email.status END, attempts=CASE WHEN ((email.lease_token IS NULL OR (email.lease_token NOT IN (SELECT mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN 'failed' WHEN true THEN 'pending' ELSE email.status END, attempts=CASE WHEN (email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
 FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND (coalesce(email.claimed_by, %(coalesce_1)s::VARCHAR) NOT LIKE '%%' || %(coalesce_2)s::VARCHAR ESCAPE '/')) THEN email.attempts ELSE greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER) END, last_error=%(last_error)s::VARCHAR, finished_at=CASE WHEN ((email.lease_token IS NULL OR (email.lease_token NOT IN (SELECT mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) THEN email.attempts ELSE greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER) END, last_error=%(last_error)s::VARCHAR, finished_at=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
 FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND (coalesce(email.claimed_by, %(coalesce_1)s::VARCHAR) NOT LIKE '%%' || %(coalesce_2)s::VARCHAR ESCAPE '/') AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN statement_timestamp() ELSE NULL END, lease_token=CASE WHEN ((email.lease_token IS NULL OR (email.lease_token NOT IN (SELECT mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN statement_timestamp() ELSE NULL END, lease_token=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
 FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND (coalesce(email.claimed_by, %(coalesce_1)s::VARCHAR) NOT LIKE '%%' || %(coalesce_2)s::VARCHAR ESCAPE '/') AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN NULL ELSE email.lease_token END, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR FROM expired WHERE email.id = expired.id AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN NULL ELSE email.lease_token END, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR FROM expired WHERE email.id = expired.id AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
 DELETE FROM email WHERE email.id = ANY (array((SELECT email.id
@@ -414,7 +414,7 @@ FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN gen
  LIMIT <n>) AS sqlaqueue_found
 WHERE sqlaqueue_found.sqlaqueue_one = 1),
 claimed AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(sqlaqueue_token)s::UUID, lease_expires_at=(statement_timestamp() + %(param_2)s), claimed_by=%(param_3)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
+(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
 FROM picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
  SELECT claimed.id, claimed."to", claimed.status, claimed.priority, claimed.run_at, claimed.attempts, claimed.max_attempts, claimed.last_error, claimed.created_at, claimed.finished_at, claimed.lease_token, claimed.lease_expires_at, claimed.claimed_by
 FROM claimed ORDER BY claimed.priority, claimed.run_at, claimed.id
@@ -437,19 +437,19 @@ WITH expired AS
 (SELECT expired_job.id AS id
 FROM email AS expired_job
 WHERE expired_job.status = 'processing' AND expired_job.lease_expires_at <= statement_timestamp() ORDER BY expired_job.id FOR NO KEY UPDATE OF expired_job SKIP LOCKED)
- UPDATE email SET status=CASE WHEN ((email.lease_token IS NULL OR (email.lease_token NOT IN (SELECT mate.lease_token
+ UPDATE email SET status=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
 FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND (coalesce(email.claimed_by, %(coalesce_1)s::VARCHAR) NOT LIKE '%%' || %(coalesce_2)s::VARCHAR ESCAPE '/') AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN 'failed' WHEN true THEN 'pending' ELSE email.status END, attempts=CASE WHEN ((email.lease_token IS NULL OR (email.lease_token NOT IN (SELECT mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN 'failed' WHEN true THEN 'pending' ELSE email.status END, attempts=CASE WHEN (email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
 FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND (coalesce(email.claimed_by, %(coalesce_1)s::VARCHAR) NOT LIKE '%%' || %(coalesce_2)s::VARCHAR ESCAPE '/')) THEN email.attempts ELSE greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER) END, last_error=%(last_error)s::VARCHAR, finished_at=CASE WHEN ((email.lease_token IS NULL OR (email.lease_token NOT IN (SELECT mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) THEN email.attempts ELSE greatest(email.attempts - %(attempts_1)s::INTEGER, %(greatest_1)s::INTEGER) END, last_error=%(last_error)s::VARCHAR, finished_at=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
 FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND (coalesce(email.claimed_by, %(coalesce_1)s::VARCHAR) NOT LIKE '%%' || %(coalesce_2)s::VARCHAR ESCAPE '/') AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN statement_timestamp() ELSE NULL END, lease_token=CASE WHEN ((email.lease_token IS NULL OR (email.lease_token NOT IN (SELECT mate.lease_token
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN statement_timestamp() ELSE NULL END, lease_token=CASE WHEN ((email.lease_token IS NULL OR substr(CAST(email.lease_token AS TEXT), %(substr_1)s::INTEGER, %(substr_2)s::INTEGER) != '8' AND (email.lease_token NOT IN (SELECT mate.lease_token
 FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
-HAVING count(*) > %(count_1)s::INTEGER))) AND (coalesce(email.claimed_by, %(coalesce_1)s::VARCHAR) NOT LIKE '%%' || %(coalesce_2)s::VARCHAR ESCAPE '/') AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN NULL ELSE email.lease_token END, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR FROM expired WHERE email.id = expired.id AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
+HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN NULL ELSE email.lease_token END, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR FROM expired WHERE email.id = expired.id AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
 
 WITH picked AS
@@ -465,7 +465,7 @@ FROM generate_series(1, least(1 + <n> / 16, 100)) AS sqlaqueue_each_row JOIN gen
  LIMIT <n>) AS sqlaqueue_found
 WHERE sqlaqueue_found.sqlaqueue_one = 1),
 claimed AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(sqlaqueue_token)s::UUID, lease_expires_at=(statement_timestamp() + %(param_2)s), claimed_by=%(param_3)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
+(UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), lease_token=%(param_2)s::UUID, lease_expires_at=(statement_timestamp() + %(param_3)s), claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (array((SELECT picked.id
 FROM picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS status, email.priority AS priority, email.run_at AS run_at, email.attempts AS attempts, email.max_attempts AS max_attempts, email.last_error AS last_error, email.created_at AS created_at, email.finished_at AS finished_at, email.lease_token AS lease_token, email.lease_expires_at AS lease_expires_at, email.claimed_by AS claimed_by)
  SELECT claimed.id, claimed."to", claimed.status, claimed.priority, claimed.run_at, claimed.attempts, claimed.max_attempts, claimed.last_error, claimed.created_at, claimed.finished_at, claimed.lease_token, claimed.lease_expires_at, claimed.claimed_by
 FROM claimed ORDER BY claimed.priority, claimed.run_at, claimed.id

@@ -13,7 +13,8 @@ from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
-from sqlaqueue.mapping.mixin import CLAIM_OPTION, hand_out, spec_of
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.runs import CLAIM_OPTION, record_run
 from sqlaqueue.postgresql.dialect_check import for_postgresql
 from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.queue.spec import QueueSpec
@@ -94,7 +95,7 @@ class _DetachedRow(Bundle[Any]):
                 if column in values:
                     set_committed_value(job, name, values[column])
             make_transient_to_detached(job)
-            hand_out(instance_state(job), None, values.get(TOKEN))
+            record_run(instance_state(job), None, values.get(TOKEN))
             return job
 
         return make

@@ -13,7 +13,8 @@ from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
 from sqlaqueue.keys import Key, key_text, keys_by_token
-from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
+from sqlaqueue.mapping.mixin import QueueMixin, spec_of
+from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import CopiedTransaction, Run
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import ClaimedJobs

@@ -29,7 +29,8 @@ from sqlalchemy.orm import undefer
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import HandlerMisuseError, StatementError
 from sqlaqueue.keys import key_text
-from sqlaqueue.mapping.mixin import CLAIM_OPTION, RUN_ROLES, run_of, spec_of
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES, run_of
 from sqlaqueue.postgresql.dialect_check import for_postgresql
 from sqlaqueue.postgresql.planner import planned_anew, planned_anew_for_many
 from sqlaqueue.postgresql.side_tables import CONTROL, is_paused, notification

@@ -13,7 +13,8 @@ from sqlaqueue.consumer.core.effects import Beside, Pause
 from sqlaqueue.consumer.core.transient_errors import may_pass
 from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTimeout
 from sqlaqueue.keys import Key, key_text
-from sqlaqueue.mapping.mixin import QueueMixin, run_of, spec_of
+from sqlaqueue.mapping.mixin import QueueMixin, spec_of
+from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.postgresql.dialect_check import check_dialect
 from sqlaqueue.postgresql.side_tables import notification
 from sqlaqueue.postgresql.wake_triggers import wakes

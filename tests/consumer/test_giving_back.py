@@ -15,7 +15,7 @@ from sqlaqueue.consumer.claiming.batch_size import LATE, LONGEST_WAIT, Pace
 from sqlaqueue.consumer.claiming.job_buffer import Crew
 from sqlaqueue.consumer.core.effects import Report
 from sqlaqueue.consumer.executing.executor import Hand, held_run
-from sqlaqueue.mapping.mixin import set_run
+from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models

@@ -87,8 +87,8 @@ def test_a_table_that_is_reflected_later(engine: sa.Engine) -> None:
         ({"status": "parent"}, "no column of the table orders; there are id, state, due, priority"),
         ({"status": "name"}, "no column of the table orders"),
         ({"run_at": "due"}, r"\"update_status\" needs .*'status'; name the column .*\(adopt=\{'status': ...\}\)"),
-        ({"status": "id"}, r"Order\.id is part of the primary key \(id\), .* as its 'status' it changes"),
-        ({"status": "state", "run_at": "id"}, r"Order\.id is part of the primary key \(id\), .* as its 'run_at'"),
+        ({"status": "id"}, r"Order\.id is part of the primary key \(id\), .* as 'status' it changes"),
+        ({"status": "state", "run_at": "id"}, r"Order\.id is part of the primary key \(id\), .* as 'run_at'"),
     ],
 )
 def test_what_the_class_does_not_have(adopt: dict[str, str], said: str) -> None:

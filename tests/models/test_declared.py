@@ -212,5 +212,5 @@ def test_the_mixin_stands_first() -> None:
 
 def test_a_subclass_declares_nothing() -> None:
     order = model(QueueConfig())
-    with pytest.raises(ConfigurationError, match=r"Letter\.one = queue_column\(\.\.\.\): it belongs to .*, Order"):
+    with pytest.raises(ConfigurationError, match=r"Letter\.one = queue_column\(\.\.\.\): declare it in .*, Order"):
         type("Letter", (order,), {"one": queue_column("status")})

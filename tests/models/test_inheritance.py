@@ -281,7 +281,7 @@ def test_a_queue_below_a_class_that_is_none_is_refused() -> None:
     key = mapped_column(sa.ForeignKey(Animal.id), primary_key=True)
     for name, body in (("Dog", {}), ("Cat", {"__tablename__": "cat", "id": key})):
         with pytest.raises(
-            ConfigurationError, match=rf"{name} inherits the table of Animal, which is no queue: let Animal"
+            ConfigurationError, match=rf"{name} inherits from Animal, which is mapped and not a queue: let Animal"
         ):
             type(name, (QueueMixin, Animal), {**body, "__mapper_args__": polymorphic(name)})
 

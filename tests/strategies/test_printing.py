@@ -33,7 +33,7 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mapping.mixin import set_run
+from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
 
 pytestmark = pytest.mark.once

@@ -36,7 +36,8 @@ from sqlaqueue.consumer.settling import settle
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, Ended
 from sqlaqueue.consumer.startup import check_database
 from sqlaqueue.exc import Retry
-from sqlaqueue.mapping.mixin import run_of, spec_of
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.waiting import job_end
 from tests.servers import Server
 from tests.strategies.status_columns import DOMAIN, KINDS, STRATEGIES, Model, make_model

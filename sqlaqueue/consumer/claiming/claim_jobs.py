@@ -19,7 +19,7 @@ from sqlaqueue.consumer.settings import EXCEPT, KEYS, LIMIT, TICKETS, Plan
 from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.consumer.settling.settle import commit, left_as_loaded, settle_surely
 from sqlaqueue.keys import Key
-from sqlaqueue.mapping.mixin import hand_out, run_of
+from sqlaqueue.mapping.runs import record_run, run_of
 from sqlaqueue.queue.run import Run
 
 
@@ -68,7 +68,7 @@ def _hand_out(session: Session, plan: Plan, statement: Any, parameters: dict[str
         run = run_of(job)
         if run is None:
             # A listener that goes from one job to another has loaded this one, before its row of the claim came.
-            hand_out(instance_state(job), session)
+            record_run(instance_state(job), session)
             run = run_of(job)
         if run is not None:
             run.by_consumer = True

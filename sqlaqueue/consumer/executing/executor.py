@@ -20,7 +20,7 @@ from sqlaqueue.consumer.sessions.session_usage import is_expired, left_trace
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Abandoned, Ended, StopRequested
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.keys import Key
-from sqlaqueue.mapping.mixin import run_of
+from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.consumer.settling.settle import left_as_loaded, settle
 from sqlaqueue.keys import keys_by_token, keys_from
-from sqlaqueue.mapping.mixin import run_of, set_run, show_claimed
+from sqlaqueue.mapping.runs import run_of, set_run, show_claimed
 from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.returning import returning_keys

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.dialects.postgresql import JSONB
 
+from sqlaqueue.payloads import Payload, Signal
 from sqlaqueue.postgresql.wake_triggers import channel_of, wakes
 from sqlaqueue.queue.spec import QueueSpec, clock
 
@@ -129,13 +130,14 @@ def request_cancellation(spec: QueueSpec, running: sa.FromClause) -> sa.Insert:
         index_elements=[table.c.queue, table.c.key],
         set_={"created_at": insert.excluded.created_at},
     )
-    return asked.returning(notification(spec, "stop")) if wakes(spec) else asked
+    return asked.returning(notification(spec, Signal.CANCEL_REQUESTED)) if wakes(spec) else asked
 
 
-def notification(spec: QueueSpec, words: str | sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-    """Return the call of a function that tells the Consumers of a queue something when the transaction commits."""
-    told: sa.ColumnElement[str] = sa.func.pg_notify(channel_of(spec), words, type_=sa.Text())
-    return told
+def notification(spec: QueueSpec, payload: Payload | sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+    """Return the function call that notifies the Consumers of a queue when the transaction commits."""
+    text = payload if isinstance(payload, sa.ColumnElement) else str(payload)
+    notify: sa.ColumnElement[str] = sa.func.pg_notify(channel_of(spec), text, type_=sa.Text())
+    return notify
 
 
 def is_paused(spec: QueueSpec) -> sa.ColumnElement[bool]:

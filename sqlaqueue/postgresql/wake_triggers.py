@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import hashlib
 
+from sqlaqueue.payloads import PENDING, Signal
 from sqlaqueue.postgresql.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, objects_of, version_comment
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 
-VERSION = 3
+VERSION = 4
 """To be raised whenever the text below changes: running consumers tell an older function by it."""
 
 PREFIX = "sqlaqueue_wake_"
@@ -83,7 +84,7 @@ def _suspicion(spec: QueueSpec, channel: str) -> str:
     token = NEUTRAL.identifier_preparer.quote(spec.columns["lease_token"].name)
     return f"""
     IF NEW.{token} IS NOT NULL THEN
-      PERFORM pg_notify('{channel}', 'suspects');
+      PERFORM pg_notify('{channel}', '{Signal.QUARANTINED}');
     END IF;"""
 
 
@@ -121,7 +122,7 @@ BEGIN
       sqlaqueue_due := ceil(sqlaqueue_due / {_STEP}::float8) * {_STEP}::float8;
     END IF;
   END IF;
-  PERFORM pg_catalog.pg_notify('{channel}', pg_catalog.concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,
+  PERFORM pg_catalog.pg_notify('{channel}', pg_catalog.concat_ws(' ', '{PENDING}', pg_current_xact_id(), sqlaqueue_jobs,
     coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));
   RETURN NULL;
 END

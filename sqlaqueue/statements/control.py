@@ -20,6 +20,7 @@ from sqlalchemy.dialects import postgresql
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.payloads import Signal
 from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, PAUSE, is_paused, notification
 from sqlaqueue.postgresql.wake_triggers import wakes
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -43,7 +44,7 @@ def resume(model: type[Any], /) -> Any:
     spec, table = _queue(model, "resume", CONTROL)
     paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
     deleted = sa.delete(table).where(paused)
-    return deleted.returning(notification(spec, "look")) if wakes(spec) else deleted
+    return deleted.returning(notification(spec, Signal.POLL)) if wakes(spec) else deleted
 
 
 def paused(model: type[Any], /) -> Any:

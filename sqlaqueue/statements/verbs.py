@@ -31,6 +31,7 @@ from sqlaqueue.exc import HandlerMisuseError, StatementError
 from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES, run_of
+from sqlaqueue.payloads import CLAIMED
 from sqlaqueue.postgresql.dialect_check import for_postgresql
 from sqlaqueue.postgresql.planner import planned_anew, planned_anew_for_many
 from sqlaqueue.postgresql.side_tables import CONTROL, is_paused, notification
@@ -119,8 +120,8 @@ def claim_statement(
     )
     claimed = spec.strategy.claim(request)
     if tickets is not None:
-        words = sa.func.concat("taken ", sa.func.count().over(), " ", tickets, type_=sa.Text())
-        claimed = claimed.add_columns(notification(spec, words).label("sqlaqueue_told"))
+        payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", tickets, type_=sa.Text())
+        claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_told"))
     rows = for_postgresql(claimed)
     if not spec.strategy.keeps_rows:
         if options:

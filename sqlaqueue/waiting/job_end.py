@@ -176,7 +176,7 @@ def _state_of_the_missing(spec: QueueSpec) -> str:
 
 def announce(session: Session, waiter: Waiter) -> None:
     """Say for what is waited, and commit."""
-    session.execute(sa.select(notification(waiter.spec, waiter.waiting.words)), bind_arguments=waiter.bind)
+    session.execute(sa.select(notification(waiter.spec, waiter.waiting.announcement)), bind_arguments=waiter.bind)
     session.commit()
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 import uuid
 from collections.abc import Callable
 
-from sqlaqueue.consumer.notifications.waiter_registry import AWAIT, ENDED, LONGEST_WORDS, listed
+from sqlaqueue.payloads import MAX_BYTES, Payload, Settled, Wait
 
 REPEAT = 20.0
 """Seconds between announcements of one waiter, for Consumers that have come since, and for those that forget."""
@@ -38,9 +37,8 @@ class WaitState:
         draw: Callable[[], float] = random.random,
     ) -> None:
         self._name, self._called, self._now, self._draw = name, called, now, draw
-        self._quoted = json.dumps(name)
         self.id = uuid.uuid4().hex
-        self.words = f"{AWAIT}{self.id} {json.dumps([name])}"
+        self.announcement = Wait(self.id, [name])
         """What it announces."""
         self._since = self._announce_at = now()
         self._deadline = float("inf") if timeout is None else self._since + timeout
@@ -49,22 +47,23 @@ class WaitState:
         self._is_called = False
         self.hears = False
         """Whether it has heard its own announcement, and so would hear of the end."""
-        self.announces = len(self.words) <= LONGEST_WORDS
+        self.announces = len(str(self.announcement)) <= MAX_BYTES
         """Whether it says for what it waits; else it only looks."""
 
     # -- what is heard, in whichever thread ------------------------------------------------------------------------
 
-    def hear(self, words: str) -> None:
+    def hear(self, payload: Payload) -> None:
         """Take in a notification."""
-        if words == self.words:
-            if not self.hears:
-                # The job may have ended before anybody knew that it is waited for.
-                self.hears, self._announce_at = True, self._now() + self._repeat()
+        match payload:
+            case Wait(self.id):
+                if not self.hears:
+                    # The job may have ended before anybody knew that it is waited for.
+                    self.hears, self._announce_at = True, self._now() + self._repeat()
+                    self._call()
+            case Settled(jobs) if self._name in jobs:
+                # From now on it is looked for more often: what is read may be behind what is said.
+                self._since = self._now()
                 self._call()
-        elif words.startswith(ENDED) and self._quoted in words and self._name in listed(words.removeprefix(ENDED)):
-            # From now on it is looked for more often: what is read may be behind what is said.
-            self._since = self._now()
-            self._call()
 
     def went_deaf(self) -> None:
         """Announce again, such as when the channel is listened to by another connection."""

@@ -147,11 +147,11 @@ def test_one_notification_a_statement(supply: Any, strategy: str) -> None:
     bench = supply.take(strategy, "sync")
     with listener(bench) as ear:
         bench.enqueue(100)
-        assert [call.split()[2] for call in words(ear, "call")] == ["100"]
+        assert [call.split()[2] for call in words(ear, "pending")] == ["100"]
         bench.execute("UPDATE job SET status = 'failed'")
         assert words(ear) == []
         bench.execute("UPDATE job SET status = 'pending'")
-        assert [call.split()[2] for call in words(ear, "call")] == ["1"]
+        assert [call.split()[2] for call in words(ear, "pending")] == ["1"]
         bench.execute("INSERT INTO job (status) VALUES ('failed')")
         bench.execute("UPDATE job SET payload = 'y'")
         assert words(ear) == []
@@ -165,8 +165,8 @@ def test_a_rescued_job_is_called_out_as_a_suspect(supply: Any) -> None:
         bench.execute("UPDATE job SET lease_expires_at = now()")
         execute(bench, rescue(bench.Job))
         first, second = words(ear)
-        assert first == "suspects"
-        assert second.startswith("call ")
+        assert first == "quarantined"
+        assert second.startswith("pending ")
 
 
 def test_claims_and_settlements_call_nobody(supply: Any, strategy: str) -> None:

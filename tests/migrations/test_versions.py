@@ -47,7 +47,7 @@ def test_another_text_has_another_version() -> None:
     functions = [each for each in objects_of(order(WITH_MESSAGES).__table__) if isinstance(each, TriggerFunction)]
     assert {each.name: (each.comment, hashlib.sha256(each.body.encode()).hexdigest()[:16]) for each in functions} == {
         FUNCTION: ("sqlaqueue, version 3", "9a82d71a8ca8a62b"),
-        WAKE: ("sqlaqueue, version 3", "1b9509bcf94db6c5"),
+        WAKE: ("sqlaqueue, version 4", "9917b08b204a8bfc"),
     }
 
 
@@ -73,8 +73,8 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
         (f"DROP FUNCTION {FUNCTION} CASCADE", "is missing, and version 3 is needed"),
         ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_message_delete", "disabled: sqlaqueue_message_delete"),
         ("DROP TRIGGER sqlaqueue_message_insert ON orders", "missing or disabled: sqlaqueue_message_insert"),
-        (f"COMMENT ON FUNCTION {WAKE} IS NULL", f"{WAKE} is of version 0, and version 3 is needed"),
-        (f"DROP FUNCTION {WAKE} CASCADE", f"{WAKE} is missing, and version 3 is needed"),
+        (f"COMMENT ON FUNCTION {WAKE} IS NULL", f"{WAKE} is of version 0, and version 4 is needed"),
+        (f"DROP FUNCTION {WAKE} CASCADE", f"{WAKE} is missing, and version 4 is needed"),
         ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_wake_insert", "disabled: sqlaqueue_wake_insert"),
     ],
 )

@@ -19,6 +19,7 @@ from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.settle import QUIET
 from sqlaqueue.keys import Key, keys_by_token, keys_from
+from sqlaqueue.payloads import Deregistered, Heartbeat, Signal
 from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, CRASH_JOURNAL, PAUSE, as_json, key_json, notification
 from sqlaqueue.queue.run import Run
@@ -57,7 +58,7 @@ def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
 
 def rescue_expired(session: Session, plan: Plan) -> list[Key]:
     """Take back jobs whose lease has expired, of whatever worker; the others hear that it is done."""
-    _be_brief(session, plan, *([notification(plan.spec, "swept")] if plan.is_told else []))
+    _be_brief(session, plan, *([notification(plan.spec, Signal.RESCUED)] if plan.is_told else []))
     keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
     rescued = keys_from(keys, len(plan.spec.keys))
     # Some of them may have failed with that.
@@ -160,7 +161,7 @@ def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str],
     again = {name: insert.excluded[name] for name in seen}
     upsert: sa.Insert = insert.on_conflict_do_update(index_elements=[table.c.id], set_=again)
     if plan.is_told and sign.aloud:
-        upsert = upsert.returning(notification(spec, f"here {sign.me}"))
+        upsert = upsert.returning(notification(spec, Heartbeat(sign.me)))
     alive = sa.and_(table.c.queue == spec.name, table.c.hears, table.c.expires_at > clock())
     others = sa.func.coalesce(sa.func.array_agg(table.c.id), sa.cast([], ARRAY(sa.Text())), type_=ARRAY(sa.Text()))
     now = sa.extract("epoch", sa.func.clock_timestamp())
@@ -174,7 +175,7 @@ def check_out(session: Session, plan: Plan, me: str) -> None:
     """Say that a Consumer ends."""
     table = plan.spec.side_tables[CONSUMERS]
     gone = sa.delete(table).where(table.c.id == me)
-    told = gone.returning(notification(plan.spec, f"gone {me}")) if plan.is_told else gone
+    told = gone.returning(notification(plan.spec, Deregistered(me))) if plan.is_told else gone
     session.execute(told, bind_arguments=plan.bind)
     session.commit()
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.notifications.poll_schedule import EVERY, Look, taken
-from sqlaqueue.consumer.notifications.waiter_registry import ended
+from sqlaqueue.consumer.notifications.poll_schedule import Look
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling.outcomes import RELEASED, Ended
 from sqlaqueue.keys import Key, key_text
+from sqlaqueue.payloads import ALL_JOBS, Claimed, Signal, settled_payloads
 from sqlaqueue.postgresql.side_tables import notification
 
 
@@ -19,20 +19,20 @@ def tell_ended(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
     """Tell those who wait for the end of some jobs, when the transaction commits; nobody, where nobody waits."""
     if not plan.awaited:
         return
-    for words in ended(plan.awaited.take([key_text(key) for key in keys])):
-        session.execute(sa.select(notification(plan.spec, words)), bind_arguments=plan.bind)
+    for payload in settled_payloads(plan.awaited.take([key_text(key) for key in keys])):
+        session.execute(sa.select(notification(plan.spec, payload)), bind_arguments=plan.bind)
 
 
 def tell_released(session: Session, plan: Plan, ended: Sequence[Ended]) -> None:
     """Have the others look for jobs that a batch has not begun: no trigger calls out what read as waiting all along."""
     if plan.is_told and any(one.outcome is RELEASED for one in ended):
-        session.execute(sa.select(notification(plan.spec, "look")), bind_arguments=plan.bind)
+        session.execute(sa.select(notification(plan.spec, Signal.POLL)), bind_arguments=plan.bind)
 
 
 def spare_others(session: Session, plan: Plan, look: Look) -> None:
     """Tell the others, when the transaction commits, that a look has found nothing, where that spares them theirs."""
     if look.spares_others and plan.takes_all:
-        told = notification(plan.spec, taken(EVERY, look.tickets))
+        told = notification(plan.spec, Claimed(ALL_JOBS, look.tickets))
         session.execute(sa.select(told), bind_arguments=plan.bind)
 
 

@@ -5,18 +5,7 @@ on an order for each call: the first looks at once, the next a moment later unle
 is taken. One that is busy, frozen or dead costs that moment, and no message between consumers decides anything: a
 claim alone does.
 
-The words on a queue's channel::
-
-    call <ticket> <jobs> <due> [more]    jobs wait; the first is due at that time of the database, 0 for now
-    taken <jobs> <ticket> ...            somebody has taken so many of these
-    here <consumer>                      a consumer has checked in
-    gone <consumer>                      a consumer has ended
-    look                                 the queue goes on after a pause
-    suspects                             jobs have been rescued, of which one may have killed its worker
-    swept                                somebody is looking for jobs whose lease is over
-    stop                                 running jobs have been asked to stop
-
-and those of :mod:`~sqlaqueue.consumer.notifications.waiter_registry`.
+What is heard are the payloads of :mod:`sqlaqueue.payloads`.
 """
 
 from __future__ import annotations
@@ -30,6 +19,7 @@ from dataclasses import dataclass
 
 from sqlaqueue.consumer.maintenance.rescue_timer import Sweeps
 from sqlaqueue.consumer.notifications.waiter_registry import Awaited
+from sqlaqueue.payloads import Claimed, Deregistered, Heartbeat, Payload, Pending, Settled, Signal, Wait
 
 PATIENCE = 5.0
 """Seconds within which a Consumer hears its own check-in, or is taken to be deaf."""
@@ -49,16 +39,8 @@ MOST_OPEN = 1_000
 _CROWD = 3
 """From how many consumers on it costs less to tell the others that nothing is there than to let them look."""
 
-EVERY = 10**9
-"""How many jobs are said to be taken by one who has looked for them and found none."""
-
 MOST_TICKETS = 20
 """How many tickets one word may carry: a notification has at most 8,000 bytes."""
-
-
-def taken(jobs: int, tickets: Sequence[str]) -> str:
-    """Return the words that tell the others how many jobs of some calls are taken."""
-    return f"taken {jobs} {' '.join(tickets)}"
 
 
 @dataclass(order=True, slots=True)
@@ -149,43 +131,46 @@ class Calls:
 
     # -- what is heard -------------------------------------------------------------------------------------------
 
-    def hear(self, words: str) -> None:
-        """Take in a notification; what cannot be understood may come from a newer version, and is let pass."""
+    def hear(self, payload: Payload) -> None:
+        """Take in a notification."""
         self._heard = self._now()
-        if self._awaited.hear(words):
-            return
-        match words.split():
-            case ["call", ticket, jobs, due, *more]:
-                self._hear_call(ticket, jobs, due, more=bool(more))
-            case ["taken", jobs, *tickets]:
-                self._hear_taken(jobs, tickets)
-            case ["here", consumer]:
+        match payload:
+            case Pending():
+                self._hear_call(payload)
+            case Claimed(count, ids):
+                self._hear_taken(count, ids)
+            case Heartbeat(consumer):
                 self._hear_check_in(consumer)
-            case ["gone", consumer]:
+            case Deregistered(consumer):
                 with self._lock:
                     self._others.discard(consumer)
                     self._news[consumer] = False
-            case ["look"]:
+            case Wait(_, jobs):
+                self._awaited.add(jobs)
+            case Settled(jobs):
+                self._awaited.take(jobs)
+            case Signal():
+                self._hear_signal(payload)
+
+    def _hear_signal(self, signal: Signal) -> None:
+        match signal:
+            case Signal.POLL:
                 self.look_at_once()
-            case ["swept"]:
+            case Signal.RESCUED:
                 self.sweeps.heard(self.rank)
-            case ["suspects"]:
+            case Signal.QUARANTINED:
                 self.suspects = True
-            case ["stop"]:
+            case Signal.CANCEL_REQUESTED:
                 self.asked_to_stop = True
                 self._noticed()
 
-    def _hear_call(self, ticket: str, jobs: str, due: str, *, more: bool) -> None:
-        try:
-            count, moment = int(jobs), float(due)
-        except ValueError:
-            return
+    def _hear_call(self, call: Pending) -> None:
         with self._lock:
-            if moment == 0:
-                self._open_call(ticket, count, self._now(), more=more)
+            if call.due == 0:
+                self._open_call(call.id, call.count, self._now(), more=call.more)
             else:
                 # One transaction may write rows for many times.
-                self._add(_Call(moment - self._clock_ahead, f"{ticket}@{due}", count, more))
+                self._add(_Call(call.due - self._clock_ahead, f"{call.id}@{call.due}", call.count, call.more))
         self._called()
 
     def _add(self, call: _Call) -> None:
@@ -222,11 +207,7 @@ class Calls:
             call = heapq.heappop(self._ahead)
             self._open_call(call.ticket, call.jobs, call.due, more=call.more)
 
-    def _hear_taken(self, jobs: str, tickets: Sequence[str]) -> None:
-        try:
-            left = int(jobs)
-        except ValueError:
-            return
+    def _hear_taken(self, left: int, tickets: Sequence[str]) -> None:
         with self._lock:
             self._open_due(ahead=0.5)
             for ticket in tickets:

@@ -8,6 +8,8 @@ import socket
 import threading
 from typing import Protocol
 
+from sqlaqueue.payloads import Payload, parse
+
 CHECK = 60.0
 """Seconds after which a silent connection is asked whether it is still there."""
 
@@ -21,7 +23,7 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_US
 class Hearer(Protocol):
     """One who wants to hear: a Consumer, or somebody who waits for the end of a job."""
 
-    def hear(self, words: str) -> None:
+    def hear(self, payload: Payload) -> None:
         """Take in a notification."""
 
     def went_deaf(self) -> None:
@@ -58,10 +60,12 @@ class Hearers:
         with self._lock:
             return set(self._channels.values())
 
-    def say(self, channel: str, words: str) -> None:
-        """Tell what was said."""
-        for hearer in self._of({channel}):
-            hearer.hear(words)
+    def say(self, channel: str, text: str) -> None:
+        """Deliver a notification to the subscribers of its channel."""
+        payload = parse(text)
+        if payload is not None:
+            for hearer in self._of({channel}):
+                hearer.hear(payload)
 
     def doubt(self, channels: set[str]) -> None:
         """Have it proven again that something is heard: the connection is lost, or is another one."""

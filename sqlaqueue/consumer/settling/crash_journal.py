@@ -25,8 +25,8 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.notifications.poll_schedule import taken
 from sqlaqueue.keys import Key, key_text
+from sqlaqueue.payloads import Claimed
 from sqlaqueue.postgresql.side_tables import CRASH_JOURNAL, as_json, notification
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.verbs import worker_name
@@ -119,7 +119,7 @@ def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets:
         "its_keys": json.dumps(names),
         "its_starts": int(entry.blamed),
         "its_worker": worker,
-        **({"words": taken(len(names), tickets)} if tickets else {}),
+        **({"payload": str(Claimed(len(names), tickets))} if tickets else {}),
     }
     rows = _execute(session, spec, _entering(spec, told=bool(tickets)), values).all()
     deaths = Counter[str]()
@@ -141,8 +141,8 @@ def _entering(spec: QueueSpec, *, told: bool) -> AnySelect:
     columns["keys"] = as_json(sa.bindparam("its_keys", "[]", sa.Text()))
     # Losing the row in a crash of the server costs nothing: the batch is gone with it.
     setting = sa.func.set_config("synchronous_commit", "off", sa.true())
-    words = [notification(spec, sa.bindparam("words", "", sa.Text()))] if told else []
-    entered = sa.insert(ledger).values(queue=spec.name, **columns).returning(setting, *words).cte("entered")
+    told_others = [notification(spec, sa.bindparam("payload", "", sa.Text()))] if told else []
+    entered = sa.insert(ledger).values(queue=spec.name, **columns).returning(setting, *told_others).cte("entered")
     # Of the same parameter: to write out the names of a batch takes its time, and the ledger is mostly empty.
     mine = sa.select(sa.func.jsonb_array_elements_text(columns["keys"]))
     its = sa.func.jsonb_array_elements_text(ledger.c["keys"]).table_valued(sa.column("name", sa.Text()), name="its")

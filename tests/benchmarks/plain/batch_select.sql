@@ -1,6 +1,6 @@
 -- == create_all ==
 
-COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 3'
+COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 4'
 
 CREATE INDEX ix_email_queue_claim ON email (priority, run_at, id) WHERE status = 'pending'
 
@@ -30,7 +30,7 @@ BEGIN
       sqlaqueue_due := ceil(sqlaqueue_due / 0.05::float8) * 0.05::float8;
     END IF;
   END IF;
-  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,
+  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'pending', pg_current_xact_id(), sqlaqueue_jobs,
     coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));
   RETURN NULL;
 END
@@ -161,12 +161,12 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
             '      sqlaqueue_due := ceil(sqlaqueue_due / 0.05::float8) * 0.05::float8;\n'
             '    END IF;\n'
             '  END IF;\n'
-            "  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,\n"
+            "  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'pending', pg_current_xact_id(), sqlaqueue_jobs,\n"
             "    coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));\n"
             '  RETURN NULL;\n'
             'END\n'
         ),
-        comment='sqlaqueue, version 3',
+        comment='sqlaqueue, version 4',
     )
     op.create_queue_triggers(
         'email',

@@ -1,6 +1,6 @@
 -- == create_all ==
 
-COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 3'
+COMMENT ON FUNCTION sqlaqueue_wake_email() IS 'sqlaqueue, version 4'
 
 CREATE INDEX ix_email_queue_claim ON email (priority, run_at, id) WHERE status = 'pending'
 
@@ -21,7 +21,7 @@ BEGIN
     sqlaqueue_first := NEW.run_at::timestamptz;
     sqlaqueue_last := sqlaqueue_first;
     IF NEW.lease_token IS NOT NULL THEN
-      PERFORM pg_notify('sqlaqueue_email_email', 'suspects');
+      PERFORM pg_notify('sqlaqueue_email_email', 'quarantined');
     END IF;
   ELSE
     SELECT count(*), min(run_at)::timestamptz, max(run_at)::timestamptz INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
@@ -37,7 +37,7 @@ BEGIN
       sqlaqueue_due := ceil(sqlaqueue_due / 0.05::float8) * 0.05::float8;
     END IF;
   END IF;
-  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,
+  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'pending', pg_current_xact_id(), sqlaqueue_jobs,
     coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));
   RETURN NULL;
 END
@@ -144,7 +144,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
             '    sqlaqueue_first := NEW.run_at::timestamptz;\n'
             '    sqlaqueue_last := sqlaqueue_first;\n'
             '    IF NEW.lease_token IS NOT NULL THEN\n'
-            "      PERFORM pg_notify('sqlaqueue_email_email', 'suspects');\n"
+            "      PERFORM pg_notify('sqlaqueue_email_email', 'quarantined');\n"
             '    END IF;\n'
             '  ELSE\n'
             '    SELECT count(*), min(run_at)::timestamptz, max(run_at)::timestamptz INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last\n'
@@ -160,12 +160,12 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
             '      sqlaqueue_due := ceil(sqlaqueue_due / 0.05::float8) * 0.05::float8;\n'
             '    END IF;\n'
             '  END IF;\n'
-            "  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'call', pg_current_xact_id(), sqlaqueue_jobs,\n"
+            "  PERFORM pg_catalog.pg_notify('sqlaqueue_email_email', pg_catalog.concat_ws(' ', 'pending', pg_current_xact_id(), sqlaqueue_jobs,\n"
             "    coalesce(sqlaqueue_due, 0), CASE WHEN sqlaqueue_last > sqlaqueue_first THEN 'more' END));\n"
             '  RETURN NULL;\n'
             'END\n'
         ),
-        comment='sqlaqueue, version 3',
+        comment='sqlaqueue, version 4',
     )
     op.create_queue_triggers(
         'email',

@@ -37,7 +37,7 @@ def test_whoever_waits_is_woken_by_the_end(mixed: Bench, raised: Exception | Non
         assert said() == []
         gate.go_on.release()
         result = waiter.end()
-        wait_until(lambda: said() == [f'ended ["{key}"]'])
+        wait_until(lambda: said() == [f'settled ["{key}"]'])
         assert not knows(server, key)
     assert result.state == state
     assert result.error == {"completed": None, "failed": "Fail: broken", "cancelled": "unwanted"}[state]
@@ -79,7 +79,7 @@ def test_nothing_is_said_of_jobs_that_nobody_waits_for(mixed: Bench) -> None:
         gate.go_on.release()
         wait_until(lambda: mixed.states()["pending"] == mixed.states()["processing"] == 0)
         waiter.end()
-        assert said() == [f'ended ["{key}"]']
+        assert said() == [f'settled ["{key}"]']
         assert other
 
 

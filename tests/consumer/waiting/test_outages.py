@@ -93,7 +93,7 @@ def test_a_rescued_job_that_fails_for_good_is_an_end(leased: Bench, monkeypatch:
         with heard(leased) as said:
             leased.execute("UPDATE job SET lease_expires_at = now()")
             result = waiter.end()
-            assert said() == [f'ended ["{key}"]']
+            assert said() == [f'settled ["{key}"]']
     assert result.state == "failed"
     assert result.error is not None
     assert "lease expired" in result.error

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import pytest
 
+from sqlaqueue.payloads import Payload, Pending, Settled, Wait
 from sqlaqueue.waiting.wait_state import FIRST_PAUSE, LONGEST_DEAF_PAUSE, LONGEST_PAUSE, REPEAT, WaitState
 
 pytestmark = pytest.mark.once
@@ -32,7 +32,7 @@ def hearing(clock: Clock, timeout: float | None = None) -> WaitState:
     """Return one that has announced, been heard, and looked."""
     one = waiting(clock, timeout=timeout)
     assert one.wants_announcement()
-    one.hear(one.words)
+    one.hear(one.announcement)
     assert one.wants_look()
     one.looked()
     return one
@@ -43,7 +43,7 @@ def test_it_announces_at_once_and_then_now_and_then(clock: Clock) -> None:
     assert one.pause() == 0
     assert one.wants_announcement()
     assert not one.wants_announcement()
-    one.hear(one.words)
+    one.hear(one.announcement)
     clock.now += REPEAT - 1
     one.wants_announcement()
     announced = 0
@@ -68,12 +68,12 @@ def test_until_it_is_heard_it_announces_again_at_growing_distances(clock: Clock)
 def test_it_looks_when_it_is_heard_and_when_its_job_has_ended(clock: Clock) -> None:
     one = waiting(clock)
     assert not one.wants_look()
-    one.hear(one.words)
+    one.hear(one.announcement)
     assert one.pause() == 0
     assert one.wants_look()
     one.looked()
     assert not one.wants_look()
-    one.hear("ended " + json.dumps(["4", "5"]))
+    one.hear(Settled(["4", "5"]))
     assert one.wants_look()
     assert not one.wants_look()
 
@@ -82,18 +82,18 @@ def test_what_it_hears_while_it_looks_asks_for_another_look(clock: Clock) -> Non
     one = hearing(clock)
     clock.now += LONGEST_PAUSE
     assert one.wants_look()
-    one.hear('ended ["5"]')
+    one.hear(Settled(["5"]))
     one.looked()
     assert one.pause() == 0
     assert one.wants_look()
 
 
 @pytest.mark.parametrize(
-    "words", ['ended ["55"]', 'ended ["4"]', "ended 5", 'await x ["5"]', "call 5 1 0", 'ended [5, "']
+    "payload", [Settled(["55"]), Settled(["4"]), Settled([]), Wait("x", ["5"]), Pending("5", 1)], ids=str
 )
-def test_what_others_wait_for_does_not_concern_it(clock: Clock, words: str) -> None:
+def test_what_others_wait_for_does_not_concern_it(clock: Clock, payload: Payload) -> None:
     one = hearing(clock)
-    one.hear(words)
+    one.hear(payload)
     assert one.pause() > 0
 
 
@@ -118,7 +118,7 @@ def test_what_has_just_been_said_is_looked_for_more_often(clock: Clock) -> None:
     one.announces = False
     clock.now += 1000
     one.looked()
-    one.hear('ended ["5"]')
+    one.hear(Settled(["5"]))
     assert one.wants_look()
     one.looked()
     assert one.pause() == pytest.approx(FIRST_PAUSE)

@@ -100,7 +100,7 @@ def heard(bench: Bench) -> Iterator[Callable[[], list[str]]]:
 
         def said() -> list[str]:
             connection.execute("SELECT 1")
-            return [each.payload for each in connection.notifies(timeout=0.1) if each.payload.startswith("ended")]
+            return [each.payload for each in connection.notifies(timeout=0.1) if each.payload.startswith("settled")]
 
         yield said
 

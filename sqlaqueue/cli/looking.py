@@ -161,8 +161,8 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
             "pid",
             "name",
             "since",
-            "seen",
-            "hears",
+            "heartbeat",
+            "listening",
             "version",
             "claimed",
             "running",
@@ -172,9 +172,9 @@ def workers(targets: Sequence[str], url: str | None, *, here: bool, json: bool) 
             running = " ".join(map(key_text, row["running"][:_MOST_KEYS]))
             if len(row["running"]) > _MOST_KEYS:
                 running += f" ... ({len(row['running'])})"
-            since, seen = ago(row["created_at"]), ago(row["seen_at"])
-            hears = "yes" if row["hears"] else "no, it polls"
-            who = (row["queue"], row["host"], row["pid"], row["name"], since, seen, hears, row["version"])
+            since, heartbeat = ago(row["created_at"]), ago(row["heartbeat_at"])
+            listening = "yes" if row["listening"] else "no, it polls"
+            who = (row["queue"], row["host"], row["pid"], row["name"], since, heartbeat, listening, row["version"])
             add_row(shown, *who, row["claimed"], running)
         console().print(shown)
     if not served:

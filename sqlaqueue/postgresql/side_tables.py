@@ -68,11 +68,11 @@ def consumers(spec: QueueSpec) -> sa.Table:
         sa.Column("host", sa.Text(), nullable=False),
         sa.Column("pid", sa.Integer(), nullable=False),
         sa.Column("version", sa.Text(), nullable=False),
-        sa.Column("hears", sa.Boolean(), nullable=False),
+        sa.Column("listening", sa.Boolean(), nullable=False),
         sa.Column("running", JSONB(), nullable=False),
         # With a default, for Consumers of before this column that are still at work when it is added.
         sa.Column("claimed", sa.Integer(), nullable=False, server_default=sa.text("0")),
-        sa.Column("seen_at", moment, nullable=False),
+        sa.Column("heartbeat_at", moment, nullable=False),
         sa.Column("expires_at", moment, nullable=False),
         _now(),
     )

@@ -60,14 +60,14 @@ def consumers(model: type[Any], /) -> Any:
     """Return a SELECT of the Consumers that serve a queue now, the oldest first.
 
     Its columns: ``name`` as jobs show it in ``claimed_by``, ``host``, ``pid``, ``version``, ``created_at``,
-    ``seen_at``, ``hears`` (whether it is woken by notifications, or polls), ``running``, the keys of the jobs whose
-    handler was at work when it checked in, as lists of texts, and ``claimed``, how many more it had claimed that had
-    not begun. A Consumer checks in every ten seconds, or less often where there are many.
+    ``heartbeat_at``, ``listening`` (true: notifications wake it; false: it polls), ``running``, the keys of the jobs
+    whose handler ran at the heartbeat, as lists of texts, and ``claimed``, the number of other jobs it had claimed. A
+    Consumer writes a heartbeat every ten seconds, and less often if there are many Consumers.
 
     :raises NotAQueueError: when ``model`` is no queue.
     """
     spec, table = _queue(model, "consumers", CONSUMERS)
-    shown = ("name", "host", "pid", "version", "created_at", "seen_at", "hears", "running", "claimed")
+    shown = ("name", "host", "pid", "version", "created_at", "heartbeat_at", "listening", "running", "claimed")
     alive = sa.and_(table.c.queue == spec.name, table.c.expires_at > clock())
     return sa.select(*(table.c[name] for name in shown)).where(alive).order_by(table.c.created_at, table.c.id)
 

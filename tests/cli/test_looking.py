@@ -193,7 +193,7 @@ def test_workers_shows_who_serves_a_queue(shop: Shop) -> None:
 
 def test_workers_of_another_machine_are_not_here(shop: Shop) -> None:
     shop.execute(
-        "INSERT INTO sqlaqueue_consumer (id, queue, host, pid, version, hears, running, seen_at, expires_at) "
+        "INSERT INTO sqlaqueue_consumer (id, queue, host, pid, version, listening, running, heartbeat_at, expires_at) "
         "VALUES ('x', 'letter', 'elsewhere', 1, '1', true, '[[\"7\"]]', now(), now() + interval '1 minute')"
     )
     assert shop.invoke("workers", f"{MODELS}:Letter").exit_code == 0

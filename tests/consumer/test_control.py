@@ -98,14 +98,14 @@ def test_who_serves_the_queue(mixed: Bench) -> None:
         await_hearing(server)
 
         def said() -> list[Any]:
-            return [(row.running, row.hears) for row in execute(mixed, consumers(mixed.Job))]
+            return [(row.running, row.listening) for row in execute(mixed, consumers(mixed.Job))]
 
         # It says so when it checks in, which may be under way.
         wait_until(lambda: said() == [([[str(key)]], True)], "that it says what it runs, and that it hears")
         (row,) = execute(mixed, consumers(mixed.Job))
         assert (row.host, row.pid, row.version) == (socket.gethostname(), os.getpid(), sqlaqueue.__version__)
         assert row.name == f"{socket.gethostname()}:{os.getpid()}:left"
-        assert row.created_at <= row.seen_at
+        assert row.created_at <= row.heartbeat_at
         go_on.set()
     assert execute(mixed, consumers(mixed.Job)) == []
 

@@ -171,7 +171,7 @@ def test_a_consumer_that_hears_nothing_says_so_once_and_polls(
         assert "give the Consumer an engine that is connected to the server itself" in log.text
         held.enqueue(5)
         wait_until(lambda: held.states() == {"completed": 10})
-        checked_in = "SELECT count(*) FROM sqlaqueue_consumer WHERE seen_at > created_at + interval '3 s'"
+        checked_in = "SELECT count(*) FROM sqlaqueue_consumer WHERE heartbeat_at > created_at + interval '3 s'"
         wait_until(lambda: held.execute(checked_in))
     assert log.text.count("notifications do not arrive") == 1
 

@@ -143,10 +143,10 @@ def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str],
     host, _, pid = worker_name().rpartition(":")
     running = [[str(part) for part in run.key] for run in sign.running[:_MOST_SHOWN]]
     seen = {
-        "hears": sign.hears,
+        "listening": sign.hears,
         "running": as_json(sa.literal(json.dumps(running), sa.Text())),
         "claimed": sign.claimed,
-        "seen_at": clock(),
+        "heartbeat_at": clock(),
         "expires_at": clock() + sa.literal(timedelta(seconds=sign.patience), sa.Interval()),
     }
     insert = postgresql.insert(table).values(
@@ -162,7 +162,7 @@ def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str],
     upsert: sa.Insert = insert.on_conflict_do_update(index_elements=[table.c.id], set_=again)
     if plan.is_told and sign.aloud:
         upsert = upsert.returning(notification(spec, Heartbeat(sign.me)))
-    alive = sa.and_(table.c.queue == spec.name, table.c.hears, table.c.expires_at > clock())
+    alive = sa.and_(table.c.queue == spec.name, table.c.listening, table.c.expires_at > clock())
     others = sa.func.coalesce(sa.func.array_agg(table.c.id), sa.cast([], ARRAY(sa.Text())), type_=ARRAY(sa.Text()))
     now = sa.extract("epoch", sa.func.clock_timestamp())
     asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("checked_in"))

@@ -89,10 +89,10 @@ CREATE TABLE sqlaqueue_consumer (
 	host TEXT NOT NULL,
 	pid INTEGER NOT NULL,
 	version TEXT NOT NULL,
-	hears BOOLEAN NOT NULL,
+	listening BOOLEAN NOT NULL,
 	running JSONB NOT NULL,
 	claimed INTEGER DEFAULT 0 NOT NULL,
-	seen_at TIMESTAMP WITH TIME ZONE NOT NULL,
+	heartbeat_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	expires_at TIMESTAMP WITH TIME ZONE NOT NULL,
 	created_at TIMESTAMP WITH TIME ZONE DEFAULT now() NOT NULL,
 	PRIMARY KEY (id)
@@ -157,10 +157,10 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     sa.Column('host', sa.Text(), nullable=False),
     sa.Column('pid', sa.Integer(), nullable=False),
     sa.Column('version', sa.Text(), nullable=False),
-    sa.Column('hears', sa.Boolean(), nullable=False),
+    sa.Column('listening', sa.Boolean(), nullable=False),
     sa.Column('running', postgresql.JSONB(astext_type=Text()), nullable=False),
     sa.Column('claimed', sa.Integer(), server_default=sa.text('0'), nullable=False),
-    sa.Column('seen_at', sa.DateTime(timezone=True), nullable=False),
+    sa.Column('heartbeat_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('expires_at', sa.DateTime(timezone=True), nullable=False),
     sa.Column('created_at', sa.DateTime(timezone=True), server_default=sa.text('now()'), nullable=False),
     sa.PrimaryKeyConstraint('id')
@@ -587,10 +587,10 @@ WHERE CASE WHEN ((picked.id) IN (SELECT consumed.id
 FROM consumed)) THEN true END ORDER BY picked.priority, picked.run_at, picked.id
 
 WITH checked_in AS
-(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, hears, running, claimed, seen_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET hears = excluded.hears, running = excluded.running, claimed = excluded.claimed, seen_at = excluded.seen_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
  SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
 FROM sqlaqueue_consumer
-WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.hears AND sqlaqueue_consumer.expires_at > statement_timestamp()
+WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
 
 WITH ended AS
 (UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(%(sqlaqueue_keys)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_2

@@ -1,4 +1,7 @@
-"""The documentation as a site: ``nox -s docs`` builds it, and takes every warning for an error."""
+"""The documentation as a site: ``nox -s docs`` builds it and treats warnings as errors."""
+
+import sys
+from pathlib import Path
 
 import sqlaqueue
 
@@ -6,14 +9,15 @@ project = "sqlaqueue"
 author = "sqlaqueue contributors"
 version = release = sqlaqueue.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+sys.path.append(str(Path(__file__).parent / "_extensions"))
+extensions = ["myst_parser", "sphinx.ext.autodoc", "default_values", "source_pages"]
 exclude_patterns = ["_build"]
 default_role = "code"
 nitpicky = True
 nitpick_ignore_regex = [
-    # What other projects document.
+    # Names that other projects document.
     ("py:.*", r"(?!sqlaqueue\.).*"),
-    # Type variables, which stand for the job's class.
+    # Type variables that stand for the job's class.
     ("py:.*", r"sqlaqueue\..*\.T"),
 ]
 

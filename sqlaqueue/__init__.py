@@ -19,20 +19,10 @@ from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.queue.config import QueueConfig, States
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.results import JobResult
+from sqlaqueue.statements.claim import claim
 from sqlaqueue.statements.control import consumers, pause, paused, resume
-from sqlaqueue.statements.verbs import (
-    cancel,
-    claim,
-    complete,
-    extend,
-    fail,
-    purge,
-    reconcile,
-    release,
-    requeue,
-    rescue,
-    retry,
-)
+from sqlaqueue.statements.manage import cancel, purge, reconcile, requeue, rescue
+from sqlaqueue.statements.settle import complete, extend, fail, release, retry
 from sqlaqueue.waiting.wait import wait
 
 if TYPE_CHECKING:

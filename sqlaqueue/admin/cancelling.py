@@ -17,7 +17,7 @@ from sqlaqueue.consumer.sessions.write_routing import writing
 from sqlaqueue.keys import Key, key_value
 from sqlaqueue.postgresql.side_tables import CONTROL, key_json
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.statements import verbs
+from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
 
 _ACTIVE = JobFilter(states=("pending", "processing"))
@@ -77,7 +77,7 @@ def _cancel_page(session: Session, model: Any, jobs: Any, keys: Sequence[Key], d
     # Before the verb: what it asks of running jobs is dated later.
     with writing(session):
         began = session.scalar(sa.select(clock()), bind_arguments=where)
-        verb = verbs.cancel(jobs)
+        verb = manage.cancel(jobs)
         cancelled = set(session.execute(verb, execution_options=QUIET, bind_arguments=where).scalars())
         asked = set()
         if CONTROL in spec.side_tables:

@@ -13,7 +13,7 @@ from sqlaqueue.admin.which import JobFilter, bind, next_keys
 from sqlaqueue.consumer.sessions.write_routing import writing
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.config import FINISHED
-from sqlaqueue.statements import verbs
+from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, select_jobs
 
 QUIET = {"synchronize_session": False}
@@ -65,7 +65,7 @@ def requeue(
     if isinstance(jobs, type | sa.Select):
         return sum(in_batches(session, jobs, which, requeue_some, size=batch_size, limit=limit))
     listed = instances(jobs, "requeue")
-    return execute(session, type(listed[0]), verbs.requeue(listed)) if listed else 0
+    return execute(session, type(listed[0]), manage.requeue(listed)) if listed else 0
 
 
 @takes_session
@@ -85,20 +85,20 @@ def purge(
 @takes_session
 def requeue_some(session: Session, model: type[Any], which: JobFilter, keys: Sequence[Key]) -> int:
     """Make finished jobs wait again."""
-    return _change(session, model, verbs.requeue(still(model, which, keys)))
+    return _change(session, model, manage.requeue(still(model, which, keys)))
 
 
 @takes_session
 def cancel_some(session: Session, model: type[Any], which: JobFilter, keys: Sequence[Key]) -> int:
     """Cancel waiting jobs and ask running ones to stop; the latter are not counted."""
-    return _change(session, model, verbs.cancel(still(model, which, keys)))
+    return _change(session, model, manage.cancel(still(model, which, keys)))
 
 
 @takes_session
 def purge_some(session: Session, model: type[Any], which: JobFilter, keys: Sequence[Key]) -> int:
     """Delete finished jobs."""
     states = FINISHED if which.states is None else which.states
-    return _change(session, model, verbs.purge(still(model, which, keys), states=states, limit=len(keys)))
+    return _change(session, model, manage.purge(still(model, which, keys), states=states, limit=len(keys)))
 
 
 @takes_session

@@ -11,7 +11,7 @@ from sqlaqueue.admin.changes import execute
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import bind
 from sqlaqueue.consumer.sessions.write_routing import writing
-from sqlaqueue.statements import control, verbs
+from sqlaqueue.statements import control, manage
 
 
 @takes_session
@@ -45,10 +45,10 @@ def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
 @takes_session
 def rescue(session: Session, model: type[Any]) -> int:
     """Take back jobs whose lease has expired, commit, and return how many."""
-    return execute(session, model, verbs.rescue(model))
+    return execute(session, model, manage.rescue(model))
 
 
 @takes_session
 def reconcile(session: Session, model: type[Any]) -> int:
     """Mend what bypassed the triggers of a message table, commit, and return how many jobs that were."""
-    return execute(session, model, verbs.reconcile(model))
+    return execute(session, model, manage.reconcile(model))

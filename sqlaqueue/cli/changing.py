@@ -17,7 +17,7 @@ from sqlaqueue.cli.options import dry_run_option, json_option, target_argument, 
 from sqlaqueue.cli.showing import echo_json
 from sqlaqueue.cli.targets import Target, load_targets
 from sqlaqueue.queue.config import FINISHED
-from sqlaqueue.statements import verbs
+from sqlaqueue.statements import manage
 
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 
@@ -85,7 +85,7 @@ def purge(target: str, **options: Any) -> None:
 @json_option
 def rescue(target: str, **options: Any) -> None:
     """Take back jobs whose lease has expired, as Consumers do every few seconds."""
-    _at_once(target, verbs.rescue, "rescued", **options)
+    _at_once(target, manage.rescue, "rescued", **options)
 
 
 @click.command(short_help="Mend what bypassed the triggers.")
@@ -95,7 +95,7 @@ def rescue(target: str, **options: Any) -> None:
 @json_option
 def reconcile(target: str, **options: Any) -> None:
     """Give waiting jobs a message that have none, and consume messages in vain, as Consumers do now and then."""
-    _at_once(target, verbs.reconcile, "mended", **options)
+    _at_once(target, manage.reconcile, "mended", **options)
 
 
 def _order(word: str, done: str, change: Change, options: dict[str, Any], since: Any = "finished_at") -> _Order:

@@ -23,7 +23,7 @@ from sqlaqueue.cli.targets import Target, load_targets
 from sqlaqueue.keys import key_text
 from sqlaqueue.postgresql.schema_checks import UPDATE
 from sqlaqueue.statements import control
-from sqlaqueue.statements.verbs import worker_name
+from sqlaqueue.statements.claim import worker_name
 
 _MOST_KEYS = 5
 """How many of the jobs that a Consumer runs are shown to people."""

@@ -30,8 +30,8 @@ from sqlaqueue.queue.config import check_lease
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.statements.claim import claim_statement, worker_name
 from sqlaqueue.statements.selection import JobSelection, select_jobs
-from sqlaqueue.statements.verbs import claim_statement, worker_name
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
 from sqlaqueue.strategies.base import named
 from sqlaqueue.strategies.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token

@@ -1,1 +1,13 @@
-"""The verbs: statements for ``session.execute()``."""
+"""Verbs: functions that return statements for ``session.execute()`` of a Session or an AsyncSession.
+
+::
+
+    emails = session.execute(claim(Email, 10)).scalars().all()
+    session.execute(complete(emails))
+
+``claim()`` returns instances. Every other verb accepts one instance or several, and its statement returns the primary
+keys of the jobs that it changed, composite keys as tuples: ``session.scalars(complete(emails)).all()``. A verb changes
+jobs once; the :class:`~sqlaqueue.Consumer` handles errors and decides about retries.
+
+A session that routes reads to a replica treats most of these statements as reads. Route them to the primary.
+"""

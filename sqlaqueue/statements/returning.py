@@ -128,3 +128,8 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
     if jobs:
         keys = keys.execution_options(**{JOBS_OPTION: tuple(jobs)})
     return keys
+
+
+def returning_nothing() -> AnySelect:
+    """Return a statement that returns no key, for a verb without jobs."""
+    return sa.select(sa.null()).where(sa.false())

@@ -11,7 +11,7 @@ from sqlalchemy.orm import QueryableAttribute, RelationshipProperty, object_sess
 from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.exc import NotAQueueError, NotClaimedError, StatementError
+from sqlaqueue.exc import HandlerMisuseError, NotAQueueError, NotClaimedError, StatementError
 from sqlaqueue.keys import Key, key_text, keys_by_token
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
@@ -167,10 +167,25 @@ def held_run(job: Any, verb: str) -> Run:
     return run
 
 
-def held(jobs: list[Any], verb: str) -> ClaimedJobs:
-    """Return the runs of instances, grouped by the claim that handed them out.
+def claimed_jobs(jobs: list[Any], verb: str) -> ClaimedJobs:
+    """Return instances with the keys and tokens of their runs.
 
-    :raises NotClaimedError: when one of them is not held.
+    :raises NotClaimedError: if an instance is not claimed.
     """
     claims = keys_by_token(held_run(job, verb) for job in jobs)
     return ClaimedJobs(list(claims.items()), jobs)
+
+
+def refuse_runs_of_consumers(jobs: list[Any], verb: str) -> None:
+    """Refuse to settle runs that a Consumer executes and settles itself.
+
+    :raises HandlerMisuseError: if one of the instances has such a run.
+    """
+    for job in jobs:
+        run = run_of(job)
+        if run is not None and run.by_consumer:
+            msg = (
+                f"{verb}(): a Consumer runs {type(job).__name__} {key_text(run.key)} and settles the run itself; let "
+                "the handler return, or raise Retry, Snooze, Fail or Cancel"
+            )
+            raise HandlerMisuseError(msg)

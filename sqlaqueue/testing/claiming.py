@@ -14,8 +14,8 @@ from sqlalchemy.orm import Session, selectinload
 
 from sqlaqueue import claim, complete, release, retry
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.statements.claim import claim_statement
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.statements.verbs import claim_statement
 from sqlaqueue.strategies import ScanRange
 from sqlaqueue.testing.queue import ALL, HOUR, QueueUnderTest, needs, numbers_of
 

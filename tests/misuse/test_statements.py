@@ -1,4 +1,4 @@
-"""Arguments of verbs from which no correct statement can be made."""
+"""Verbs refuse arguments for which no correct statement exists."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def session(engine: sa.Engine) -> Iterator[Session]:
 
 
 @pytest.mark.parametrize("n", [0, -1, True, 2.0, "2", None, sa.literal(2)])
-def test_a_number_of_jobs_that_is_none(n: Any) -> None:
-    with pytest.raises(StatementError, match=r"claim\(Email, .*: give the number of jobs as an integer from 1 on"):
+def test_claiming_an_invalid_number_of_jobs_is_refused(n: Any) -> None:
+    with pytest.raises(StatementError, match=r"claim\(Email, .*: the number of jobs must be an integer of 1 or more"):
         claim(Email, n)
 
 
-NO_QUEUES = {
+NOT_QUEUES = {
     "Customer is not a queue; let it inherit from sqlaqueue.QueueMixin": Customer,
     "Abstract is abstract and has no table; use one of its mapped subclasses": Abstract,
     "Unmapped is not mapped; map it": Unmapped,
@@ -96,16 +96,16 @@ NO_QUEUES = {
 }
 
 
-@pytest.mark.parametrize("said", NO_QUEUES)
+@pytest.mark.parametrize("said", NOT_QUEUES)
 @pytest.mark.parametrize("verb", [lambda model: claim(model, 1), rescue, reconcile, purge])
-def test_what_is_no_queue(verb: Any, said: str) -> None:
+def test_a_class_that_is_not_a_queue_is_refused(verb: Any, said: str) -> None:
     with pytest.raises(NotAQueueError, match=said):
-        verb(NO_QUEUES[said])
+        verb(NOT_QUEUES[said])
 
 
 @pytest.mark.parametrize("verb", [cancel, requeue, complete, retry, fail, release, extend])
 @pytest.mark.parametrize("job", [5, "email", None, Customer(id=1)])
-def test_what_is_no_job(verb: Any, job: Any) -> None:
+def test_an_argument_that_is_not_a_job_is_refused(verb: Any, job: Any) -> None:
     with pytest.raises(NotAQueueError, match=rf"{verb.__name__}\(\) takes"):
         verb(job)
 
@@ -128,13 +128,13 @@ SELECTS = {
 
 
 @pytest.mark.parametrize("said", SELECTS)
-def test_a_select_that_cannot_be_claimed_from(said: str) -> None:
+def test_a_select_whose_rows_cannot_be_locked_is_refused(said: str) -> None:
     with pytest.raises(StatementError, match=said):
         claim(SELECTS[said], 1)
 
 
-def test_filters_that_look_like_it_and_are_right(session: Session) -> None:
-    """To-one joins, outer ones too, and conditions that reach a third table by way of a second."""
+def test_joins_that_yield_each_job_once_are_accepted(session: Session) -> None:
+    """To-one joins, outer joins, and conditions that connect a third table through a second."""
     session.add(Order(customer=Customer(vip=True), lines=[Line(), Line()]))
     session.flush()
     line, customer = aliased(Line), aliased(Customer)
@@ -151,11 +151,11 @@ def test_filters_that_look_like_it_and_are_right(session: Session) -> None:
 
 
 @pytest.mark.parametrize("on", ["batch_select", "update_status"])
-def test_moments_without_a_zone(on: str, session: Session) -> None:
-    naive = datetime(2030, 1, 1)  # noqa: DTZ001 - that is the point
+def test_a_datetime_without_time_zone_is_refused(on: str, session: Session) -> None:
+    naive = datetime(2030, 1, 1)  # noqa: DTZ001 - what the test is about
     model: Any = Order if on == "batch_select" else Email
     name = model.__name__
-    with pytest.raises(StatementError, match=rf"{name}\.run_at = datetime.*give a datetime with tzinfo"):
+    with pytest.raises(StatementError, match=rf"{name}\.run_at = datetime.*use a datetime with tzinfo"):
         model(run_at=naive)
     job = model(run_at=datetime(2020, 1, 1, tzinfo=UTC))
     with pytest.raises(StatementError, match=rf"{name}\.run_at = datetime"):
@@ -163,14 +163,14 @@ def test_moments_without_a_zone(on: str, session: Session) -> None:
     session.add(job)
     session.flush()
     [claimed] = session.scalars(claim(model, 1)).all()
-    with pytest.raises(StatementError, match=rf"{name}\.run_at has a time zone; give a datetime with tzinfo"):
+    with pytest.raises(StatementError, match=rf"{name}\.run_at has a time zone; use a datetime with tzinfo"):
         retry(claimed, at=naive)
     with pytest.raises(StatementError, match="give one of the two"):
         retry(claimed, at=datetime.now(UTC), delay=1)
 
 
 @pytest.mark.parametrize("lease", [-1, "5", float("inf")])
-def test_leases_that_are_none(lease: Any, session: Session) -> None:
+def test_an_invalid_lease_is_refused(lease: Any, session: Session) -> None:
     session.add(Email())
     session.flush()
     jobs = session.scalars(claim(Email, 1)).all()
@@ -179,42 +179,42 @@ def test_leases_that_are_none(lease: Any, session: Session) -> None:
 
 
 @pytest.mark.parametrize("states", [(), ("pending",), ("done",), "failed"])
-def test_states_that_nobody_purges(states: Any) -> None:
+def test_purging_unfinished_states_is_refused(states: Any) -> None:
     with pytest.raises(StatementError, match="only finished jobs can be purged"):
         purge(Order, states=states)
 
 
 @pytest.mark.parametrize("limit", [0, True, "5"])
-def test_limits_that_are_none(limit: Any) -> None:
-    with pytest.raises(StatementError, match=r"purge\(limit=.*: give an integer from 1 on"):
+def test_an_invalid_purge_limit_is_refused(limit: Any) -> None:
+    with pytest.raises(StatementError, match=r"purge\(limit=.*: the limit must be an integer of 1 or more"):
         purge(Order, limit=limit)
 
 
-ENDS = {"complete": complete, "retry": retry, "fail": fail, "release": release, "extend": extend}
+SETTLING = {"complete": complete, "retry": retry, "fail": fail, "release": release, "extend": extend}
 
 
-@pytest.mark.parametrize("verb", ENDS)
-def test_a_job_that_no_claim_handed_out(verb: str, session: Session) -> None:
+@pytest.mark.parametrize("verb", SETTLING)
+def test_settling_a_job_that_was_not_claimed_is_refused(verb: str, session: Session) -> None:
     job = Order()
     session.add(job)
     session.flush()
-    with pytest.raises(NotClaimedError, match=rf"{verb}\(\): Order \(\d+,\) was not handed out by a claim"):
-        ENDS[verb](job)
+    with pytest.raises(NotClaimedError, match=rf"{verb}\(\): Order \d+ was not handed out by a claim"):
+        SETTLING[verb](job)
 
 
-@pytest.mark.parametrize("verb", ENDS)
+@pytest.mark.parametrize("verb", SETTLING)
 @pytest.mark.parametrize("end", ["commit", "rollback", "close"])
-def test_a_job_whose_transaction_has_ended(verb: str, end: str, engine: sa.Engine) -> None:
+def test_settling_after_the_transaction_ended_is_refused(verb: str, end: str, engine: sa.Engine) -> None:
     with Session(engine) as session:
         session.add(Order())
         session.commit()
         jobs = session.scalars(claim(Order, 1)).all()
         getattr(session, end)()
         with pytest.raises(NotClaimedError, match=rf"{verb}\(\): the transaction that held Order .* claim it anew"):
-            ENDS[verb](jobs)
+            SETTLING[verb](jobs)
 
 
 @pytest.mark.parametrize("verb", [cancel, requeue])
-def test_a_job_that_is_not_stored_yet(verb: Any) -> None:
+def test_a_job_without_a_row_is_refused(verb: Any) -> None:
     with pytest.raises(StatementError, match="this Order is not in the database yet; add it to a session and flush"):
         verb(Order())

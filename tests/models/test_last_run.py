@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import Consumer, Fail, QueueConfig, QueueMixin, Retry, claim, complete, queue_column, release, rescue
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.statements.verbs import worker_name
+from sqlaqueue.statements.claim import worker_name
 from tests.servers import Database
 
 ROLES = {"started_at": "began", "claimed_by": "claimed_by"}

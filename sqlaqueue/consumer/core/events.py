@@ -14,7 +14,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.keys import Key, key_text, key_value
 from sqlaqueue.log import fields, logger, seconds_text
 from sqlaqueue.queue.run import Run
-from sqlaqueue.statements.verbs import worker_name
+from sqlaqueue.statements.claim import worker_name
 
 EventName = Literal["claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost"]
 

@@ -24,8 +24,9 @@ from sqlaqueue.postgresql.planner import planned_anew
 from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, CRASH_JOURNAL, PAUSE, as_json, key_json, notification
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import clock
+from sqlaqueue.statements.claim import worker_name
+from sqlaqueue.statements.manage import reconcile, rescue
 from sqlaqueue.statements.returning import returning_keys
-from sqlaqueue.statements.verbs import reconcile, rescue, worker_name
 from sqlaqueue.strategies import ClaimedJobs, KeyRange
 
 _FORGET = timedelta(days=1)

@@ -29,7 +29,7 @@ from sqlaqueue.keys import Key, key_text
 from sqlaqueue.payloads import Claimed
 from sqlaqueue.postgresql.side_tables import CRASH_JOURNAL, as_json, notification
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.statements.verbs import worker_name
+from sqlaqueue.statements.claim import worker_name
 
 _FORGET = timedelta(days=1)
 

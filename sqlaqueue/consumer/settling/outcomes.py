@@ -15,7 +15,7 @@ from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.run import Run
-from sqlaqueue.statements.verbs import delayed, error_text
+from sqlaqueue.statements.settle import delayed, error_text
 from sqlaqueue.strategies import Settlement
 
 Ending = Literal["completed", "retried", "failed", "cancelled", "released"]

@@ -22,7 +22,7 @@ from sqlaqueue.consumer.settings import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Ended, HeldUp
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
-from sqlaqueue.statements.verbs import settle_statement, with_run_details
+from sqlaqueue.statements.settle import settle_statement, with_run_details
 from sqlaqueue.strategies import ClaimedJobs
 
 QUIET = {"synchronize_session": False}

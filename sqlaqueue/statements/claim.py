@@ -1,0 +1,121 @@
+"""The claim: :func:`claim` and the statement that a Consumer prepares once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import undefer
+
+from sqlaqueue.exc import StatementError
+from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
+from sqlaqueue.payloads import CLAIMED
+from sqlaqueue.postgresql.dialect_check import for_postgresql
+from sqlaqueue.postgresql.planner import planned_anew, planned_anew_for_many
+from sqlaqueue.postgresql.side_tables import CONTROL, is_paused, notification
+from sqlaqueue.queue.config import is_count
+from sqlaqueue.statements.returning import returning_detached
+from sqlaqueue.statements.selection import JobSelection, select_jobs
+from sqlaqueue.strategies import ClaimRequest, ScanRange
+from sqlaqueue.strategies.claim_tokens import alone_token
+
+_CACHED_STATEMENTS = 64
+_cache: dict[tuple[type[Any], int], Any] = {}
+
+
+def worker_name() -> str:
+    """Return the name of this process, ``host:pid``, which ``claim()`` writes to ``claimed_by``."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+if TYPE_CHECKING:
+    from sqlaqueue._typing import claim as claim  # noqa: PLC0414 - an explicit export, for type checkers
+else:
+
+    def claim(model: Any, n: int, /) -> Any:
+        """Return a statement that claims up to ``n`` due jobs in claim order and returns their instances.
+
+        Under a strategy with leases, commit soon: other workers see the claim after the commit. Under a strategy that
+        holds a transaction, the jobs belong to the transaction until it ends. Loader options such as
+        ``selectinload()`` work on the select and on the returned statement; ``joinedload()`` has no effect.
+
+        :param model: a queue class, or ``select(Model).where(...)`` to claim only some of its jobs.
+        :param n: the maximum number of jobs. A claim may return fewer while other workers claim; an empty result does
+            not mean that the queue is empty.
+        :raises NotAQueueError: if ``model`` is not a queue.
+        :raises StatementError: if ``n`` is not a positive integer, or the rows of the select cannot be locked.
+        """
+        if not is_count(n):
+            name = model.__name__ if isinstance(model, type) else type(model).__name__
+            msg = f"claim({name}, {n!r}): the number of jobs must be an integer of 1 or more"
+            raise StatementError(msg)
+        if not isinstance(model, type):
+            return claim_statement(select_jobs(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+        # Building a statement takes longer than executing a small claim.
+        statement = _cache.get((model, n))
+        if statement is None:
+            statement = claim_statement(select_jobs(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+            if len(_cache) >= _CACHED_STATEMENTS:
+                _cache.clear()
+            _cache[model, n] = statement
+        return statement
+
+
+def claim_statement(
+    selection: JobSelection,
+    limit: Any,
+    *,
+    lease: timedelta | None = None,
+    worker: Any = None,
+    token: Callable[[], uuid.UUID] = alone_token,
+    scan_range: ScanRange | None = None,
+    tickets: sa.BindParameter[str] | None = None,
+    of_many: bool = False,
+) -> sa.sql.expression.Executable:
+    """Return the statement that claims selected jobs.
+
+    :param limit: a bound number, the maximum number of jobs.
+    :param lease: by default the lease of the queue.
+    :param worker: a bound text for ``claimed_by``, by default :func:`worker_name`.
+    :param token: makes the token of each execution, see :mod:`sqlaqueue.strategies.claim_tokens`.
+    :param scan_range: the part of the claim order to scan, see :class:`~sqlaqueue.strategies.ClaimRequest`.
+    :param tickets: the announcements that the claim answers. The claim notifies the other Consumers that it has taken
+        their jobs.
+    :param of_many: whether many jobs are due, even if the limit is low.
+    """
+    spec, entity, candidates, options = selection
+    if CONTROL in spec.side_tables:
+        candidates = candidates.where(~is_paused(spec))
+    # For a bound LIMIT a generic plan assumes a tenth of the table, and scans the table.
+    limit = limit.render_literal_execute()
+    request = ClaimRequest(
+        spec=spec,
+        candidates=candidates.where(planned_anew() if of_many else planned_anew_for_many(limit)),
+        limit=limit,
+        lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
+        worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
+        token=sa.bindparam(None, callable_=token, type_=sa.Uuid()),
+        scan_range=scan_range,
+    )
+    claimed = spec.strategy.claim(request)
+    if tickets is not None:
+        payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", tickets, type_=sa.Text())
+        claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_told"))
+    rows = for_postgresql(claimed)
+    if not spec.strategy.keeps_rows:
+        if options:
+            msg = (
+                f"claim(select({entity.__name__}).options(...)): the claim deletes the row and returns a detached "
+                "instance, for which nothing more can be loaded; leave out the options"
+            )
+            raise StatementError(msg)
+        return returning_detached(spec, entity, rows)
+    # The run is recorded from these attributes, even if they are deferred or load_only() leaves them out.
+    needed = (undefer(getattr(entity, spec.attributes[role])) for role in RUN_ROLES if spec.has(role))
+    statement = sa.select(entity).from_statement(rows).options(*options, *needed)
+    return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True})

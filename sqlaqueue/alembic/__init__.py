@@ -1,16 +1,19 @@
-"""The plug-in for Alembic: autogenerate sees everything that a queue has in a database.
+"""A plug-in for Alembic: autogenerate finds and writes everything that a queue has in a database.
 
 One line in ``env.py`` sets it up::
 
     import sqlaqueue.alembic
 
-From then on ``alembic revision --autogenerate`` and ``alembic check`` find message tables, triggers and their
-functions, predicates of indexes, storage parameters and check constraints of queues, beside what Alembic finds by
-itself, and write them as operations: ``op.create_queue_triggers(...)`` and its like, see
-:mod:`sqlaqueue.alembic.operations`. A database without queues is left as it is.
+Then ``alembic revision --autogenerate`` compares triggers, their functions, predicates of indexes, check constraints,
+storage parameters and enum types of the queues in your models with the database, beside what Alembic compares itself.
+It writes each difference as an operation such as ``op.create_queue_triggers(...)``, which works in any later version
+of sqlaqueue and has a reverse, so that ``alembic downgrade`` restores the former schema. When a table with rows becomes
+a queue, the migration contains ``existing_rows=...`` and does not run before you replace the three dots by the status
+of these rows. For a large table that is in use, write the migration with ``alembic -x live=<table> revision
+--autogenerate``: its steps then commit one by one and wait for their locks in short attempts.
 
-The import registers the plug-in under the name ``alembic.autogenerate.sqlaqueue``, which is among those that Alembic
-uses by default. An ``env.py`` that names ``autogenerate_plugins`` itself has to name that one as well.
+The plug-in is named ``alembic.autogenerate.sqlaqueue``. Alembic includes it by default; an ``env.py`` that sets
+``autogenerate_plugins`` must add that name.
 """
 
 from __future__ import annotations
@@ -21,16 +24,16 @@ try:
     from alembic.runtime.plugins import Plugin
     from alembic.util import DispatchPriority
 except ImportError as missing:
-    msg = "sqlaqueue.alembic needs Alembic 1.19.2 or newer, which takes plug-ins: pip install 'sqlaqueue[alembic]'"
+    msg = "sqlaqueue.alembic needs Alembic 1.19.2 or newer, which has plug-ins: pip install 'sqlaqueue[alembic]'"
     raise ImportError(msg) from missing
 
-from sqlaqueue.alembic import implement, render  # noqa: F401 - each registers what it has
-from sqlaqueue.alembic.compare import compare_queues, remember_table
+from sqlaqueue.alembic.autogenerate import compare_queues, remember_table
+from sqlaqueue.alembic.operations import implementations, render  # noqa: F401 - the imports register them with Alembic
 
 __all__ = ["NAME", "setup"]
 
 NAME = "alembic.autogenerate.sqlaqueue"
-"""The name of the plug-in. It begins like Alembic's own, which ``env.py`` includes without naming them."""
+"""The name of the plug-in. Alembic includes all names that begin with ``alembic.autogenerate.`` by default."""
 
 
 def setup(plugin: Plugin) -> None:

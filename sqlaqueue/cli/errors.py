@@ -10,6 +10,7 @@ import click
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from sqlaqueue.exc import DatabaseNotReadyError, SqlaqueueError
+from sqlaqueue.postgresql.error_codes import INSUFFICIENT_PRIVILEGE, sqlstate
 from sqlaqueue.postgresql.schema_checks import UPDATE, why_undefined
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -36,9 +37,6 @@ class DatabaseError(click.ClickException):
 
 _WRONG_VALUES = "22"
 """How PostgreSQL's codes for values that a type does not take begin."""
-
-_NO_PRIVILEGE = "42501"
-"""Its code when the role may not do something."""
 
 _NO_SESSION = ("08", "28", "3D", "53", "57P")
 """How its codes begin when it does not let anybody in: wrong password, no such database, too many, shutting down."""
@@ -76,13 +74,13 @@ def told_apart(spec: QueueSpec | None = None) -> Iterator[None]:
 
 def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickException:
     said = first_line(error.orig or error)
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None) or ""
+    state = sqlstate(error) or ""
     if spec is not None and why_undefined(error, spec) is not None:
         return DatabaseError(
             f"the database lacks what {spec.model.__name__} needs: {said}; {UPDATE} makes it, where env.py has the "
             "plug-in sqlaqueue.alembic; is it the right database?"
         )
-    if state == _NO_PRIVILEGE:
+    if state == INSUFFICIENT_PRIVILEGE:
         return DatabaseError(
             f"{said}; let the owner of the tables GRANT what the role of this command needs, as the page Privileges of "
             "the documentation lists it"

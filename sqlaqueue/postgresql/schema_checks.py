@@ -18,14 +18,13 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.postgresql import wake_triggers
+from sqlaqueue.postgresql.catalog.indexes import index_validity
 from sqlaqueue.postgresql.ddl import NEUTRAL, TableId, Trigger, TriggerFunction, objects_of, version_in
+from sqlaqueue.postgresql.error_codes import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 from sqlaqueue.queue.spec import QueueSpec
 
 UPDATE = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
 """The command that brings a database up to date, for a project whose ``env.py`` has the plug-in."""
-
-_UNDEFINED = {"42P01", "42703"}
-"""PostgreSQL's codes for a table and for a column that do not exist."""
 
 
 _TRIGGER = sa.table("pg_trigger", *map(sa.column, ("tgname", "tgrelid", "tgenabled")))
@@ -135,8 +134,7 @@ def why_undefined(error: BaseException, spec: QueueSpec) -> str | None:
     """
     if not isinstance(error, DBAPIError):
         return None
-    state = getattr(error.orig, "sqlstate", None) or getattr(error.orig, "pgcode", None)
-    if state not in _UNDEFINED:
+    if sqlstate(error) not in {UNDEFINED_TABLE, UNDEFINED_COLUMN}:
         return None
     return (
         f"{spec.model.__name__}: the database does not have what this process works with. If a migration has changed "
@@ -263,14 +261,7 @@ def what_is_slow(session: Session | sa.Connection, spec: QueueSpec) -> str | Non
 
 def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
     """Return whether a table has an index of this name, complete and fit for use."""
-    index = sa.table("pg_index", *map(sa.column, ("indexrelid", "indrelid", "indisvalid")))
-    relation = sa.table("pg_class", *map(sa.column, ("oid", "relname")))
-    found: AnySelect = (
-        sa.select(sa.literal_column("1"))
-        .join_from(index, relation, relation.c.oid == index.c.indexrelid)
-        .where(index.c.indrelid == TableId(table), relation.c.relname == name, index.c.indisvalid)
-    )
-    return connection.scalar(found) is not None
+    return index_validity(connection, table, name) is True
 
 
 @dataclass(frozen=True)

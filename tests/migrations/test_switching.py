@@ -104,7 +104,7 @@ def test_a_job_under_a_lease_waits_again(database: Database, engine: sa.Engine, 
         session.commit()
         project.metadata = after.metadata
         text = project.revise("switch")
-        assert "op.release_queue_runs(" in text
+        assert "op.release_queue_jobs(" in text
         project.upgrade()
         # Whoever marked the other one has no lease here, and goes on with it.
         assert states(engine) == {"1": "pending", "of others": "processing"}

@@ -78,7 +78,7 @@ def test_notify_is_switched_off_and_on(database: Database, make: Any, engine: sa
     for text in (off, on):
         assert "op.lock_queue_tables(" in text
         assert "op.fill_queue_messages(" not in text
-        assert "op.release_queue_runs(" not in text
+        assert "op.release_queue_jobs(" not in text
     assert states(engine) == before
 
 

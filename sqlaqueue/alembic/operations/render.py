@@ -1,4 +1,4 @@
-"""How the operations are written into a migration: the call that makes them, on as many lines as reading it takes."""
+"""How operations are written into a migration: as a call of ``op``, with long arguments on lines of their own."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import sqlalchemy as sa
 from alembic.autogenerate.api import AutogenContext
 from alembic.autogenerate.render import _render_column, render_op, renderers
 
-from sqlaqueue.alembic.operations import OneWay, QueueOp, Steps
+from sqlaqueue.alembic.operations.base import OperationList, PerDirection, QueueOp
 
 IMPORT = "import sqlaqueue.alembic"
-"""A migration with our operations must find them, whatever ``env.py`` has become."""
+"""Written into each migration with such operations: it must run even if ``env.py`` no longer has the import."""
 
 _WIDTH = 100
 _INDENT = "    "
 
 
-@renderers.dispatch_for(Steps)
-@renderers.dispatch_for(OneWay)
-def _render_steps(context: AutogenContext, steps: Steps | OneWay) -> list[str]:
-    return [line for op in steps.ops for line in render_op(context, op)]
+@renderers.dispatch_for(OperationList)
+@renderers.dispatch_for(PerDirection)
+def _render_container(context: AutogenContext, container: OperationList | PerDirection) -> list[str]:
+    return [line for op in container.ops for line in render_op(context, op)]
 
 
 @renderers.dispatch_for(QueueOp)
@@ -38,7 +38,7 @@ def _render_call(context: AutogenContext, op: QueueOp) -> str:
             continue
         text = render_value(context, value)
         arguments.append(f"{each.name}={text}" if each.kw_only else text)
-    return f"{prefix}{op.name}({_bracketed(arguments)})"
+    return f"{prefix}{op.name}({_join(arguments)})"
 
 
 def render_value(context: AutogenContext, value: Any) -> str:  # noqa: PLR0911 - one for each kind of value
@@ -53,15 +53,16 @@ def render_value(context: AutogenContext, value: Any) -> str:  # noqa: PLR0911 -
         return f"{context.opts['sqlalchemy_module_prefix'] or ''}text({value.text!r})"
     if isinstance(value, dict):
         items = [f"{render_value(context, key)}: {render_value(context, each)}" for key, each in value.items()]
-        return f"{{{_bracketed(items)}}}"
+        return f"{{{_join(items)}}}"
     if isinstance(value, list):
-        return f"[{_bracketed([render_value(context, each) for each in value])}]"
+        return f"[{_join([render_value(context, each) for each in value])}]"
     if isinstance(value, tuple):
-        return f"({_bracketed([render_value(context, each) for each in value])})"
+        return f"({_join([render_value(context, each) for each in value])})"
     return repr(value)
 
 
-def _bracketed(items: Sequence[str]) -> str:
+def _join(items: Sequence[str]) -> str:
+    """Return items on one line, or on lines of their own if they are too long for one."""
     line = ", ".join(items)
     if len(line) <= _WIDTH and "\n" not in line:
         return line
@@ -71,5 +72,5 @@ def _bracketed(items: Sequence[str]) -> str:
 def _render_text(text: str) -> str:
     if "\n" not in text:
         return repr(text)
-    # Line by line: what indents a migration, Alembic first of all, must not indent the text itself.
+    # One literal a line: Alembic indents the lines of a migration, which must not change the text itself.
     return "(\n" + "".join(f"{_INDENT}{line!r}\n" for line in text.splitlines(keepends=True)) + ")"

@@ -1,0 +1,155 @@
+"""Compares trigger functions and triggers."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+
+from alembic.operations import MigrateOperation
+from alembic.operations import ops as alembic_ops
+
+from sqlaqueue.alembic import operations as ops
+from sqlaqueue.alembic.compare import restore
+from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
+from sqlaqueue.alembic.compare.normalize import normalizing
+from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
+from sqlaqueue.postgresql.catalog.reader import PREFIX, ResolvedName
+from sqlaqueue.postgresql.catalog.reflected_objects import ReflectedTrigger
+from sqlaqueue.postgresql.ddl import NEUTRAL, Trigger, TriggerFunction, objects_of
+from sqlaqueue.postgresql.sql_template import bare_table
+
+log = logging.getLogger(__name__)
+
+
+def compare_functions(diff: DiffContext) -> None:
+    """Create the functions that are missing, and replace those that differ."""
+    preparer = diff.context.dialect.identifier_preparer
+    for table in diff.tables:
+        for function in table.functions.values():
+            existing = diff.catalog.function(table.qualified_name, function.name)
+            if existing is not None and any(
+                existing.equals(function, source) for source in _sources(function, existing.actual_schema)
+            ):
+                continue
+            if existing is not None:
+                log.info("Detected changed trigger function %r", function.name)
+            elif table.database_table is not None:
+                log.info("Detected added trigger function %r", function.name)
+            create = ops.CreateFunction(
+                function.name,
+                function.body,
+                tables={key: each.name for key, each in function.tables.items()},
+                comment=function.comment,
+                definer=function.definer,
+                schema=table.schema,
+                undo=None if existing is None else restore.replace_function(preparer, existing),
+            )
+            diff.after.append(create)
+
+
+def _sources(function: TriggerFunction, schema: str) -> Iterator[str]:
+    """Yield the texts that a function may have: its tables are unqualified, or qualified by schema_translate_map."""
+    tables = {key: bare_table(table.name, table.schema or schema) for key, table in function.tables.items()}
+    for each in (function, replace(function, tables=tables)):
+        yield str(each.compile(dialect=NEUTRAL)).split("$sqlaqueue$")[1]
+
+
+def compare_triggers(diff: DiffContext) -> None:
+    """Create, replace and drop triggers, and drop the functions that no trigger calls any more."""
+    dropped: list[MigrateOperation] = []
+    for table in diff.tables:
+        existing = {
+            name: trigger
+            for name, trigger in diff.catalog.triggers_of(table.qualified_name).items()
+            if name.startswith(PREFIX) or name in table.triggers
+        }
+        removed = [trigger for name, trigger in existing.items() if name not in table.triggers]
+        if removed:
+            log.info("Detected removed triggers of %r: %s", table.name, ", ".join(each.name for each in removed))
+            dropped += _drop(diff, table, removed)
+        changed = _changed(diff, table, existing)
+        if changed:
+            log.info("Detected changed triggers of %r: %s", table.name, ", ".join(each.name for each in changed))
+            dropped += _drop(diff, table, changed)
+        _create(diff, table, existing.keys() - {each.name for each in changed})
+    diff.before += [*dropped, *_drop_unused_functions(diff)]
+
+
+def _drop(diff: DiffContext, table: ComparedTable, triggers: list[ReflectedTrigger]) -> Iterator[ops.DropTriggers]:
+    preparer = diff.context.dialect.identifier_preparer
+    for function in dict.fromkeys(each.function for each in triggers):
+        dropped = [each for each in triggers if each.function == function]
+        definitions = {each.name: restore.trigger_definition(each) for each in dropped}
+        if all(each.event and each.enabled == "O" for each in dropped):
+            undo: MigrateOperation = ops.CreateTriggers(table.name, function, definitions, schema=table.schema)
+        else:
+            undo = ops.OperationList([restore.create_trigger(preparer, each) for each in dropped])
+        yield ops.DropTriggers(table.name, [*definitions], schema=table.schema, undo=undo)
+
+
+def _changed(diff: DiffContext, table: ComparedTable, existing: dict[str, ReflectedTrigger]) -> list[ReflectedTrigger]:
+    """Return the triggers to create again: those that differ, and those whose condition names a retyped column.
+
+    PostgreSQL refuses to change the type of a column while the condition of a trigger names it.
+    """
+    pairs = [(existing[name], trigger) for name, trigger in table.triggers.items() if name in existing]
+    retyped = {
+        op.column_name
+        for op in table.modify_ops.ops
+        if isinstance(op, alembic_ops.AlterColumnOp) and op.modify_type is not None
+    }
+    changed = [each for each, trigger in pairs if not each.equals(trigger) or retyped & {*each.columns}]
+    with_condition = [(each, trigger) for each, trigger in pairs if each not in changed and each.when is not None]
+    if with_condition and diff.context.connection is not None:
+        with normalizing(diff.context.connection, table.qualified_name) as normalizer:
+            changed += [each for each, trigger in with_condition if not _same_condition(normalizer, each, trigger)]
+    return changed
+
+
+def _same_condition(normalizer: ExpressionNormalizer, existing: ReflectedTrigger, trigger: Trigger) -> bool:
+    normalize = functools.partial(normalizer.trigger_condition, trigger.event)
+    return normalizer.same(normalize, existing.when, trigger.when)
+
+
+def _create(diff: DiffContext, table: ComparedTable, existing: Collection[str]) -> None:
+    by_function: dict[str, dict[str, ops.TriggerDefinition]] = {}
+    for name, trigger in table.triggers.items():
+        if name not in existing:
+            definition = ops.trigger_definition(trigger.event, trigger.rows, trigger.when)
+            by_function.setdefault(trigger.function.name, {})[name] = definition
+    for function, triggers in by_function.items():
+        if table.database_table is not None:
+            log.info("Detected missing triggers of %r: %s", table.name, ", ".join(triggers))
+        diff.after.append(ops.CreateTriggers(table.name, function, triggers, schema=table.schema))
+
+
+def _drop_unused_functions(diff: DiffContext) -> Iterator[ops.DropFunction]:
+    catalog = diff.catalog
+    wanted = {
+        (catalog.resolve(table.qualified_name)[0], function) for table in diff.tables for function in table.functions
+    }
+    compared = {catalog.resolve(table.qualified_name) for table in diff.tables}
+    called = {
+        (schema, trigger.function)
+        for (schema, table), triggers in catalog.triggers.items()
+        if (schema, table) not in compared
+        for trigger in triggers.values()
+    }
+    needed = wanted | called | _functions_of_filtered_tables(diff)
+    for name, function in catalog.functions.items():
+        if not function.name.startswith(PREFIX) or name in needed:
+            continue
+        log.info("Detected removed trigger function %r", function.name)
+        yield ops.DropFunction(function.name, schema=function.schema, undo=restore.create_function(function))
+
+
+def _functions_of_filtered_tables(diff: DiffContext) -> set[ResolvedName]:
+    """Return the functions of the models, including those of tables that the filters of ``env.py`` leave out."""
+    return {
+        (diff.catalog.resolve((table.schema, table.name))[0], each.name)
+        for table in diff.context.sorted_tables
+        for each in objects_of(table)
+        if isinstance(each, TriggerFunction)
+    }

@@ -13,7 +13,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.changes import BATCH, QUIET, still
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import JobFilter, bind, count, next_keys
-from sqlaqueue.consumer.sessions.write_routing import writing
+from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.keys import Key, key_value
 from sqlaqueue.postgresql.side_tables import CONTROL, key_json
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -75,7 +75,7 @@ def _pages(session: Session, model: Any, which: JobFilter, size: int, limit: int
 def _cancel_page(session: Session, model: Any, jobs: Any, keys: Sequence[Key], done: Cancelled) -> None:
     spec, where = select_jobs(model, "cancel").spec, bind(model)
     # Before the verb: what it asks of running jobs is dated later.
-    with writing(session):
+    with routing_to_primary(session):
         began = session.scalar(sa.select(clock()), bind_arguments=where)
         verb = manage.cancel(jobs)
         cancelled = set(session.execute(verb, execution_options=QUIET, bind_arguments=where).scalars())

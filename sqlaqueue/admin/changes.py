@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import JobFilter, bind, next_keys
-from sqlaqueue.consumer.sessions.write_routing import writing
+from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.statements import manage
@@ -118,7 +118,7 @@ def preview(session: Session, model: type[Any], verb: Any) -> int:
 
 
 def _change(session: Session, model: type[Any], verb: Any) -> int:
-    with writing(session):
+    with routing_to_primary(session):
         return len(session.execute(verb, execution_options=QUIET, bind_arguments=bind(model)).scalars().all())
 
 

@@ -10,14 +10,14 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.changes import execute
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import bind
-from sqlaqueue.consumer.sessions.write_routing import writing
+from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.statements import control, manage
 
 
 @takes_session
 def pause(session: Session, model: type[Any]) -> None:
     """Hand out no more jobs of a queue, and commit."""
-    with writing(session):
+    with routing_to_primary(session):
         session.execute(control.pause(model), bind_arguments=bind(model))
     session.commit()
 
@@ -25,7 +25,7 @@ def pause(session: Session, model: type[Any]) -> None:
 @takes_session
 def resume(session: Session, model: type[Any]) -> None:
     """Hand out jobs of a queue again, and commit."""
-    with writing(session):
+    with routing_to_primary(session):
         session.execute(control.resume(model), bind_arguments=bind(model))
     session.commit()
 

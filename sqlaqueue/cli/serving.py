@@ -23,7 +23,7 @@ from sqlaqueue.cli.errors import FailedError, InputError, first_line, told_apart
 from sqlaqueue.cli.order import Order, begin_log
 from sqlaqueue.cli.targets import Target, load, load_targets
 from sqlaqueue.consumer.base import ConsumerBase, function_of
-from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.consumer.startup import check_ready
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import SqlaqueueError
@@ -67,7 +67,7 @@ class Service:
 
         :raises click.ClickException: when it cannot begin, or a Consumer ends with an error.
         """
-        with doorbell.answered_by(self.stop):
+        with signal_handlers.stop_on_signal(self.stop):
             consumers = make_consumers(self._order)
             begin_log(self._order.log_level)
             try:

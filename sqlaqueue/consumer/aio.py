@@ -31,12 +31,12 @@ from sqlaqueue.consumer.context import Shift
 from sqlaqueue.consumer.core.effects import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
 from sqlaqueue.consumer.executing.executor import Hand
 from sqlaqueue.consumer.executing.worker import lane, wind_up
-from sqlaqueue.consumer.group import Together
+from sqlaqueue.consumer.group import ConsumerGroup
 from sqlaqueue.consumer.maintenance.loop import keep
-from sqlaqueue.consumer.notifications.async_listener import async_ear_of
+from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.sessions import isolation_level
 from sqlaqueue.consumer.settling.outcomes import caught
-from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.wake_triggers import channel_of
 
@@ -139,19 +139,19 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
             all.
         """
-        together = Together(AsyncConsumer, consumers)
-        together.check_pools([await consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
+        group = ConsumerGroup(AsyncConsumer, consumers)
+        group.check_pools([await consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
 
         async def run(consumer: AsyncConsumer[Any]) -> None:
             try:
                 await consumer.run()
             except asyncio.CancelledError:
-                together.stop()
+                group.stop()
                 raise
             except BaseException as error:  # noqa: BLE001 - it is raised in the task that waits for all
-                together.failed(consumer, error)
+                group.failed(consumer, error)
 
-        with together.begun():
+        with group.running():
             tasks = [asyncio.create_task(run(consumer)) for consumer in consumers]
             try:
                 await asyncio.wait(tasks)
@@ -201,14 +201,14 @@ class _Tasks(Shift):
         self._resting: dict[asyncio.Event, None] = {}
         """What wakes the lanes that rest; the first one has rested longest."""
         self._handler, self.factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
-        super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
+        super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._emitter, draining=draining)  # noqa: SLF001 - as above
 
     def listen(self) -> None:
         self.calls.listens = True
-        async_ear_of(self.engine).add(channel_of(self.plan.spec), self.calls)
+        async_listener_of(self.engine).add(channel_of(self.plan.spec), self.calls)
 
     def reconnect(self) -> None:
-        async_ear_of(self.engine).reconnect()
+        async_listener_of(self.engine).reconnect()
 
     def stop(self) -> None:
         self.plan.stopping = True
@@ -238,25 +238,25 @@ class _Tasks(Shift):
         self.forks.watch(self.engine, self._loop)
         lanes = [asyncio.create_task(self._task(lane(self))) for _ in range(self.plan.concurrency)]
         keeper = asyncio.create_task(self._task(keep(self)))
-        with doorbell.answered_by(self.stop, wanted=self.answers_signals):
+        with signal_handlers.stop_on_signal(self.stop, wanted=self.handles_signals):
             try:
                 await self._wait_for(lanes)
             except asyncio.CancelledError:
                 # This run is cancelled, so its handlers are; then their jobs go back as at the end of a grace period.
                 self.stop()
-                lifecycle.shutdown_began(self, self._grace)
+                lifecycle.log_shutdown(self, self._grace)
                 await self._abandon(lanes)
                 raise
             finally:
                 self.stop()
-                lifecycle.shutdown_began(self, self._grace)
+                lifecycle.log_shutdown(self, self._grace)
                 self.over = True
                 self.attend()
                 await _end([*lanes, keeper], max(self._grace, 5.0))
                 await self._carry_out(wind_up(self))
                 if self.calls.listens:
-                    await async_ear_of(self.engine).remove(self.calls)
-                lifecycle.stopped(self)
+                    await async_listener_of(self.engine).remove(self.calls)
+                lifecycle.log_stopped(self)
         if self.error is not None:
             raise self.error
 
@@ -273,7 +273,7 @@ class _Tasks(Shift):
             while working and not stopped.done():
                 await asyncio.wait({*working, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 working = {one for one in working if not one.done()}
-            lifecycle.shutdown_began(self, self._grace)
+            lifecycle.log_shutdown(self, self._grace)
         finally:
             stopped.cancel()
         if working:
@@ -283,7 +283,7 @@ class _Tasks(Shift):
 
     async def _abandon(self, lanes: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the handlers at work; their results are refused."""
-        lifecycle.grace_over(self, self._grace)
+        lifecycle.log_grace_period_over(self, self._grace)
         for one in self.crew.at_work():
             one.abandoned = True
             one.interrupt()
@@ -307,7 +307,7 @@ class _Tasks(Shift):
                 match step:
                     case Beside():
                         async with self.open() as other, asyncio.timeout(step.patience):
-                            result = await other.run_sync(isolation_level.carry_out, self.plan, step)
+                            result = await other.run_sync(isolation_level.run_read_committed, self.plan, step)
                     case Do():
                         result = await needed(session).run_sync(step)
                     case InSession():

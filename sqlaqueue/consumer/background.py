@@ -13,9 +13,11 @@ from types import TracebackType
 from typing import Any, Self
 
 import sqlalchemy as sa
+from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.base import ConsumerBase, refuse_small_pool
+from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.context import Shift
+from sqlaqueue.consumer.sessions.connection_checks import check_shared_pool
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 
@@ -62,16 +64,17 @@ class _InBackground(ConsumerBase):
     def _begin(self, shift: Shift) -> None:
         background = self._background
         if background is not None:
-            shift.answers_signals, shift.start_known = False, background.start_known
+            shift.handles_signals, shift.start_known = False, background.start_known
         super()._begin(shift)
 
-    def _check_engine(self, engine: sa.Engine) -> None:
-        super()._check_engine(engine)
+    def _engine_of(self, session: Session) -> sa.Engine:
+        engine = super()._engine_of(session)
         if self._background is not None:
             with _pools_lock:
                 sharing = [*(other for other, its in _pools.items() if its is engine), self]
-                refuse_small_pool(engine, sharing, "the Consumers of this process")
+                check_shared_pool(engine, sharing, "the Consumers of this process")
                 _pools[self] = engine
+        return engine
 
     def _new_background(self, start_known: Callable[[], object]) -> _Background:
         if self._background is not None or self._shift is not None:
@@ -80,7 +83,7 @@ class _InBackground(ConsumerBase):
         background = self._background = _Background(start_known)
         self._error = None
         # A stop before the beginning would have nothing to end.
-        self.told_to_stop = lambda: background.stopping
+        self.stop_requested = lambda: background.stopping
         return background
 
     def _enter(self, background: _Background) -> None:
@@ -113,7 +116,7 @@ class _InBackground(ConsumerBase):
         background.start_known()
 
     def _left_background(self) -> None:
-        self._background = self.told_to_stop = None
+        self._background = self.stop_requested = None
 
 
 class RunsInThread(_InBackground):

@@ -9,15 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from sqlalchemy.pool import Pool
 
 from sqlaqueue.consumer.context import Shift
-from sqlaqueue.consumer.core.events import Announcer, EventName, Listener
-from sqlaqueue.consumer.sessions.session_factory import check_made, maker_of
-from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, check_bind, check_sharing
+from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName
+from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
+from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.consumer.settings import make_plan
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.dialect_check import check_dialect
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 
 
@@ -65,22 +63,22 @@ class ConsumerBase:
             )
             raise ConfigurationError(msg)
         self._handler: Any = handler if self._plan.dispatch is None else self._plan.dispatch
-        self._factory = maker_of(session_factory, self._kind, is_async=self._is_async)
+        self._factory = resolve_factory(session_factory, self._kind, is_async=self._is_async)
         self._grace = seconds(grace, "Consumer(grace=...)")
-        self.answers_signals = signals
-        self._announcer = Announcer(self._plan.worker)
+        self.handles_signals = signals
+        self._emitter = EventEmitter(self._plan.worker)
         self._pace = self._plan.pace(interval, exactly=batch_size is not None)
         self._shift: Shift | None = None
-        self.told_to_stop: Callable[[], bool] | None = None
+        self.stop_requested: Callable[[], bool] | None = None
 
-    def on(self, event: EventName, listener: Listener) -> None:
+    def on(self, event: EventName, listener: EventListener) -> None:
         """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` whenever ``event`` happens.
 
         Listeners run in the thread or task that makes the event happen; keep them short. One that raises is logged.
 
         :raises ConfigurationError: for a name that is no event.
         """
-        self._announcer.add(event, listener)
+        self._emitter.add(event, listener)
 
     def stop(self) -> None:
         """Take on no more work and let ``run()`` return, at the latest when the grace period is over.
@@ -116,10 +114,10 @@ class ConsumerBase:
             raise ConfigurationError(msg)
         if self._plan.dispatch is not None:
             self._plan.dispatch.check()
-        shift.answers_signals &= self.answers_signals
+        shift.handles_signals &= self.handles_signals
         self._shift = shift
         shift.forks.handlers = self._handlers
-        if self.told_to_stop is not None and self.told_to_stop():
+        if self.stop_requested is not None and self.stop_requested():
             shift.stop()
 
     @property
@@ -156,7 +154,7 @@ class ConsumerBase:
 
         A Consumer uses several at once, and what one of them commits or closes must not be another one's.
         """
-        check_made(type(session), self._factory, self._kind, is_async=self._is_async)
+        check_session_class(type(session), self._factory, self._kind, is_async=self._is_async)
         if self._factory() is session:
             msg = (
                 f"{type(self).__name__}({self._plan.spec.model.__name__}, ...): {self._factory!r} gives the same "
@@ -165,59 +163,16 @@ class ConsumerBase:
             raise ConfigurationError(msg)
 
     def _engine_of(self, session: Session) -> sa.Engine:
-        """Return the engine to which a session writes its jobs; refuse sessions with which that cannot be done."""
-        who = f"{type(self).__name__}({self._plan.spec.model.__name__}, ...)"
-        engine = check_bind(bind_for_writing(session, self._plan.spec.mapper), who)
-        self._check_session(session)
-        self._check_engine(engine)
+        """Return the engine to which a session writes the queue's jobs.
+
+        :raises ConfigurationError: for sessions, engines and pools that a Consumer cannot work with.
+        """
+        spec, name = self._plan.spec, type(self).__name__
+        engine = check_engine(session, spec.mapper, f"{name}({spec.model.__name__}, ...)")
+        if self._plan.is_told:
+            check_two_phase(session, spec.model.__name__)
+        check_pool(engine.pool, self, f"{name}(concurrency={self._plan.concurrency})")
         return engine
-
-    def _check_engine(self, engine: sa.Engine) -> None:
-        """Refuse an engine for another database, and one whose pool is too small or shares a connection."""
-        who = f"{type(self).__name__}({self._plan.spec.model.__name__}, ...)"
-        check_dialect(engine.dialect, who)
-        check_sharing(engine.pool, who)
-        self._check_pool(engine.pool)
-
-    def _check_session(self, session: Session) -> None:
-        """Refuse sessions whose commits the server would refuse."""
-        if session.twophase and self._plan.is_told:
-            name = self._plan.spec.model.__name__
-            msg = (
-                f"{name}: PostgreSQL cannot prepare a transaction that has sent a notification, so sessions with "
-                f"two-phase commits and a queue that wakes its consumers do not go together; set {name}.__queue__ = "
-                "QueueConfig(notify=False), and run a migration that drops its triggers"
-            )
-            raise ConfigurationError(msg)
-
-    def _check_pool(self, pool: Pool) -> None:
-        """Refuse a pool that has fewer connections than the handlers and the Consumer itself may need at once."""
-        needed, there = self.connections, pool_limit(pool)
-        if there is not None and there < needed:
-            msg = (
-                f"{type(self).__name__}(concurrency={self._plan.concurrency}) needs {needed} connections, one for each "
-                f"handler and one to tend the queue, and the engine's pool allows {there}; use "
-                f"create_engine(..., pool_size={needed}) or lower concurrency"
-            )
-            raise ConfigurationError(msg)
-
-
-def refuse_small_pool(engine: sa.Engine, sharing: Sequence[ConsumerBase], who: str) -> None:
-    """Refuse a pool that has fewer connections than all Consumers that share it may need at once."""
-    limit, needed = pool_limit(engine.pool), sum(one.connections for one in sharing)
-    if limit is not None and limit < needed:
-        msg = (
-            f"{who} that share this engine ({', '.join(map(repr, sharing))}) need {needed} connections, and its pool "
-            f"allows {limit}; use create_engine(..., pool_size={needed})"
-        )
-        raise ConfigurationError(msg)
-
-
-def pool_limit(pool: Pool) -> int | None:
-    """Return how many connections a pool allows at once; None when there is no limit."""
-    size: Callable[[], int] | None = getattr(pool, "size", None)
-    overflow = getattr(pool, "_max_overflow", None)
-    return None if size is None or overflow is None or overflow < 0 else size() + overflow
 
 
 def function_of(handler: Any) -> Any:

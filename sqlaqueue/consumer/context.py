@@ -11,11 +11,11 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.claiming.batch_size import HEARTBEATS_A_LEASE, Agenda, Pace
 from sqlaqueue.consumer.claiming.job_buffer import Crew
-from sqlaqueue.consumer.core.events import Announcer
+from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.core.fork_guard import ForkGuard
 from sqlaqueue.consumer.maintenance.retention import Retention
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
-from sqlaqueue.consumer.sessions.write_routing import opened
+from sqlaqueue.consumer.sessions.write_routing import open_session
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.keys import Key
 from sqlaqueue.log import fields, logger
@@ -47,11 +47,11 @@ class Shift:
     factory: Any
     """What makes its sessions."""
 
-    def __init__(self, name: str, plan: Plan, pace: Pace, announcer: Announcer, *, draining: bool) -> None:
+    def __init__(self, name: str, plan: Plan, pace: Pace, emitter: EventEmitter, *, draining: bool) -> None:
         self.name, self.draining = name, draining
         self.id = uuid.uuid4().hex
         """Its name among the Consumers that are alive."""
-        self.answers_signals = True
+        self.handles_signals = True
         self.start_known: Callable[[], object] | None = None
         """Called when a first claim has worked or is going to be tried again; None when nobody asks."""
         self.plan = plan.for_a_shift()
@@ -59,7 +59,7 @@ class Shift:
         self.calls = Calls(
             self.id, pace.poll, self.call, self._noticed, sweep=sweep, share=pace.claim_size, awaited=self.plan.awaited
         )
-        self.crew = Crew(self.plan, pace, announcer, self.wake, self.calls, self.attend)
+        self.crew = Crew(self.plan, pace, emitter, self.wake, self.calls, self.attend)
         self.forks = ForkGuard(plan.spec.name, self.crew.sessions)
         self.agenda = Agenda()
         self.retention = Retention(plan.spec)
@@ -126,7 +126,7 @@ class Shift:
 
     def hears_nothing(self) -> None:
         """Note that a check-in has not been heard: look by polling, and try another connection."""
-        self.calls.went_deaf()
+        self.calls.listening_lost()
         # By this connection another one would be missed as well.
         self.calls.wants_check_in = False
         self._proofs_missed += 1
@@ -176,7 +176,7 @@ class Shift:
         factory that only works in the main thread.
         """
         try:
-            return opened(self.factory)
+            return open_session(self.factory)
         except Exception as error:
             if not self.proven:
                 self.fail(error)

@@ -8,13 +8,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.base import ConsumerBase, refuse_small_pool
-from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.sessions.connection_checks import check_shared_pool
+from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 
 
-class Together:
+class ConsumerGroup:
     """The Consumers that one call of ``run_all()`` runs.
 
     :raises ConfigurationError: when they are none, not of the kind, or not different ones.
@@ -32,7 +33,7 @@ class Together:
         if len({id(consumer) for consumer in consumers}) < len(consumers):
             msg = f"{name}.run_all(): one of the {name}s is given twice; make another one, or raise its concurrency"
             raise ConfigurationError(msg)
-        if len({consumer.answers_signals for consumer in consumers}) > 1:
+        if len({consumer.handles_signals for consumer in consumers}) > 1:
             msg = f"{name}.run_all(): signals=False is given to some only; signals stop all of them, or none"
             raise ConfigurationError(msg)
         self.consumers: Sequence[Any] = consumers
@@ -46,7 +47,7 @@ class Together:
         """
         for engine in dict.fromkeys(engines):
             sharing = [one for one, its in zip(self.consumers, engines, strict=True) if its is engine]
-            refuse_small_pool(engine, sharing, "the Consumers of run_all()")
+            check_shared_pool(engine, sharing, "the Consumers of run_all()")
 
     def stop(self) -> None:
         """Stop all of them, those as well that have not begun."""
@@ -56,16 +57,16 @@ class Together:
             consumer.stop()
 
     @contextmanager
-    def begun(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Have a signal stop all of them meanwhile, and those that begin after a stop end at once."""
         for consumer in self.consumers:
-            consumer.told_to_stop = lambda: self._stopped
+            consumer.stop_requested = lambda: self._stopped
         try:
-            with doorbell.answered_by(self.stop, wanted=self.consumers[0].answers_signals):
+            with signal_handlers.stop_on_signal(self.stop, wanted=self.consumers[0].handles_signals):
                 yield
         finally:
             for consumer in self.consumers:
-                consumer.told_to_stop = None
+                consumer.stop_requested = None
         if self.error is not None:
             raise self.error
 

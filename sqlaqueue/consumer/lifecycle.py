@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.log import database_text, logger
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.context import Shift
 
 
-def started(shift: Shift, *, told: bool) -> None:
+def log_started(shift: Shift, *, told: bool) -> None:
     """Say once what is served, where, by how many, and how new jobs are found.
 
     :param told: whether the queue's table sends notifications, which the database has just been asked.
@@ -43,7 +43,7 @@ def started(shift: Shift, *, told: bool) -> None:
     )
 
 
-def shutdown_began(shift: Shift, grace: float) -> None:
+def log_shutdown(shift: Shift, grace: float) -> None:
     """Say once for how many jobs the shutdown waits, and for how long; nothing where a queue was drained to its end."""
     crew = shift.crew
     if shift.before_shutdown is not None:
@@ -54,7 +54,7 @@ def shutdown_began(shift: Shift, grace: float) -> None:
     if shift.drained:
         return
     # A signal that came before belongs to another run, or to the host.
-    signal = doorbell.received if shift.answers_signals else None
+    signal = signal_handlers.received if shift.handles_signals else None
     reason = signal or ("stop requested" if shift.error is None else type(shift.error).__name__)
     logger.info(
         "queue %s: %s: stopping, %s to finish within %g s, %s not begun %s back%s",
@@ -64,14 +64,14 @@ def shutdown_began(shift: Shift, grace: float) -> None:
         grace,
         _jobs(waiting),
         "goes" if waiting == 1 else "go",
-        "; a second signal aborts" if signal and doorbell.next_aborts else "",
+        "; a second signal aborts" if signal and signal_handlers.next_signal_aborts else "",
         extra=shift.fields(
             "shutdown_started", signal=signal, count=running, running=running, waiting=waiting, grace=grace
         ),
     )
 
 
-def grace_over(shift: Shift, grace: float) -> None:
+def log_grace_period_over(shift: Shift, grace: float) -> None:
     """Say how many running jobs have outlived the grace period."""
     running = sum(len(hand.unit) for hand in shift.crew.at_work())
     if running:
@@ -84,7 +84,7 @@ def grace_over(shift: Shift, grace: float) -> None:
         )
 
 
-def stopped(shift: Shift) -> None:
+def log_stopped(shift: Shift) -> None:
     """Say how many runs have ended since the shutdown began, and how many jobs have been given back."""
     crew = shift.crew
     if shift.drained:

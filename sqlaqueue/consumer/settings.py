@@ -16,7 +16,7 @@ from sqlaqueue.consumer.claiming.quarantine import Suspects
 from sqlaqueue.consumer.claiming.scan_cursor import Bearings
 from sqlaqueue.consumer.core.transient_errors import is_conflict
 from sqlaqueue.consumer.executing.dispatch import Dispatch
-from sqlaqueue.consumer.notifications.waiter_registry import Awaited
+from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.settling.conflicts import MOST_AT_ONCE, Conflicts
 from sqlaqueue.consumer.settling.crash_journal import Entries
 from sqlaqueue.consumer.settling.outcomes import HeldUp, Outcome, judge
@@ -100,7 +100,7 @@ class Plan:
     """This Consumer's rows in the ledger."""
     bearings: Bearings = field(default_factory=Bearings)
     """From where it claims."""
-    awaited: Awaited = field(default_factory=Awaited)
+    awaited: WaiterRegistry = field(default_factory=WaiterRegistry)
     """The jobs for whose end somebody waits."""
     conflicts: Conflicts = field(default_factory=Conflicts)
     """The jobs that the database has told to try again."""
@@ -119,7 +119,7 @@ class Plan:
             self,
             suspects=Suspects(self.concurrency // 2),
             bearings=Bearings(),
-            awaited=Awaited(),
+            awaited=WaiterRegistry(),
             asked=set(),
             level=None,
             stopping=False,

@@ -15,7 +15,7 @@ from typing import Any
 _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
-class _Doorbell:
+class SignalHandlers:
     """The signal handlers of this process, there as long as a Consumer that answers signals runs in its main thread."""
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class _Doorbell:
         """What a handler of the host has raised."""
         self.received: str | None = None
         """The name of the signal that stops the Consumers which are there now."""
-        self.next_aborts = True
+        self.next_signal_aborts = True
         """Whether a second signal ends the process at once; else the host answers it."""
 
     @contextmanager
-    def answered_by(self, stop: Callable[[], None], *, wanted: bool = True) -> Iterator[None]:
+    def stop_on_signal(self, stop: Callable[[], None], *, wanted: bool = True) -> Iterator[None]:
         """Have ``stop`` called when a signal arrives.
 
         :param wanted: False leaves signals to the host.
@@ -75,7 +75,7 @@ class _Doorbell:
         host = self._before[signal.Signals(number)]
         # Each Consumer logs it with its counts: the lock of a log's handler may be held by the thread that is
         # interrupted here.
-        self.received, self.next_aborts = signal.Signals(number).name, not _is_of_host(host)
+        self.received, self.next_signal_aborts = signal.Signals(number).name, not _is_of_host(host)
         for stop in list(self._stops):
             stop()
         if _is_of_host(host):
@@ -131,7 +131,9 @@ def _is_of_host(handler: Any) -> bool:
     return not isinstance(owner, asyncio.Runner)
 
 
-doorbell = _Doorbell()
+signal_handlers = SignalHandlers()
 os.register_at_fork(
-    before=doorbell.before_fork, after_in_parent=doorbell.after_fork, after_in_child=doorbell.leave_copy
+    before=signal_handlers.before_fork,
+    after_in_parent=signal_handlers.after_fork,
+    after_in_child=signal_handlers.leave_copy,
 )

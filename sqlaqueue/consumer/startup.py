@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.sessions import isolation_level
-from sqlaqueue.consumer.sessions.write_routing import check_writable
+from sqlaqueue.consumer.sessions.connection_checks import check_writable
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import fields, logger
@@ -43,7 +43,7 @@ def _check_level(session: Session, plan: Plan, level: str) -> None:
     plan.level = level.upper()
     if not isolation_level.is_strict(plan):
         return
-    isolation_level.begin(session, plan)
+    isolation_level.begin_read_committed(session, plan)
     kept = session.scalar(sa.select(isolation_level.SETTING), bind_arguments=plan.bind)
     session.rollback()
     if kept == level:

@@ -31,17 +31,17 @@ from sqlaqueue.consumer.background import RunsInThread
 from sqlaqueue.consumer.base import function_of
 from sqlaqueue.consumer.context import Shift
 from sqlaqueue.consumer.core.effects import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
-from sqlaqueue.consumer.core.statement_deadline import Patience
-from sqlaqueue.consumer.core.waker import Bell
+from sqlaqueue.consumer.core.statement_deadline import StatementDeadlines
+from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.executing.executor import Hand
 from sqlaqueue.consumer.executing.worker import lane, wind_up
-from sqlaqueue.consumer.group import Together
+from sqlaqueue.consumer.group import ConsumerGroup
 from sqlaqueue.consumer.maintenance.loop import keep
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.sessions import isolation_level
-from sqlaqueue.consumer.sessions.write_routing import writing
+from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.consumer.settling.outcomes import caught
-from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
 from sqlaqueue.postgresql.wake_triggers import channel_of
 
@@ -159,34 +159,34 @@ class Consumer(RunsInThread, Generic[T]):
         :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
             all.
         """
-        together = Together(Consumer, consumers)
-        together.check_pools([consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
+        group = ConsumerGroup(Consumer, consumers)
+        group.check_pools([consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
 
         def run(consumer: Consumer[Any]) -> None:
             try:
                 consumer.run()
             except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for all
-                together.failed(consumer, error)
+                group.failed(consumer, error)
             finally:
                 running.discard(consumer)
-                bell.ring()
+                waker.wake()
 
-        bell, running = Bell(), set(consumers)
+        waker, running = Waker(), set(consumers)
         threads = [
             threading.Thread(target=run, args=[consumer], name=f"sqlaqueue-{consumer.queue}", daemon=True)
             for consumer in consumers
         ]
-        with together.begun():
+        with group.running():
             for thread in threads:
                 thread.start()
             try:
                 while running:
-                    bell.wait(_LONGEST_WAIT)
+                    waker.wait(_LONGEST_WAIT)
             finally:
-                together.stop()
+                group.stop()
                 for thread in threads:
                     thread.join()
-                bell.close()
+                waker.close()
 
     def drain(self) -> int:
         """Serve the queue until no job is due, and return how many runs ended.
@@ -224,11 +224,11 @@ class _Threads(Shift):
         self._changed = threading.Condition()
         self._called = threading.Event()
         self._stopped, self._attended = threading.Event(), threading.Event()
-        self._bell = Bell()
-        self._patience = Patience(self._bell.ring)
+        self._waker = Waker()
+        self._deadlines = StatementDeadlines(self._waker.wake)
         self._working: set[threading.Thread] = set()
         self._handler, self.factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
-        super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._announcer, draining=draining)  # noqa: SLF001 - as above
+        super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._emitter, draining=draining)  # noqa: SLF001 - as above
 
     def listen(self) -> None:
         self.calls.listens = True
@@ -248,7 +248,7 @@ class _Threads(Shift):
         self._stopped.set()
         self.call()
         self.wake(self.plan.concurrency)
-        self._bell.ring()
+        self._waker.wake()
 
     def wake(self, lanes: int) -> None:
         with self._changed:
@@ -256,14 +256,14 @@ class _Threads(Shift):
 
     def close(self) -> None:
         """Give back what only a shift that goes on needs."""
-        self._bell.close()
+        self._waker.close()
 
     def serve(self) -> None:
         """Run until the lanes have ended, or have been given up."""
         name = f"sqlaqueue-{self.plan.spec.name}"
         lanes = [self._thread(lane(self), f"{name}-{number}") for number in range(self.plan.concurrency)]
         keeper = self._thread(keep(self), f"{name}-keeper")
-        with doorbell.answered_by(self.stop, wanted=self.answers_signals):
+        with signal_handlers.stop_on_signal(self.stop, wanted=self.handles_signals):
             self.forks.watch(self.engine)
             self._working.update(lanes)
             for thread in (*lanes, keeper):
@@ -272,7 +272,7 @@ class _Threads(Shift):
                 self._wait_for(lanes)
             finally:
                 self.stop()
-                lifecycle.shutdown_began(self, self._grace)
+                lifecycle.log_shutdown(self, self._grace)
                 self.over = True
                 self.attend()
                 # It is done with its last statement in a moment, or the database does not answer.
@@ -280,7 +280,7 @@ class _Threads(Shift):
                 self._carry_out(wind_up(self))
                 if self.calls.listens:
                     listener.unlisten(self.engine, self.calls)
-                lifecycle.stopped(self)
+                lifecycle.log_stopped(self)
         if self.error is not None:
             raise self.error
 
@@ -292,7 +292,7 @@ class _Threads(Shift):
                 self.fail(error)
             finally:
                 self._working.discard(thread)
-                self._bell.ring()
+                self._waker.wake()
 
         thread = threading.Thread(target=work, name=name, daemon=True)
         return thread
@@ -301,21 +301,21 @@ class _Threads(Shift):
         deadline = float("inf")
         while not self._working.isdisjoint(lanes):
             if self.plan.stopping and deadline == float("inf"):
-                lifecycle.shutdown_began(self, self._grace)
+                lifecycle.log_shutdown(self, self._grace)
                 deadline = time.monotonic() + self._grace
             left = deadline - time.monotonic()
             if left <= 0:
                 self._abandon()
                 return
-            self._bell.wait(min(left, self._patience.until_look(), _LONGEST_WAIT))
+            self._waker.wait(min(left, self._deadlines.until_check(), _LONGEST_WAIT))
             if self.forks.is_copy:
                 # By a signal's handler.
                 self.forks.end_copy()
-            self._patience.break_off()
+            self._deadlines.cancel_overdue()
 
     def _abandon(self) -> None:
         """Give up handlers that outlived the grace period; their results are refused."""
-        lifecycle.grace_over(self, self._grace)
+        lifecycle.log_grace_period_over(self, self._grace)
         for one in self.crew.at_work():
             one.abandoned = True
 
@@ -336,9 +336,9 @@ class _Threads(Shift):
             try:
                 match step:
                     case Beside():
-                        with self.open() as other, writing(other):
-                            isolation_level.begin(other, self.plan)
-                            with self._patience.of(step, other, self.plan.bind):
+                        with self.open() as other, routing_to_primary(other):
+                            isolation_level.begin_read_committed(other, self.plan)
+                            with self._deadlines.limit(step, other, self.plan.bind):
                                 result = step(other)
                     case Do():
                         result = step(needed(session))

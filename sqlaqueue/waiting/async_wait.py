@@ -11,9 +11,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue.consumer.aio import wait_for_event
 from sqlaqueue.consumer.core.effects import Beside, Pause
-from sqlaqueue.consumer.notifications.async_listener import async_ear_of
-from sqlaqueue.consumer.sessions.session_factory import check_made, maker_of
-from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, opened
+from sqlaqueue.consumer.notifications.async_listener import async_listener_of
+from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
+from sqlaqueue.consumer.sessions.write_routing import open_session, primary_bind
 from sqlaqueue.postgresql.wake_triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
@@ -66,7 +66,7 @@ async def async_wait(
     """
     bell = asyncio.Event()
     waiter = make_waiter("async_wait", job, key, timeout, bell.set, check=check)
-    make = maker_of(session_factory, "async_wait", is_async=True)
+    make = resolve_factory(session_factory, "async_wait", is_async=True)
     engine = await _engine_of(make, waiter)
     script, ear = await_end(waiter), None
     try:
@@ -78,13 +78,13 @@ async def async_wait(
             try:
                 match step:
                     case Beside():
-                        async with opened(make) as session:
+                        async with open_session(make) as session:
                             result = await session.run_sync(step)
                     case Pause():
                         await wait_for_event(bell, step.seconds)
                         bell.clear()
                     case Listen():
-                        ear = async_ear_of(engine)
+                        ear = async_listener_of(engine)
                         ear.add(channel_of(waiter.spec), waiter.waiting)
             except Exception as error:  # noqa: BLE001 - the script decides
                 raised = error
@@ -99,6 +99,6 @@ async def async_wait(
 async def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
     """Return the engine of the sessions that ``make`` makes."""
     session: AsyncSession = make()
-    check_made(type(session), make, "async_wait", is_async=True)
+    check_session_class(type(session), make, "async_wait", is_async=True)
     async with session:
-        return bind_for_writing(session.sync_session, waiter.spec.mapper).engine
+        return primary_bind(session.sync_session, waiter.spec.mapper).engine

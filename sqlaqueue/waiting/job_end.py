@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, SessionTransaction, object_session
 
 from sqlaqueue.consumer.core.effects import Beside, Pause
-from sqlaqueue.consumer.core.transient_errors import may_pass
+from sqlaqueue.consumer.core.transient_errors import may_recover
 from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTimeout
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
@@ -204,7 +204,7 @@ def await_end(waiter: Waiter) -> Wait:
                 result = yield Beside(look, (waiter,))
                 waiting.looked()
         except Exception as error:
-            if not may_pass(error):
+            if not may_recover(error):
                 raise
             waiting.looked()
     return _checked(waiter, result)

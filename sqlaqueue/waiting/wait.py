@@ -21,8 +21,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.effects import Beside, Pause
 from sqlaqueue.consumer.notifications import listener
-from sqlaqueue.consumer.sessions.session_factory import check_made, maker_of
-from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, opened
+from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
+from sqlaqueue.consumer.sessions.write_routing import open_session, primary_bind
 from sqlaqueue.postgresql.wake_triggers import channel_of
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
@@ -85,7 +85,7 @@ def wait(
     """
     bell = threading.Event()
     waiter = make_waiter("wait", job, key, timeout, bell.set, check=check)
-    make = maker_of(session_factory, "wait", is_async=False)
+    make = resolve_factory(session_factory, "wait", is_async=False)
     engine = _engine_of(make, waiter)
     script, is_listening = await_end(waiter), False
     try:
@@ -97,7 +97,7 @@ def wait(
             try:
                 match step:
                     case Beside():
-                        with opened(make) as session:
+                        with open_session(make) as session:
                             result = step(session)
                     case Pause():
                         bell.wait(None if step.seconds == float("inf") else step.seconds)
@@ -118,6 +118,6 @@ def wait(
 def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
     """Return the engine of the sessions that ``make`` makes."""
     session: Session = make()
-    check_made(type(session), make, "wait", is_async=False)
+    check_session_class(type(session), make, "wait", is_async=False)
     with session:
-        return bind_for_writing(session, waiter.spec.mapper).engine
+        return primary_bind(session, waiter.spec.mapper).engine

@@ -52,7 +52,7 @@ class WaitState:
 
     # -- what is heard, in whichever thread ------------------------------------------------------------------------
 
-    def hear(self, payload: Payload) -> None:
+    def receive(self, payload: Payload) -> None:
         """Take in a notification."""
         match payload:
             case Wait(self.id):
@@ -65,17 +65,17 @@ class WaitState:
                 self._since = self._now()
                 self._call()
 
-    def went_deaf(self) -> None:
+    def listening_lost(self) -> None:
         """Announce again, such as when the channel is listened to by another connection."""
         self.hears = False
         self._announce_at, self._tries = self._now(), 0
         self._called()
 
-    def until_missed(self) -> float:
+    def until_overdue(self) -> float:
         """Whoever waits looks again by itself."""
         return float("inf")
 
-    def missed(self) -> None:
+    def notification_overdue(self) -> None:
         """Nothing is counted on."""
 
     def _call(self) -> None:

@@ -66,7 +66,7 @@ def waits(crowd: list[Calls], clock: Clock) -> list[float]:
 def send(calls: Calls, text: str) -> None:
     payload = parse(text)
     assert payload is not None
-    calls.hear(payload)
+    calls.receive(payload)
 
 
 def tell(crowd: list[Calls], text: str) -> None:
@@ -284,7 +284,7 @@ def test_whoever_does_not_hear_itself_is_deaf(clock: Clock) -> None:
     calls.checks_in(news=True)
     clock.now += 6
     assert calls.until_proof() == PATIENCE - 6
-    calls.went_deaf()
+    calls.listening_lost()
     assert not calls.hears
     assert calls.wants_look(), "something may have been missed"
 
@@ -365,25 +365,25 @@ def test_a_sweep_of_another_is_as_good_as_ones_own(clock: Clock) -> None:
     send(calls, "rescued")
     assert sweeps.until_due(hears=True) == float("inf"), "its ear is awake, and its keeper need not be"
     clock.now += 3
-    assert calls.until_missed() == 1, "the second of three"
+    assert calls.until_overdue() == 1, "the second of three"
     send(calls, "rescued")
-    assert calls.until_missed() == 4
+    assert calls.until_overdue() == 4
     clock.now += 4
-    assert calls.until_missed() == 0
+    assert calls.until_overdue() == 0
     assert not told
-    calls.missed()
+    calls.notification_overdue()
     assert told == [clock.now]
     assert sweeps.until_due(hears=True) == 0
-    assert calls.until_missed() == float("inf"), "it is not told again of the same"
+    assert calls.until_overdue() == float("inf"), "it is not told again of the same"
     sweeps.begin(calls.rank)
     assert sweeps.until_due(hears=True) == 4, "it has not been heard: the keeper counts on itself"
     send(calls, "rescued")
     assert sweeps.until_due(hears=True) == float("inf")
-    assert calls.until_missed() == 4
+    assert calls.until_overdue() == 4
 
 
 def test_where_nothing_is_leased_nobody_sweeps(clock: Clock) -> None:
     calls = hearing(clock, "me")
     send(calls, "rescued")
     assert not calls.sweeps.is_due
-    assert calls.until_missed() == float("inf")
+    assert calls.until_overdue() == float("inf")

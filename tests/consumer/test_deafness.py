@@ -36,7 +36,7 @@ def test_whoever_hears_nothing_polls_and_says_so_once(
     """As behind a pooler in transaction mode, by which nothing arrives, though nothing fails."""
     monkeypatch.setattr(poll_schedule, "PATIENCE", 0.05)
     monkeypatch.setattr(batch_size, "CHECK_IN", 0.2)
-    monkeypatch.setattr(poll_schedule.Calls, "hear", lambda self, words: None)
+    monkeypatch.setattr(poll_schedule.Calls, "receive", lambda self, words: None)
     with idle(mixed, poll_interval=0.05).running():
         mixed.enqueue()
         wait_until(lambda: mixed.states() == {"completed": 1})

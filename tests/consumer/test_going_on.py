@@ -15,7 +15,7 @@ from sqlaqueue.consumer.claiming import batch_size, claim_jobs
 from sqlaqueue.consumer.claiming.batch_size import FLUSH_AFTER, Pace
 from sqlaqueue.consumer.claiming.claim_slot import Turn
 from sqlaqueue.consumer.claiming.job_buffer import Crew
-from sqlaqueue.consumer.core.events import Announcer
+from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Ended
 from sqlaqueue.postgresql.planner import FEW
@@ -164,7 +164,7 @@ def make_crew(*, concurrency: int = 10, duration: float = 0.1) -> Crew:
     its_pace = Pace(100, concurrency, 1.0)
     its_pace.ended(duration, quiet=True)
     calls = Calls("me", its_pace.poll, lambda: None, lambda: None)
-    return Crew(consumer._plan, its_pace, Announcer(), lambda lanes: None, calls, lambda: None)
+    return Crew(consumer._plan, its_pace, EventEmitter(), lambda lanes: None, calls, lambda: None)
 
 
 def ended(key: int) -> Ended:

@@ -16,8 +16,8 @@ from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import background
-from sqlaqueue.consumer.group import Together
-from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.consumer.group import ConsumerGroup
+from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, nothing, wait_until
 from tests.servers import Database
@@ -258,7 +258,10 @@ def test_the_host_s_handlers_are_called_as_well(host: list[int]) -> None:
     """The first signal stops the Consumers and reaches the host; the second is the host's alone."""
     stopped: list[str] = []
     mine = signal.getsignal(signal.SIGTERM)
-    with doorbell.answered_by(lambda: stopped.append("one")), doorbell.answered_by(lambda: stopped.append("other")):
+    with (
+        signal_handlers.stop_on_signal(lambda: stopped.append("one")),
+        signal_handlers.stop_on_signal(lambda: stopped.append("other")),
+    ):
         signal.raise_signal(signal.SIGTERM)
         assert host == [signal.SIGTERM]
         assert stopped == ["one", "other"]
@@ -273,7 +276,7 @@ def test_a_host_s_handler_that_raises_does_not_cut_the_grace_period_short(host: 
     ended: list[str] = []
 
     def serve() -> None:
-        with doorbell.answered_by(lambda: None):
+        with signal_handlers.stop_on_signal(lambda: None):
             signal.raise_signal(signal.SIGTERM)
             ended.append("in order")
 
@@ -281,7 +284,7 @@ def test_a_host_s_handler_that_raises_does_not_cut_the_grace_period_short(host: 
     with pytest.raises(SystemExit, match="7"):
         serve()
     assert ended == ["in order"]
-    with doorbell.answered_by(lambda: None):
+    with signal_handlers.stop_on_signal(lambda: None):
         pass  # Raised once.
 
 
@@ -289,7 +292,7 @@ def test_a_host_s_handler_that_raises_does_not_cut_the_grace_period_short(host: 
 def test_handlers_that_the_host_sets_meanwhile_stay(host: list[int]) -> None:
     def later(number: int, _: Any) -> None: ...
 
-    with doorbell.answered_by(lambda: None):
+    with signal_handlers.stop_on_signal(lambda: None):
         signal.signal(signal.SIGTERM, later)
     assert signal.getsignal(signal.SIGTERM) is later
 
@@ -301,7 +304,7 @@ def test_handlers_of_the_event_loop_are_called_as_well(host: list[int]) -> None:
     async def main() -> None:
         heard = asyncio.Event()
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.set)
-        with doorbell.answered_by(lambda: None):
+        with signal_handlers.stop_on_signal(lambda: None):
             signal.raise_signal(signal.SIGTERM)
             await asyncio.wait_for(heard.wait(), 30)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
@@ -315,7 +318,7 @@ def test_what_asyncio_does_at_a_signal_waits(host: list[int]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def main() -> str:
-        with doorbell.answered_by(lambda: None):
+        with signal_handlers.stop_on_signal(lambda: None):
             signal.raise_signal(signal.SIGINT)
             await asyncio.sleep(0)
             return "in order"
@@ -333,8 +336,8 @@ def test_signals_can_be_left_to_the_host(leased: Bench, host: list[int]) -> None
     leased.enqueue()
     server = leased.consumer(work, signals=False)
     server.drain()
-    with Together(type(server.consumer), [server.consumer]).begun():
+    with ConsumerGroup(type(server.consumer), [server.consumer]).running():
         during.append(signal.getsignal(signal.SIGTERM))
     assert during == [mine, mine]
     with pytest.raises(ConfigurationError, match="signals=False is given to some only"):
-        Together(type(server.consumer), [server.consumer, leased.consumer(nothing).consumer])
+        ConsumerGroup(type(server.consumer), [server.consumer, leased.consumer(nothing).consumer])

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.statement_deadline import Patience, _Statement
+from sqlaqueue.consumer.core.statement_deadline import StatementDeadlines, _Statement
 from sqlaqueue.consumer.executing import held as runs
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.keys import key_text
@@ -84,7 +84,7 @@ def test_a_shift_ends_though_somebody_locks_its_ledger(held_by_threads: Bench) -
 def test_whoever_watches_the_lanes_may_fail(held_by_threads: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """``run()`` raises what it raised, and no lane is left at work behind its back."""
 
-    def fail(self: Patience) -> None:
+    def fail(self: StatementDeadlines) -> None:
         raise RuntimeError("out of threads")
 
     # No pool: lanes that are at work in that moment have their connections for a little longer than it lasts.
@@ -92,8 +92,8 @@ def test_whoever_watches_the_lanes_may_fail(held_by_threads: Bench, monkeypatch:
     with pytest.raises(RuntimeError, match="out of threads"), watched.running() as server:
         shift = wait_for_shift(server)
         wait_until(lambda: listening(held_by_threads) == 1)
-        monkeypatch.setattr(Patience, "break_off", fail)
-        shift._bell.ring()
+        monkeypatch.setattr(StatementDeadlines, "cancel_overdue", fail)
+        shift._waker.wake()
         assert server.finished.wait(30)
     wait_until(lambda: not shift._working, "that all threads have ended")
     wait_until(lambda: listening(held_by_threads) == 0, "that it listens no longer")
@@ -111,14 +111,14 @@ def test_a_server_that_takes_no_cancellation_ends_nobody(caplog: pytest.LogCaptu
         def cancel(self) -> None:
             raise OperationalError("cancel", {}, Exception("too many clients"))
 
-    patience = Patience(lambda: None)
+    deadlines = StatementDeadlines(lambda: None)
     statement = _Statement(Refusing(), deadline=0.0)
-    patience._open.add(statement)
-    patience.break_off()
+    deadlines._open.add(statement)
+    deadlines.cancel_overdue()
     assert statement.canceller is not None
     statement.canceller.join()
     assert "cannot break a statement off" in caplog.text
-    assert patience.until_look() < 1
+    assert deadlines.until_check() < 1
 
 
 @pytest.mark.parametrize("analyzed", [False, True])

@@ -196,10 +196,10 @@ def test_every_record_of_the_library_has_the_fields() -> None:
 def test_nothing_is_made_for_a_line_that_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events.logger, "level", logging.INFO)
     events.logger.manager._clear_cache()  # type: ignore[attr-defined] # as setLevel() does
-    announcer = events.Announcer()
-    assert not announcer.heeds("completed")
-    assert not announcer.heeds("claimed")
-    assert announcer.heeds("retried")
+    emitter = events.EventEmitter()
+    assert not emitter.wants("completed")
+    assert not emitter.wants("claimed")
+    assert emitter.wants("retried")
 
 
 @pytest.mark.once

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.signals import doorbell
+from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, nothing, wait_until
 from tests.consumer.hands import for_async, for_sync
@@ -145,7 +145,7 @@ def test_a_stop_before_the_beginning_counts(mixed: Bench) -> None:
 
     def late(shift: Any) -> None:
         # As a signal would: all are told, and this one has nothing to stop so far.
-        doorbell._stops[0]()
+        signal_handlers._stops[0]()
         begin(shift)
 
     other._begin = late

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
-from sqlaqueue.consumer.notifications.waiter_registry import MOST, REMEMBERED, Awaited
+from sqlaqueue.consumer.notifications.waiter_registry import MOST, REMEMBERED, WaiterRegistry
 from sqlaqueue.payloads import Settled, Wait
 
 pytestmark = pytest.mark.once
@@ -24,29 +24,29 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def registry(clock: Clock) -> Awaited:
-    return Awaited(now=clock)
+def registry(clock: Clock) -> WaiterRegistry:
+    return WaiterRegistry(now=clock)
 
 
-def test_it_begins_empty(registry: Awaited) -> None:
+def test_it_begins_empty(registry: WaiterRegistry) -> None:
     assert not registry
     assert registry.take(["1", "2"]) == []
 
 
-def test_a_job_is_taken_once(registry: Awaited) -> None:
+def test_a_job_is_taken_once(registry: WaiterRegistry) -> None:
     registry.add(["5"])
     assert registry
     assert registry.take(["x", "5"]) == ["5"]
     assert registry.take(["5"]) == []
 
 
-def test_a_job_that_was_not_announced_for_long_is_forgotten(registry: Awaited, clock: Clock) -> None:
+def test_a_job_that_was_not_announced_for_long_is_forgotten(registry: WaiterRegistry, clock: Clock) -> None:
     registry.add(["5"])
     clock.now += REMEMBERED
     assert registry.take(["5"]) == []
 
 
-def test_the_number_of_jobs_is_bounded(registry: Awaited) -> None:
+def test_the_number_of_jobs_is_bounded(registry: WaiterRegistry) -> None:
     registry.add(["first"])
     registry.add(["second"])
     registry.add(["first"])
@@ -56,9 +56,9 @@ def test_the_number_of_jobs_is_bounded(registry: Awaited) -> None:
     assert registry.take(["first", "0", str(MOST - 2)]) == ["first", "0", str(MOST - 2)]
 
 
-def test_a_consumer_fills_it_from_notifications(registry: Awaited, clock: Clock) -> None:
+def test_a_consumer_fills_it_from_notifications(registry: WaiterRegistry, clock: Clock) -> None:
     calls = Calls("me", lambda: 7.0, lambda: None, lambda: None, awaited=registry, now=clock)
-    calls.hear(Wait("waiter", ["5", "6"]))
+    calls.receive(Wait("waiter", ["5", "6"]))
     assert registry.take(["5"]) == ["5"]
-    calls.hear(Settled(["6"]))
+    calls.receive(Settled(["6"]))
     assert registry.take(["6"]) == [], "another Consumer has notified the waiter"

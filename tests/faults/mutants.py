@@ -164,8 +164,8 @@ def forgets_what_it_could_not_settle() -> None:
 @mutant
 def does_not_answer_signals() -> None:
     nobody = lambda stop: contextlib.nullcontext()  # noqa: E731 - its name says it
-    sync.doorbell.answered_by = nobody
-    aio.doorbell.answered_by = nobody
+    sync.signal_handlers.stop_on_signal = nobody
+    aio.signal_handlers.stop_on_signal = nobody
 
 
 @mutant

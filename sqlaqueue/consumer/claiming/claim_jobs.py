@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.consumer.claiming.scan_cursor import Mark
-from sqlaqueue.consumer.core.transient_errors import is_lost
-from sqlaqueue.consumer.notifications.emit import spare_others
+from sqlaqueue.consumer.core.transient_errors import is_connection_lost
+from sqlaqueue.consumer.notifications.notify import notify_all_claimed
 from sqlaqueue.consumer.notifications.poll_schedule import Look
 from sqlaqueue.consumer.sessions import isolation_level
 from sqlaqueue.consumer.settings import EXCEPT, KEYS, LIMIT, TICKETS, Plan
@@ -29,7 +29,7 @@ def claim(session: Session, plan: Plan, n: int, tickets: Sequence[str] = ()) -> 
     :param tickets: the calls that this answers, of which the others hear when it commits.
     :return: the jobs, and whether there may be more.
     """
-    isolation_level.begin(session, plan)
+    isolation_level.begin_read_committed(session, plan)
     mark = plan.bearings.begin()
     jobs = _claim_from(session, plan, mark, n, tickets)
     if mark is not None and not jobs:
@@ -81,7 +81,7 @@ def _hand_out(session: Session, plan: Plan, statement: Any, parameters: dict[str
 
 def claim_key(session: Session, plan: Plan, key: Key) -> list[Any]:
     """Claim the one job with this key, if it is free and due."""
-    isolation_level.begin(session, plan)
+    isolation_level.begin_read_committed(session, plan)
     return _hand_out(session, plan, plan.claim_key, {KEYS: plan.spec.bind_keys([key])})
 
 
@@ -119,7 +119,7 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
     :param look: the calls that this answers.
     :param alone: whether nobody else in this process claims meanwhile, who might take a suspect as well.
     """
-    isolation_level.begin(session, plan)
+    isolation_level.begin_read_committed(session, plan)
     lost = settle_surely(session, plan, ended) if ended else []
     jobs: list[Any] = []
     suspect = more = False
@@ -133,13 +133,13 @@ def settle_and_claim(  # noqa: PLR0917 - as all operations, from left to right
         # Whatever else waits: suspects are claimed apart from it.
         suspect = more = bool(jobs)
     if not jobs:
-        spare_others(session, plan, look)
+        notify_all_claimed(session, plan, look)
     try:
         with left_as_loaded(session):
             commit(session, ended)
     except Exception as error:
         runs = [run for run in map(run_of, jobs) if run is not None]
-        if runs and is_lost(error):
+        if runs and is_connection_lost(error):
             raise AnswerLost(runs) from error
         raise
     if alone:

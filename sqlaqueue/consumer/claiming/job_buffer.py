@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.batch_size import FLUSH_AFTER, LATE, LONGEST_WAIT, Pace
 from sqlaqueue.consumer.core.effects import Report
-from sqlaqueue.consumer.core.events import Announcer, EventName, JobEvent, event_of
+from sqlaqueue.consumer.core.events import EventEmitter, EventName, JobEvent, make_event
 from sqlaqueue.consumer.executing.executor import Hand, has_waited, runs_of, without
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
 from sqlaqueue.consumer.settings import Plan
@@ -41,12 +41,12 @@ class Crew:
         self,
         plan: Plan,
         pace: Pace,
-        announcer: Announcer,
+        emitter: EventEmitter,
         wake: Callable[[int], None],
         calls: Calls,
         attend: Callable[[], None],
     ) -> None:
-        self.plan, self.pace, self.announcer, self._wake, self.calls = plan, pace, announcer, wake, calls
+        self.plan, self.pace, self.emitter, self._wake, self.calls = plan, pace, emitter, wake, calls
         self._attend = attend
         self.lock = threading.RLock()
         self.version = 0
@@ -361,7 +361,7 @@ class Crew:
 
     def _announce_all(self, ended: Sequence[Ended]) -> None:
         """Tell how runs ended."""
-        unheard = not self.announcer.heeds("completed")
+        unheard = not self.emitter.wants("completed")
         with self.lock:
             number = sum(one.outcome.ending != "released" for one in ended)
             self.jobs_ended += number
@@ -376,12 +376,12 @@ class Crew:
             if outcome.state == "pending" and not outcome.delay:
                 # No trigger calls out a row that has read as pending all the time.
                 self.calls.look_at_once()
-            if self.announcer.heeds(outcome.ending):
+            if self.emitter.wants(outcome.ending):
                 self._tell(outcome.ending, one.run, outcome.delay, outcome.cause)
 
     def tell_claimed(self, jobs: Sequence[Any]) -> None:
         """Tell which jobs were claimed."""
-        for run in runs_of(jobs) if self.announcer.heeds("claimed") else ():
+        for run in runs_of(jobs) if self.emitter.wants("claimed") else ():
             self._tell("claimed", run)
 
     def tell_lost(self, lost: Sequence[Ended]) -> None:
@@ -393,7 +393,7 @@ class Crew:
     def tell_rescued(self, keys: Sequence[Key]) -> None:
         """Tell which jobs were taken back from workers that died."""
         for key in keys:
-            self.announcer.tell(JobEvent("rescued", self.plan.spec.name, key))
+            self.emitter.emit(JobEvent("rescued", self.plan.spec.name, key))
 
     def _tell(self, name: EventName, run: Run, delay: float | None = None, error: BaseException | None = None) -> None:
-        self.announcer.tell(event_of(name, self.plan.spec.name, run, delay, error))
+        self.emitter.emit(make_event(name, self.plan.spec.name, run, delay, error))

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.executing.executor import Hand
-from sqlaqueue.consumer.sessions.write_routing import routes, writing
+from sqlaqueue.consumer.sessions.write_routing import has_own_routing, routing_to_primary
 from sqlaqueue.consumer.settling.outcomes import Ended
 
 S = TypeVar("S")
@@ -29,8 +29,8 @@ class Do:
 
     def __call__(self, session: Session) -> Any:
         """Carry it out."""
-        if routes(session):
-            with writing(session):
+        if has_own_routing(session):
+            with routing_to_primary(session):
                 return self.operation(session, *self.arguments)
         return self.operation(session, *self.arguments)
 

@@ -44,7 +44,7 @@ class JobEvent:
     """For how many seconds the handler ran; None where none was called. Jobs of one batch share it."""
 
 
-def event_of(name: EventName, queue: str, run: Run, delay: float | None, error: BaseException | None) -> JobEvent:
+def make_event(name: EventName, queue: str, run: Run, delay: float | None, error: BaseException | None) -> JobEvent:
     """Return what happened to the job of a run."""
     started = duration = None
     if run.handler_started_at is not None:
@@ -55,7 +55,7 @@ def event_of(name: EventName, queue: str, run: Run, delay: float | None, error: 
     return JobEvent(name, queue, run.key, run.attempt, delay, error, run.max_attempts, started, duration)
 
 
-Listener = Callable[[JobEvent], object]
+EventListener = Callable[[JobEvent], object]
 
 _LEVELS: dict[EventName, int] = {
     "failed": logging.ERROR,
@@ -67,17 +67,17 @@ _MOST_SHOWN = 300
 """Characters of an error in the line itself; all of it follows with its traceback."""
 
 
-class Announcer:
+class EventEmitter:
     """Calls the listeners of a Consumer and writes its log.
 
     :param worker: returns the name of the worker, as jobs have it in ``claimed_by``.
     """
 
     def __init__(self, worker: Callable[[], str] = worker_name) -> None:
-        self._listeners: dict[str, list[Listener]] = {name: [] for name in get_args(EventName)}
+        self._listeners: dict[str, list[EventListener]] = {name: [] for name in get_args(EventName)}
         self._worker = worker
 
-    def add(self, name: EventName, listener: Listener) -> None:
+    def add(self, name: EventName, listener: EventListener) -> None:
         """Have ``listener`` called with each event of that name.
 
         :raises ConfigurationError: for a name that is no event.
@@ -87,11 +87,11 @@ class Announcer:
             raise ConfigurationError(msg)
         self._listeners[name].append(listener)
 
-    def heeds(self, name: EventName) -> bool:
+    def wants(self, name: EventName) -> bool:
         """Return whether anybody listens to an event, or the log has it."""
         return bool(self._listeners[name]) or logger.isEnabledFor(_LEVELS.get(name, logging.DEBUG))
 
-    def tell(self, event: JobEvent) -> None:
+    def emit(self, event: JobEvent) -> None:
         """Announce ``event``; a listener that raises is logged and never disturbs the work."""
         level = _LEVELS.get(event.name, logging.DEBUG)
         if logger.isEnabledFor(level):

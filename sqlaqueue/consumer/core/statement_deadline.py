@@ -38,21 +38,21 @@ class _Statement:
             logger.warning("cannot break a statement off: %s: %s", kind, error, extra=extra)
 
 
-class Patience:
+class StatementDeadlines:
     """The statements that may not wait for ever, and when to look for them.
 
     Whoever looks must wait for no database itself.
 
-    :param ring: has somebody ask again when to look.
+    :param wake: has somebody ask again when to look.
     """
 
-    def __init__(self, ring: Callable[[], object]) -> None:
-        self._lock, self._ring = threading.Lock(), ring
+    def __init__(self, wake: Callable[[], object]) -> None:
+        self._lock, self._wake = threading.Lock(), wake
         self._open: set[_Statement] = set()
         self._used, self._looks = float("-inf"), False
 
     @contextlib.contextmanager
-    def of(self, step: Beside, session: Session, bind: dict[str, Any]) -> Iterator[None]:
+    def limit(self, step: Beside, session: Session, bind: dict[str, Any]) -> Iterator[None]:
         """Have the statements of a step broken off when its patience is over.
 
         :param bind: says which connection it is, in a session that has several.
@@ -68,7 +68,7 @@ class Patience:
             self._open.add(statement)
             looks, self._looks = self._looks, True
         if not looks:
-            self._ring()
+            self._wake()
         try:
             yield
         finally:
@@ -80,13 +80,13 @@ class Patience:
                 if not connection.closed:
                     connection.invalidate()
 
-    def until_look(self) -> float:
-        """Return the seconds until somebody should look; inf when it would ring first."""
+    def until_check(self) -> float:
+        """Return the seconds until somebody should look; inf when it would wake first."""
         with self._lock:
             self._looks = bool(self._open) or time.monotonic() - self._used < _QUIET
             return _LOOK_EVERY if self._looks else float("inf")
 
-    def break_off(self) -> None:
+    def cancel_overdue(self) -> None:
         """End the statements whose time is over."""
         now = time.monotonic()
         with self._lock:

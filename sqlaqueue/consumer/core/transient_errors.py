@@ -17,15 +17,15 @@ _READ_ONLY = "25006"
 _RESOURCES = {"53", "58"}
 
 
-def will_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Return whether trying again is all there is to do: the connection is gone, or the database asks for it.
 
     It does at a deadlock, and at a conflict under a strict isolation level.
     """
-    return is_lost(error) or is_conflict(error)
+    return is_connection_lost(error) or is_conflict(error)
 
 
-def is_lost(error: BaseException) -> bool:
+def is_connection_lost(error: BaseException) -> bool:
     """Return whether the connection is gone, so that the server has rolled back what was not committed."""
     if not isinstance(error, exc.DBAPIError):
         return _is_of_the_driver(error)
@@ -34,7 +34,7 @@ def is_lost(error: BaseException) -> bool:
     return error.connection_invalidated or state in _LOST or state.startswith("08")
 
 
-def is_of_connecting(error: BaseException) -> bool:
+def is_connect_error(error: BaseException) -> bool:
     """Return whether an error came of making a connection, as while the server restarts; not of waiting for the pool.
 
     A driver may raise any error then, so the traceback is asked.
@@ -49,12 +49,12 @@ def is_conflict(error: BaseException) -> bool:
     return isinstance(error, exc.DBAPIError) and sqlstate(error) in _CONFLICTS
 
 
-def is_held_up(error: BaseException) -> bool:
+def is_lock_or_timeout(error: BaseException) -> bool:
     """Return whether a statement was ended that took too long, such as by waiting for a lock."""
     return isinstance(error, exc.DBAPIError) and sqlstate(error) in _LOCKS_AND_TIMEOUTS
 
 
-def settles_later(error: exc.DBAPIError) -> bool:
+def may_settle_later(error: exc.DBAPIError) -> bool:
     """Return whether an error that came of settling runs says nothing of these, so that they are to be settled later.
 
     Besides what passes, that is a server that lacks the space or the time, or has become a standby, and a connection
@@ -63,11 +63,11 @@ def settles_later(error: exc.DBAPIError) -> bool:
     """
     state = sqlstate(error)
     if state is None:
-        return will_pass(error) or isinstance(error, exc.OperationalError)
-    return will_pass(error) or is_held_up(error) or state == _READ_ONLY or state[:2] in _RESOURCES
+        return is_transient(error) or isinstance(error, exc.OperationalError)
+    return is_transient(error) or is_lock_or_timeout(error) or state == _READ_ONLY or state[:2] in _RESOURCES
 
 
-def may_pass(error: Exception) -> bool:
+def may_recover(error: Exception) -> bool:
     """Return whether the database may be there again in a moment, if the same statement has worked before."""
     if isinstance(error, exc.DBAPIError):
         # Not only operational errors: a driver whose connection goes in the middle of something may say anything.
@@ -75,12 +75,12 @@ def may_pass(error: Exception) -> bool:
     return isinstance(error, exc.TimeoutError | OSError) or _is_of_the_driver(error)
 
 
-def is_of_database(error: BaseException) -> bool:
+def is_database_error(error: BaseException) -> bool:
     """Return whether it is the database that says so, its driver, or the way there."""
     return isinstance(error, exc.DBAPIError | exc.TimeoutError | OSError) or _is_of_the_driver(error)
 
 
-def is_programs_fault(error: Exception) -> bool:
+def is_program_error(error: Exception) -> bool:
     """Return whether ``error`` tells of a mistake in the program, such as a missing table, and not of the database."""
     if isinstance(error, exc.DBAPIError):
         return isinstance(error, exc.ProgrammingError)
@@ -88,7 +88,7 @@ def is_programs_fault(error: Exception) -> bool:
     return isinstance(error, own) and not isinstance(error, exc.TimeoutError)
 
 
-def is_out_of_transaction(error: BaseException) -> bool:
+def is_savepoint_missing(error: BaseException) -> bool:
     """Return whether a savepoint is not there, because the transaction that it was set in has been ended."""
     return isinstance(error, exc.DBAPIError) and sqlstate(error) in {"3B001", "25P01"}
 

@@ -7,7 +7,7 @@ import selectors
 import socket
 
 
-class Bell:
+class Waker:
     """Wakes the one thread that waits for it.
 
     It is a pair of sockets and no event: a thread that waits for an event holds the event's lock now and then, and a
@@ -19,7 +19,7 @@ class Bell:
         for end in (self._bell, self._rung):
             end.settimeout(0)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Wake the thread that waits, or will wait next."""
         with contextlib.suppress(OSError):
             self._bell.send(b"!")

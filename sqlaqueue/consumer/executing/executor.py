@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.executing.job_instances import adopt
 from sqlaqueue.consumer.sessions import isolation_level
-from sqlaqueue.consumer.sessions.session_usage import is_expired, left_trace
+from sqlaqueue.consumer.sessions.session_usage import is_expired, was_used
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Abandoned, Ended, StopRequested
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.keys import Key
@@ -85,7 +85,7 @@ class Hand:
         """What the handler is given."""
         self.savepoint: Savepoint | None = None
         """By what the handler's writes are undone, where the transaction holds more than its own jobs."""
-        self.left_trace = False
+        self.was_used = False
         """Whether that call has used its session."""
         self.started = 0.0
         self._since = 0.0
@@ -106,7 +106,7 @@ class Hand:
         if session is not self.session:
             self.session = session
             if self.savepoint is None:
-                isolation_level.watch(session, self._plan, self._running)
+                isolation_level.lock_rows_on_begin(session, self._plan, self._running)
         unit = self._next()
         if unit and self._further is not None:
             # What the last call has left there are its own jobs, at most.
@@ -161,9 +161,9 @@ class Hand:
         """
         unit = self.unit
         if self.savepoint is None:
-            trace = left_trace(session, unit[0])
+            trace = was_used(session, unit[0])
         else:
-            trace = self.savepoint.touched() or is_expired(unit[0])
+            trace = self.savepoint.was_used() or is_expired(unit[0])
         with self._crew.lock:
             self._calls += 1
             self._jobs += len(unit)
@@ -173,7 +173,7 @@ class Hand:
             if trace or raised is not None or self.abandoned or self._plan.timeout is not None:
                 self.error = self._verdict(raised)
                 if trace or self.error is not None:
-                    self.left_trace = trace
+                    self.was_used = trace
                     return False
             self._ended([Ended(run, COMPLETED, job) for run, job in zip(self._runs, unit, strict=True)])
             self.put_down()
@@ -194,9 +194,9 @@ class Hand:
         """Tell the pace how long the calls since the last time have taken; only the last may have left a trace."""
         if self._calls:
             took = (now - self._since) / max(1, self._jobs)
-            self._crew.pace.ended(took, calls=self._calls, quiet=not self.left_trace)
+            self._crew.pace.ended(took, calls=self._calls, quiet=not self.was_used)
             self._calls = self._jobs = 0
-            self.left_trace = False
+            self.was_used = False
         self._since = now
 
     def time_left(self) -> float | None:

@@ -13,12 +13,17 @@ from sqlaqueue.consumer.claiming import claim_jobs
 from sqlaqueue.consumer.claiming.job_buffer import Crew
 from sqlaqueue.consumer.claiming.quarantine import Suspect
 from sqlaqueue.consumer.core.effects import Beside, Do, Handle, Report, Script, Step
-from sqlaqueue.consumer.core.transient_errors import is_lost, is_out_of_transaction, settles_later, will_pass
+from sqlaqueue.consumer.core.transient_errors import (
+    is_connection_lost,
+    is_savepoint_missing,
+    is_transient,
+    may_settle_later,
+)
 from sqlaqueue.consumer.executing import job_instances as ops
 from sqlaqueue.consumer.executing.executor import Hand, held_run, runs_of
-from sqlaqueue.consumer.notifications.emit import spare_others_and_commit
+from sqlaqueue.consumer.notifications.notify import notify_all_claimed_and_commit
 from sqlaqueue.consumer.notifications.poll_schedule import NO_CALL, Calls
-from sqlaqueue.consumer.sessions.handler_misuse import RowsChanged, ended_past_session, in_rows
+from sqlaqueue.consumer.sessions.handler_misuse import RowsChanged, check_rows, transaction_ended_error
 from sqlaqueue.consumer.sessions.savepoint import BatchLost, Savepoint
 from sqlaqueue.consumer.sessions.session_usage import is_expired
 from sqlaqueue.consumer.settings import Plan
@@ -60,7 +65,7 @@ def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) ->
     turn.claimed(found=bool(jobs), more=more)
     if not jobs:
         if look.spares_others:
-            yield Beside(spare_others_and_commit, (plan, look))
+            yield Beside(notify_all_claimed_and_commit, (plan, look))
         return Report(claimed=0 if suspect is None else 1)
     blamed = len(jobs) == 1 and (plan.concurrency == 1 if suspect is None else suspect.alone)
     entry = plan.entries.open([run.key for run in runs], blamed=blamed)
@@ -105,16 +110,16 @@ def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
         # Another job's handler may have done it: by themselves it is known.
         return (yield from _settle_apart(plan, ended, misuse, misuse.keys, entry))
     except Exception as error:
-        if is_lost(error):
+        if is_connection_lost(error):
             # Whatever is left of them runs by itself. Not noted in the ledger, for most are settled if it was the
             # commit's answer that got lost.
             if not ended[0].run.isolated:
                 plan.suspects.add([one.run.key for one in ended])
                 raise
             return (yield from _settle_disconnected(plan, [one.run for one in ended], error, entry))
-        if not isinstance(error, DBAPIError) or will_pass(error):
+        if not isinstance(error, DBAPIError) or is_transient(error):
             raise
-        if settles_later(error):
+        if may_settle_later(error):
             # Nothing is wrong with the jobs; what is longer than a batch may be because it is one.
             yield from _give_up(plan, entry)
             if len(ended) == 1:
@@ -184,13 +189,13 @@ def _in_savepoint(plan: Plan, hand: Hand) -> Script:
     try:
         if raised is None:
             try:
-                hand.error = yield Do(in_rows, (plan, hand.unit, runs_of(hand.unit)))
+                hand.error = yield Do(check_rows, (plan, hand.unit, runs_of(hand.unit)))
                 if hand.error is None:
                     yield Do(_close, (savepoint, True))
             except HandlerMisuseError:
                 raise
             except Exception as failed:
-                if not hand.unit or is_out_of_transaction(failed):
+                if not hand.unit or is_savepoint_missing(failed):
                     raise
                 hand.error = failed  # the flush's or the savepoint's error is the job's
         if hand.error is not None:
@@ -201,10 +206,10 @@ def _in_savepoint(plan: Plan, hand: Hand) -> Script:
     except Exception as broken:
         # The transaction was lost while this handler ran, by whatever it did: were nobody blamed, the batch
         # would be claimed and lost again for ever.
-        if is_out_of_transaction(broken) and not isinstance(hand.error, Abandoned):
-            raise _BatchBroken(runs_of(hand.unit), ended_past_session(), past_session=True) from broken
+        if is_savepoint_missing(broken) and not isinstance(hand.error, Abandoned):
+            raise _BatchBroken(runs_of(hand.unit), transaction_ended_error(), past_session=True) from broken
         its = hand.error or broken
-        gone = isinstance(broken, BatchLost) or is_lost(broken)
+        gone = isinstance(broken, BatchLost) or is_connection_lost(broken)
         raise _BatchBroken(runs_of(hand.unit), its, disconnected=is_disconnected(its, gone)) from broken
 
 
@@ -274,7 +279,11 @@ def _settle_alone(plan: Plan, runs: Sequence[Run], cause: BaseException, entry: 
     """Count the attempt of those at whose hands a batch was lost; its other jobs are free as they were."""
     settled = []
     for run in runs:
-        outcome = plan.judge_lost(cause, run, alone=True) if run.isolated and is_lost(cause) else plan.judge(cause, run)
+        outcome = (
+            plan.judge_lost(cause, run, alone=True)
+            if run.isolated and is_connection_lost(cause)
+            else plan.judge(cause, run)
+        )
         if outcome is not RELEASED:
             ended = yield Beside(ops.settle_alone, (plan, Ended(run, outcome, starts=entry.deaths + 1), entry))
             settled += [] if ended is None else [ended]

@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import set_committed_value
 
 from sqlaqueue.consumer.claiming.claim_jobs import claim_key
-from sqlaqueue.consumer.notifications.emit import tell_released
+from sqlaqueue.consumer.notifications.notify import notify_released
 from sqlaqueue.consumer.sessions import isolation_level
-from sqlaqueue.consumer.sessions.handler_misuse import refuse_missing
+from sqlaqueue.consumer.sessions.handler_misuse import refuse_missing_rows
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.outcomes import Ended
@@ -76,7 +76,7 @@ def reload(session: Session, plan: Plan, jobs: Sequence[Any]) -> None:
     A rollback expires what was changed; in async code the next look at it would raise.
     """
     spec = plan.spec
-    isolation_level.begin(session, plan)
+    isolation_level.begin_read_committed(session, plan)
     if not spec.strategy.keeps_rows:
         for job in jobs:
             for attribute, value in list(sa.inspect(job).committed_state.items()):
@@ -109,9 +109,9 @@ def strike_ledger(session: Session, plan: Plan, entry: crash_journal.Entry) -> N
 
 def settle_held(session: Session, plan: Plan, ended: Sequence[Ended], entry: crash_journal.Entry) -> None:
     """Settle a held batch, strike it out of the ledger and commit: with its writes, in one transaction."""
-    refuse_missing(plan, settle(session, plan, ended))
+    refuse_missing_rows(plan, settle(session, plan, ended))
     _leave(session, plan, ended, entry)
-    tell_released(session, plan, ended)
+    notify_released(session, plan, ended)
     with left_as_loaded(session):
         session.commit()
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.claiming import claim_jobs
 from sqlaqueue.consumer.claiming.job_buffer import Crew
 from sqlaqueue.consumer.core.effects import Beside, Do, Handle, Report, Script, Step
-from sqlaqueue.consumer.core.transient_errors import is_lost, will_pass
+from sqlaqueue.consumer.core.transient_errors import is_connection_lost, is_transient
 from sqlaqueue.consumer.executing import job_instances as ops
 from sqlaqueue.consumer.executing.executor import Hand, held_run, runs_of
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
@@ -175,10 +175,10 @@ def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, Report | Ba
     try:
         lost = yield Do(settle.complete_and_commit, (plan, ended))
     except Exception as failed:  # noqa: BLE001 - whatever the flush or the commit raises is the job's error
-        if not will_pass(failed):
+        if not is_transient(failed):
             return failed
         yield Do(ops.rollback)
-        if not is_lost(failed):
+        if not is_connection_lost(failed):
             return Report(unsettled=[Ended(one.run, plan.judge(failed, one.run)) for one in ended])
         # If it got as far as the commit: was it committed, or not? Whoever settles it looks again.
         return _disconnected(plan, [Ended(one.run, RELEASED, uncertain=one.uncertain) for one in ended], failed)

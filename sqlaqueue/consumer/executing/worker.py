@@ -10,16 +10,15 @@ from sqlaqueue.consumer import lifecycle, startup
 from sqlaqueue.consumer.claiming.claim_slot import Turn
 from sqlaqueue.consumer.context import Shift
 from sqlaqueue.consumer.core.effects import Beside, Do, InSession, Pause, Report, Rest, Script, Step, Watch
-from sqlaqueue.consumer.core.transient_errors import is_of_database, is_programs_fault
+from sqlaqueue.consumer.core.transient_errors import is_database_error, is_program_error
 from sqlaqueue.consumer.executing.executor import Hand
 from sqlaqueue.consumer.executing.held import held_batch, strike
 from sqlaqueue.consumer.executing.leased import leased_batch, run_leased, run_to_the_end
 from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.consumer.maintenance.loop import mend_messages
-from sqlaqueue.consumer.sessions.write_routing import driver_connection, one_connection
+from sqlaqueue.consumer.sessions.connection_checks import driver_connection, shared_connection_error
 from sqlaqueue.consumer.settling.completions import settle_finished, settle_postponed
 from sqlaqueue.consumer.settling.outcomes import RELEASED, Ended
-from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import logger
 from sqlaqueue.postgresql.schema_checks import why_undefined
 
@@ -73,7 +72,7 @@ def _take_turns(shift: Shift, take_turn: Callable[[Shift, Turn], Script]) -> Scr
 
 def _trouble(shift: Shift, error: Exception) -> Script:
     """Wait before the next try, or end when it is the program that is wrong."""
-    if not shift.proven and is_programs_fault(error):
+    if not shift.proven and is_program_error(error):
         shift.fail(error)
     if shift.error is not None:
         return
@@ -163,12 +162,12 @@ def _check(shift: Shift) -> Script:
             yield InSession(_two_sessions(shift))
             yield Beside(startup.check_transactions, (shift.plan,))
         except Exception as error:
-            if not is_of_database(error):
+            if not is_database_error(error):
                 # No session has worked yet, and it is not the database that says no.
                 shift.fail(error)
             raise
         told = yield Beside(startup.check_database, (shift.plan,))
-        lifecycle.started(shift, told=told)
+        lifecycle.log_started(shift, told=told)
         if told and not shift.draining:
             shift.listen()
 
@@ -178,7 +177,7 @@ def _two_sessions(shift: Shift) -> Script:
     bind = shift.plan.bind
     mine, other = (yield Do(driver_connection, (bind,))), (yield Beside(driver_connection, (bind,)))
     if mine is other:
-        raise ConfigurationError(one_connection(shift.name, "the engine"))
+        raise shared_connection_error(shift.name, "the engine")
 
 
 def _mended(shift: Shift) -> Generator[Step, Any, bool]:

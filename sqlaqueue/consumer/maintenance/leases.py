@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
 from sqlaqueue._version import __version__
-from sqlaqueue.consumer.notifications.emit import tell_ended
+from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.settle import QUIET
@@ -63,7 +63,7 @@ def rescue_expired(session: Session, plan: Plan) -> list[Key]:
     keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
     rescued = keys_from(keys, len(plan.spec.keys))
     # Some of them may have failed with that.
-    tell_ended(session, plan, rescued)
+    notify_settled(session, plan, rescued)
     session.commit()
     return rescued
 

@@ -12,7 +12,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlaqueue.consumer.claiming import batch_size
 from sqlaqueue.consumer.context import Shift
 from sqlaqueue.consumer.core.effects import Beside, Doze, Report, Script, Step
-from sqlaqueue.consumer.core.transient_errors import may_pass, will_pass
+from sqlaqueue.consumer.core.transient_errors import is_transient, may_recover
 from sqlaqueue.consumer.executing.executor import runs_of
 from sqlaqueue.consumer.executing.leased import pass_on
 from sqlaqueue.consumer.maintenance import leases
@@ -42,7 +42,7 @@ def keep(shift: Shift) -> Script:
                 yield from duty(shift, now)
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other duties are due all the same
                 # Until a first claim has worked, a lane says what is wrong with the program; it would be said twice.
-                if error is not shift.error and (shift.proven or may_pass(error)):
+                if error is not shift.error and (shift.proven or may_recover(error)):
                     kind = type(error).__name__
                     extra = shift.fields("maintenance_trouble", error_kind=kind)
                     logger.warning("%s: tending the queue: %s: %s", shift.name, kind, error, extra=extra)
@@ -247,7 +247,7 @@ def _delete_batch(shift: Shift, walk: Walk) -> Generator[Step, Any, bool]:
     try:
         deleted, newest, bound = yield Beside(retention.delete_some, (shift.plan, walk))
     except DBAPIError as error:
-        if will_pass(error):
+        if is_transient(error):
             raise
         return not (walk.failed() and (yield Beside(retention.leave_first, (shift.plan, walk, error))))
     more = walk.went(deleted, newest, bound, time.monotonic() - began)

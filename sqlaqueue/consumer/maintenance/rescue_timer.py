@@ -49,7 +49,7 @@ class Sweeps:
         """Return the seconds until its keeper should look; inf if its ear will tell."""
         return _NEVER if hears and not self._is_missed else self._at - self._now()
 
-    def until_missed(self) -> float:
+    def until_overdue(self) -> float:
         """Return the seconds until its ear should tell that nobody has said so; inf if it has told."""
         return _NEVER if self._is_missed else self._at - self._now()
 

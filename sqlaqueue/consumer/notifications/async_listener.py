@@ -12,33 +12,40 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from sqlaqueue.consumer.notifications.subscriptions import ANSWER, CHECK, Hearer, Hearers, keep_alive, wait_before
+from sqlaqueue.consumer.notifications.subscriptions import (
+    ANSWER,
+    CHECK,
+    Subscriber,
+    Subscriptions,
+    keep_alive,
+    wait_before,
+)
 from sqlaqueue.log import fields, logger
 
 
-class AsyncEar:
+class AsyncListener:
     """A task that listens on the channels that somebody wants to hear."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = AsyncEngine(engine)
-        self.hearers = Hearers()
+        self.subscriptions = Subscriptions()
         self._rung = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._again = False
 
-    def add(self, channel: str, hearer: Hearer) -> None:
-        """Have ``hearer`` hear what is said on ``channel``."""
-        self.hearers.add(channel, hearer)
+    def add(self, channel: str, subscriber: Subscriber) -> None:
+        """Have ``subscriber`` hear what is said on ``channel``."""
+        self.subscriptions.add(channel, subscriber)
         if self._task is None:
             self._task = asyncio.create_task(self._listen(), name="sqlaqueue-ear")
         self._rung.set()
 
-    async def remove(self, hearer: Hearer) -> None:
-        """Have ``hearer`` hear no more; with the last one the connection is closed."""
-        self.hearers.remove(hearer)
+    async def remove(self, subscriber: Subscriber) -> None:
+        """Have ``subscriber`` hear no more; with the last one the connection is closed."""
+        self.subscriptions.remove(subscriber)
         self._rung.set()
         task = self._task
-        if task is not None and not self.hearers.channels:
+        if task is not None and not self.subscriptions.channels:
             # The engine may be disposed of next, and the loop closed.
             await asyncio.wait([task], timeout=5)
 
@@ -49,7 +56,7 @@ class AsyncEar:
 
     async def _listen(self) -> None:
         failures = 0
-        while self.hearers.channels:
+        while self.subscriptions.channels:
             try:
                 async with self._connection() as (connection, driver):
                     await self._serve(connection, driver)
@@ -60,7 +67,7 @@ class AsyncEar:
                     kind = type(error).__name__
                     extra = fields("listener_lost", error_kind=kind)
                     logger.warning("cannot listen for new jobs, polling: %s: %s", kind, error, extra=extra)
-            self.hearers.doubt(self.hearers.channels)
+            self.subscriptions.listening_lost(self.subscriptions.channels)
             if failures:
                 await self._wait(wait_before(failures))
         self._task = None
@@ -90,20 +97,20 @@ class AsyncEar:
         listener = _ByCallback(driver, self) if by_callback else _ByDescriptor(driver, self, quote)
         listening: set[str] = set()
         self._again, silent_since = False, time.monotonic()
-        while (wanted := self.hearers.channels) and not self._again:
+        while (wanted := self.subscriptions.channels) and not self._again:
             for channel in listening - wanted:
                 await listener.end(channel)
             for channel in wanted - listening:
                 await listener.begin(channel)
-                self.hearers.doubt({channel})
+                self.subscriptions.listening_lost({channel})
             listening = wanted
             await listener.receive()
             with listener.watched():
-                rung = await self._wait(min(CHECK, self.hearers.until_missed()))
+                rung = await self._wait(min(CHECK, self.subscriptions.until_overdue()))
             if rung:
                 silent_since = time.monotonic()
                 continue
-            self.hearers.miss()
+            self.subscriptions.report_overdue()
             if time.monotonic() - silent_since >= CHECK:
                 await self._ask(connection)
                 silent_since = time.monotonic()
@@ -135,7 +142,7 @@ class AsyncEar:
 class _ByCallback:
     """asyncpg calls back."""
 
-    def __init__(self, driver: Any, ear: AsyncEar) -> None:
+    def __init__(self, driver: Any, ear: AsyncListener) -> None:
         self._driver, self._ear = driver, ear
 
     async def begin(self, channel: str) -> None:
@@ -162,13 +169,13 @@ class _ByCallback:
         self._ear.reconnect()
 
     def _said(self, _: Any, __: int, channel: str, words: str) -> None:
-        self._ear.hearers.say(channel, words)
+        self._ear.subscriptions.deliver(channel, words)
 
 
 class _ByDescriptor:
     """psycopg has what arrives fetched from the connection."""
 
-    def __init__(self, driver: Any, ear: AsyncEar, quote: Callable[[str], str]) -> None:
+    def __init__(self, driver: Any, ear: AsyncListener, quote: Callable[[str], str]) -> None:
         self._driver, self._ear, self._quote = driver, ear, quote
         keep_alive(driver.fileno())
 
@@ -194,15 +201,17 @@ class _ByDescriptor:
     async def receive(self) -> None:
         """Fetch what has arrived, and pass it on."""
         async for each in self._driver.notifies(timeout=0):
-            self._ear.hearers.say(each.channel, each.payload)
+            self._ear.subscriptions.deliver(each.channel, each.payload)
 
 
-_ears: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[sa.Engine, AsyncEar]] = weakref.WeakKeyDictionary()
+_listeners: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[sa.Engine, AsyncListener]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def async_ear_of(engine: sa.Engine) -> AsyncEar:
+def async_listener_of(engine: sa.Engine) -> AsyncListener:
     """Return the ear that all AsyncConsumers of an engine share in the running event loop."""
-    ears = _ears.setdefault(asyncio.get_running_loop(), {})
+    ears = _listeners.setdefault(asyncio.get_running_loop(), {})
     if engine not in ears:
-        ears[engine] = AsyncEar(engine)
+        ears[engine] = AsyncListener(engine)
     return ears[engine]

@@ -11,20 +11,20 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core.waker import Bell
-from sqlaqueue.consumer.notifications.subscriptions import CHECK, Hearer, Hearers, keep_alive, wait_before
+from sqlaqueue.consumer.core.waker import Waker
+from sqlaqueue.consumer.notifications.subscriptions import CHECK, Subscriber, Subscriptions, keep_alive, wait_before
 from sqlaqueue.log import fields, logger
 
 
-class Ear:
+class Listener:
     """A thread that listens on the channels that somebody wants to hear, and ends when nobody does."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
-        self.hearers = Hearers()
-        self._bell = Bell()
+        self.subscriptions = Subscriptions()
+        self._waker = Waker()
         self._again = False
-        self._thread = threading.Thread(target=self._listen, name="sqlaqueue-ear", daemon=True)
+        self._thread = threading.Thread(target=self._listen, name="sqlaqueue-listener", daemon=True)
 
     def start(self) -> None:
         """Begin to listen."""
@@ -37,11 +37,11 @@ class Ear:
     def reconnect(self) -> None:
         """Make another connection: nothing arrives by this one."""
         self._again = True
-        self.ring()
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Have the thread see what has changed."""
-        self._bell.ring()
+        self._waker.wake()
 
     def _listen(self) -> None:
         failures = 0
@@ -56,16 +56,16 @@ class Ear:
                     kind = type(error).__name__
                     extra = fields("listener_lost", error_kind=kind)
                     logger.warning("cannot listen for new jobs, polling: %s: %s", kind, error, extra=extra)
-            self.hearers.doubt(self.hearers.channels)
+            self.subscriptions.listening_lost(self.subscriptions.channels)
             if failures:
-                self._bell.wait(wait_before(failures))
+                self._waker.wait(wait_before(failures))
 
     def _may_end(self) -> bool:
         with _lock:
-            if self.hearers.channels:
+            if self.subscriptions.channels:
                 return False
-            del _ears[self._engine]
-            self._bell.close()
+            del _listeners[self._engine]
+            self._waker.close()
             return True
 
     @contextlib.contextmanager
@@ -85,19 +85,19 @@ class Ear:
         quote = connection.dialect.identifier_preparer.quote_identifier
         listening: set[str] = set()
         self._again, silent_since = False, time.monotonic()
-        while (wanted := self.hearers.channels) and not self._again:
+        while (wanted := self.subscriptions.channels) and not self._again:
             for channel in listening - wanted:
                 connection.exec_driver_sql(f"UNLISTEN {quote(channel)}")
             for channel in wanted - listening:
                 connection.exec_driver_sql(f"LISTEN {quote(channel)}")
-                self.hearers.doubt({channel})
+                self.subscriptions.listening_lost({channel})
             listening = wanted
             for channel, words in _received(driver):
-                self.hearers.say(channel, words)
-            if self._bell.wait(min(CHECK, self.hearers.until_missed()), driver.fileno()):
+                self.subscriptions.deliver(channel, words)
+            if self._waker.wait(min(CHECK, self.subscriptions.until_overdue()), driver.fileno()):
                 silent_since = time.monotonic()
                 continue
-            self.hearers.miss()
+            self.subscriptions.report_overdue()
             if time.monotonic() - silent_since >= CHECK:
                 connection.exec_driver_sql("SELECT 1")
                 silent_since = time.monotonic()
@@ -112,40 +112,40 @@ def _received(driver: Any) -> list[tuple[str, str]]:
     return [(each.channel, each.payload) for each in found]
 
 
-_ears: dict[sa.Engine, Ear] = {}
+_listeners: dict[sa.Engine, Listener] = {}
 _lock = threading.Lock()
 
 
-def listen(engine: sa.Engine, channel: str, hearer: Hearer) -> None:
-    """Have ``hearer`` hear what is said on ``channel``, by the one connection of this process and engine."""
+def listen(engine: sa.Engine, channel: str, subscriber: Subscriber) -> None:
+    """Have ``subscriber`` hear what is said on ``channel``, by the one connection of this process and engine."""
     with _lock:
-        ear = _ears.get(engine)
-        if ear is None:
-            ear = _ears[engine] = Ear(engine)
-            ear.start()
-        ear.hearers.add(channel, hearer)
-        ear.ring()
+        listener = _listeners.get(engine)
+        if listener is None:
+            listener = _listeners[engine] = Listener(engine)
+            listener.start()
+        listener.subscriptions.add(channel, subscriber)
+        listener.wake()
 
 
-def unlisten(engine: sa.Engine, hearer: Hearer) -> None:
-    """Have ``hearer`` hear no more; with the last one the connection is closed."""
+def unlisten(engine: sa.Engine, subscriber: Subscriber) -> None:
+    """Have ``subscriber`` hear no more; with the last one the connection is closed."""
     with _lock:
-        ear = _ears.get(engine)
-        if ear is not None:
-            ear.hearers.remove(hearer)
-            ear.ring()
-    if ear is not None and not ear.hearers.channels:
+        listener = _listeners.get(engine)
+        if listener is not None:
+            listener.subscriptions.remove(subscriber)
+            listener.wake()
+    if listener is not None and not listener.subscriptions.channels:
         # Whoever ends the last Consumer may drop the database next.
-        ear.join()
+        listener.join()
 
 
 def reconnect(engine: sa.Engine) -> None:
     """Listen by another connection."""
     with _lock:
-        ear = _ears.get(engine)
-        if ear is not None:
-            ear.reconnect()
+        listener = _listeners.get(engine)
+        if listener is not None:
+            listener.reconnect()
 
 
 # A copy of this process has the connection, but not the thread.
-os.register_at_fork(after_in_child=_ears.clear)
+os.register_at_fork(after_in_child=_listeners.clear)

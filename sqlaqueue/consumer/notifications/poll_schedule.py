@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from sqlaqueue.consumer.maintenance.rescue_timer import Sweeps
-from sqlaqueue.consumer.notifications.waiter_registry import Awaited
+from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.payloads import Claimed, Deregistered, Heartbeat, Payload, Pending, Settled, Signal, Wait
 
 PATIENCE = 5.0
@@ -99,10 +99,10 @@ class Calls:
         *,
         sweep: Callable[[int], float] | None = None,
         share: Callable[[], int] = lambda: 1,
-        awaited: Awaited | None = None,
+        awaited: WaiterRegistry | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._awaited = Awaited(now=now) if awaited is None else awaited
+        self._awaited = WaiterRegistry(now=now) if awaited is None else awaited
         self._me, self._poll, self._share, self._now = me, poll, share, now
         self._called, self._noticed = called, noticed
         self._lock = threading.Lock()
@@ -131,7 +131,7 @@ class Calls:
 
     # -- what is heard -------------------------------------------------------------------------------------------
 
-    def hear(self, payload: Payload) -> None:
+    def receive(self, payload: Payload) -> None:
         """Take in a notification."""
         self._heard = self._now()
         match payload:
@@ -263,7 +263,7 @@ class Calls:
             self._others -= {consumer for consumer, there in self._news.items() if not there}
             self._clock_ahead = clock_ahead
 
-    def went_deaf(self) -> None:
+    def listening_lost(self) -> None:
         """Forget that calls arrive, such as when the connection that they come by is lost."""
         with self._lock:
             self._heard_myself = self._checked_in = None
@@ -296,11 +296,11 @@ class Calls:
         with self._lock:
             return sorted([*self._others, self._me]).index(self._me) if self.hears else 0
 
-    def until_missed(self) -> float:
+    def until_overdue(self) -> float:
         """Return the seconds until nobody has said to look for jobs whose lease is over: then it is this one's turn."""
-        return self.sweeps.until_missed()
+        return self.sweeps.until_overdue()
 
-    def missed(self) -> None:
+    def notification_overdue(self) -> None:
         """Note that nobody has said so."""
         self.sweeps.miss()
         self._noticed()

@@ -20,39 +20,39 @@ _FIRST_WAIT, _LONGEST_WAIT = 0.2, 30.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
-class Hearer(Protocol):
+class Subscriber(Protocol):
     """One who wants to hear: a Consumer, or somebody who waits for the end of a job."""
 
-    def hear(self, payload: Payload) -> None:
+    def receive(self, payload: Payload) -> None:
         """Take in a notification."""
 
-    def went_deaf(self) -> None:
+    def listening_lost(self) -> None:
         """Learn that something may have been missed: the connection is lost, or is another one."""
 
-    def until_missed(self) -> float:
+    def until_overdue(self) -> float:
         """Return the seconds until it is to learn that it has not heard what it counts on; inf when there is none."""
         ...
 
-    def missed(self) -> None:
+    def notification_overdue(self) -> None:
         """Learn that."""
 
 
-class Hearers:
+class Subscriptions:
     """Those who want to hear what is said on channels."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._channels: dict[Hearer, str] = {}
+        self._channels: dict[Subscriber, str] = {}
 
-    def add(self, channel: str, hearer: Hearer) -> None:
-        """Have ``hearer`` hear what is said on ``channel``."""
+    def add(self, channel: str, subscriber: Subscriber) -> None:
+        """Have ``subscriber`` hear what is said on ``channel``."""
         with self._lock:
-            self._channels[hearer] = channel
+            self._channels[subscriber] = channel
 
-    def remove(self, hearer: Hearer) -> None:
-        """Have ``hearer`` hear no more."""
+    def remove(self, subscriber: Subscriber) -> None:
+        """Have ``subscriber`` hear no more."""
         with self._lock:
-            self._channels.pop(hearer, None)
+            self._channels.pop(subscriber, None)
 
     @property
     def channels(self) -> set[str]:
@@ -60,31 +60,31 @@ class Hearers:
         with self._lock:
             return set(self._channels.values())
 
-    def say(self, channel: str, text: str) -> None:
+    def deliver(self, channel: str, text: str) -> None:
         """Deliver a notification to the subscribers of its channel."""
         payload = parse(text)
         if payload is not None:
-            for hearer in self._of({channel}):
-                hearer.hear(payload)
+            for subscriber in self._of({channel}):
+                subscriber.receive(payload)
 
-    def doubt(self, channels: set[str]) -> None:
+    def listening_lost(self, channels: set[str]) -> None:
         """Have it proven again that something is heard: the connection is lost, or is another one."""
-        for hearer in self._of(channels):
-            hearer.went_deaf()
+        for subscriber in self._of(channels):
+            subscriber.listening_lost()
 
-    def until_missed(self) -> float:
+    def until_overdue(self) -> float:
         """Return the seconds until somebody has not heard what it counts on."""
-        return min([each.until_missed() for each in self._of(self.channels)], default=float("inf"))
+        return min([each.until_overdue() for each in self._of(self.channels)], default=float("inf"))
 
-    def miss(self) -> None:
+    def report_overdue(self) -> None:
         """Tell those who have not."""
-        for hearer in self._of(self.channels):
-            if hearer.until_missed() <= 0:
-                hearer.missed()
+        for subscriber in self._of(self.channels):
+            if subscriber.until_overdue() <= 0:
+                subscriber.notification_overdue()
 
-    def _of(self, channels: set[str]) -> list[Hearer]:
+    def _of(self, channels: set[str]) -> list[Subscriber]:
         with self._lock:
-            return [hearer for hearer, channel in self._channels.items() if channel in channels]
+            return [subscriber for subscriber, channel in self._channels.items() if channel in channels]
 
 
 def wait_before(failures: int) -> float:

@@ -18,7 +18,7 @@ MOST = 10_000
 """How many jobs it remembers; who waits for another one finds its end by looking."""
 
 
-class Awaited:
+class WaiterRegistry:
     """The memory of a Consumer: for which jobs somebody waits.
 
     :param now: the clock.

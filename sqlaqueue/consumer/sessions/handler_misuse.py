@@ -35,7 +35,7 @@ def ends_transaction(statement: str) -> bool:
     return _ENDS_TRANSACTION.match(statement) is not None
 
 
-def ended_past_session() -> HandlerMisuseError:
+def transaction_ended_error() -> HandlerMisuseError:
     """Return the error for a handler that ended its batch's transaction where the session could not notice."""
     return HandlerMisuseError(
         "the handler ended the transaction that holds its batch, past its session: by the connection's commit() or "
@@ -44,13 +44,13 @@ def ended_past_session() -> HandlerMisuseError:
     )
 
 
-def is_gone(job: Any) -> bool:
+def is_deleted(job: Any) -> bool:
     """Return whether a job was deleted through its session."""
     state = sa.inspect(job)
     return bool(state.deleted or state.was_deleted)
 
 
-def in_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Run]) -> HandlerMisuseError | None:
+def check_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Run]) -> HandlerMisuseError | None:
     """Flush, and return an error when a handler has changed the key or the state of one of its jobs.
 
     What it has written without the ORM is noticed when the run is settled.
@@ -63,7 +63,7 @@ def in_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Ru
     running = states.pending if states.processing is None else states.processing
     others = [word for state in STATES if (word := getattr(states, state)) is not None and word != running]
     for job, run in zip(jobs, runs, strict=True):
-        if is_gone(job):
+        if is_deleted(job):
             continue
         if sa.inspect(job).identity != run.key:
             return HandlerMisuseError(
@@ -78,7 +78,7 @@ def in_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Ru
     return None
 
 
-def at_the_end(plan: Plan, key: Key) -> HandlerMisuseError:
+def row_changed_error(plan: Plan, key: Key) -> HandlerMisuseError:
     """Return the error for a job whose row its handler has changed past the ORM, so that its run cannot be ended."""
     return HandlerMisuseError(
         f"the row of {plan.spec.model.__name__} {key_text(key)} is not there any more as it was handed out: a handler "
@@ -91,21 +91,21 @@ class RowsChanged(HandlerMisuseError):
     """Some runs of a held batch cannot be ended, since a handler has changed the rows of their jobs."""
 
     def __init__(self, plan: Plan, keys: Sequence[Key]) -> None:
-        super().__init__(str(at_the_end(plan, keys[0])))
+        super().__init__(str(row_changed_error(plan, keys[0])))
         self.keys = keys
 
 
-def refuse_missing(plan: Plan, missing: Sequence[Ended]) -> None:
+def refuse_missing_rows(plan: Plan, missing: Sequence[Ended]) -> None:
     """Refuse to commit a held batch of which some rows were not found: nobody but its handlers can have written them.
 
     :raises RowsChanged: unless they were deleted through the session.
     """
-    keys = [one.run.key for one in missing if one.job is None or not is_gone(one.job)]
+    keys = [one.run.key for one in missing if one.job is None or not is_deleted(one.job)]
     if keys:
         raise RowsChanged(plan, keys)
 
 
-def refuse_own_doing(session: Session, plan: Plan, lost: Sequence[Ended]) -> None:
+def refuse_changed_rows(session: Session, plan: Plan, lost: Sequence[Ended]) -> None:
     """Tell runs that were lost to others from those whose row the handler itself has changed; all is rolled back.
 
     :raises HandlerMisuseError: when one is held all the same, once what the handler wrote is undone.
@@ -116,4 +116,4 @@ def refuse_own_doing(session: Session, plan: Plan, lost: Sequence[Ended]) -> Non
     found = session.execute(mine, bind_arguments=plan.bind).first()
     session.rollback()
     if found is not None:
-        raise at_the_end(plan, tuple(found))
+        raise row_changed_error(plan, tuple(found))

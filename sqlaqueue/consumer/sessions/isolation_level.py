@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.consumer.core.transient_errors import is_conflict
-from sqlaqueue.consumer.sessions.write_routing import bind_for_writing, writing
+from sqlaqueue.consumer.sessions.write_routing import primary_bind, routing_to_primary
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.queue.run import Run
@@ -57,20 +57,20 @@ def is_strict(plan: Plan) -> bool:
     return plan.level in _STRICT
 
 
-def begin(session: Session, plan: Plan) -> None:
+def begin_read_committed(session: Session, plan: Plan) -> None:
     """Begin a transaction of the Consumer's own.
 
     The driver puts the level into its BEGIN, so this is no statement, and nothing at all where the default suits.
     """
     if is_strict(plan) and not _is_connected(session):
         options = {"isolation_level": READ_COMMITTED}
-        with writing(session):
+        with routing_to_primary(session):
             session.connection(bind_arguments=plan.bind, execution_options=options)
 
 
-def carry_out(session: Session, plan: Plan, operation: Callable[[Session], Any]) -> Any:
+def run_read_committed(session: Session, plan: Plan, operation: Callable[[Session], Any]) -> Any:
     """Carry out an operation in a transaction of the Consumer's own."""
-    begin(session, plan)
+    begin_read_committed(session, plan)
     return operation(session)
 
 
@@ -84,7 +84,7 @@ def _asked_for(connection: sa.Connection, plan: Plan) -> str | None:
     return plan.level if level is None else str(level).upper().replace("_", " ")
 
 
-def watch(session: Session, plan: Plan, running: Callable[[], Sequence[Run]]) -> None:
+def lock_rows_on_begin(session: Session, plan: Plan, running: Callable[[], Sequence[Run]]) -> None:
     """Have the rows of jobs locked when their handler begins a transaction at a strict level.
 
     :param running: returns the runs for which the handler is called, as long as it is.
@@ -101,7 +101,7 @@ def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa
     if level not in _STRICT or transaction.nested:
         return
     runs = running()
-    if runs and connection.engine.pool is bind_for_writing(session, plan.spec.mapper).engine.pool:
+    if runs and connection.engine.pool is primary_bind(session, plan.spec.mapper).engine.pool:
         session.info[_PLACES] = _lock(connection, plan, level, runs)
 
 

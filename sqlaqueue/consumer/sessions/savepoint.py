@@ -8,8 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.orm import Session, SessionTransaction
 
-from sqlaqueue.consumer.sessions.handler_misuse import ended_past_session, ends_transaction
-from sqlaqueue.consumer.sessions.session_usage import touched
+from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction, transaction_ended_error
+from sqlaqueue.consumer.sessions.session_usage import transaction_used
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.exc import HandlerMisuseError
 
@@ -48,7 +48,7 @@ class Savepoint:
 
         def execute(_: sa.Connection, __: Any, statement: str, *___: Any) -> None:
             if ends_transaction(statement):
-                raise ended_past_session()
+                raise transaction_ended_error()
 
         event.listen(connection, "commit", commit)
         event.listen(connection, "before_cursor_execute", execute)
@@ -57,12 +57,12 @@ class Savepoint:
         """Return whether a commit that is under way would end more than a part of the handler's own."""
         return self._open and self._session.get_nested_transaction() in {self._own, None}
 
-    def touched(self) -> bool:
+    def was_used(self) -> bool:
         """Return whether a handler has left a trace since it was opened, if only by ending what it should not."""
         session = self._session
         if session.get_transaction() is not self._root or session.get_nested_transaction() is not self._own:
             return True
-        return touched(session, self._own)
+        return transaction_used(session, self._own)
 
     def close(self, *, keep: bool) -> None:
         """Keep or undo what the handler wrote.

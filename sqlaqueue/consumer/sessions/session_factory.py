@@ -13,7 +13,7 @@ from sqlaqueue.exc import ConfigurationError
 _OTHERS = {"Consumer": "AsyncConsumer", "wait": "async_wait"} | {"AsyncConsumer": "Consumer", "async_wait": "wait"}
 
 
-def maker_of(session_factory: Any, what: str, *, is_async: bool) -> Any:
+def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
     """Return what makes new sessions: a scoped_session hands out the one that its thread or task is using.
 
     :param what: the class or function that it was given to, for the texts of errors.
@@ -35,11 +35,11 @@ def maker_of(session_factory: Any, what: str, *, is_async: bool) -> Any:
         raise ConfigurationError(msg)
     if isinstance(given, sessionmaker) or _is_of_asyncio(given, "async_sessionmaker"):
         made: Any = given.class_  # pyright: ignore[reportFunctionMemberAccess] # it takes what is callable for a function
-        check_made(made, given, what, is_async=is_async)
+        check_session_class(made, given, what, is_async=is_async)
     return given
 
 
-def check_made(made: type[Any], factory: Any, what: str, *, is_async: bool) -> None:
+def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: bool) -> None:
     """Refuse a factory whose sessions are not of the kind that is needed.
 
     :param made: the class of what it makes.

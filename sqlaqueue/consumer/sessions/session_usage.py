@@ -8,20 +8,20 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.orm.attributes import instance_state
 
 
-def left_trace(session: Session, job: Any) -> bool:
+def was_used(session: Session, job: Any) -> bool:
     """Return whether a handler has used a session that was clean: it may have read or written something.
 
     :param job: one of its jobs.
     """
     # Adding, deleting or changing an instance begins a transaction as well, so most handlers are done with here.
     if session.in_transaction():
-        return touched(session, session.get_transaction())
+        return transaction_used(session, session.get_transaction())
     # It may have committed, rolled back or closed the session.
     state = instance_state(job)
     return state.expired or state.session_id is None
 
 
-def touched(session: Session, transaction: SessionTransaction | None) -> bool:
+def transaction_used(session: Session, transaction: SessionTransaction | None) -> bool:
     """Return whether there is something to flush, or the transaction has been to the database."""
     if not session._is_clean():  # noqa: SLF001 - new, dirty and deleted make a set each, for every job
         return True

@@ -9,7 +9,7 @@ from sqlalchemy import exc
 
 from sqlaqueue.consumer.context import Shift
 from sqlaqueue.consumer.core.effects import Beside, Script
-from sqlaqueue.consumer.core.transient_errors import is_held_up, settles_later
+from sqlaqueue.consumer.core.transient_errors import is_lock_or_timeout, may_settle_later
 from sqlaqueue.consumer.settling import settle
 from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.keys import key_text, key_value
@@ -31,7 +31,7 @@ def settle_finished(shift: Shift, *, wait: bool = True) -> Script:
         try:
             lost = yield Beside(partial(settle.settle_and_commit, wait=wait), (shift.plan, finished))
         except exc.DBAPIError as error:
-            if settles_later(error) and not is_held_up(error):
+            if may_settle_later(error) and not is_lock_or_timeout(error):
                 raise
             lost, stuck, later = yield Beside(partial(settle.settle_each, wait=wait), (shift.plan, finished))
     except Exception:

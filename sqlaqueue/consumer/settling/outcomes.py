@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core.transient_errors import is_lost, is_of_connecting
+from sqlaqueue.consumer.core.transient_errors import is_connect_error, is_connection_lost
 from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
@@ -114,7 +114,7 @@ def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 -
 
     :param gone: whether the connection of its session is gone.
     """
-    if is_lost(error) or is_of_connecting(error):
+    if is_connection_lost(error) or is_connect_error(error):
         return True
     return gone and not is_verdict(error) and not isinstance(error, TimeoutError | CancelledError)
 

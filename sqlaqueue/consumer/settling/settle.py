@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.transient_errors import is_held_up, settles_later, will_pass
-from sqlaqueue.consumer.notifications.emit import tell_ended
+from sqlaqueue.consumer.core.transient_errors import is_lock_or_timeout, is_transient, may_settle_later
+from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.sessions import isolation_level
-from sqlaqueue.consumer.sessions.handler_misuse import in_rows, is_gone, refuse_own_doing
+from sqlaqueue.consumer.sessions.handler_misuse import check_rows, is_deleted, refuse_changed_rows
 from sqlaqueue.consumer.settings import ASKED, KEYS, TOKEN, Plan
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Ended, HeldUp
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
@@ -38,7 +38,7 @@ def settle(session: Session, plan: Plan, ended: Sequence[Ended]) -> list[Ended]:
             keys = set(settled)
             lost += [one for one in group if one.run.key not in keys]
         if group[0].outcome.state != "pending":
-            tell_ended(session, plan, settled)
+            notify_settled(session, plan, settled)
     return lost
 
 
@@ -155,10 +155,10 @@ def settle_each(
             lost += settle_and_commit(session, plan, [one], wait=wait)
         except DBAPIError as error:
             session.rollback()
-            if is_held_up(error):
+            if is_lock_or_timeout(error):
                 later.append(one)
                 continue
-            if settles_later(error):
+            if may_settle_later(error):
                 raise
             run, queue = one.run, plan.spec.name
             named = {"queue": queue, "worker": plan.worker(), "job_key": key_value(run.key)}
@@ -185,7 +185,7 @@ def _settle_otherwise(session: Session, plan: Plan, one: Ended, error: DBAPIErro
             return settle_and_commit(session, plan, [one])
         except DBAPIError as again:
             session.rollback()
-            if settles_later(again):
+            if may_settle_later(again):
                 raise
     return None
 
@@ -202,15 +202,15 @@ def complete_and_commit(session: Session, plan: Plan, ended: Sequence[Ended]) ->
     with session.no_autoflush, _no_fault_of_the_handler():
         lost = settle(session, plan, deleted)
     if not lost:
-        misuse = in_rows(session, plan, [one.job for one in ended], [one.run for one in ended])
+        misuse = check_rows(session, plan, [one.job for one in ended], [one.run for one in ended])
         if misuse is not None:
             raise misuse
         with _no_fault_of_the_handler():
-            lost = settle(session, plan, [one for one in ended if not is_gone(one.job)])
+            lost = settle(session, plan, [one for one in ended if not is_deleted(one.job)])
     if not lost:
         commit(session, ended)
         return lost
-    refuse_own_doing(session, plan, lost)
+    refuse_changed_rows(session, plan, lost)
     return lost
 
 
@@ -220,7 +220,7 @@ def _no_fault_of_the_handler() -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if settles_later(error) and not will_pass(error):
+        if may_settle_later(error) and not is_transient(error):
             msg = f"the end of the run could not be written: {error.orig}"
             raise HeldUp(msg) from error
         raise

@@ -32,7 +32,7 @@ def hearing(clock: Clock, timeout: float | None = None) -> WaitState:
     """Return one that has announced, been heard, and looked."""
     one = waiting(clock, timeout=timeout)
     assert one.wants_announcement()
-    one.hear(one.announcement)
+    one.receive(one.announcement)
     assert one.wants_look()
     one.looked()
     return one
@@ -43,7 +43,7 @@ def test_it_announces_at_once_and_then_now_and_then(clock: Clock) -> None:
     assert one.pause() == 0
     assert one.wants_announcement()
     assert not one.wants_announcement()
-    one.hear(one.announcement)
+    one.receive(one.announcement)
     clock.now += REPEAT - 1
     one.wants_announcement()
     announced = 0
@@ -68,12 +68,12 @@ def test_until_it_is_heard_it_announces_again_at_growing_distances(clock: Clock)
 def test_it_looks_when_it_is_heard_and_when_its_job_has_ended(clock: Clock) -> None:
     one = waiting(clock)
     assert not one.wants_look()
-    one.hear(one.announcement)
+    one.receive(one.announcement)
     assert one.pause() == 0
     assert one.wants_look()
     one.looked()
     assert not one.wants_look()
-    one.hear(Settled(["4", "5"]))
+    one.receive(Settled(["4", "5"]))
     assert one.wants_look()
     assert not one.wants_look()
 
@@ -82,7 +82,7 @@ def test_what_it_hears_while_it_looks_asks_for_another_look(clock: Clock) -> Non
     one = hearing(clock)
     clock.now += LONGEST_PAUSE
     assert one.wants_look()
-    one.hear(Settled(["5"]))
+    one.receive(Settled(["5"]))
     one.looked()
     assert one.pause() == 0
     assert one.wants_look()
@@ -93,7 +93,7 @@ def test_what_it_hears_while_it_looks_asks_for_another_look(clock: Clock) -> Non
 )
 def test_what_others_wait_for_does_not_concern_it(clock: Clock, payload: Payload) -> None:
     one = hearing(clock)
-    one.hear(payload)
+    one.receive(payload)
     assert one.pause() > 0
 
 
@@ -118,7 +118,7 @@ def test_what_has_just_been_said_is_looked_for_more_often(clock: Clock) -> None:
     one.announces = False
     clock.now += 1000
     one.looked()
-    one.hear(Settled(["5"]))
+    one.receive(Settled(["5"]))
     assert one.wants_look()
     one.looked()
     assert one.pause() == pytest.approx(FIRST_PAUSE)
@@ -138,7 +138,7 @@ def test_its_time_comes_to_an_end(clock: Clock) -> None:
 def test_one_who_goes_deaf_announces_again(clock: Clock) -> None:
     one = hearing(clock)
     assert one.hears
-    one.went_deaf()
+    one.listening_lost()
     assert not one.hears
     assert one.wants_announcement()
 

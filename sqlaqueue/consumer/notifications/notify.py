@@ -15,7 +15,7 @@ from sqlaqueue.payloads import ALL_JOBS, Claimed, Signal, settled_payloads
 from sqlaqueue.postgresql.side_tables import notification
 
 
-def tell_ended(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
+def notify_settled(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
     """Tell those who wait for the end of some jobs, when the transaction commits; nobody, where nobody waits."""
     if not plan.awaited:
         return
@@ -23,20 +23,20 @@ def tell_ended(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
         session.execute(sa.select(notification(plan.spec, payload)), bind_arguments=plan.bind)
 
 
-def tell_released(session: Session, plan: Plan, ended: Sequence[Ended]) -> None:
+def notify_released(session: Session, plan: Plan, ended: Sequence[Ended]) -> None:
     """Have the others look for jobs that a batch has not begun: no trigger calls out what read as waiting all along."""
     if plan.is_told and any(one.outcome is RELEASED for one in ended):
         session.execute(sa.select(notification(plan.spec, Signal.POLL)), bind_arguments=plan.bind)
 
 
-def spare_others(session: Session, plan: Plan, look: Look) -> None:
+def notify_all_claimed(session: Session, plan: Plan, look: Look) -> None:
     """Tell the others, when the transaction commits, that a look has found nothing, where that spares them theirs."""
     if look.spares_others and plan.takes_all:
         told = notification(plan.spec, Claimed(ALL_JOBS, look.tickets))
         session.execute(sa.select(told), bind_arguments=plan.bind)
 
 
-def spare_others_and_commit(session: Session, plan: Plan, look: Look) -> None:
+def notify_all_claimed_and_commit(session: Session, plan: Plan, look: Look) -> None:
     """The same, in a transaction of its own."""
-    spare_others(session, plan, look)
+    notify_all_claimed(session, plan, look)
     session.commit()

@@ -1,0 +1,130 @@
+"""Checks of the sessions, the engine and the pool that a Consumer is given; each error says what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
+
+from sqlaqueue.consumer.sessions.write_routing import has_own_routing, primary_bind
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.postgresql.dialect_check import check_dialect
+
+_SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
+
+
+class PoolUser(Protocol):
+    """A Consumer, as far as its engine's pool is concerned."""
+
+    @property
+    def connections(self) -> int:
+        """The most connections it uses at once."""
+        ...
+
+
+def check_engine(session: Session, mapper: Any, who: str) -> sa.Engine:
+    """Return the engine to which a session writes the rows of ``mapper``.
+
+    :param who: the Consumer, as the errors name it.
+    :raises ConfigurationError: if the session is bound to one connection, the database is not PostgreSQL, or sessions
+        of this engine share connections.
+    """
+    bind = primary_bind(session, mapper)
+    if isinstance(bind, sa.Connection):
+        msg = (
+            f"{who}: its sessions are bound to one connection, but a Consumer needs one connection per handler and one "
+            "for its maintenance; give it sessionmaker(engine). In a test that rolls its connection back at the end, "
+            "call the handler with the session and a job, or let the test commit and delete its rows afterwards"
+        )
+        raise ConfigurationError(msg)
+    check_dialect(bind.dialect, who)
+    if isinstance(bind.pool, _SHARED_CONNECTION_POOLS):
+        raise shared_connection_error(who, f"the engine's {type(bind.pool).__name__}")
+    return bind
+
+
+def shared_connection_error(who: str, source: str) -> ConfigurationError:
+    """Return the error for sessions that share one connection.
+
+    :param source: what gives them the same connection: the engine or its pool.
+    """
+    return ConfigurationError(
+        f"{who}: {source} does not give each session a connection of its own, so handlers would commit and roll back "
+        "each other's work; make the engine without poolclass= and creator=, or with poolclass=NullPool"
+    )
+
+
+def check_two_phase(session: Session, model: str) -> None:
+    """Refuse sessions with two-phase commits for a queue whose table sends notifications.
+
+    :raises ConfigurationError: if ``session`` is one.
+    """
+    if session.twophase:
+        msg = (
+            f"{model}: PostgreSQL cannot prepare a transaction that has sent a notification, so a queue whose sessions "
+            f"use two-phase commits must not send any; set {model}.__queue__ = QueueConfig(notify=False), and run a "
+            "migration that drops its triggers"
+        )
+        raise ConfigurationError(msg)
+
+
+def check_pool(pool: Pool, consumer: PoolUser, who: str) -> None:
+    """Refuse a pool with fewer connections than one Consumer uses at once.
+
+    :raises ConfigurationError: if the pool is too small.
+    """
+    needed, limit = consumer.connections, pool_limit(pool)
+    if limit is not None and limit < needed:
+        msg = (
+            f"{who} needs {needed} connections, one per handler and one for its maintenance, and the engine's pool "
+            f"allows {limit}; use create_engine(..., pool_size={needed}) or lower concurrency"
+        )
+        raise ConfigurationError(msg)
+
+
+def check_shared_pool(engine: sa.Engine, consumers: Sequence[PoolUser], who: str) -> None:
+    """Refuse an engine whose pool has fewer connections than all Consumers that share it use at once.
+
+    :raises ConfigurationError: if the pool is too small.
+    """
+    limit, needed = pool_limit(engine.pool), sum(consumer.connections for consumer in consumers)
+    if limit is not None and limit < needed:
+        msg = (
+            f"{who} that share this engine ({', '.join(map(repr, consumers))}) need {needed} connections, and its pool "
+            f"allows {limit}; use create_engine(..., pool_size={needed})"
+        )
+        raise ConfigurationError(msg)
+
+
+def pool_limit(pool: Pool) -> int | None:
+    """Return how many connections a pool allows at once; None if there is no limit."""
+    size: Callable[[], int] | None = getattr(pool, "size", None)
+    overflow = getattr(pool, "_max_overflow", None)
+    return None if size is None or overflow is None or overflow < 0 else size() + overflow
+
+
+def check_writable(session: Session, model: str, bind: dict[str, Any]) -> None:
+    """Refuse a session class that routes even writes to a read-only server.
+
+    A session without routing of its own is not checked: its server may be a standby that is about to be promoted.
+
+    :param bind: the bind arguments of the queue.
+    :raises ConfigurationError: if the server is read-only.
+    """
+    if has_own_routing(session):
+        read_only = sa.func.current_setting("transaction_read_only")
+        if session.scalar(sa.select(read_only), bind_arguments=bind) == "on":
+            msg = (
+                f"{type(session).__name__}.get_bind() sends the writes of {model} to a server that is read-only; let "
+                f"it return the primary's engine when it is called with clause=update({model}), as Consumers do for "
+                "all of their statements, or give the Consumer a sessionmaker of the primary's engine"
+            )
+            raise ConfigurationError(msg)
+
+
+def driver_connection(session: Session, bind: dict[str, Any]) -> Any:
+    """Return the driver's connection that a session uses."""
+    return session.connection(bind_arguments=dict(bind)).connection.driver_connection

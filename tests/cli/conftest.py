@@ -41,7 +41,7 @@ class Process:
 
     def __init__(self, *arguments: str, environment: dict[str, str], directory: Path) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "sqlaqueue.cli", *arguments],
+            [sys.executable, "-P", "-m", "sqlaqueue", *arguments],
             env=environment,
             cwd=directory,
             stdout=subprocess.PIPE,

@@ -49,7 +49,7 @@ def test_the_page(database: Database, tmp_path: Path) -> None:
         if kind == "console":
             for command, output in commands(block):
                 assert command[0] == "sqlaqueue"
-                assert plain(run("-P", "-m", "sqlaqueue.cli", *command[1:])) == plain(output)
+                assert plain(run("-P", "-m", "sqlaqueue", *command[1:])) == plain(output)
                 ran += 1
         elif code.startswith("# app.py\n"):
             with (tmp_path / "app.py").open("a") as app:

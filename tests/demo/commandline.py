@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMAND = [sys.executable, "-P", "-m", "sqlaqueue.cli"]
+COMMAND = [sys.executable, "-P", "-m", "sqlaqueue"]
 
 # The workers of the demo find the package as this process does, also where it is not installed.
 _ROOT = Path(__file__).parent.parent.parent

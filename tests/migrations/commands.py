@@ -26,7 +26,7 @@ for command in sys.argv[1:]:
     else:
         main(argv=shlex.split(command)[1:], prog="alembic")
 """
-PROGRAMS = {"alembic": "alembic", "sqlaqueue": "sqlaqueue.cli", "python": ""}
+PROGRAMS = {"alembic": "alembic", "sqlaqueue": "sqlaqueue", "python": ""}
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
-from sqlaqueue.consumer.notifications.waiter_registry import MOST, REMEMBERED, WaiterRegistry
+from sqlaqueue.consumer.notifications.waiter_registry import MAX_JOBS, RETENTION, WaiterRegistry
 from sqlaqueue.payloads import Settled, Wait
 
 pytestmark = pytest.mark.once
@@ -42,7 +42,7 @@ def test_a_job_is_taken_once(registry: WaiterRegistry) -> None:
 
 def test_a_job_that_was_not_announced_for_long_is_forgotten(registry: WaiterRegistry, clock: Clock) -> None:
     registry.add(["5"])
-    clock.now += REMEMBERED
+    clock.now += RETENTION
     assert registry.take(["5"]) == []
 
 
@@ -50,10 +50,10 @@ def test_the_number_of_jobs_is_bounded(registry: WaiterRegistry) -> None:
     registry.add(["first"])
     registry.add(["second"])
     registry.add(["first"])
-    for number in range(MOST - 1):
+    for number in range(MAX_JOBS - 1):
         registry.add([str(number)])
     assert registry.take(["second"]) == [], "it was announced longest ago"
-    assert registry.take(["first", "0", str(MOST - 2)]) == ["first", "0", str(MOST - 2)]
+    assert registry.take(["first", "0", str(MAX_JOBS - 2)]) == ["first", "0", str(MAX_JOBS - 2)]
 
 
 def test_a_consumer_fills_it_from_notifications(registry: WaiterRegistry, clock: Clock) -> None:

@@ -1,4 +1,4 @@
-"""One connection an engine and event loop that listens, in a task, for the AsyncConsumers of that engine."""
+"""The listener for async code: one task and connection per engine and event loop that receives its notifications."""
 
 from __future__ import annotations
 
@@ -13,63 +13,65 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from sqlaqueue.consumer.notifications.subscriptions import (
-    ANSWER,
-    CHECK,
+    CHECK_INTERVAL,
+    REPLY_TIMEOUT,
     Subscriber,
     Subscriptions,
-    keep_alive,
-    wait_before,
+    enable_keepalive,
+    log_failure,
+    reconnect_delay,
 )
-from sqlaqueue.log import fields, logger
 
 
 class AsyncListener:
-    """A task that listens on the channels that somebody wants to hear."""
+    """A task that listens on the channels of its subscriptions, and ends with the last one."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = AsyncEngine(engine)
         self.subscriptions = Subscriptions()
-        self._rung = asyncio.Event()
+        self._woken = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._again = False
+        self._reconnects = False
 
     def add(self, channel: str, subscriber: Subscriber) -> None:
-        """Have ``subscriber`` hear what is said on ``channel``."""
+        """Deliver the notifications of ``channel`` to ``subscriber``."""
         self.subscriptions.add(channel, subscriber)
         if self._task is None:
-            self._task = asyncio.create_task(self._listen(), name="sqlaqueue-ear")
-        self._rung.set()
+            self._task = asyncio.create_task(self._run(), name="sqlaqueue-listener")
+        self.wake()
 
     async def remove(self, subscriber: Subscriber) -> None:
-        """Have ``subscriber`` hear no more; with the last one the connection is closed."""
+        """Deliver nothing more to ``subscriber``; with the last one the connection is closed."""
         self.subscriptions.remove(subscriber)
-        self._rung.set()
+        self.wake()
         task = self._task
         if task is not None and not self.subscriptions.channels:
-            # The engine may be disposed of next, and the loop closed.
+            # The caller may dispose of the engine next, and close the loop.
             await asyncio.wait([task], timeout=5)
 
     def reconnect(self) -> None:
-        """Make another connection: nothing arrives by this one."""
-        self._again = True
-        self._rung.set()
+        """Replace the connection, as no notification arrives by it."""
+        self._reconnects = True
+        self.wake()
 
-    async def _listen(self) -> None:
+    def wake(self) -> None:
+        """Make the task read the subscriptions and the connection."""
+        self._woken.set()
+
+    async def _run(self) -> None:
         failures = 0
         while self.subscriptions.channels:
             try:
                 async with self._connection() as (connection, driver):
-                    await self._serve(connection, driver)
+                    await self._listen(connection, driver)
                     failures = 0
-            except Exception as error:  # noqa: BLE001 - Consumers poll meanwhile, and the next try may do better
+            except Exception as error:  # noqa: BLE001 - subscribers poll meanwhile, and the next try may succeed
                 failures += 1
                 if failures == 1:
-                    kind = type(error).__name__
-                    extra = fields("listener_lost", error_kind=kind)
-                    logger.warning("cannot listen for new jobs, polling: %s: %s", kind, error, extra=extra)
+                    log_failure(error)
             self.subscriptions.listening_lost(self.subscriptions.channels)
             if failures:
-                await self._wait(wait_before(failures))
+                await self._wait(reconnect_delay(failures))
         self._task = None
 
     @contextlib.asynccontextmanager
@@ -79,129 +81,127 @@ class AsyncListener:
         try:
             await connection.execution_options(isolation_level="AUTOCOMMIT")
             driver = (await connection.get_raw_connection()).driver_connection
-            # It is kept for as long as somebody listens, and must not be missing in the pool.
+            # It is used for as long as there are subscriptions, and must not count against the pool.
             await connection.run_sync(lambda sync: sync.detach())
             yield connection, driver
         finally:
-            if self._again and hasattr(driver, "terminate"):
-                # asyncpg's close() waits for the server's answer, and half of this connection may be gone.
+            if self._reconnects and hasattr(driver, "terminate"):
+                # asyncpg's close() waits for a reply, and the connection may be half open.
                 driver.terminate()
             await connection.close()
             if hasattr(driver, "fileno") and not driver.closed:
-                # SQLAlchemy closes a detached connection of psycopg without waiting for it.
+                # SQLAlchemy does not wait until a detached connection of psycopg is closed.
                 await driver.close()
 
-    async def _serve(self, connection: AsyncConnection, driver: Any) -> None:
+    async def _listen(self, connection: AsyncConnection, driver: Any) -> None:
         quote = connection.dialect.identifier_preparer.quote_identifier
-        by_callback = hasattr(driver, "add_listener")
-        listener = _ByCallback(driver, self) if by_callback else _ByDescriptor(driver, self, quote)
+        channels = _Asyncpg(driver, self) if hasattr(driver, "add_listener") else _Psycopg(driver, self, quote)
         listening: set[str] = set()
-        self._again, silent_since = False, time.monotonic()
-        while (wanted := self.subscriptions.channels) and not self._again:
+        self._reconnects, silent_since = False, time.monotonic()
+        while (wanted := self.subscriptions.channels) and not self._reconnects:
             for channel in listening - wanted:
-                await listener.end(channel)
+                await channels.unlisten(channel)
             for channel in wanted - listening:
-                await listener.begin(channel)
+                await channels.listen(channel)
                 self.subscriptions.listening_lost({channel})
             listening = wanted
-            await listener.receive()
-            with listener.watched():
-                rung = await self._wait(min(CHECK, self.subscriptions.until_overdue()))
-            if rung:
+            await channels.receive()
+            with channels.waking():
+                woken = await self._wait(min(CHECK_INTERVAL, self.subscriptions.until_overdue()))
+            if woken:
                 silent_since = time.monotonic()
                 continue
             self.subscriptions.report_overdue()
-            if time.monotonic() - silent_since >= CHECK:
-                await self._ask(connection)
+            if time.monotonic() - silent_since >= CHECK_INTERVAL:
+                await self._check(connection)
                 silent_since = time.monotonic()
 
-    async def _ask(self, connection: AsyncConnection) -> None:
-        """Ask whether the connection is still there; no answer is an answer."""
+    async def _check(self, connection: AsyncConnection) -> None:
+        """Check that the connection is alive.
+
+        :raises TimeoutError: if there is no reply, as on a connection that is half open.
+        """
         try:
-            async with asyncio.timeout(ANSWER):
+            async with asyncio.timeout(REPLY_TIMEOUT):
                 await connection.exec_driver_sql("SELECT 1")
         except TimeoutError:
-            self._again = True
+            self._reconnects = True
             raise
 
     async def _wait(self, seconds: float) -> bool:
-        """Wait until something can be read, or somebody rings; return whether that was so."""
+        """Wait until :meth:`wake` is called, or for some seconds; return whether it was called."""
         try:
             async with asyncio.timeout(seconds):
-                await self._rung.wait()
+                await self._woken.wait()
         except TimeoutError:
             return False
-        self._rung.clear()
+        self._woken.clear()
         return True
 
-    def ring(self) -> None:
-        """Have the task look at its connection."""
-        self._rung.set()
 
+class _Asyncpg:
+    """asyncpg calls a function for each notification."""
 
-class _ByCallback:
-    """asyncpg calls back."""
+    def __init__(self, driver: Any, listener: AsyncListener) -> None:
+        self._driver, self._listener = driver, listener
 
-    def __init__(self, driver: Any, ear: AsyncListener) -> None:
-        self._driver, self._ear = driver, ear
+    async def listen(self, channel: str) -> None:
+        """Begin to listen on a channel."""
+        await self._driver.add_listener(channel, self._received)
 
-    async def begin(self, channel: str) -> None:
-        """Listen on a channel."""
-        await self._driver.add_listener(channel, self._said)
-
-    async def end(self, channel: str) -> None:
-        """Listen on it no more."""
-        await self._driver.remove_listener(channel, self._said)
+    async def unlisten(self, channel: str) -> None:
+        """End listening on a channel."""
+        await self._driver.remove_listener(channel, self._received)
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Ring the ear meanwhile, should the connection end."""
-        self._driver.add_termination_listener(self._lost)
+    def waking(self) -> Iterator[None]:
+        """Wake the listener if the connection ends meanwhile."""
+        self._driver.add_termination_listener(self._terminated)
         try:
             yield
         finally:
-            self._driver.remove_termination_listener(self._lost)
+            self._driver.remove_termination_listener(self._terminated)
 
     async def receive(self) -> None:
-        """Nothing is to be fetched."""
+        """Do nothing: asyncpg reads the connection itself."""
 
-    def _lost(self, _: Any) -> None:
-        self._ear.reconnect()
+    def _terminated(self, _: Any) -> None:
+        self._listener.reconnect()
 
-    def _said(self, _: Any, __: int, channel: str, words: str) -> None:
-        self._ear.subscriptions.deliver(channel, words)
+    def _received(self, _: Any, __: int, channel: str, text: str) -> None:
+        self._listener.subscriptions.deliver(channel, text)
 
 
-class _ByDescriptor:
-    """psycopg has what arrives fetched from the connection."""
+class _Psycopg:
+    """psycopg returns notifications when it is called to read its connection."""
 
-    def __init__(self, driver: Any, ear: AsyncListener, quote: Callable[[str], str]) -> None:
-        self._driver, self._ear, self._quote = driver, ear, quote
-        keep_alive(driver.fileno())
+    def __init__(self, driver: Any, listener: AsyncListener, quote: Callable[[str], str]) -> None:
+        self._driver, self._listener, self._quote = driver, listener, quote
+        enable_keepalive(driver.fileno())
 
-    async def begin(self, channel: str) -> None:
-        """Listen on a channel."""
+    async def listen(self, channel: str) -> None:
+        """Begin to listen on a channel."""
         await self._driver.execute(f"LISTEN {self._quote(channel)}")
 
-    async def end(self, channel: str) -> None:
-        """Listen on it no more."""
+    async def unlisten(self, channel: str) -> None:
+        """End listening on a channel."""
         await self._driver.execute(f"UNLISTEN {self._quote(channel)}")
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Ring the ear meanwhile, when something arrives."""
+    def waking(self) -> Iterator[None]:
+        """Wake the listener if something arrives meanwhile."""
         loop, descriptor = asyncio.get_running_loop(), self._driver.fileno()
-        # Only while nothing is executed: psycopg itself waits by the same means, and takes this one's place.
-        loop.add_reader(descriptor, self._ear.ring)
+        # Not while a statement is executed: psycopg then registers its own reader for this descriptor.
+        loop.add_reader(descriptor, self._listener.wake)
         try:
             yield
         finally:
             loop.remove_reader(descriptor)
 
     async def receive(self) -> None:
-        """Fetch what has arrived, and pass it on."""
+        """Deliver the notifications that have arrived."""
         async for each in self._driver.notifies(timeout=0):
-            self._ear.subscriptions.deliver(each.channel, each.payload)
+            self._listener.subscriptions.deliver(each.channel, each.payload)
 
 
 _listeners: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[sa.Engine, AsyncListener]] = (
@@ -210,8 +210,8 @@ _listeners: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[sa.Engine,
 
 
 def async_listener_of(engine: sa.Engine) -> AsyncListener:
-    """Return the ear that all AsyncConsumers of an engine share in the running event loop."""
-    ears = _listeners.setdefault(asyncio.get_running_loop(), {})
-    if engine not in ears:
-        ears[engine] = AsyncListener(engine)
-    return ears[engine]
+    """Return the listener for an engine in the running event loop."""
+    listeners = _listeners.setdefault(asyncio.get_running_loop(), {})
+    if engine not in listeners:
+        listeners[engine] = AsyncListener(engine)
+    return listeners[engine]

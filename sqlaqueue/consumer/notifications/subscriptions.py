@@ -1,4 +1,4 @@
-"""What the ears of sync and of async Consumers have in common: who wants to hear what, and patience."""
+"""Which subscriber receives the notifications of which channel, and what both kinds of listeners share."""
 
 from __future__ import annotations
 
@@ -8,76 +8,80 @@ import socket
 import threading
 from typing import Protocol
 
+from sqlaqueue.log import fields, logger
 from sqlaqueue.payloads import Payload, parse
 
-CHECK = 60.0
-"""Seconds after which a silent connection is asked whether it is still there."""
+CHECK_INTERVAL = 60.0
+"""Seconds of silence after which a listener checks its connection."""
 
-ANSWER = 10.0
-"""Seconds for its answer."""
+REPLY_TIMEOUT = 10.0
+"""Seconds for the reply to that check."""
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.2, 30.0
+_FIRST_DELAY, _MAX_DELAY = 0.2, 30.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 
 
 class Subscriber(Protocol):
-    """One who wants to hear: a Consumer, or somebody who waits for the end of a job."""
+    """Receives the notifications of one channel: the poll schedule of a Consumer, or the state of a waiting caller.
+
+    Its methods are called in the listener's thread or event loop, and must not block.
+    """
 
     def receive(self, payload: Payload) -> None:
-        """Take in a notification."""
+        """Handle a notification."""
 
     def listening_lost(self) -> None:
-        """Learn that something may have been missed: the connection is lost, or is another one."""
+        """Handle a new or lost connection: notifications may have been missed."""
 
     def until_overdue(self) -> float:
-        """Return the seconds until it is to learn that it has not heard what it counts on; inf when there is none."""
+        """Return the seconds until a notification that it expects is overdue; inf if it expects none."""
         ...
 
     def notification_overdue(self) -> None:
-        """Learn that."""
+        """Handle that this time has passed."""
 
 
 class Subscriptions:
-    """Those who want to hear what is said on channels."""
+    """The subscribers of one listener, by channel. Safe for use by several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._channels: dict[Subscriber, str] = {}
 
     def add(self, channel: str, subscriber: Subscriber) -> None:
-        """Have ``subscriber`` hear what is said on ``channel``."""
+        """Deliver the notifications of ``channel`` to ``subscriber``."""
         with self._lock:
             self._channels[subscriber] = channel
 
     def remove(self, subscriber: Subscriber) -> None:
-        """Have ``subscriber`` hear no more."""
+        """Deliver nothing more to ``subscriber``."""
         with self._lock:
             self._channels.pop(subscriber, None)
 
     @property
     def channels(self) -> set[str]:
-        """What somebody wants to hear."""
+        """The channels that have subscribers."""
         with self._lock:
             return set(self._channels.values())
 
     def deliver(self, channel: str, text: str) -> None:
-        """Deliver a notification to the subscribers of its channel."""
+        """Deliver a notification to the subscribers of its channel; one that cannot be parsed is dropped."""
         payload = parse(text)
         if payload is not None:
             for subscriber in self._of({channel}):
                 subscriber.receive(payload)
 
     def listening_lost(self, channels: set[str]) -> None:
-        """Have it proven again that something is heard: the connection is lost, or is another one."""
+        """Report to the subscribers of ``channels`` that notifications may have been missed."""
         for subscriber in self._of(channels):
             subscriber.listening_lost()
 
     def until_overdue(self) -> float:
-        """Return the seconds until somebody has not heard what it counts on."""
+        """Return the seconds until a notification is overdue that some subscriber expects."""
         return min([each.until_overdue() for each in self._of(self.channels)], default=float("inf"))
 
     def report_overdue(self) -> None:
-        """Tell those who have not."""
+        """Report overdue notifications to the subscribers that expect them."""
         for subscriber in self._of(self.channels):
             if subscriber.until_overdue() <= 0:
                 subscriber.notification_overdue()
@@ -87,15 +91,22 @@ class Subscriptions:
             return [subscriber for subscriber, channel in self._channels.items() if channel in channels]
 
 
-def wait_before(failures: int) -> float:
-    """Return the seconds before another try to connect."""
-    return min(_LONGEST_WAIT, _FIRST_WAIT * 2.0 ** min(failures, 10))
+def log_failure(error: Exception) -> None:
+    """Log that a listener has no connection; its subscribers poll meanwhile."""
+    kind = type(error).__name__
+    extra = fields("listener_lost", error_kind=kind)
+    logger.warning("cannot listen for notifications, polling: %s: %s", kind, error, extra=extra)
 
 
-def keep_alive(descriptor: int) -> None:
-    """Have the system ask a silent connection for signs of life: half of it may be gone without a word."""
-    # A UNIX socket has no such thing, and needs none.
-    # The copy is closed with the socket that is made of it; the connection keeps its own.
+def reconnect_delay(failures: int) -> float:
+    """Return the seconds to wait before connecting again after some failures in a row."""
+    return min(_MAX_DELAY, _FIRST_DELAY * 2.0 ** min(failures, 10))
+
+
+def enable_keepalive(descriptor: int) -> None:
+    """Have the operating system probe a silent TCP connection, which may be half open."""
+    # A UNIX socket supports no keepalive and needs none.
+    # The duplicate descriptor is closed with the socket object; the connection keeps its own.
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():

@@ -1,8 +1,6 @@
-"""Who waits for the end of which job: what waiters and Consumers say to each other about it. Pure, no I/O.
+"""The jobs for which callers of :func:`sqlaqueue.wait` wait, so that a Consumer notifies them and sends nothing else.
 
-A Consumer remembers for a while for whom
-somebody waits, and says so when such a job ends; of all others it says nothing. Both are hints: a waiter looks at the
-row, and looks again now and then, whatever it hears.
+No I/O. A lost entry delays a caller, who also reads the row now and then; it loses no result.
 """
 
 from __future__ import annotations
@@ -11,15 +9,15 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 
-REMEMBERED = 60.0
-"""Seconds for which a Consumer remembers that somebody waits for a job."""
+RETENTION = 60.0
+"""Seconds for which a job is kept after a caller announced that it waits for it."""
 
-MOST = 10_000
-"""How many jobs it remembers; who waits for another one finds its end by looking."""
+MAX_JOBS = 10_000
+"""How many jobs are kept at most, the ones announced last."""
 
 
 class WaiterRegistry:
-    """The memory of a Consumer: for which jobs somebody waits.
+    """The jobs for which callers wait, of one run of a Consumer.
 
     :param now: the clock.
     """
@@ -27,23 +25,27 @@ class WaiterRegistry:
     def __init__(self, *, now: Callable[[], float] = time.monotonic) -> None:
         self._now, self._lock = now, threading.Lock()
         self._until: dict[str, float] = {}
+        """When each job is forgotten, in the order of their announcements."""
 
     def __bool__(self) -> bool:
         return bool(self._until)
 
-    def add(self, names: Sequence[str]) -> None:
-        """Remember that a caller waits for these jobs."""
-        now = self._now()
-        with self._lock:
-            for name in names:
-                # Anew, and so at the end: the first ones are those that were announced longest ago.
-                self._until.pop(name, None)
-                self._until[name] = now + REMEMBERED
-            for name in list(self._until)[: max(0, len(self._until) - MOST)]:
-                del self._until[name]
+    def add(self, jobs: Sequence[str]) -> None:
+        """Keep jobs for which a caller waits.
 
-    def take(self, names: Collection[str]) -> list[str]:
-        """Return those of ``names`` for whose end somebody waits, and forget them."""
+        :param jobs: the texts of their keys.
+        """
         now = self._now()
         with self._lock:
-            return [name for name in names if self._until.pop(name, now) > now]
+            for job in jobs:
+                # Removed first: a dict keeps the place of a key that is set again.
+                self._until.pop(job, None)
+                self._until[job] = now + RETENTION
+            for job in list(self._until)[: max(0, len(self._until) - MAX_JOBS)]:
+                del self._until[job]
+
+    def take(self, jobs: Collection[str]) -> list[str]:
+        """Remove jobs, and return those for which a caller waits."""
+        now = self._now()
+        with self._lock:
+            return [job for job in jobs if self._until.pop(job, now) > now]

@@ -1,4 +1,4 @@
-"""Alembic's command line in a project of a test's own, in processes as its user starts them."""
+"""Runs Alembic's command line as a user does: in processes, in the directory of a project."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PROGRAMS = {"alembic": "alembic", "sqlaqueue": "sqlaqueue", "python": ""}
 
 @dataclass
 class Shell:
-    """A directory, and programs that find this source tree also where it is not installed."""
+    """A directory, and programs that import this source tree even if it is not installed."""
 
     directory: Path
     database: Database
@@ -46,7 +46,7 @@ class Shell:
             program.chmod(program.stat().st_mode | stat.S_IXUSR)
 
     def run(self, command: str) -> str:
-        """Run a command, and from then on use the test's own database."""
+        """Run a command, then point ``alembic.ini`` at the test's database."""
         environment = {
             **os.environ,
             "PATH": f"{self.programs}{os.pathsep}{os.environ['PATH']}",
@@ -68,7 +68,7 @@ class Shell:
         return done.stdout
 
     def run_all(self, *commands: str) -> str:
-        """Run commands of Alembic, and Python files, in one process: starting one takes longer than they do."""
+        """Run Alembic commands and Python files in one process: starting processes takes longer than they do."""
         return self.run(shlex.join(["python", "-c", RUN_ALL, *commands]))
 
     def _use_database(self) -> None:
@@ -85,7 +85,7 @@ class Shell:
         (self.directory / name).write_text(text)
 
     def newest_migration(self) -> Path:
-        """Return the file of the head, by following the revisions."""
+        """Return the file of the head revision."""
         versions = {}
         for path in (self.directory / "migrations" / "versions").glob("*.py"):
             revision, down = re.findall(r"^(?:down_)?revision: .*? = (.*)$", path.read_text(), re.MULTILINE)
@@ -95,7 +95,7 @@ class Shell:
         return head
 
     def patch(self, diff: str) -> None:
-        """Apply a diff to ``app.py``, or else to the newest migration, as a reader would."""
+        """Apply a diff to ``app.py``, or to the newest migration if it does not fit there."""
         old = "".join(line[1:] + "\n" for line in diff.splitlines() if line.startswith("-"))
         new = "".join(line[1:] + "\n" for line in diff.splitlines() if line.startswith("+"))
         app = self.directory / "app.py"

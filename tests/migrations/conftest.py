@@ -1,4 +1,4 @@
-"""Databases that are used again and again, where a test leaves them as it found them; and a project in one."""
+"""Fixtures: a database, an engine, and a project whose migrations have been applied."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def no_bytecode(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Migrations are edited within the second in which they were written: what was compiled would pass for new."""
+    """Write no bytecode: a migration edited within the second it was written would run as first compiled."""
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
 
 
@@ -33,7 +33,7 @@ def engine(database: Database) -> Iterator[sa.Engine]:
 
 @pytest.fixture
 def make(database: Database, tmp_path: Path) -> Callable[[type[Any]], Project]:
-    """Return a project whose database is as a model wants it."""
+    """Return a function that makes a project whose database matches a model."""
 
     def make(model: type[Any], **options: Any) -> Project:
         project = Project(directory=tmp_path, database=database, metadata=model.metadata, options=options)

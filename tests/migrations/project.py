@@ -1,4 +1,4 @@
-"""A project with migrations in a temporary directory, whose Alembic commands run in this process."""
+"""A project with migrations in a temporary directory; its Alembic commands run in this process."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Project:
         return Path(script.path).read_text()
 
     def edit(self, old: str, new: str) -> None:
-        """Change the newest migration, as its reader would."""
+        """Replace a text in the newest migration."""
         script = ScriptDirectory.from_config(self.config())
         path = Path(script.get_revision("head").path)
         text = path.read_text()
@@ -118,7 +118,7 @@ class Project:
         command.downgrade(self.config(), to)
 
     def check(self) -> None:
-        """Run ``alembic check``, which raises when something is left to be done."""
+        """Run ``alembic check``, which raises if the database differs from the models."""
         command.check(self.config())
 
     def current(self) -> str:
@@ -147,7 +147,7 @@ def dump(database: Database) -> str:
         database.dsn,
     ]
     text = subprocess.check_output(command_line, text=True)
-    # Newer ones write a random key there.
+    # Newer versions of pg_dump write a random key into these lines.
     return "\n".join(line for line in text.splitlines() if not line.startswith(("\\restrict", "\\unrestrict")))
 
 
@@ -158,7 +158,7 @@ def execute(engine: sa.Engine, *statements: str) -> None:
 
 
 def changed(project: Project, model: type[Any] | None = None) -> str:
-    """Let autogenerate find a change, and see to it that it is mended and can be taken back."""
+    """Check that autogenerate finds a change, and that the migration makes it and its downgrade undoes it."""
     if model is not None:
         project.metadata = model.metadata
     before = dump(project.database)
@@ -174,12 +174,12 @@ def changed(project: Project, model: type[Any] | None = None) -> str:
 
 
 def in_any_order(schema: str) -> list[str]:
-    """Return a schema without the order of columns, which come back last, and of storage parameters."""
+    """Return a schema without the order of its parts: a downgrade adds columns last."""
     return sorted(re.split(r"[\s,()]+", schema))
 
 
 def wanted(model: type[Any], database: Database) -> str:
-    """Return the schema that create_all() makes of a model."""
+    """Return the schema that create_all() makes from a model."""
     with database.server.database() as other:
         engine = sa.create_engine(other.url())
         model.metadata.create_all(engine)

@@ -1,4 +1,4 @@
-"""What changes in a model, or by hand in the database, is found, mended, and can be taken back."""
+"""Autogenerate finds changes of models and changes by hand in the database; its migrations can be undone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.models.kind import STRATEGIES
 if TYPE_CHECKING:
     from tests.servers import Database
 
-# What batch_select has in a database, delete_returning has as well.
+# delete_returning has everything that batch_select has in a database.
 every_strategy = pytest.mark.parametrize(
     "strategy",
     [pytest.param(each, marks=pytest.mark.thorough) if each == "batch_select" else each for each in STRATEGIES],
@@ -32,15 +32,15 @@ INSERT = "sqlaqueue_message_insert"
 
 
 @every_strategy
-def test_other_words(database: Database, make: Any, strategy: str) -> None:
-    """A partial index gets another predicate, a function another text, a column another default."""
+def test_other_status_values(database: Database, make: Any, strategy: str) -> None:
+    """Predicates of indexes, texts of functions and defaults change, even with colons, percent signs and quotes."""
     model = order(QueueConfig(strategy=strategy, states=States(pending="is :new 100% it's", processing="busy")))
     project = make(order(QueueConfig(strategy=strategy)))
     changed(project, model)
     assert dump(database) == wanted(model, database)
 
 
-def test_a_predicate_that_only_reads_otherwise_is_the_same(make: Any, engine: sa.Engine) -> None:
+def test_a_predicate_in_another_spelling_is_no_difference(make: Any, engine: sa.Engine) -> None:
     project = make(order(QueueConfig()))
     execute(
         engine,
@@ -50,8 +50,8 @@ def test_a_predicate_that_only_reads_otherwise_is_the_same(make: Any, engine: sa
     project.check()
 
 
-def test_attributes_left_out_and_taken_in(database: Database, make: Any, engine: sa.Engine) -> None:
-    """The messages have the columns that a claim is ordered by, and are written anew."""
+def test_removed_and_added_attributes(database: Database, make: Any, engine: sa.Engine) -> None:
+    """The message table has the columns of the claim order, so its rows are written again."""
     few = order(QueueConfig(strategy="delete_returning", columns={"priority": None, "attempts": None}))
     many = order(QueueConfig(strategy="delete_returning"))
     project = make(many)
@@ -74,8 +74,8 @@ def test_attributes_left_out_and_taken_in(database: Database, make: Any, engine:
 
 
 @pytest.mark.once
-def test_when_a_run_began_comes_and_goes(database: Database, make: Any) -> None:
-    """An attribute that is there only where it is named is a column like any other."""
+def test_started_at_is_added(database: Database, make: Any) -> None:
+    """An optional attribute is a column like any other."""
     model = order(QueueConfig(columns={"started_at": "began"}))
     changed(make(order(QueueConfig())), model)
     assert "began" in dump(database)
@@ -83,8 +83,8 @@ def test_when_a_run_began_comes_and_goes(database: Database, make: Any) -> None:
 
 
 @every_strategy
-def test_a_retention(database: Database, make: Any, strategy: str) -> None:
-    """It comes with an index, of another predicate for other states, and goes with it."""
+def test_the_index_of_a_retention(database: Database, make: Any, strategy: str) -> None:
+    """It is created with the retention, changed with its states, and dropped with it."""
     without = order(QueueConfig(strategy=strategy))
     project = make(without)
     kept = order(QueueConfig(strategy=strategy, retention={"completed": 60, "failed": 3600}))
@@ -97,7 +97,7 @@ def test_a_retention(database: Database, make: Any, strategy: str) -> None:
     assert dump(database) == wanted(without, database)
 
 
-def test_a_retention_of_dead_letters(database: Database, make: Any) -> None:
+def test_the_index_of_a_retention_of_dead_letters(database: Database, make: Any) -> None:
     config = {"strategy": "delete_returning", "rows_are_messages": True}
     project = make(order(QueueConfig(**config)))
     kept = order(QueueConfig(**config, retention={"failed": 3600}))
@@ -112,7 +112,7 @@ def test_storage_parameters(database: Database, make: Any, engine: sa.Engine) ->
         return order(QueueConfig(), __table_args__={"postgresql_with": parameters})
 
     project = make(order(QueueConfig()))
-    # An administrator's, as long as the model says nothing.
+    # Set by an administrator: not compared while the model sets none.
     execute(engine, "ALTER TABLE orders SET (autovacuum_enabled = off)")
     project.check()
     execute(engine, "ALTER TABLE orders RESET (autovacuum_enabled)")
@@ -124,7 +124,7 @@ def test_storage_parameters(database: Database, make: Any, engine: sa.Engine) ->
     changed(project)
 
 
-def test_storage_parameters_of_the_messages(database: Database, make: Any, engine: sa.Engine) -> None:
+def test_storage_parameters_of_the_message_table(database: Database, make: Any, engine: sa.Engine) -> None:
     model = order(QueueConfig(strategy="delete_returning"))
     project = make(model)
     execute(engine, "ALTER TABLE sqlaqueue_message_orders SET (autovacuum_vacuum_threshold = 1, fillfactor = 50)")
@@ -144,13 +144,15 @@ def test_check_constraints(database: Database, make: Any, engine: sa.Engine) -> 
     model = constrained(sa.CheckConstraint("priority BETWEEN -99 AND 99", name="sane"))
     changed(project, model)
     assert dump(database) == wanted(model, database)
-    # Somebody's, of a column that is not the queue's.
+    # Not compared: it names no column of the queue.
     execute(engine, "ALTER TABLE orders ADD CONSTRAINT theirs CHECK (article <> '')")
     project.check()
 
 
-def test_what_postgresql_prints_in_another_way_every_time(database: Database, make: Any, engine: sa.Engine) -> None:
-    """IN reads otherwise in a dump that was restored, and after a downgrade."""
+def test_a_constraint_that_was_printed_and_parsed_again_is_no_difference(
+    database: Database, make: Any, engine: sa.Engine
+) -> None:
+    """PostgreSQL prints IN in another form after each restore or downgrade."""
     words = sa.CheckConstraint("status IN ('pending', 'processing', 'completed', 'failed')", name="words")
     project = make(order(QueueConfig(), __table_args__=(words,)))
     before = dump(database)
@@ -167,7 +169,7 @@ def test_what_postgresql_prints_in_another_way_every_time(database: Database, ma
     project.check()
 
 
-def test_alembic_may_compare_check_constraints_as_well(make: Any) -> None:
+def test_check_constraints_that_alembic_compares_are_compared_once(make: Any) -> None:
     plugins = ["alembic.autogenerate.*", "alembic.ext.checkconstraint_byname"]
     project = make(order(QueueConfig()), autogenerate_plugins=plugins)
     sane = sa.CheckConstraint("priority BETWEEN -9 AND 9", name="sane")
@@ -176,7 +178,7 @@ def test_alembic_may_compare_check_constraints_as_well(make: Any) -> None:
     changed(project, order(QueueConfig()))
 
 
-def test_an_enum_of_states_comes_and_goes(database: Database, make: Any) -> None:
+def test_an_enum_of_statuses_is_dropped_and_restored(database: Database, make: Any) -> None:
     type_ = sa.Enum("pending", "processing", "completed", "failed", "cancelled", name="order_state")
     adopted = QueueConfig(columns={"status": "state"})
     model = order(adopted, state=mapped_column(type_, nullable=False, server_default="pending"))
@@ -193,7 +195,7 @@ def test_an_enum_of_states_comes_and_goes(database: Database, make: Any) -> None
 
 
 @every_strategy
-def test_a_table_that_goes_takes_everything_along(database: Database, make: Any, strategy: str) -> None:
+def test_a_dropped_table_leaves_nothing_behind(database: Database, make: Any, strategy: str) -> None:
     project = make(order(QueueConfig(strategy=strategy)))
     changed(project, type("Empty", (), {"metadata": sa.MetaData()}))
     assert "orders" not in dump(database)
@@ -202,7 +204,7 @@ def test_a_table_that_goes_takes_everything_along(database: Database, make: Any,
 
 @pytest.mark.parametrize(("settings", "created"), [("SET enable_seqscan = off", 2), ("", 1)])
 def test_a_function_of_an_older_version_is_replaced(make: Any, engine: sa.Engine, settings: str, created: int) -> None:
-    """On the way down it is created as it was, or written down word by word."""
+    """The downgrade creates it as an operation, or verbatim if it has other properties."""
     project = make(order(QueueConfig(strategy="delete_returning")))
     execute(
         engine,
@@ -244,7 +246,7 @@ def test_a_function_of_an_older_version_is_replaced(make: Any, engine: sa.Engine
         "ALTER TABLE orders ALTER COLUMN run_at SET DEFAULT clock_timestamp()",
     ],
 )
-def test_what_was_changed_by_hand_is_mended(database: Database, make: Any, engine: sa.Engine, change: str) -> None:
+def test_changes_by_hand_are_repaired(database: Database, make: Any, engine: sa.Engine, change: str) -> None:
     model = order(QueueConfig(strategy="delete_returning"))
     project = make(model)
     good = dump(database)
@@ -253,16 +255,14 @@ def test_what_was_changed_by_hand_is_mended(database: Database, make: Any, engin
     assert dump(database) == good
 
 
-def test_the_search_path_of_this_session_is_no_difference(make: Any, engine: sa.Engine) -> None:
+def test_the_search_path_of_the_session_is_no_difference(make: Any, engine: sa.Engine) -> None:
     project = make(order(QueueConfig(strategy="delete_returning")))
     execute(engine, f"ALTER FUNCTION {WAKE} SET search_path = public")
     project.check()
 
 
 @pytest.mark.parametrize("live", [False, True], ids=["next migration", "the same one again"])
-def test_an_index_that_an_interruption_left_invalid(
-    database: Database, make: Any, engine: sa.Engine, *, live: bool
-) -> None:
+def test_an_invalid_index_is_created_again(database: Database, make: Any, engine: sa.Engine, *, live: bool) -> None:
     model = order(QueueConfig())
     project = make(order(None) if live else model)
     if live:
@@ -288,11 +288,11 @@ def test_an_index_that_an_interruption_left_invalid(
     assert sorted(dump(database).split(",")) == sorted(wanted(model, database).split(","))
 
 
-# -- nothing else --------------------------------------------------------------------------------------------------
+# -- objects of others ------------------------------------------------------------------------------------------------
 
 
 def test_a_project_without_queues_is_left_alone(database: Database, make: Any, engine: sa.Engine) -> None:
-    """Triggers, functions, parameters and constraints of others are nobody's business here."""
+    """Its triggers, functions, storage parameters and constraints are not compared."""
     table = sa.Table("plain", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("n", sa.Integer))
     project = make(type("Plain", (), {"metadata": table.metadata}))
     execute(

@@ -1,4 +1,4 @@
-"""The ways in which projects set Alembic up: scripts, schemas, filters, names, engines."""
+"""Different setups of Alembic: scripts, schemas, filters, engines, and errors in ``env.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.servers import Database
 
-# What batch_select has in a database, delete_returning has as well.
+# delete_returning has everything that batch_select has in a database.
 every_strategy = pytest.mark.parametrize(
     "strategy",
     [pytest.param(each, marks=pytest.mark.thorough) if each == "batch_select" else each for each in STRATEGIES],
@@ -64,9 +64,9 @@ def project_of(model: type[Any], database: Database, directory: Path, **options:
 
 
 def psql(database: Database, script: str) -> None:
-    """Run a script as an administrator would."""
+    """Run a script statement by statement, as psql does."""
     with database.connect() as connection:
-        # One by one, as psql sends them: a DO block that commits must not be in a transaction.
+        # A DO block that commits must not run in a transaction.
         for statement in statements_of(script):
             connection.execute(statement.encode())
 
@@ -85,7 +85,7 @@ def statements_of(script: str) -> Iterator[str]:
 
 
 @every_strategy
-def test_a_script_does_the_same(database: Database, tmp_path: Path, strategy: str) -> None:
+def test_a_script_makes_the_same_schema(database: Database, tmp_path: Path, strategy: str) -> None:
     project = project_of(order(QueueConfig(strategy=strategy)), database, tmp_path)
     project.revise()
     before = dump(database)
@@ -103,7 +103,7 @@ def test_a_script_does_the_same(database: Database, tmp_path: Path, strategy: st
 
 @pytest.mark.parametrize("live", [False, True], ids=["in one transaction", "live"])
 @pytest.mark.parametrize("answer", ["'completed'", "sa.text(\"'pending'\")"], ids=["one state", "by row"])
-def test_a_script_adopts_a_table(
+def test_a_script_makes_a_table_a_queue(
     database: Database, tmp_path: Path, engine: sa.Engine, *, live: bool, answer: str
 ) -> None:
     project = project_of(order(None), database, tmp_path)
@@ -123,7 +123,7 @@ def test_a_script_adopts_a_table(
         assert len(session.scalars(claim(model, 5)).all()) == ("pending" in answer)
 
 
-def test_a_script_switches_a_strategy(database: Database, tmp_path: Path, engine: sa.Engine) -> None:
+def test_a_script_changes_a_strategy(database: Database, tmp_path: Path, engine: sa.Engine) -> None:
     project = project_of(order(QueueConfig()), database, tmp_path)
     project.revise()
     project.upgrade()
@@ -156,7 +156,7 @@ def queues_in(*schemas: str | None, strategy: str = "delete_returning") -> sa.Me
     return Base.metadata
 
 
-def test_the_same_table_in_several_schemas(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+def test_tables_of_one_name_in_several_schemas(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
     with database.connect() as connection:
         connection.execute('CREATE SCHEMA "One"; CREATE SCHEMA two; CREATE SCHEMA versions')
     metadata = queues_in(None, "One", "two")
@@ -181,7 +181,7 @@ def test_the_same_table_in_several_schemas(database: Database, engine: sa.Engine
     assert dump(database) == before
 
 
-def test_the_default_schema_by_its_name(database: Database, tmp_path: Path) -> None:
+def test_the_default_schema_named_explicitly(database: Database, tmp_path: Path) -> None:
     project = Project(directory=tmp_path, database=database, metadata=queues_in("public"))
     project.options = {"include_schemas": True}
     before = dump(database)
@@ -193,7 +193,7 @@ def test_the_default_schema_by_its_name(database: Database, tmp_path: Path) -> N
 
 
 def test_several_metadata(database: Database, tmp_path: Path) -> None:
-    """Side tables of a schema are found once a MetaData; two of them need two schemas."""
+    """Each MetaData has its own side tables, so two of them need two schemas."""
     with database.connect() as connection:
         connection.execute("CREATE SCHEMA two")
     collections = [queues_in(None), queues_in("two")]
@@ -206,8 +206,8 @@ def test_several_metadata(database: Database, tmp_path: Path) -> None:
 # -- filters ---------------------------------------------------------------------------------------------------------
 
 
-def test_tables_that_env_py_leaves_out_are_left_alone(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
-    """Two applications share a database; each has its own migrations."""
+def test_filtered_tables_are_not_changed(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+    """Two applications share a database, and each has its own migrations."""
     mine = order(WITH_MESSAGES)
     theirs = queues_in(None)
     theirs.create_all(engine)
@@ -228,7 +228,7 @@ def test_tables_that_env_py_leaves_out_are_left_alone(database: Database, engine
     project.check()
 
 
-def test_objects_that_env_py_leaves_out_are_left_alone(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+def test_filtered_objects_are_not_changed(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
     def include_object(_: Any, name: str | None, *__: Any) -> bool:
         return name != "ix_sqlaqueue_message_Job_claim"
 
@@ -244,7 +244,7 @@ def test_objects_that_env_py_leaves_out_are_left_alone(database: Database, engin
     project.check()
 
 
-def test_indexes_that_env_py_leaves_out_by_name(database: Database, tmp_path: Path) -> None:
+def test_indexes_filtered_by_name_are_not_changed(database: Database, tmp_path: Path) -> None:
     def include_name(name: str | None, kind: str, _: Any) -> bool:
         return not (kind == "index" and name == "ix_orders_queue_claim")
 
@@ -282,8 +282,8 @@ def test_an_async_engine(database: Database, tmp_path: Path, strategy: str) -> N
     assert dump(database) == before
 
 
-def test_batches_for_every_change_of_a_table(database: Database, tmp_path: Path) -> None:
-    """``render_as_batch`` is for SQLite, and harmless elsewhere."""
+def test_render_as_batch(database: Database, tmp_path: Path) -> None:
+    """It is meant for SQLite, and has no effect on PostgreSQL."""
     project = project_of(order(WITH_MESSAGES), database, tmp_path, render_as_batch=True)
     project.revise()
     project.upgrade()
@@ -294,11 +294,11 @@ def test_batches_for_every_change_of_a_table(database: Database, tmp_path: Path)
     project.downgrade("base")
 
 
-# -- wrong input -------------------------------------------------------------------------------------------------------
+# -- errors -------------------------------------------------------------------------------------------------------
 
 
 def test_env_py_without_the_plug_in(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
-    """It writes migrations that can be run, and the next ones mend what they lack."""
+    """Its migrations run, and the first one written with the plug-in adds what they lack."""
     model = order(WITH_MESSAGES)
     project = Project(directory=tmp_path, database=database, metadata=model.metadata)
     project.options = {"autogenerate_plugins": ["alembic.autogenerate.*", "~alembic.autogenerate.sqlaqueue"]}
@@ -319,14 +319,14 @@ def test_env_py_without_the_plug_in(database: Database, engine: sa.Engine, tmp_p
 
 
 @pytest.mark.once
-def test_a_migration_brings_its_operations_along(database: Database, tmp_path: Path) -> None:
-    """An ``env.py`` that has lost the line still runs the migrations that are there."""
+def test_a_migration_imports_its_operations(database: Database, tmp_path: Path) -> None:
+    """It still runs when ``env.py`` no longer has the import."""
     project = project_of(order(WITH_MESSAGES), database, tmp_path)
     assert "\nimport sqlaqueue.alembic\n" in project.revise()
 
 
-def test_no_right_to_create_a_trigger(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
-    """The SQL for somebody who may is printed, and afterwards the migration goes through."""
+def test_a_missing_privilege_to_create_triggers(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+    """The error contains the GRANT, after which the migration succeeds."""
 
     def state() -> Any:
         return mapped_column(sa.Text, nullable=False, server_default="pending")
@@ -348,9 +348,9 @@ def test_no_right_to_create_a_trigger(database: Database, engine: sa.Engine, tmp
         assert "GRANT TRIGGER ON TABLE orders TO migrator;" in message
         assert "CREATE TRIGGER sqlaqueue_wake_insert AFTER INSERT ON orders" in message
         assert "--sql" in message
-        right = next(line for line in message.splitlines() if line.startswith("GRANT"))
+        grant = next(line for line in message.splitlines() if line.startswith("GRANT"))
         with database.connect() as connection:
-            connection.execute(right.encode())
+            connection.execute(grant.encode())
         project.upgrade()
         project.check()
     finally:
@@ -359,7 +359,7 @@ def test_no_right_to_create_a_trigger(database: Database, engine: sa.Engine, tmp
             connection.execute("DROP ROLE migrator")
 
 
-def test_a_transaction_of_env_pys_own(database: Database, tmp_path: Path) -> None:
+def test_a_transaction_begun_by_env_py_is_refused(database: Database, tmp_path: Path) -> None:
     project = project_of(order(None), database, tmp_path)
     project.revise()
     project.upgrade()

@@ -1,4 +1,4 @@
-"""create_all() and autogenerate + upgrade make the same of every kind of model; downgrade leaves what was before."""
+"""For every kind of model, a migration makes the same schema as create_all(), and its downgrade removes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.models.tidy import TidyDatabase
     from tests.servers import Database
 
-SAME_TABLES = {
+SAME_TABLE_AS_PLAIN = {
     "abstract_base",
     "base_before_mixin",
     "dataclass",
@@ -36,26 +36,28 @@ SAME_TABLES = {
 
 
 def cells() -> Iterator[Any]:
-    """Yield kind and strategy; each kind with one strategy of it, and the rest where everything is run.
+    """Yield each kind of model with each of its strategies.
 
-    So are the ways to map a class that make the same table as the plain one.
+    All but one strategy of a kind are thorough tests, and so are mappings that make the same table as the plain one.
     """
     for row, (name, kind) in enumerate(KINDS.items()):
         for number, strategy in enumerate(kind.strategies):
-            alike = name in SAME_TABLES or row % len(kind.strategies) != number
+            alike = name in SAME_TABLE_AS_PLAIN or row % len(kind.strategies) != number
             marks = (pytest.mark.thorough,) if alike else ()
             yield pytest.param(name, strategy, id=f"{name}-{strategy}", marks=marks)
 
 
 @pytest.mark.parametrize(("name", "strategy"), [*cells()])
-def test_both_ways_make_the_same(tidy: TidyDatabase, tmp_path: Path, name: str, strategy: str) -> None:
+def test_a_migration_makes_the_schema_of_create_all(
+    tidy: TidyDatabase, tmp_path: Path, name: str, strategy: str
+) -> None:
     built = KINDS[name].build(functools.partial(QueueConfig, strategy=strategy))
-    models = models_of(built, tmp_path, tidy.database)
+    models = project_for(built, tmp_path, tidy.database)
     if built.options:
         write_migration_without_translation(built, models, tidy)
     with tidy.schemas(*built.schemas):
         before = without_models(tidy.database, built.schemas)
-        wanted = made_by_create_all(built, tidy)
+        wanted = created_by_create_all(built, tidy)
         assert wanted != before
         models.execution_options = built.options
         if not built.options:
@@ -71,13 +73,13 @@ def test_both_ways_make_the_same(tidy: TidyDatabase, tmp_path: Path, name: str, 
 
 @functools.cache
 def without_models(database: Database, schemas: tuple[str, ...]) -> str:
-    """Return what a database is with nothing in its schemas."""
+    """Return the dump of a database whose schemas are empty."""
     return dump(database)
 
 
-def models_of(built: Built, directory: Path, database: Database) -> Project:
+def project_for(built: Built, directory: Path, database: Database) -> Project:
     def include_name(name: str | None, kind: str, _: Any) -> bool:
-        # Partitions are not in the MetaData, as in anybody's project.
+        # As in most projects, the partitions are not in the MetaData.
         return kind != "table" or not (name or "").startswith("part")
 
     project = Project(directory=directory, database=database, metadata=built.metadata)
@@ -87,10 +89,10 @@ def models_of(built: Built, directory: Path, database: Database) -> Project:
     return project
 
 
-def made_by_create_all(built: Built, tidy: TidyDatabase) -> str:
+def created_by_create_all(built: Built, tidy: TidyDatabase) -> str:
     engine = sa.create_engine(tidy.database.url(), execution_options=built.options)
     built.metadata.create_all(engine)
-    # They are the business of the user's own migrations.
+    # Partitions are created by the application's own migrations.
     for number in range(2):
         if built.table.dialect_options["postgresql"]["partition_by"]:
             tidy.connection.execute(f"DROP TABLE part{number}")
@@ -101,7 +103,7 @@ def made_by_create_all(built: Built, tidy: TidyDatabase) -> str:
 
 
 def write_migration_without_translation(built: Built, models: Project, tidy: TidyDatabase) -> None:
-    """Write the migration where schemas are called as in the models: autogenerate does not translate them."""
+    """Write the migration in schemas with the names of the models: autogenerate does not translate names."""
     names = [name for name in built.options["schema_translate_map"] if name]
     with tidy.schemas(*names):
         models.options["include_schemas"] = bool(names)
@@ -110,5 +112,5 @@ def write_migration_without_translation(built: Built, models: Project, tidy: Tid
         models.check()
         models.downgrade()
         tidy.connection.execute("DROP TABLE alembic_version")
-        # Else Alembic would write its version into the translated schema and look for it in the default one.
+        # Otherwise Alembic writes its version to the translated schema, and looks for it in the default one.
         models.options["version_table_schema"] = "public"

@@ -1,4 +1,4 @@
-"""The templates work unchanged with the README's example, and the page on migrations does what it says."""
+"""The templates work with the README's example, and the commands on the page about migrations work as printed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def readme_example() -> str:
-    """Return the first example of the README up to its class, and its engine: migrations make the table."""
+    """Return the model and the engine of the README's first example, without create_all()."""
     blocks = [text for kind, text in BLOCK.findall((ROOT / "README.md").read_text()) if kind == "python"]
     example = next(text for text in blocks if "class Email(QueueMixin" in text)
     (engine,) = re.findall(r"^engine = .*$", example, re.MULTILINE)
@@ -60,7 +60,7 @@ engine.dispose()
 """
 
 
-def test_the_template_for_several_schemas_creates_them(database: Database, tmp_path: Path) -> None:
+def test_the_template_for_several_schemas_creates_schemas(database: Database, tmp_path: Path) -> None:
     shell = Shell(tmp_path / "project", database)
     shell.write("app.py", readme_example().replace('__tablename__ = "email"', f"{TABLE}"))
     shell.run('alembic init -t "$(sqlaqueue alembic-template schemas)" migrations')
@@ -80,7 +80,7 @@ TABLE = """__tablename__ = "email"
 
 
 def test_the_page_on_migrations(database: Database, tmp_path: Path) -> None:
-    """Its blocks in their order: files that are named, commands, and changes of what is there."""
+    """Its blocks are run in order: files, commands, and diffs of files."""
     shell = Shell(tmp_path / "project", database)
     page = (ROOT / "docs" / "migrations.md").read_text()
     commands = 0
@@ -108,13 +108,13 @@ def test_the_page_on_migrations(database: Database, tmp_path: Path) -> None:
 
 
 @pytest.mark.once
-def test_templates_differ_only_where_they_have_to() -> None:
+def test_all_templates_share_one_script_template() -> None:
     scripts = {(ROOT / "alembic_templates" / name / "script.py.mako").read_text() for name in TEMPLATES}
     assert len(scripts) == 1
 
 
 @pytest.mark.once
-def test_the_page_has_every_operation_that_it_names() -> None:
+def test_every_operation_that_the_page_names_exists() -> None:
     from alembic.operations import Operations  # noqa: PLC0415 - the plug-in adds to it
 
     import sqlaqueue.alembic  # noqa: F401, PLC0415 - as above

@@ -1,4 +1,4 @@
-"""A schema for each tenant, found by the search path of a connection or by a map of schemas."""
+"""A schema for each tenant, selected by the search path or by schema_translate_map."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def project(database: Database, tmp_path: Path) -> Project:
     return project
 
 
-def serve(database: Database, model: type[Any], tenant: str) -> None:
+def run_one_job(database: Database, model: type[Any], tenant: str) -> None:
     engine = sa.create_engine(database.url(), execution_options={"schema_translate_map": {None: tenant}})
     with Session(engine) as session:
         session.add(model(task=tenant))
@@ -86,14 +86,14 @@ def serve(database: Database, model: type[Any], tenant: str) -> None:
     engine.dispose()
 
 
-def made(database: Database, metadata: sa.MetaData, tenant: str) -> None:
+def create_tables(database: Database, metadata: sa.MetaData, tenant: str) -> None:
     engine = sa.create_engine(database.url())
     with engine.begin() as connection:
         metadata.create_all(connection.execution_options(schema_translate_map={None: tenant}))
     engine.dispose()
 
 
-# What update_status has in a database, delete_returning has as well, but for the index of leases.
+# delete_returning has everything that update_status has in a database, except for the index of leases.
 both = pytest.mark.parametrize(
     "strategy", [pytest.param("update_status", marks=pytest.mark.thorough), "delete_returning"]
 )
@@ -113,15 +113,15 @@ def test_migrations_by_the_search_path(database: Database, project: Project, str
         project.options["tenant"] = tenant
         project.upgrade()
         project.check()
-        serve(database, model, tenant)
-    # One tenant is changed by hand, and mended; the other one is let alone.
+        run_one_job(database, model, tenant)
+    # A change by hand in one tenant is repaired; the other tenant is not touched.
     with database.connect() as connection:
         connection.execute('ALTER TABLE "Tenant 2".job DISABLE TRIGGER ALL')
     text = project.revise()
     assert "Tenant 2" not in text
     project.upgrade()
     project.check()
-    serve(database, model, "Tenant 2")
+    run_one_job(database, model, "Tenant 2")
     project.downgrade()
     project.upgrade()
     project.options["tenant"] = "one"
@@ -134,20 +134,20 @@ def test_migrations_by_the_search_path(database: Database, project: Project, str
 
 
 @both
-def test_tables_made_through_a_map_of_schemas(database: Database, project: Project, strategy: str) -> None:
+def test_tables_created_with_schema_translate_map(database: Database, project: Project, strategy: str) -> None:
     model = job(strategy)
     project.metadata = model.metadata
     for tenant in TENANTS:
-        made(database, model.metadata, tenant)
+        create_tables(database, model.metadata, tenant)
         for by in ("path", "path before public", "name of the default"):
             project.options = {"tenant": tenant, "by": by}
             project.check()
-        serve(database, model, tenant)
+        run_one_job(database, model, tenant)
 
 
 @both
-def test_migrations_through_a_map_of_schemas(database: Database, project: Project, strategy: str) -> None:
-    """They are written on a database whose schemas are called as in the models, or by way of the search path."""
+def test_migrations_with_schema_translate_map(database: Database, project: Project, strategy: str) -> None:
+    """They are written with the search path: autogenerate does not translate schemas."""
     model = job(strategy)
     project.metadata = model.metadata
     empty = dump(database)
@@ -156,7 +156,7 @@ def test_migrations_through_a_map_of_schemas(database: Database, project: Projec
     for tenant in TENANTS:
         project.options = {"tenant": tenant, "by": "map"}
         project.upgrade()
-        serve(database, model, tenant)
+        run_one_job(database, model, tenant)
         project.downgrade()
         project.upgrade()
         project.options["by"] = "path"
@@ -166,16 +166,18 @@ def test_migrations_through_a_map_of_schemas(database: Database, project: Projec
     assert dump(database) == empty
 
 
-def test_a_tenant_lacks_what_the_schema_behind_it_has(database: Database, project: Project) -> None:
-    """Its trigger must never call the function of another schema, which writes that one's messages."""
+def test_a_function_missing_in_one_tenant_is_not_taken_from_another_schema(
+    database: Database, project: Project
+) -> None:
+    """A trigger must not call the function of another schema, which would write that schema's messages."""
     model = job("delete_returning")
     project.metadata = model.metadata
-    made(database, model.metadata, "public")
-    made(database, model.metadata, "one")
+    create_tables(database, model.metadata, "public")
+    create_tables(database, model.metadata, "one")
     with database.connect() as connection:
         connection.execute("DROP FUNCTION one.sqlaqueue_message_job_sync CASCADE")
     project.options = {"tenant": "one", "by": "path before public"}
     assert "sqlaqueue_message_job_sync" in project.revise()
     project.upgrade()
     project.check()
-    serve(database, model, "one")
+    run_one_job(database, model, "one")

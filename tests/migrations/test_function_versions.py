@@ -1,4 +1,4 @@
-"""The version of a trigger function can be read in the database, and who meets another one says what to do."""
+"""The version of a trigger function is stored in its comment, and a Consumer reports another version."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sqlaqueue.postgresql.ddl import TriggerFunction, objects_of
 from sqlaqueue.postgresql.message_triggers import VERSION
 from sqlaqueue.postgresql.schema_checks import what_is_outdated, why_undefined
 from tests.migrations.models import order
-from tests.migrations.project import Project
+from tests.migrations.project import Project, execute
 from tests.models.kind import STRATEGIES
 
 if TYPE_CHECKING:
@@ -35,14 +35,8 @@ def outdated(engine: sa.Engine, model: type[Any]) -> str | None:
         return what_is_outdated(session, spec_of(model))
 
 
-def execute(engine: sa.Engine, *statements: str) -> None:
-    with engine.begin() as connection:
-        for statement in statements:
-            connection.exec_driver_sql(statement)
-
-
 @pytest.mark.once
-def test_another_text_has_another_version() -> None:
+def test_a_changed_function_has_another_version() -> None:
     """When this fails, the text of a function has changed: raise its VERSION, and put the new digest here."""
     functions = [each for each in objects_of(order(WITH_MESSAGES).__table__) if isinstance(each, TriggerFunction)]
     assert {each.name: (each.comment, hashlib.sha256(each.body.encode()).hexdigest()[:16]) for each in functions} == {
@@ -52,7 +46,7 @@ def test_another_text_has_another_version() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nothing_is_said_of_a_database_that_is_up_to_date(engine: sa.Engine, strategy: str) -> None:
+def test_a_current_database_is_accepted(engine: sa.Engine, strategy: str) -> None:
     model = order(QueueConfig(strategy=strategy))
     model.metadata.create_all(engine)
     assert outdated(engine, model) is None
@@ -78,7 +72,7 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
         ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_wake_insert", "disabled: sqlaqueue_wake_insert"),
     ],
 )
-def test_an_older_one_is_told_and_autogenerate_mends_it(
+def test_an_older_version_is_reported_and_autogenerate_replaces_it(
     database: Database, engine: sa.Engine, tmp_path: Path, change: str, said: str
 ) -> None:
     model = order(WITH_MESSAGES)
@@ -99,7 +93,7 @@ def test_an_older_one_is_told_and_autogenerate_mends_it(
     assert outdated(engine, model) == message
 
 
-def test_a_newer_one_is_told_as_well(engine: sa.Engine) -> None:
+def test_a_newer_version_is_reported(engine: sa.Engine) -> None:
     model = order(WITH_MESSAGES)
     model.metadata.create_all(engine)
     execute(engine, f"COMMENT ON FUNCTION {FUNCTION} IS 'sqlaqueue, version 99'")
@@ -109,7 +103,7 @@ def test_a_newer_one_is_told_as_well(engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-async def test_it_looks_into_the_translated_schema(database: Database, driver: Any) -> None:
+async def test_versions_in_a_translated_schema(database: Database, driver: Any) -> None:
     model = order(WITH_MESSAGES)
     engine = create_async_engine(database.url(driver), execution_options={"schema_translate_map": {None: "Tenant's"}})
     async with engine.begin() as connection:
@@ -122,7 +116,7 @@ async def test_it_looks_into_the_translated_schema(database: Database, driver: A
     await engine.dispose()
 
 
-def test_who_works_with_what_is_gone_is_told_to_restart(engine: sa.Engine) -> None:
+def test_a_consumer_of_the_former_strategy_is_told_to_restart(engine: sa.Engine) -> None:
     old, new = order(WITH_MESSAGES), order(QueueConfig())
     new.metadata.create_all(engine)
     with Session(engine) as session, pytest.raises(ProgrammingError) as undefined:

@@ -1,4 +1,4 @@
-"""The triggers that wake idle consumers come, change and go by migrations, like everything else of a queue."""
+"""Migrations create, change and drop the triggers that wake idle consumers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.ddl import Trigger, objects_of
 from sqlaqueue.postgresql.wake_triggers import channel_of
 from tests.consumer.bench import wait_until
-from tests.migrations.models import order
+from tests.migrations.models import enqueue, order, run_all, statuses
 from tests.migrations.project import Project, changed, dump, execute, in_any_order, wanted
-from tests.migrations.test_switching import enqueue, run_all, states
 from tests.models.kind import STRATEGIES
 
 if TYPE_CHECKING:
@@ -61,25 +60,25 @@ def update_trigger(model: type[Any]) -> Trigger:
 @pytest.mark.parametrize(
     "strategy", ["update_status", "delete_returning", pytest.param("batch_select", marks=pytest.mark.thorough)]
 )
-def test_notify_is_switched_off_and_on(database: Database, make: Any, engine: sa.Engine, strategy: str) -> None:
-    """Nothing else happens to the jobs, neither on the way up nor on the way down."""
-    loud, silent = (order(QueueConfig(strategy=strategy, notify=notify)) for notify in (True, False))
-    project = make(loud)
-    enqueue(engine, loud, "waits", "runs")
+def test_notify_is_disabled_and_enabled(database: Database, make: Any, engine: sa.Engine, strategy: str) -> None:
+    """The jobs do not change, neither in the upgrade nor in the downgrade."""
+    notifying, silent = (order(QueueConfig(strategy=strategy, notify=notify)) for notify in (True, False))
+    project = make(notifying)
+    enqueue(engine, notifying, "waits", "runs")
     if strategy == "update_status":
         with Session(engine) as session:
-            assert len(session.scalars(claim(loud, 1)).all()) == 1
+            assert len(session.scalars(claim(notifying, 1)).all()) == 1
             session.commit()
-    before = states(engine)
+    before = statuses(engine)
     off = changed(project, silent)
     assert dump(database) == wanted(silent, database)
-    on = changed(project, loud)
-    assert dump(database) == wanted(loud, database)
+    on = changed(project, notifying)
+    assert dump(database) == wanted(notifying, database)
     for text in (off, on):
         assert "op.lock_queue_tables(" in text
         assert "op.fill_queue_messages(" not in text
         assert "op.release_queue_jobs(" not in text
-    assert states(engine) == before
+    assert statuses(engine) == before
 
 
 @pytest.mark.parametrize(
@@ -93,7 +92,7 @@ def test_notify_is_switched_off_and_on(database: Database, make: Any, engine: sa
         *(pytest.param(change, marks=pytest.mark.thorough) for change in MORE),
     ],
 )
-def test_what_was_changed_by_hand_is_mended(database: Database, make: Any, engine: sa.Engine, change: str) -> None:
+def test_changes_by_hand_are_repaired(database: Database, make: Any, engine: sa.Engine, change: str) -> None:
     model = order(QueueConfig())
     trigger = update_trigger(model)
     project = make(model)
@@ -104,7 +103,7 @@ def test_what_was_changed_by_hand_is_mended(database: Database, make: Any, engin
     assert dump(database) == good
 
 
-def test_a_condition_that_only_reads_otherwise_is_the_same(make: Any, engine: sa.Engine) -> None:
+def test_a_condition_in_another_spelling_is_no_difference(make: Any, engine: sa.Engine) -> None:
     model = order(QueueConfig())
     trigger = update_trigger(model)
     project = make(model)
@@ -118,7 +117,9 @@ def test_a_condition_that_only_reads_otherwise_is_the_same(make: Any, engine: sa
 
 
 @one_strategy
-def test_other_words_are_another_condition(database: Database, make: Any, engine: sa.Engine, strategy: str) -> None:
+def test_other_status_values_change_the_condition(
+    database: Database, make: Any, engine: sa.Engine, strategy: str
+) -> None:
     old = order(QueueConfig(strategy=strategy))
     new = order(QueueConfig(strategy=strategy, states=States(pending="is :new 100% it's"), columns={"run_at": None}))
     assert update_trigger(old).name != update_trigger(new).name
@@ -127,8 +128,8 @@ def test_other_words_are_another_condition(database: Database, make: Any, engine
     assert dump(database) == wanted(new, database)
 
 
-def test_a_column_of_the_condition_gets_another_type(database: Database, make: Any, engine: sa.Engine) -> None:
-    """PostgreSQL refuses that while the trigger is there."""
+def test_a_column_in_the_condition_gets_another_type(database: Database, make: Any, engine: sa.Engine) -> None:
+    """PostgreSQL refuses this while the trigger exists."""
 
     def of(type_: Any) -> type[Any]:
         column = mapped_column(type_, nullable=False, server_default="pending")
@@ -142,8 +143,8 @@ def test_a_column_of_the_condition_gets_another_type(database: Database, make: A
     assert run_all(engine, longer) == ["1"]
 
 
-def test_a_table_that_was_renamed_by_hand(database: Database, make: Any, engine: sa.Engine) -> None:
-    """Its functions, indexes and messages have the old name in theirs."""
+def test_a_table_renamed_by_hand(database: Database, make: Any, engine: sa.Engine) -> None:
+    """The names of its functions, indexes and message table contain the old name."""
     model = order(QueueConfig(strategy="delete_returning"))
     project = make(model)
     enqueue(engine, model, "1")
@@ -170,10 +171,10 @@ def test_quoted_names_in_a_translated_schema(database: Database, engine: sa.Engi
         }
         return type("Job", (QueueMixin, Base), body)
 
-    loud, silent = mapped(notify=True), mapped(notify=False)
+    notifying, silent = mapped(notify=True), mapped(notify=False)
     before = dump(database)
-    project = Project(directory=tmp_path, database=database, metadata=loud.metadata)
-    for message, model in (("create", loud), ("off", silent), ("on", loud)):
+    project = Project(directory=tmp_path, database=database, metadata=notifying.metadata)
+    for message, model in (("create", notifying), ("off", silent), ("on", notifying)):
         project.metadata = model.metadata
         project.revise(message)
         project.upgrade()
@@ -187,23 +188,23 @@ def test_quoted_names_in_a_translated_schema(database: Database, engine: sa.Engi
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
     empty = dump(database)
     project.execution_options = {"schema_translate_map": {None: schema}}
-    # Else Alembic would write its version into the translated schema and look for it in the default one.
+    # Otherwise Alembic writes its version to the translated schema, and looks for it in the default one.
     project.options = {"version_table_schema": "public"}
     project.upgrade()
     up = dump(database)
     translated = engine.execution_options(**project.execution_options)
     with database.connect() as listener:
-        channel = channel_of(spec_of(loud))
+        channel = channel_of(spec_of(notifying))
         listener.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
         with Session(translated) as session:
-            job = loud()
+            job = notifying()
             session.add(job)
             session.commit()
-            session.execute(complete(session.scalars(claim(loud, 1)).all()))
+            session.execute(complete(session.scalars(claim(notifying, 1)).all()))
             session.commit()
             job.state = "pending"
             session.commit()
-        # One of the insert, one of the update that made it wait again.
+        # One for the insert, one for the update that made the job pending again.
         assert len([*listener.notifies(timeout=10, stop_after=2)]) == 2
     project.downgrade("-2")
     project.upgrade()
@@ -222,8 +223,8 @@ def test_quoted_names_in_a_translated_schema(database: Database, engine: sa.Engi
         pytest.param(True, True, id="on, live", marks=pytest.mark.thorough),
     ],
 )
-def test_who_writes_does_not_wait_for_it(database: Database, make: Any, *, live: bool, notify: bool) -> None:
-    """A batch is open all the time; everybody else gets past the migration, which waits for the batch."""
+def test_writers_do_not_wait_for_the_migration(database: Database, make: Any, *, live: bool, notify: bool) -> None:
+    """A batch stays open; other writers overtake the migration, which waits for the batch."""
     before = order(QueueConfig(strategy="batch_select", notify=not notify))
     after = order(QueueConfig(strategy="batch_select", notify=notify))
     project = make(before)
@@ -244,8 +245,8 @@ def test_who_writes_does_not_wait_for_it(database: Database, make: Any, *, live:
     assert dump(database) == wanted(after, database)
 
 
-def test_two_queues_are_locked_at_once(database: Database, make: Any) -> None:
-    """Whoever waited for one while holding the other would be in everybody's way."""
+def test_two_queues_are_locked_in_one_attempt(database: Database, make: Any) -> None:
+    """Waiting for one table while holding the other would block other sessions."""
 
     def models(*, notify: bool) -> type[Any]:
         class Base(DeclarativeBase):

@@ -1,4 +1,4 @@
-"""Beside plug-ins of others: alembic_utils, which drops what was not registered, and alembic-postgresql-enum."""
+"""Together with other plug-ins: alembic_utils, which drops unregistered objects, and alembic-postgresql-enum."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ LEAVE = ADOPT.replace('"1"', '"0"')
 
 
 @pytest.mark.parametrize("other", [UTILS, "import alembic_postgresql_enum"], ids=["alembic_utils", "enum"])
-def test_a_queue_comes_and_goes(database: Database, tmp_path: Path, other: str) -> None:
+def test_a_queue_is_added_and_removed(database: Database, tmp_path: Path, other: str) -> None:
     empty = dump(database)
     shell = project(database, tmp_path, other)
     for name, text in (("adopt.py", ADOPT), ("answer.py", ANSWER), ("leave.py", LEAVE)):
         shell.write(name, text)
-    # In one process: to start Python and import everything takes longer than the migrations.
+    # In one process: starting Python takes longer than the migrations.
     shell.run_all(
         "leave.py",
         "alembic revision --autogenerate -m table",

@@ -1,4 +1,4 @@
-"""A table that has rows becomes a queue: what they are is asked for, and never guessed."""
+"""A table with rows becomes a queue: the migration asks for the status of the rows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from alembic.util import CommandError
 from sqlalchemy.orm import Session, mapped_column
 
-from sqlaqueue import QueueConfig, States, claim, complete, purge, reconcile
-from tests.migrations.models import order
+from sqlaqueue import QueueConfig, States, purge, reconcile
+from tests.migrations.models import order, run_all, statuses
 from tests.migrations.project import Project, dump
 from tests.models.kind import STRATEGIES
 
@@ -37,7 +37,7 @@ def queue(config: QueueConfig, **attributes: Any) -> type[Any]:
 
 @pytest.fixture
 def project(database: Database, tmp_path: Path, engine: sa.Engine) -> Project:
-    """A project whose table ``orders`` has four rows, two of them sent, and is no queue."""
+    """A project whose table ``orders`` has four rows, two of them sent, and is not a queue."""
     project = Project(directory=tmp_path, database=database, metadata=plain().metadata)
     project.revise("create")
     project.upgrade()
@@ -53,24 +53,11 @@ def adopt(project: Project, model: type[Any], *, live: bool = False) -> str:
     return project.revise("adopt", **({"live": "orders"} if live else {}))
 
 
-def states(engine: sa.Engine) -> dict[str, Any]:
-    with engine.connect() as connection:
-        return {row.article: row.status for row in connection.execute(sa.text("SELECT article, status FROM orders"))}
-
-
-def run_all(engine: sa.Engine, model: type[Any]) -> list[str]:
-    with Session(engine) as session:
-        jobs = session.scalars(claim(model, 100)).all()
-        done = sorted(job.article for job in jobs)
-        if jobs:
-            session.execute(complete(jobs))
-        session.commit()
-        return done
-
-
 @live_or_not
 @every_strategy
-def test_the_state_of_the_rows_is_asked_for(project: Project, engine: sa.Engine, strategy: str, *, live: bool) -> None:
+def test_the_migration_asks_for_the_status_of_existing_rows(
+    project: Project, engine: sa.Engine, strategy: str, *, live: bool
+) -> None:
     model = queue(QueueConfig(strategy=strategy))
     before = dump(project.database)
     adopt(project, model, live=live)
@@ -79,7 +66,7 @@ def test_the_state_of_the_rows_is_asked_for(project: Project, engine: sa.Engine,
     project.edit("existing_rows=...", "existing_rows='completed'")
     project.upgrade()
     project.check()
-    assert set(states(engine).values()) == {"completed"}
+    assert set(statuses(engine).values()) == {"completed"}
     assert run_all(engine, model) == []
     with engine.begin() as connection:
         connection.execute(sa.text("INSERT INTO orders (article) VALUES ('new')"))
@@ -90,21 +77,23 @@ def test_the_state_of_the_rows_is_asked_for(project: Project, engine: sa.Engine,
 
 @live_or_not
 @every_strategy
-def test_the_state_may_depend_on_the_row(project: Project, engine: sa.Engine, strategy: str, *, live: bool) -> None:
+def test_an_expression_gives_the_status_of_each_row(
+    project: Project, engine: sa.Engine, strategy: str, *, live: bool
+) -> None:
     model = queue(QueueConfig(strategy=strategy))
     adopt(project, model, live=live)
     project.edit("existing_rows=...", f"existing_rows={BY_ROW.replace('failed', 'pending')}")
     project.upgrade()
     project.check()
-    assert states(engine) == {"1": "pending", "2": "pending", "3": "completed", "4": "completed"}
+    assert statuses(engine) == {"1": "pending", "2": "pending", "3": "completed", "4": "completed"}
     with Session(engine) as session:
         assert session.scalars(reconcile(model)).all() == []
     assert run_all(engine, model) == ["1", "2"]
 
 
 @live_or_not
-def test_adopted_or_created_it_is_the_same(project: Project, server: Any, *, live: bool) -> None:
-    """Column by column, which stand in another order in a table that was there before."""
+def test_a_migrated_table_equals_a_created_one(project: Project, server: Any, *, live: bool) -> None:
+    """Apart from the order of the columns."""
     model = queue(QueueConfig(strategy="delete_returning"))
     adopt(project, model, live=live)
     project.edit("existing_rows=...", "existing_rows='completed'")
@@ -120,14 +109,14 @@ def test_adopted_or_created_it_is_the_same(project: Project, server: Any, *, liv
 
 
 @live_or_not
-def test_an_enum_for_the_state_is_created_and_dropped(project: Project, engine: sa.Engine, *, live: bool) -> None:
+def test_an_enum_for_the_status_is_created_and_dropped(project: Project, engine: sa.Engine, *, live: bool) -> None:
     states_ = sa.Enum("pending", "processing", "completed", "failed", "cancelled", name="order_state")
     config = QueueConfig(columns={"status": "state"})
     model = queue(config, state=mapped_column(states_, nullable=False, server_default="pending"))
     before = dump(project.database)
     text = adopt(project, model, live=live)
     assert "op.create_queue_enum('order_state'" in text
-    # Its own column: how it comes to the rows that are there is the user's own migration.
+    # The column belongs to the application, so its migration decides about existing rows.
     project.edit("server_default='pending'", "server_default='completed'")
     project.upgrade()
     assert run_all(engine, model) == []
@@ -135,7 +124,7 @@ def test_an_enum_for_the_state_is_created_and_dropped(project: Project, engine: 
     assert dump(project.database) == before
 
 
-def test_rows_that_are_their_own_messages_would_all_run(project: Project, engine: sa.Engine) -> None:
+def test_without_a_status_all_existing_rows_run(project: Project, engine: sa.Engine) -> None:
     model = queue(QueueConfig(strategy="delete_returning", rows_are_messages=True))
     adopt(project, model)
     with pytest.raises(CommandError, match="each row of the table is a job"):
@@ -149,7 +138,7 @@ def test_rows_that_are_their_own_messages_would_all_run(project: Project, engine
     assert run_all(engine, model) == ["1", "2", "3", "4"]
 
 
-def test_a_state_that_the_column_cannot_hold_is_refused(project: Project) -> None:
+def test_a_status_that_the_column_cannot_store_is_refused(project: Project) -> None:
     adopt(project, queue(QueueConfig(states=States(pending=0, processing=1, completed=2, failed=3, cancelled=4))))
     project.edit("existing_rows=...", "existing_rows='completed'")
     with pytest.raises(CommandError, match="the column status cannot store this value"):
@@ -159,7 +148,7 @@ def test_a_state_that_the_column_cannot_hold_is_refused(project: Project) -> Non
 
 
 @pytest.mark.parametrize("type_", [sa.Text(), sa.String(20), sa.Integer()], ids=repr)
-def test_a_status_of_the_table_is_not_taken_by_accident(project: Project, engine: sa.Engine, type_: Any) -> None:
+def test_an_existing_status_column_is_not_adopted_by_accident(project: Project, engine: sa.Engine, type_: Any) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text(f"ALTER TABLE orders ADD COLUMN status {type_.compile(engine.dialect)}"))
     with pytest.raises(CommandError) as refused:
@@ -170,7 +159,7 @@ def test_a_status_of_the_table_is_not_taken_by_accident(project: Project, engine
     assert "QueueConfig(columns={'status': 'queue_status'})" in message
 
 
-def test_a_column_of_another_type_is_not_taken_for_the_queue(project: Project, engine: sa.Engine) -> None:
+def test_an_existing_column_of_another_type_is_not_adopted_by_accident(project: Project, engine: sa.Engine) -> None:
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE orders ADD COLUMN priority text"))
     with pytest.raises(CommandError, match=r"Order\.priority: the table orders has a column priority of type TEXT"):
@@ -178,8 +167,8 @@ def test_a_column_of_another_type_is_not_taken_for_the_queue(project: Project, e
 
 
 @every_strategy
-def test_a_table_speaks_its_own_words(project: Project, engine: sa.Engine, strategy: str) -> None:
-    """A table that has a state already needs no answer: the config says which of its words wait."""
+def test_a_table_keeps_its_own_status_values(project: Project, engine: sa.Engine, strategy: str) -> None:
+    """For an adopted status column the migration asks nothing: the configuration says which value is pending."""
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE orders ADD COLUMN state text NOT NULL DEFAULT 'draft'"))
         connection.execute(sa.text("UPDATE orders SET state = 'paid' WHERE article = '2'"))
@@ -191,8 +180,8 @@ def test_a_table_speaks_its_own_words(project: Project, engine: sa.Engine, strat
     assert run_all(engine, model) == ["2"]
 
 
-def test_finished_rows_of_the_table_get_a_moment_if_they_are_given_one(project: Project, engine: sa.Engine) -> None:
-    """The question about the rows names the statement; without it a purge by age leaves them where they are."""
+def test_existing_rows_are_purged_only_after_finished_at_is_set(project: Project, engine: sa.Engine) -> None:
+    """The error that asks for the status names the statement that sets it."""
     model = queue(QueueConfig())
     adopt(project, model)
     with pytest.raises(CommandError, match="have no finished_at") as refused:

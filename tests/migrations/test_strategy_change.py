@@ -1,4 +1,4 @@
-"""Another strategy is one word in the model and a migration; the jobs that wait, and those that run, stay jobs."""
+"""A queue gets another strategy by a migration; pending and running jobs remain jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import QueueConfig, claim, complete, reconcile
-from tests.migrations.models import order
+from tests.migrations.models import enqueue, order, run_all, statuses
 from tests.migrations.project import Project, dump
 from tests.models.kind import STRATEGIES
 
@@ -22,45 +22,19 @@ if TYPE_CHECKING:
     from tests.servers import Database
 
 
-def table_of(model: type[Any]) -> sa.Table:
-    return model.__table__
-
-
 def project_of(model: type[Any], database: Database, directory: Path) -> Project:
     return Project(directory=directory, database=database, metadata=model.metadata)
-
-
-def enqueue(engine: sa.Engine, model: type[Any], *articles: str, **values: Any) -> None:
-    with Session(engine) as session:
-        session.add_all(model(article=article, **values) for article in articles)
-        session.commit()
-
-
-def run_all(engine: sa.Engine, model: type[Any]) -> list[str]:
-    """Claim and complete everything, and return what it was."""
-    with Session(engine) as session:
-        jobs = session.scalars(claim(model, 100)).all()
-        done = sorted(job.article for job in jobs)
-        if jobs:
-            session.execute(complete(jobs))
-        session.commit()
-        return done
-
-
-def states(engine: sa.Engine) -> dict[str, str]:
-    with engine.connect() as connection:
-        return {row.article: row.status for row in connection.execute(sa.text("SELECT article, status FROM orders"))}
 
 
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        # Leases need most care, in both directions.
+        # Strategies with leases are the difficult ones.
         pytest.param(*pair, marks=() if "update_status" in pair else pytest.mark.thorough)
         for pair in permutations(STRATEGIES, 2)
     ],
 )
-def test_waiting_jobs_wait_on_and_back(
+def test_pending_jobs_stay_pending_in_both_directions(
     database: Database, engine: sa.Engine, tmp_path: Path, old: str, new: str
 ) -> None:
     before, after = order(QueueConfig(strategy=old)), order(QueueConfig(strategy=new))
@@ -88,17 +62,17 @@ def test_waiting_jobs_wait_on_and_back(
     with Session(engine) as session:
         assert session.scalars(reconcile(before)).all() == []
     assert run_all(engine, before) == ["1", "2", "3"]
-    assert states(engine) == dict.fromkeys(["1", "2", "3", "done"], "completed")
+    assert statuses(engine) == dict.fromkeys(["1", "2", "3", "done"], "completed")
 
 
 @pytest.mark.parametrize("new", ["delete_returning", "batch_select"])
-def test_a_job_under_a_lease_waits_again(database: Database, engine: sa.Engine, tmp_path: Path, new: str) -> None:
+def test_a_leased_job_is_released(database: Database, engine: sa.Engine, tmp_path: Path, new: str) -> None:
     before, after = order(QueueConfig()), order(QueueConfig(strategy=new))
     project = project_of(before, database, tmp_path)
     project.revise("create")
     project.upgrade()
     enqueue(engine, before, "1")
-    enqueue(engine, before, "of others", status="processing")
+    enqueue(engine, before, "of the application", status="processing")
     with Session(engine, expire_on_commit=False) as session:
         jobs = session.scalars(claim(before, 1)).all()
         session.commit()
@@ -106,9 +80,9 @@ def test_a_job_under_a_lease_waits_again(database: Database, engine: sa.Engine, 
         text = project.revise("switch")
         assert "op.release_queue_jobs(" in text
         project.upgrade()
-        # Whoever marked the other one has no lease here, and goes on with it.
-        assert states(engine) == {"1": "pending", "of others": "processing"}
-        # What the old consumer does with it is refused, so nothing happens twice in the database.
+        # A processing row without a lease belongs to the application and is left alone.
+        assert statuses(engine) == {"1": "pending", "of the application": "processing"}
+        # The old consumer can no longer settle the job, so its writes are rolled back.
         with pytest.raises(ProgrammingError, match="lease_token"):
             session.execute(complete(jobs))
     with Session(engine) as session:
@@ -116,12 +90,12 @@ def test_a_job_under_a_lease_waits_again(database: Database, engine: sa.Engine, 
         assert (job.article, job.attempts) == ("1", 1)
         session.execute(complete([job]))
         session.commit()
-    assert states(engine) == {"1": "completed", "of others": "processing"}
+    assert statuses(engine) == {"1": "completed", "of the application": "processing"}
 
 
 @pytest.mark.parametrize("old", ["delete_returning", pytest.param("batch_select", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("without", [None, "lease_expires_at"])
-def test_the_way_back_to_a_strategy_without_leases(
+def test_a_downgrade_to_a_strategy_without_leases_releases_jobs(
     database: Database, engine: sa.Engine, tmp_path: Path, old: str, without: str | None
 ) -> None:
     leases = QueueConfig(columns={without: None} if without else {})
@@ -133,14 +107,14 @@ def test_the_way_back_to_a_strategy_without_leases(
     project.revise("switch")
     project.upgrade()
     enqueue(engine, after, "1")
-    enqueue(engine, after, "of others", status="processing")
+    enqueue(engine, after, "of the application", status="processing")
     with Session(engine) as session:
         session.scalars(claim(after, 1)).all()
         session.commit()
     project.downgrade()
-    assert states(engine) == {"1": "pending", "of others": "processing"}
+    assert statuses(engine) == {"1": "pending", "of the application": "processing"}
     assert run_all(engine, before) == ["1"]
-    # And from there to the new one once more, with a queue that never had an end of leases.
+    # The same by a new migration, also if the queue has no lease_expires_at.
     project.upgrade()
     with Session(engine) as session:
         session.execute(sa.update(after).where(after.article == "1").values(status="pending"))
@@ -150,13 +124,11 @@ def test_the_way_back_to_a_strategy_without_leases(
     project.revise("and back")
     project.upgrade()
     project.check()
-    assert states(engine) == {"1": "pending", "of others": "processing"}
+    assert statuses(engine) == {"1": "pending", "of the application": "processing"}
 
 
 @pytest.mark.parametrize("old", ["delete_returning", "batch_select"])
-def test_a_batch_in_an_open_transaction_ends_first(
-    database: Database, engine: sa.Engine, tmp_path: Path, old: str
-) -> None:
+def test_the_migration_waits_for_open_batches(database: Database, engine: sa.Engine, tmp_path: Path, old: str) -> None:
     before, after = order(QueueConfig(strategy=old)), order(QueueConfig())
     project = project_of(before, database, tmp_path)
     project.revise("create")
@@ -168,17 +140,17 @@ def test_a_batch_in_an_open_transaction_ends_first(
         jobs = session.scalars(claim(before, 1)).all()
         migration = threading.Thread(target=project.upgrade)
         migration.start()
-        # It asks for its locks again and again, so others come between.
+        # It tries again and again to lock the table, so other sessions can write meanwhile.
         enqueue(engine, before, "3")
         session.execute(complete(jobs))
         session.commit()
     migration.join(60)
     assert not migration.is_alive()
-    assert states(engine) == {"1": "completed", "2": "pending", "3": "pending"}
+    assert statuses(engine) == {"1": "completed", "2": "pending", "3": "pending"}
     assert run_all(engine, after) == ["2", "3"]
 
 
-def test_a_queue_that_is_none_any_more_leaves_its_rows(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+def test_a_removed_queue_keeps_its_rows(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
     before, after = order(QueueConfig(strategy="delete_returning")), order(None)
     project = project_of(before, database, tmp_path)
     project.revise("create")
@@ -193,13 +165,13 @@ def test_a_queue_that_is_none_any_more_leaves_its_rows(database: Database, engin
         project.downgrade()
     project.edit("existing_rows=...", "existing_rows='completed'")
     project.downgrade()
-    assert states(engine) == {"1": "completed", "2": "completed"}
+    assert statuses(engine) == {"1": "completed", "2": "completed"}
     assert run_all(engine, before) == []
     enqueue(engine, before, "3")
     assert run_all(engine, before) == ["3"]
 
 
-def test_a_status_that_goes_asks_what_its_rows_are(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
+def test_dropping_the_status_asks_about_existing_rows(database: Database, engine: sa.Engine, tmp_path: Path) -> None:
     before = order(QueueConfig())
     after = order(QueueConfig(strategy="delete_returning", rows_are_messages=True))
     project = project_of(before, database, tmp_path)

@@ -1,6 +1,6 @@
-"""A large table becomes a queue while others read it, write it, and run its jobs.
+"""A large table becomes a queue while other sessions read it, write it, and run its jobs.
 
-Every session of theirs has a ``lock_timeout`` of a second, so that the server itself tells who waits for longer.
+Each of these sessions has a ``lock_timeout`` of one second, so a migration that blocks them for longer fails the test.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MIGRATION_WAITS = """
     SELECT 1 FROM pg_locks
     WHERE relation = 'orders'::regclass AND NOT granted AND mode IN ('AccessExclusiveLock', 'ShareRowExclusiveLock')
 """
-STOP_BEFORE_TRIGGERS = """
+PAUSE_BEFORE_TRIGGERS = """
     CREATE FUNCTION wait_here() RETURNS event_trigger LANGUAGE plpgsql
     AS 'BEGIN PERFORM pg_advisory_xact_lock(1); END';
     CREATE EVENT TRIGGER wait_here ON ddl_command_start WHEN TAG IN ('CREATE FUNCTION') EXECUTE FUNCTION wait_here()
 """
-MIGRATION_IS_STOPPED = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+MIGRATION_IS_PAUSED = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
 UNDEFINED = {"42P01", "42703"}
-"""There is no such table or column: the migration is not that far."""
+"""The table or column does not exist yet: the migration has not reached it."""
 
 
 def model(config: QueueConfig | None) -> type[Any]:
@@ -59,20 +59,20 @@ class Traffic:
         self.rows = rows
         self.by_row = by_row
         self.stopped = threading.Event()
-        self.in_the_way = threading.Event()
+        self.blocking = threading.Event()
         self.written: list[str] = []
-        self.held_up = 0
-        """How often a report was in the way of the migration."""
+        self.blocked = 0
+        """How often a report blocked the migration."""
         self.done: Counter[str] = Counter()
 
     @contextlib.contextmanager
     def flowing(self) -> Iterator[None]:
-        """Keep everybody busy while the block runs; raise what went wrong for one of them."""
+        """Run all sessions during the block; raise the error of any of them."""
         with ThreadPoolExecutor() as pool:
             busy: list[Callable[[], None]] = [self.insert, self.change, self.report, self.consume]
             futures = [pool.submit(self._guarded, each) for each in busy]
             try:
-                assert self.in_the_way.wait(60)
+                assert self.blocking.wait(60)
                 yield
             finally:
                 self.stopped.set()
@@ -106,36 +106,36 @@ class Traffic:
                 connection.execute(statement, [self.rows])
 
     def report(self) -> None:
-        """Hold transactions open in the migration's way until the writers have got past both.
+        """Block the migration with open transactions until the writers have overtaken both.
 
-        First when it adds columns, then when it makes the column of the states NOT NULL, if it has filled it in, and
-        then when it creates triggers.
+        First when it adds columns, then when it makes the status column NOT NULL after filling it, then when it creates
+        triggers.
         """
         with self.connection() as reader, self.connection() as watch:
             reader.execute("SELECT pg_advisory_lock(1)")
-            self.be_in_the_way(reader, watch, "ACCESS SHARE")
+            self.block(reader, watch, "ACCESS SHARE")
             if self.by_row:
                 while not self.stopped.is_set() and not watch.execute(HAS_STATUS).fetchone():
                     pass
-                self.be_in_the_way(reader, watch, "ACCESS SHARE")
-            while not self.stopped.wait(0.01) and not watch.execute(MIGRATION_IS_STOPPED).fetchone():
+                self.block(reader, watch, "ACCESS SHARE")
+            while not self.stopped.wait(0.01) and not watch.execute(MIGRATION_IS_PAUSED).fetchone():
                 pass
-            self.be_in_the_way(reader, watch, "ROW EXCLUSIVE")
+            self.block(reader, watch, "ROW EXCLUSIVE")
 
-    def be_in_the_way(self, reader: psycopg.Connection[Any], watch: psycopg.Connection[Any], mode: str) -> None:
+    def block(self, reader: psycopg.Connection[Any], watch: psycopg.Connection[Any], mode: str) -> None:
         with reader.transaction():
-            # And no more than that: an old snapshot would be in the way of CREATE INDEX CONCURRENTLY until the end.
+            # Only a lock: an old snapshot would block CREATE INDEX CONCURRENTLY until the transaction ends.
             reader.execute(f"LOCK TABLE orders IN {mode} MODE".encode())
             if mode == "ROW EXCLUSIVE":
                 reader.execute("SELECT pg_advisory_unlock(1)")
-            self.in_the_way.set()
+            self.blocking.set()
             while not watch.execute(MIGRATION_WAITS).fetchone():
                 if self.stopped.wait(0.01):
                     return
             enough = len(self.written) + 50
             while not self.stopped.wait(0.01) and len(self.written) < enough:
                 pass
-        self.held_up += 1
+        self.blocked += 1
 
     def consume(self) -> None:
         engine = sa.create_engine(self.database.url(), connect_args={"options": "-c lock_timeout=1s"})
@@ -185,10 +185,10 @@ def test_a_table_in_use_becomes_a_queue(
     project.edit("existing_rows=...", f"existing_rows={answer}")
     traffic = Traffic(database, queue, rows, by_row=answer == BY_ROW)
     with database.connect() as connection:
-        connection.execute(STOP_BEFORE_TRIGGERS)
+        connection.execute(PAUSE_BEFORE_TRIGGERS)
     with traffic.flowing():
         project.upgrade()
-    assert traffic.held_up == 2 + traffic.by_row
+    assert traffic.blocked == 2 + traffic.by_row
     project.check()
     with Session(engine) as session:
         assert session.scalars(reconcile(queue)).all() == []
@@ -204,7 +204,7 @@ def test_a_table_in_use_becomes_a_queue(
         written = [*connection.execute(query)]
         assert connection.execute("SELECT DISTINCT status FROM orders").fetchall() == [("completed",)]
     assert [article for article, _ in written] == traffic.written
-    # What was inserted before the columns were there is old as well, and the answer goes for it.
+    # Rows inserted before the columns existed are existing rows as well.
     first = (
         0
         if strategy == "delete_returning"

@@ -1,4 +1,4 @@
-"""``-x live=table``: what is done beside the users of a table, and done again after an interruption."""
+"""``-x live=table``: steps that do not block other sessions, and can be run again after an interruption."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from alembic.util import CommandError
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
-from tests.migrations.models import order
+from tests.migrations.models import enqueue, order, run_all
 from tests.migrations.project import Project, dump, execute, in_any_order, wanted
-from tests.migrations.test_switching import enqueue, run_all
 
 if TYPE_CHECKING:
     from tests.servers import Database
@@ -24,8 +23,8 @@ def sent() -> Any:
     return mapped_column(sa.Boolean, nullable=False, server_default=sa.false())
 
 
-def upgrade_in_two_goes(project: Project) -> None:
-    """Interrupt it when all is done but the note that it is."""
+def upgrade_with_interruption(project: Project) -> None:
+    """Interrupt an upgrade before its last commit, and run it again."""
     project.edit("\ndef downgrade", "    raise InterruptedError\n\n\ndef downgrade")
     with pytest.raises(InterruptedError):
         project.upgrade()
@@ -35,8 +34,10 @@ def upgrade_in_two_goes(project: Project) -> None:
 
 
 @pytest.mark.parametrize("answer", ["'pending'", BY_ROW], ids=["one state", "by row"])
-def test_an_interrupted_adoption_is_run_again(database: Database, make: Any, engine: sa.Engine, answer: str) -> None:
-    """Together with another table, and with a column that goes when the states have been told from it."""
+def test_an_interrupted_adoption_can_be_run_again(
+    database: Database, make: Any, engine: sa.Engine, answer: str
+) -> None:
+    """Together with another new table, and with a dropped column that the expression for the status reads."""
     project = make(order(None, sent=sent()))
     execute(engine, "INSERT INTO orders (article) VALUES ('1')")
     before = dump(database)
@@ -47,7 +48,7 @@ def test_an_interrupted_adoption_is_run_again(database: Database, make: Any, eng
     project.metadata = model.metadata
     project.revise("adopt", live="orders")
     project.edit("existing_rows=...", f"existing_rows={answer}")
-    upgrade_in_two_goes(project)
+    upgrade_with_interruption(project)
     assert in_any_order(dump(database)) == in_any_order(wanted(model, database))
     assert run_all(engine, model) == ["1"]
     project.downgrade()
@@ -57,15 +58,19 @@ def test_an_interrupted_adoption_is_run_again(database: Database, make: Any, eng
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        pytest.param({}, {"columns": {"priority": None}}, id="a column goes"),
-        pytest.param({"strategy": "delete_returning", "columns": {"priority": None}}, {}, id="a strategy and a column"),
+        pytest.param({}, {"columns": {"priority": None}}, id="drop a column"),
+        pytest.param(
+            {"strategy": "delete_returning", "columns": {"priority": None}},
+            {},
+            id="change the strategy and add a column",
+        ),
         *(
             pytest.param(*pair, id=name, marks=pytest.mark.thorough)
             for name, pair in {
-                "a column comes": ({"columns": {"priority": None}}, {}),
-                "messages come": ({}, {"strategy": "delete_returning"}),
-                "messages go": ({"strategy": "delete_returning"}, {}),
-                "a column of messages": (
+                "add a column": ({"columns": {"priority": None}}, {}),
+                "add messages": ({}, {"strategy": "delete_returning"}),
+                "drop messages": ({"strategy": "delete_returning"}, {}),
+                "drop a column of messages": (
                     {"strategy": "delete_returning"},
                     {"strategy": "delete_returning", "columns": {"priority": None}},
                 ),
@@ -73,7 +78,7 @@ def test_an_interrupted_adoption_is_run_again(database: Database, make: Any, eng
         ),
     ],
 )
-def test_an_interrupted_change_is_done_again(
+def test_an_interrupted_change_can_be_run_again(
     database: Database, make: Any, engine: sa.Engine, old: dict[str, Any], new: dict[str, Any]
 ) -> None:
     before, after = order(QueueConfig(**old)), order(QueueConfig(**new))
@@ -82,7 +87,7 @@ def test_an_interrupted_change_is_done_again(
     schema = dump(database)
     project.metadata = after.metadata
     project.revise("change", live="orders")
-    upgrade_in_two_goes(project)
+    upgrade_with_interruption(project)
     assert in_any_order(dump(database)) == in_any_order(wanted(after, database))
     with Session(engine) as session:
         assert [job.article for job in session.scalars(claim(after, 5))] == ["1", "2"]
@@ -92,7 +97,7 @@ def test_an_interrupted_change_is_done_again(
 
 
 def test_an_index_keeps_its_options(database: Database, make: Any) -> None:
-    """One of the user's own, on the same table."""
+    """An index of the application on the same table."""
     options: dict[str, Any] = {
         "postgresql_using": "gin",
         "postgresql_ops": {"tags": "array_ops"},

@@ -15,7 +15,7 @@ from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import JobFilter, bind, count, next_keys
 from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.keys import Key, key_value
-from sqlaqueue.postgresql.side_tables import CONTROL, key_json
+from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
@@ -91,7 +91,7 @@ def _cancel_page(session: Session, model: Any, jobs: Any, keys: Sequence[Key], d
 def _asked(spec: QueueSpec, keys: Sequence[Key], began: Any) -> AnySelect:
     """Return a SELECT of those of ``keys`` that were asked to stop since ``began``."""
     control = spec.side_tables[CONTROL]
-    requested = sa.and_(control.c.queue == spec.name, control.c.key == key_json(spec.keys))
+    requested = sa.and_(control.c.queue == spec.name, control.c.key == backend().side_tables.key_json(spec.keys))
     return (
         sa.select(*spec.keys)
         .select_from(spec.table)

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import JobFilter, bind, surveyed
 from sqlaqueue.keys import Key, key_text
-from sqlaqueue.postgresql.side_tables import DEAD_LETTER, key_json
+from sqlaqueue.queue.backend import DEAD_LETTER, backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.job_listing import SHOWN, key_labels
@@ -86,7 +86,9 @@ def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
     if not spec.has("status") and info.state != "pending" and DEAD_LETTER in spec.side_tables:
         dead = spec.side_tables[DEAD_LETTER]
         parts = [sa.literal(part, column.type) for part, column in zip(info.key, spec.keys, strict=True)]
-        letter = sa.select(dead.c.row).where(dead.c.queue == spec.name, dead.c.key == key_json(parts))
+        letter = sa.select(dead.c.row).where(
+            dead.c.queue == spec.name, dead.c.key == backend().side_tables.key_json(parts)
+        )
         return dict(session.scalar(letter, bind_arguments=where) or {})
     mine = sa.select(*spec.table.c).where(spec.key_in(spec.keys, [info.key]))
     row = session.execute(mine, bind_arguments=where).first()

@@ -10,8 +10,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.sessions import takes_session
 from sqlaqueue.admin.which import JobFilter, bind, surveyed
-from sqlaqueue.postgresql.schema_checks import missing_indexes
-from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.control import consumers, paused
@@ -76,7 +75,8 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
         paused=CONTROL in spec.side_tables and bool(session.scalar(paused(model), bind_arguments=bind(model))),
         consumers=len(serving),
         missing_indexes=[
-            str(index.name) for index in missing_indexes(session.connection(bind_arguments=bind(model)), spec)
+            str(index.name)
+            for index in backend().checks.missing_indexes(session.connection(bind_arguments=bind(model)), spec)
         ],
     )
 

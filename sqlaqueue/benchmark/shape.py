@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, DOMAIN
 from sqlalchemy.orm import registry
 from sqlalchemy.types import TypeEngine
 
@@ -129,10 +128,11 @@ def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
         return _plain(kind.impl_instance)
     if isinstance(kind, sa.Enum):
         return sa.String(kind.length)
-    if isinstance(kind, DOMAIN):
-        return _plain(sa.types.to_instance(kind.data_type))
+    if kind.__visit_name__ == "DOMAIN":
+        domain: Any = kind
+        return _plain(sa.types.to_instance(domain.data_type))
     if isinstance(kind, sa.ARRAY):
-        return ARRAY(_plain(kind.item_type), dimensions=kind.dimensions)
+        return sa.ARRAY(_plain(kind.item_type), dimensions=kind.dimensions)
     return kind
 
 

@@ -10,8 +10,7 @@ import click
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from sqlaqueue.exc import DatabaseNotReadyError, SqlaqueueError
-from sqlaqueue.postgresql.error_codes import INSUFFICIENT_PRIVILEGE, sqlstate
-from sqlaqueue.postgresql.schema_checks import UPDATE, why_undefined
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 
 FAILED, WRONG_INPUT, NO_DATABASE = 1, 2, 3
@@ -35,6 +34,7 @@ class DatabaseError(click.ClickException):
     exit_code = NO_DATABASE
 
 
+_INSUFFICIENT_PRIVILEGE = "42501"
 _WRONG_VALUES = "22"
 """How PostgreSQL's codes for values that a type does not take begin."""
 
@@ -74,13 +74,13 @@ def told_apart(spec: QueueSpec | None = None) -> Iterator[None]:
 
 def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickException:
     said = first_line(error.orig or error)
-    state = sqlstate(error) or ""
-    if spec is not None and why_undefined(error, spec) is not None:
+    state = backend().sqlstate(error) or ""
+    if spec is not None and backend().checks.undefined_object_advice(error, spec) is not None:
         return DatabaseError(
-            f"the database lacks what {spec.model.__name__} needs: {said}; {UPDATE} makes it, where env.py has the "
-            "plug-in sqlaqueue.alembic; is it the right database?"
+            f"the database lacks what {spec.model.__name__} needs: {said}; {backend().checks.UPDATE_COMMAND} makes "
+            "it, where env.py has the plug-in sqlaqueue.alembic; is it the right database?"
         )
-    if state == INSUFFICIENT_PRIVILEGE:
+    if state == _INSUFFICIENT_PRIVILEGE:
         return DatabaseError(
             f"{said}; let the owner of the tables GRANT what the role of this command needs, as the page Privileges of "
             "the documentation lists it"

@@ -21,7 +21,7 @@ from sqlaqueue.cli.options import DURATION, json_option, target_argument, target
 from sqlaqueue.cli.showing import add_row, ago, console, echo_json, span, table
 from sqlaqueue.cli.targets import Target, load_targets
 from sqlaqueue.keys import key_text
-from sqlaqueue.postgresql.schema_checks import UPDATE
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.statements import control
 from sqlaqueue.statements.claim import worker_name
 
@@ -97,7 +97,8 @@ def _shown(found: Sequence[admin.Stats]) -> RenderableType:
             notes.append(Text(f"{one.queue} is paused"))
         if one.missing_indexes:
             names = ", ".join(one.missing_indexes)
-            notes.append(Text(f"{one.queue}: claims may read the whole table, missing indexes: {names}; {UPDATE}"))
+            fix = backend().checks.UPDATE_COMMAND
+            notes.append(Text(f"{one.queue}: claims may read the whole table, missing indexes: {names}; {fix}"))
         if one.failed_by_attempts:
             parts = (f"{jobs} after {attempts}" for attempts, jobs in one.failed_by_attempts.items())
             notes.append(Text(f"{one.queue}: failed by attempts: {', '.join(parts)}"))

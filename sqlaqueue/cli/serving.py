@@ -28,7 +28,7 @@ from sqlaqueue.consumer.startup import check_ready
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.postgresql.dialect_check import check_dialect
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _check(consumer: ConsumerBase) -> None:
 
     def look(session: Session, spec: QueueSpec) -> None:
         connection = session.connection(bind_arguments={"mapper": spec.mapper})
-        check_dialect(connection.dialect, repr(consumer))
+        backend().check_dialect(connection.dialect, repr(consumer))
         check_ready(connection, spec)
 
     target = Target(consumer.queue, consumer.model, consumer)

@@ -38,7 +38,7 @@ from sqlaqueue.consumer.sessions import isolation_level
 from sqlaqueue.consumer.settling.outcomes import caught
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.wake_triggers import channel_of
+from sqlaqueue.queue.backend import backend
 
 _LAST_WORDS = 5.0
 """Seconds that a handler has for what it does when it is cancelled."""
@@ -205,7 +205,7 @@ class _Tasks(Shift):
 
     def listen(self) -> None:
         self.calls.listens = True
-        async_listener_of(self.engine).add(channel_of(self.plan.spec), self.calls)
+        async_listener_of(self.engine).add(backend().channel_of(self.plan.spec), self.calls)
 
     def reconnect(self) -> None:
         async_listener_of(self.engine).reconnect()

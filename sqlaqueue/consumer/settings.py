@@ -22,10 +22,7 @@ from sqlaqueue.consumer.settling.crash_journal import Entries
 from sqlaqueue.consumer.settling.outcomes import HeldUp, Outcome, judge
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.keys import Key
-from sqlaqueue.postgresql.claim_scan import by_priority, from_mark, mark_of
-from sqlaqueue.postgresql.dialect_check import for_postgresql
-from sqlaqueue.postgresql.planner import planned_anew
-from sqlaqueue.postgresql.wake_triggers import wakes
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import check_lease
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.run import Run
@@ -179,7 +176,7 @@ class Plan:
         """Return the parameters of a ``claim_from`` that goes on where that of ``jobs`` ended; None if none can."""
         if self.claim_from is None or not jobs:
             return None
-        return mark_of(self.spec, jobs[-1])
+        return backend().claims.cursor_at(self.spec, jobs[-1])
 
     @property
     def bind(self) -> dict[str, Any]:
@@ -194,7 +191,7 @@ class Plan:
     @property
     def is_told(self) -> bool:
         """Whether the queue's table tells idle consumers of new jobs."""
-        return wakes(self.spec)
+        return backend().triggers.wakes(self.spec)
 
     @property
     def has_leases(self) -> bool:
@@ -252,12 +249,12 @@ def _completion(spec: QueueSpec) -> Any:
     verb = spec.strategy.settle(spec, ClaimedJobs([(sa.bindparam(TOKEN), keys)]), Settlement("completed"))
     if not isinstance(verb, sa.Update | sa.Delete):
         return None
-    ended = verb.where(planned_anew()).returning(*named(spec.keys)).cte("ended")
+    ended = verb.where(backend().claims.planned_anew()).returning(*named(spec.keys)).cte("ended")
     number = sa.select(sa.func.count()).select_from(ended).scalar_subquery()
     some_are_missing = number != sa.bindparam(ASKED, 0, sa.BigInteger())
     # Nearly always one row: to fetch a key for each job takes longer than to end its run.
     with_keys = sa.select(sa.literal(1)).subquery("one").outerjoin(ended, some_are_missing)
-    return for_postgresql(sa.select(number, *ended.c).select_from(with_keys))
+    return backend().guarded(sa.select(number, *ended.c).select_from(with_keys))
 
 
 def make_plan(
@@ -322,7 +319,11 @@ def make_plan(
     def is_among(name: str) -> sa.ColumnElement[bool]:
         return spec.key_in(spec.keys, sa.bindparam(name, (), expanding=len(spec.keys) > 1))
 
-    head, behind = (by_priority, from_mark(spec)) if spec.strategy.supports_scan_range else (None, None)
+    head, behind = (
+        (backend().claims.by_priority, backend().claims.from_cursor(spec))
+        if spec.strategy.supports_scan_range
+        else (None, None)
+    )
     # Each execution brings its own values. Those given here are what a hook prints that writes them into the text:
     # of a parameter without any SQLAlchemy warns there.
     limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)

@@ -12,8 +12,7 @@ from sqlaqueue.consumer.sessions.connection_checks import check_writable
 from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.postgresql.privilege_checks import what_is_hidden, what_is_not_granted, what_policies_hide
-from sqlaqueue.postgresql.schema_checks import check_complete, what_is_apart, what_is_outdated, what_is_slow
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 
 
@@ -65,8 +64,8 @@ def check_database(session: Session, plan: Plan) -> bool:
     connection = session.connection(bind_arguments=plan.bind)
     try:
         check_ready(connection, plan.spec)
-        outdated = what_is_outdated(connection, plan.spec)
-        slow = what_is_slow(connection, plan.spec)
+        outdated = backend().checks.outdated_triggers(connection, plan.spec)
+        slow = backend().checks.missing_index_advice(connection, plan.spec)
     finally:
         session.rollback()
     if outdated is not None:
@@ -90,17 +89,17 @@ def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
 
 def _check_there(connection: sa.Connection, spec: QueueSpec) -> None:
     name = spec.model.__name__
-    _refuse(name, what_is_hidden(connection, spec))
-    check_complete(connection, spec)
-    apart = what_is_apart(connection, spec)
+    _refuse(name, backend().checks.missing_schema_grants(connection, spec))
+    backend().checks.check_complete(connection, spec)
+    apart = backend().checks.split_schemas(connection, spec)
     if apart is not None:
         raise DatabaseNotReadyError(apart)
 
 
 def _check_rights(connection: sa.Connection, spec: QueueSpec) -> None:
     name = spec.model.__name__
-    _refuse(name, what_is_not_granted(connection, spec))
-    policies = what_policies_hide(connection, spec)
+    _refuse(name, backend().checks.missing_grants(connection, spec))
+    policies = backend().checks.missing_policies(connection, spec)
     if policies:
         msg = (
             f"row-level security hides every row from the role of this Consumer of {name}; let the owner of the table "

@@ -43,7 +43,7 @@ from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.consumer.settling.outcomes import caught
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError, HandlerMisuseError
-from sqlaqueue.postgresql.wake_triggers import channel_of
+from sqlaqueue.queue.backend import backend
 
 _LONGEST_WAIT = 600.0
 """Seconds for which the main thread waits at most: not every system breaks off a wait for a signal."""
@@ -232,7 +232,7 @@ class _Threads(Shift):
 
     def listen(self) -> None:
         self.calls.listens = True
-        listener.listen(self.engine, channel_of(self.plan.spec), self.calls)
+        listener.listen(self.engine, backend().channel_of(self.plan.spec), self.calls)
 
     def reconnect(self) -> None:
         listener.reconnect(self.engine)

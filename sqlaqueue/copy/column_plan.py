@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipProperty
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.postgresql.ddl import NEUTRAL
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 
 Row = Mapping[str, Any]
@@ -237,7 +237,7 @@ def place_of(table: sa.Table, connection: sa.Connection) -> tuple[str | None, st
 
 def copy_command(place: tuple[str | None, str], columns: Sequence[sa.Column[Any]]) -> str:
     """Return the COPY statement, in which no percent sign is doubled: no driver looks for parameters there."""
-    quote: Any = NEUTRAL.identifier_preparer
+    quote: Any = backend().dialect.identifier_preparer
     schema, name = place
     target = quote.quote(name) if schema is None else f"{quote.quote_schema(schema)}.{quote.quote(name)}"
     return f"COPY {target} ({', '.join(quote.quote(column.name) for column in columns)}) FROM STDIN"

@@ -13,7 +13,7 @@ from sqlaqueue.copy.errors import raise_as_sqlalchemy
 from sqlaqueue.copy.rows import Feed
 from sqlaqueue.copy.text_format import TextStream
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.dialect_check import check_dialect
+from sqlaqueue.queue.backend import backend
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def check_driver(dialect: sa.Dialect, what: str) -> None:
 
     :raises ConfigurationError: naming the driver.
     """
-    check_dialect(dialect, what)
+    backend().check_dialect(dialect, what)
     if (dialect.driver, dialect.is_async) not in _SEND:
         msg = (
             f"{what}: the driver {dialect.driver} is not served by COPY, those that are: psycopg, asyncpg, psycopg2; "

@@ -27,7 +27,7 @@ from sqlaqueue.mapping.columns import (
     with_declared,
 )
 from sqlaqueue.mapping.queue_column import is_placeholder
-from sqlaqueue.postgresql.ddl import set_queue
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.roles import states_of
 from sqlaqueue.queue.spec import QueueSpec, check_roles
@@ -174,7 +174,7 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
         strategy=strategy,
     )
     setattr(cls, _SPEC, spec)
-    set_queue(table, spec)
+    backend().triggers.set_queue(table, spec)
     strategy.attach(spec)
     if "run_at" in columns and getattr(columns["run_at"].type, "timezone", False):
         event.listen(getattr(cls, roles["run_at"]), "set", _check_time_zone, propagate=True)

@@ -1,6 +1,6 @@
-"""Which databases a queue runs on: PostgreSQL. On another one its statements say so instead of misbehaving.
+"""Refuses other databases than PostgreSQL.
 
-SQLAlchemy leaves SKIP LOCKED out where a database does not know it: two workers would claim the same jobs.
+SQLAlchemy omits SKIP LOCKED for a database that does not support it, and two workers would claim the same jobs.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Statement = TypeVar("Statement", bound=HasPrefixes)
 
 
 class _Marker(FunctionElement[None]):
-    """Renders as nothing, or not at all.
+    """Renders as an empty text on PostgreSQL, and raises an error elsewhere.
 
-    A function, since of a bare column element SQLAlchemy does not know how to make a key for its cache: each statement
-    with it would be compiled anew, each time.
+    It is a function because SQLAlchemy has no cache key for a bare column element, and would compile each statement
+    with one anew each time.
     """
 
     inherit_cache = True
@@ -30,7 +30,7 @@ class _Marker(FunctionElement[None]):
 
 @compiles(_Marker)
 def _refuse(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 - the hook's signature
-    # A Connection compiles what it is about to execute with this flag, and what is only printed is compiled without.
+    # A Connection sets this flag when it compiles a statement to execute it; printing a statement does not.
     if not compiler.linting & WARN_LINTING:
         return ""
     msg = (
@@ -45,19 +45,19 @@ def _accept(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 -
     return ""
 
 
-def for_postgresql(statement: Statement) -> Statement:
-    """Return ``statement`` such that its execution on another database is refused; it can be printed for any.
+def guarded(statement: Statement) -> Statement:
+    """Return ``statement`` with a marker that refuses its execution on another database; it can be printed for any.
 
-    The engine's dialect is asked while the statement is compiled, before anything is sent.
+    The error is raised while the statement is compiled, before anything is sent.
     """
-    # A prefix is compiled before anything that the other compiler may stumble over with an error of its own.
+    # A prefix is compiled first, before any part for which the other compiler may raise an error of its own.
     return statement.prefix_with(_Marker())
 
 
 def check_dialect(dialect: sa.Dialect, what: str) -> None:
-    """Refuse an engine for another database.
+    """Raise an error for an engine of another database.
 
-    :param what: who is going to use it, for the error's text.
+    :param what: the user of the engine, for the error's text.
     :raises ConfigurationError: naming the engine's dialect.
     """
     if dialect.name != "postgresql":

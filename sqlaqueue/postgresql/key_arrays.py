@@ -1,4 +1,4 @@
-"""Keys as one parameter of a statement: a batch has many of them, and most drivers write an array key by key."""
+"""Arrays of keys as one parameter of a statement."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def key_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 class _Array(ARRAY[Any]):
-    """An array that can be printed for any database: most know no arrays, and SQLAlchemy would raise."""
+    """An array that can be printed for any dialect; for most of them SQLAlchemy would raise an error."""
 
     cache_ok = True
 
@@ -37,10 +37,9 @@ def _render_array(element: _Array, compiler: Any, **options: Any) -> str:
 
 
 class _TextArray(TypeDecorator[Sequence[Any]]):
-    """An array of numbers or UUIDs that goes to the server as one text, and becomes an array there.
+    """An array of numbers or UUIDs that is sent as one text, and cast to an array by the server.
 
-    To write a thousand keys as a list takes psycopg as long as it takes a Consumer to make a hundred instances; this
-    takes a sixth of it.
+    psycopg adapts the elements of a list one by one; this takes a sixth of the time.
     """
 
     impl = sa.Text

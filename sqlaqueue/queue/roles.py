@@ -15,16 +15,12 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import StatementError
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import States
-
-# A style without percent signs: whoever renders a literal doubles those that its driver wants doubled.
-_make_dialect: Any = postgresql.dialect
-_DIALECT = _make_dialect(paramstyle="named")
 
 
 def literal_text(value: Any, type_: TypeEngine[Any]) -> str:
@@ -33,7 +29,8 @@ def literal_text(value: Any, type_: TypeEngine[Any]) -> str:
     State words stand as literals in every statement: PostgreSQL proves that a partial index may be used
     only against constants, which a bound parameter is not under a generic plan.
     """
-    processor = type_.dialect_impl(_DIALECT).literal_processor(_DIALECT)
+    dialect = backend().dialect
+    processor = type_.dialect_impl(dialect).literal_processor(dialect)
     if processor is None:
         msg = f"a status of type {type_!r} cannot be written as an SQL literal; use a string, an integer or an Enum"
         raise ConfigurationError(msg)
@@ -90,7 +87,8 @@ def _spoken(model: str, type_: TypeEngine[Any], state: str, word: Any) -> Any:
 
 def _comes_back(type_: TypeDecorator[Any], value: Any) -> bool:
     """Whether an application's own type over an Enum stores a value as one of its words, and reads it again."""
-    stored, loaded = type_.bind_processor(_DIALECT), type_.result_processor(_DIALECT, None)
+    dialect = backend().dialect
+    stored, loaded = type_.bind_processor(dialect), type_.result_processor(dialect, None)
     try:
         word = value if stored is None else stored(value)
         again = word if loaded is None else loaded(word)

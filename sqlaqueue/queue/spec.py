@@ -17,7 +17,7 @@ from sqlalchemy.orm import Mapper
 
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.keys import Key
-from sqlaqueue.postgresql.key_arrays import key_array
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import FINISHED, QueueConfig
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.strategy import Strategy
@@ -167,8 +167,8 @@ class QueueSpec:
         column = columns[0]
         if isinstance(keys, sa.BindParameter):
             # An array, not IN: the text stays the same for every number of keys, so the server can keep its plan.
-            return column == sa.any_(sa.bindparam(keys.key, (), key_array(column.type), unique=False))
-        return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=key_array(column.type)))
+            return column == sa.any_(sa.bindparam(keys.key, (), backend().key_array(column.type), unique=False))
+        return column == sa.any_(sa.bindparam(None, [key[0] for key in keys], type_=backend().key_array(column.type)))
 
     def bind_keys(self, keys: Sequence[Key]) -> list[Any]:
         """Return the value of a bound ``keys`` of :meth:`key_in`."""

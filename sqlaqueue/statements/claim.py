@@ -15,9 +15,7 @@ from sqlalchemy.orm import undefer
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
 from sqlaqueue.payloads import CLAIMED
-from sqlaqueue.postgresql.dialect_check import for_postgresql
-from sqlaqueue.postgresql.planner import planned_anew, planned_anew_for_many
-from sqlaqueue.postgresql.side_tables import CONTROL, is_paused, notification
+from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.statements.returning import returning_detached
 from sqlaqueue.statements.selection import JobSelection, select_jobs
@@ -90,12 +88,14 @@ def claim_statement(
     """
     spec, entity, candidates, options = selection
     if CONTROL in spec.side_tables:
-        candidates = candidates.where(~is_paused(spec))
+        candidates = candidates.where(~backend().side_tables.is_paused(spec))
     # For a bound LIMIT a generic plan assumes a tenth of the table, and scans the table.
     limit = limit.render_literal_execute()
     request = ClaimRequest(
         spec=spec,
-        candidates=candidates.where(planned_anew() if of_many else planned_anew_for_many(limit)),
+        candidates=candidates.where(
+            backend().claims.planned_anew() if of_many else backend().claims.planned_anew_for_many(limit)
+        ),
         limit=limit,
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
@@ -105,8 +105,8 @@ def claim_statement(
     claimed = spec.strategy.claim(request)
     if tickets is not None:
         payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", tickets, type_=sa.Text())
-        claimed = claimed.add_columns(notification(spec, payload).label("sqlaqueue_told"))
-    rows = for_postgresql(claimed)
+        claimed = claimed.add_columns(backend().notification(spec, payload).label("sqlaqueue_told"))
+    rows = backend().guarded(claimed)
     if not spec.strategy.keeps_rows:
         if options:
             msg = (

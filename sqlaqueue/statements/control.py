@@ -16,13 +16,11 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.payloads import Signal
-from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, PAUSE, is_paused, notification
-from sqlaqueue.postgresql.wake_triggers import wakes
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 
 
@@ -31,9 +29,8 @@ def pause(model: type[Any], /) -> Any:
 
     :raises NotAQueueError: when ``model`` is no queue.
     """
-    spec, table = _queue(model, "pause", CONTROL)
-    insert = postgresql.insert(table).values(queue=spec.name, key=PAUSE, created_at=clock())
-    return insert.on_conflict_do_nothing()
+    spec, _ = _queue(model, "pause", CONTROL)
+    return backend().side_tables.pause(spec)
 
 
 def resume(model: type[Any], /) -> Any:
@@ -42,9 +39,9 @@ def resume(model: type[Any], /) -> Any:
     :raises NotAQueueError: when ``model`` is no queue.
     """
     spec, table = _queue(model, "resume", CONTROL)
-    paused = sa.and_(table.c.queue == spec.name, table.c.key == PAUSE)
+    paused = sa.and_(table.c.queue == spec.name, table.c.key == backend().side_tables.PAUSE)
     deleted = sa.delete(table).where(paused)
-    return deleted.returning(notification(spec, Signal.POLL)) if wakes(spec) else deleted
+    return deleted.returning(backend().notification(spec, Signal.POLL)) if backend().triggers.wakes(spec) else deleted
 
 
 def paused(model: type[Any], /) -> Any:
@@ -53,7 +50,7 @@ def paused(model: type[Any], /) -> Any:
     :raises NotAQueueError: when ``model`` is no queue.
     """
     spec, _ = _queue(model, "paused", CONTROL)
-    return sa.select(is_paused(spec).label("paused"))
+    return sa.select(backend().side_tables.is_paused(spec).label("paused"))
 
 
 def consumers(model: type[Any], /) -> Any:

@@ -15,8 +15,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import CLAIM_OPTION, record_run
-from sqlaqueue.postgresql.dialect_check import for_postgresql
-from sqlaqueue.postgresql.planner import planned_anew
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.base import TOKEN, attribute_names, column_of, named
@@ -116,7 +115,7 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
     """
     attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
     if isinstance(verb, sa.Update | sa.Delete):
-        changing = for_postgresql(verb.where(planned_anew())).returning(_Key("key", *attributes))
+        changing = backend().guarded(verb.where(backend().claims.planned_anew())).returning(_Key("key", *attributes))
         return changing.execution_options(synchronize_session="fetch")
     if isinstance(verb, sa.Insert):
         inserted = verb.returning(*named(spec.keys)).cte("inserted")
@@ -124,7 +123,9 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
     elif any(described["expr"] is spec.model for described in verb.column_descriptions):
         verb = verb.with_only_columns(*attributes)
     # A new SELECT, as it is select() that hands the ORM's part of a Bundle on; with_only_columns() does not.
-    keys = for_postgresql(sa.select(_Key("key", *verb.subquery("changed_keys").c)).where(planned_anew()))
+    keys = backend().guarded(
+        sa.select(_Key("key", *verb.subquery("changed_keys").c)).where(backend().claims.planned_anew())
+    )
     if jobs:
         keys = keys.execution_options(**{JOBS_OPTION: tuple(jobs)})
     return keys

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import QueryableAttribute, RelationshipProperty, object_session
 from sqlalchemy.sql.compiler import COLLECT_CARTESIAN_PRODUCTS
 
@@ -15,11 +14,10 @@ from sqlaqueue.exc import HandlerMisuseError, NotAQueueError, NotClaimedError, S
 from sqlaqueue.keys import Key, key_text, keys_by_token
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.run import CopiedTransaction, Run
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import ClaimedJobs
-
-_make_dialect: Any = postgresql.dialect
 
 
 class JobSelection(NamedTuple):
@@ -99,7 +97,7 @@ def _check_connected(target: AnySelect, entity: type[Any], verb: str) -> None:
     """Refuse tables that no condition connects: each job would come as often as they have rows."""
     if len(target.get_final_froms()) == 1:
         return
-    compiled: Any = target.compile(dialect=_make_dialect(), linting=COLLECT_CARTESIAN_PRODUCTS)
+    compiled: Any = target.compile(dialect=backend().dialect, linting=COLLECT_CARTESIAN_PRODUCTS)
     apart, _ = compiled.from_linter.lint()
     if apart:
         msg = (

@@ -20,10 +20,7 @@ from sqlalchemy.sql.elements import KeyedColumnElement
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.keys import Key
-from sqlaqueue.postgresql import side_tables
-from sqlaqueue.postgresql.ddl import attach
-from sqlaqueue.postgresql.upcoming import upcoming_times
-from sqlaqueue.postgresql.wake_triggers import wake_up_triggers
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy import (
@@ -85,11 +82,10 @@ class ClaimStrategy:
 
         ``create_all()`` must create all of it and ``drop_all()`` leave nothing behind.
         """
-        side_tables.control(spec)
-        side_tables.consumers(spec)
+        backend().side_tables.control(spec)
+        backend().side_tables.consumers(spec)
         if spec.config.notify:
-            for element in wake_up_triggers(spec):
-                attach(spec.table, element)
+            backend().triggers.attach_wake_triggers(spec)
         if spec.config.retention:
             self.attach_retention(spec)
 
@@ -131,7 +127,7 @@ class ClaimStrategy:
         It reads as much of the claim's index for each priority that occurs, not the whole of it.
         """
         waiting = [spec.in_state("pending")] if spec.has("status") else []
-        return upcoming_times(spec, spec.table, waiting, limit)
+        return backend().claims.upcoming_times(spec, spec.table, waiting, limit)
 
     # -- ending and extending a run ------------------------------------------------------------------------
 
@@ -217,7 +213,7 @@ class ClaimStrategy:
             .where(self.same_key(spec, spec.keys, free))
             .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
         )
-        return self.beside(spec, cancelled, side_tables.request_cancellation(spec, running))
+        return self.beside(spec, cancelled, backend().side_tables.request_cancellation(spec, running))
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that makes finished ones of the chosen jobs wait again, their attempts from zero."""

@@ -14,8 +14,7 @@ from typing import ClassVar
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql import side_tables
-from sqlaqueue.postgresql.claim_scan import take
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest
 from sqlaqueue.strategies.base import ClaimStrategy
@@ -33,14 +32,14 @@ class BatchSelect(ClaimStrategy):
     def attach(self, spec: QueueSpec) -> None:
         """Add the claim's index, which holds waiting rows only, and the ledger."""
         super().attach(spec)
-        side_tables.crash_journal(spec)
+        backend().side_tables.crash_journal(spec)
         add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
 
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the best waiting rows; the lock is the claim."""
         spec, candidates = request.spec, request.candidates
         waiting = self.pick(spec, candidates, *spec.table.c).where(spec.in_state("pending"))
-        picked = take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
+        picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
         return self.in_claim_order(spec, self.once_each(spec, candidates, picked))
 
     def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:

@@ -16,16 +16,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql import side_tables
-from sqlaqueue.postgresql.claim_scan import take
-from sqlaqueue.postgresql.ddl import StorageParameters, attach, sees_all
-from sqlaqueue.postgresql.identifiers import object_name
-from sqlaqueue.postgresql.message_triggers import message_triggers
-from sqlaqueue.postgresql.upcoming import upcoming_times
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, KeyRange, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy, column_of, named
@@ -49,9 +43,9 @@ class DeleteReturning(ClaimStrategy):
     def attach(self, spec: QueueSpec) -> None:
         """Add the message table with its index, the triggers that fill it, and the ledger."""
         super().attach(spec)
-        side_tables.crash_journal(spec)
+        backend().side_tables.crash_journal(spec)
         messages = sa.Table(
-            object_name("sqlaqueue_message", spec.table.name),
+            backend().object_name("sqlaqueue_message", spec.table.name),
             spec.table.metadata,
             *(sa.Column(key.name, key.type, primary_key=True, autoincrement=False, key=key.key) for key in spec.keys),
             *(
@@ -63,10 +57,8 @@ class DeleteReturning(ClaimStrategy):
         spec.side_tables[MESSAGES] = messages
         if spec.order_roles:
             order = [messages.c[column.key] for column in spec.claim_order]
-            spec.claim_indexes.append(sa.Index(conv(object_name("ix", messages.name, "claim")), *order))
-        attach(messages, StorageParameters(messages))
-        for construct in message_triggers(spec, messages):
-            attach(spec.table, construct)
+            spec.claim_indexes.append(sa.Index(conv(backend().object_name("ix", messages.name, "claim")), *order))
+        backend().triggers.attach_message_triggers(spec, messages)
 
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the best messages with their jobs, delete the messages, return the jobs."""
@@ -80,7 +72,7 @@ class DeleteReturning(ClaimStrategy):
             # them, and look for those first, in a table that may hold millions of finished jobs.
             sa.case((spec.in_state("pending"), sa.true())),
         )
-        picked = take(request, waiting, messages, messages, lock_rows=self.lock, first_due=self.best)
+        picked = backend().claims.take(request, waiting, messages, messages, lock_rows=self.lock, first_due=self.best)
         consumed = (
             sa.delete(messages)
             .where(self.among(spec, [messages.c[key.key] for key in spec.keys], picked))
@@ -96,7 +88,7 @@ class DeleteReturning(ClaimStrategy):
 
     def upcoming(self, spec: QueueSpec, limit: int) -> AnySelect:
         """The messages know when their jobs will be due."""
-        return upcoming_times(spec, spec.side_tables[MESSAGES], [], limit)
+        return backend().claims.upcoming_times(spec, spec.side_tables[MESSAGES], [], limit)
 
     def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
         """The rows are locked by this transaction; one that it has settled already is left as it is."""
@@ -117,12 +109,12 @@ class DeleteReturning(ClaimStrategy):
     @staticmethod
     def _put_back(
         spec: QueueSpec, whose: sa.ColumnElement[bool], values: Mapping[str, sa.ColumnElement[Any]]
-    ) -> postgresql.Insert:
+    ) -> sa.Insert:
         messages = spec.side_tables[MESSAGES]
         names = [*(key.key for key in spec.keys), *(spec.columns[role].key for role in spec.order_roles)]
         order = [values.get(role, spec.columns[role]) for role in spec.order_roles]
         rows = sa.select(*spec.keys, *order).where(whose)
-        return postgresql.insert(messages).from_select(names, rows).on_conflict_do_nothing()
+        return backend().insert_or_ignore(messages, (names, rows))
 
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Give waiting jobs without a message one, and consume messages whose job is gone or not waiting.
@@ -144,9 +136,8 @@ class DeleteReturning(ClaimStrategy):
         )
         lost = self.lock(spec, waiting).cte("lost")
         found = (
-            postgresql.insert(messages)
-            .from_select([column.key for column in lost.c], sa.select(*lost.c))
-            .on_conflict_do_nothing()
+            backend()
+            .insert_or_ignore(messages, ([column.key for column in lost.c], sa.select(*lost.c)))
             .returning(*named(message_keys))
             .cte("found")
         )
@@ -162,7 +153,11 @@ class DeleteReturning(ClaimStrategy):
         job = self.same_key(spec, message_keys, spec.table)
         gone = (
             sa.select(*message_keys)
-            .where(~sa.exists().where(job).correlate(messages), sees_all(spec.table), part.holds(message_keys))
+            .where(
+                ~sa.exists().where(job).correlate(messages),
+                backend().checks.sees_all(spec.table),
+                part.holds(message_keys),
+            )
             .with_for_update(of=messages, skip_locked=True)
             .cte("without_job")
         )

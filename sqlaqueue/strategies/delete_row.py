@@ -12,16 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.sql.selectable import NamedFromClause
 from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.keys import Key
-from sqlaqueue.postgresql import side_tables
-from sqlaqueue.postgresql.claim_scan import take
+from sqlaqueue.queue.backend import DEAD_LETTER, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
 from sqlaqueue.strategies.base import TOKEN, ClaimStrategy, named
@@ -50,14 +46,14 @@ class OwnMessage(ClaimStrategy):
                     "again, with its key, when it is to run again; use Identity() without always=True, or keep status"
                 )
                 raise ConfigurationError(msg)
-        side_tables.crash_journal(spec)
-        side_tables.dead_letter(spec)
+        backend().side_tables.crash_journal(spec)
+        backend().side_tables.dead_letter(spec)
         if spec.order_roles:
             add_index(spec, "claim", spec.claim_order)
 
     def attach_retention(self, spec: QueueSpec) -> None:
         """Add an index to the dead letters."""
-        attach_to_dead_letters(spec, side_tables.dead_letter(spec))
+        attach_to_dead_letters(spec, backend().side_tables.dead_letter(spec))
 
     def required_privileges(self, spec: QueueSpec) -> Iterator[RequiredPrivilege]:
         """The claim deletes the job's row, and a job that runs again is inserted."""
@@ -68,7 +64,7 @@ class OwnMessage(ClaimStrategy):
         """Lock the best rows, delete them and return them."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys)
-        picked = take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
+        picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
         claimed = (
             sa.delete(spec.table)
             .where(self.among(spec, spec.keys, picked))
@@ -76,7 +72,7 @@ class OwnMessage(ClaimStrategy):
             .cte("claimed")
         )
         # The row is gone: that the transaction is still the same is all that tells whose the job is.
-        return self.in_claim_order(spec, claimed).add_columns(_transaction().label(TOKEN))
+        return self.in_claim_order(spec, claimed).add_columns(backend().claims.transaction_id().label(TOKEN))
 
     @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:
@@ -102,7 +98,9 @@ class OwnMessage(ClaimStrategy):
             return sa.insert(spec.table).from_select([column.key for column in rows.c], sa.select(*rows.c))
         if settlement.state == "completed":
             return _keys(spec, rows)
-        return _keys(spec, rows).add_cte(_bury(spec, rows, settlement.state, settlement.error).cte("buried"))
+        return _keys(spec, rows).add_cte(
+            backend().side_tables.bury(spec, rows, settlement.state, settlement.error).cte("buried")
+        )
 
     # -- the dead letters are this queue's finished jobs -------------------------------------------------------
 
@@ -117,13 +115,13 @@ class OwnMessage(ClaimStrategy):
             .cte("deleted")
         )
         running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
-        asked = side_tables.request_cancellation(spec, running).cte("asked")
-        buried = _bury(spec, deleted, "cancelled", None).cte("buried")
+        asked = backend().side_tables.request_cancellation(spec, running).cte("asked")
+        buried = backend().side_tables.bury(spec, deleted, "cancelled", None).cte("buried")
         return _keys(spec, deleted).add_cte(asked, buried)
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Insert dead letters again, their attempts counted from zero."""
-        dead = spec.side_tables[side_tables.DEAD_LETTER]
+        dead = spec.side_tables[DEAD_LETTER]
         letters = _locked(_letters(spec, dead, chosen, "requeue"), dead).cte("letters")
         opened = (
             sa.delete(dead)
@@ -139,8 +137,10 @@ class OwnMessage(ClaimStrategy):
 
     def job_state(self, spec: QueueSpec, key: Key) -> AnySelect:
         """Look for the row, then among the dead letters: a row may have been enqueued after its namesake died."""
-        dead = spec.side_tables[side_tables.DEAD_LETTER]
-        name = side_tables.key_json([_cast(part, column) for part, column in zip(key, spec.keys, strict=True)])
+        dead = spec.side_tables[DEAD_LETTER]
+        name = backend().side_tables.key_json(
+            [_cast(part, column) for part, column in zip(key, spec.keys, strict=True)]
+        )
         waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(sa.null(), sa.Text()).label("error"))
         buried = sa.select(dead.c.state, dead.c.error).where(dead.c.queue == spec.name, dead.c.key == name)
         both = sa.union_all(waits.where(spec.key_in(spec.keys, [key])), buried).subquery("both")
@@ -148,7 +148,7 @@ class OwnMessage(ClaimStrategy):
 
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Delete dead letters."""
-        dead = spec.side_tables[side_tables.DEAD_LETTER]
+        dead = spec.side_tables[DEAD_LETTER]
         old = _locked(_letters(spec, dead, chosen, "purge"), dead).where(dead.c.state.in_(states))
         if age is not None:
             moment = dead.c.created_at
@@ -164,7 +164,7 @@ class OwnMessage(ClaimStrategy):
 
     def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """Show the rows as waiting jobs, and the dead letters as those that are finished."""
-        dead = spec.side_tables[side_tables.DEAD_LETTER]
+        dead = spec.side_tables[DEAD_LETTER]
         buried = _letters(spec, dead, chosen, "survey").subquery("buried")
         roles = [role for role in SHOWN if spec.has(role) and role not in {"finished_at", "last_error"}]
         none = {"finished_at": sa.cast(sa.null(), dead.c.created_at.type), "last_error": sa.cast(sa.null(), sa.Text())}
@@ -195,23 +195,6 @@ def _keys(spec: QueueSpec, rows: sa.FromClause) -> AnySelect:
 
 def _stored(spec: QueueSpec) -> list[sa.Column[Any]]:
     return [column for column in spec.table.c if column.computed is None]
-
-
-def _transaction() -> sa.ColumnElement[str]:
-    return sa.cast(sa.func.pg_current_xact_id(), sa.Text())
-
-
-def _was_committed(transaction: Any) -> sa.ColumnElement[bool]:
-    number = sa.cast(sa.literal(transaction, sa.Text()), _TransactionId())
-    ended: sa.ColumnElement[bool] = sa.func.pg_xact_status(number, type_=sa.Text()) == "committed"
-    return ended
-
-
-class _TransactionId(sa.types.UserDefinedType[str]):
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:
-        return "xid8"
 
 
 def _values(spec: QueueSpec, job: Any, settlement: Settlement) -> dict[str, Any]:
@@ -248,7 +231,11 @@ def _rows(
         ]
         key = sa.inspect(job).identity
         back = sa.exists().where(spec.key_in(spec.keys, [key]))
-        mine = _was_committed(tokens[key]) if was_committed else _transaction() == tokens[key]
+        mine = (
+            backend().claims.was_committed(tokens[key])
+            if was_committed
+            else backend().claims.transaction_id() == tokens[key]
+        )
         selects.append(sa.select(*columns).where(mine, ~back))
     return selects[0] if len(selects) == 1 else sa.union_all(*selects)
 
@@ -262,36 +249,12 @@ def _cast(value: Any, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
     return sa.cast(value, column.type)
 
 
-def _bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> postgresql.Insert:
-    dead = spec.side_tables[side_tables.DEAD_LETTER]
-    buried = sa.select(
-        sa.literal(spec.name, sa.Text()),
-        side_tables.key_json([rows.c[key.key] for key in spec.keys]),
-        # Not jsonb_build_object(): a function takes a hundred arguments, and a table may have more columns.
-        sa.func.to_jsonb(rows.table_valued(), type_=JSONB()),
-        sa.literal(state, sa.Text()),
-        sa.cast(error, sa.Text()),
-        clock(),
-    )
-    insert = postgresql.insert(dead).from_select(["queue", "key", "row", "state", "error", "created_at"], buried)
-    return insert.on_conflict_do_update(
-        index_elements=[dead.c.queue, dead.c.key],
-        set_={name: insert.excluded[name] for name in ("row", "state", "error", "created_at")},
-    )
-
-
 def _letters(spec: QueueSpec, dead: sa.Table, chosen: AnySelect, verb: str) -> AnySelect:
     """Return the dead letters as rows of the model's table, with the user's conditions applied to them.
 
     What the table of dead letters itself knows of them has names that begin with ``letter_``.
     """
-    rows = (
-        sa.func.jsonb_to_record(dead.c.row)
-        .table_valued(
-            *(sa.column(column.key, column.type) for column in _stored(spec)), name="letter", joins_implicitly=True
-        )
-        .render_derived(with_types=True)
-    )
+    rows = backend().side_tables.stored_rows(dead, _stored(spec))
     letters = sa.select(
         *(rows.c[column.key] for column in _stored(spec)),
         dead.c.queue.label("letter_queue"),

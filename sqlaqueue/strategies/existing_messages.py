@@ -18,15 +18,12 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Mapper
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql import side_tables
-from sqlaqueue.postgresql.ddl import sees_all
-from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
@@ -99,9 +96,9 @@ class ExistingMessages(ClaimStrategy):
                 "messages in ExistingMessages(order_by=...)"
             )
             raise ConfigurationError(msg)
-        side_tables.crash_journal(spec)
+        backend().side_tables.crash_journal(spec)
         if self._order_by:
-            name = conv(object_name("ix", messages.table.name, "queue", "claim"))
+            name = conv(backend().object_name("ix", messages.table.name, "queue", "claim"))
             index = next((each for each in messages.table.indexes if each.name == name), None)
             if index is None:
                 where = messages.waits if messages.words else None
@@ -186,7 +183,11 @@ class ExistingMessages(ClaimStrategy):
         columns = [*_labels("id", messages.ids), *_labels("job", messages.jobs)]
         gone = (
             sa.select(*columns)
-            .where(messages.waits, ~sa.exists().where(job).correlate(messages.table), sees_all(spec.table))
+            .where(
+                messages.waits,
+                ~sa.exists().where(job).correlate(messages.table),
+                backend().checks.sees_all(spec.table),
+            )
             .with_for_update(of=messages.table, skip_locked=True)
             .cte("without_job")
         )
@@ -205,11 +206,11 @@ class ExistingMessages(ClaimStrategy):
         )
         return sa.select(*consumed.c)
 
-    def _announce(self, spec: QueueSpec, keys: AnySelect) -> postgresql.Insert:
+    def _announce(self, spec: QueueSpec, keys: AnySelect) -> sa.Insert:
         """Return the statement that writes a message for each of ``keys``."""
         messages = self._messages(spec)
         names = [*(column.key for column in messages.jobs), *messages.words]
-        return postgresql.insert(messages.table).from_select(names, keys.add_columns(*messages.words.values()))
+        return sa.insert(messages.table).from_select(names, keys.add_columns(*messages.words.values()))
 
     def _messages(self, spec: QueueSpec) -> _Messages:
         """Return the columns of the message table.

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
-from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 
 _OF_CLAIMS = {"claim", "suspect", "lease"}
@@ -22,7 +22,7 @@ def add_index(
     The name is final (``conv``): a naming convention would name it after its first column, and two indexes
     of a queue may begin with the same one.
     """
-    name = conv(object_name("ix", spec.table.name, "queue", purpose))
+    name = conv(backend().object_name("ix", spec.table.name, "queue", purpose))
     # A class that is defined again finds its table with the index of the class before.
     for known in [index for index in spec.table.indexes if index.name == name]:
         spec.table.indexes.discard(known)

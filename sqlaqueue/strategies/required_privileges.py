@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.side_tables import CONTROL, DEAD_LETTER
+from sqlaqueue.queue.backend import CONTROL, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import Privilege, RequiredPrivilege
 

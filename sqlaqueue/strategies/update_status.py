@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.claim_scan import take
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy, named
@@ -59,7 +59,7 @@ class UpdateStatus(ClaimStrategy):
         """Lock the best waiting rows and mark them as processing in one statement."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys).where(spec.in_state("pending"))
-        picked = take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
+        picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
         claimed = (
             sa.update(spec.table)
             .where(self.among(spec, spec.keys, picked))

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue, retry
-from sqlaqueue.postgresql.planner import FEW
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.testing.queue import ALL, QueueUnderTest
 
 N = 3
@@ -107,7 +107,7 @@ class PlanningConformance:
         PostgreSQL keeps a plan from the sixth execution of a prepared statement on, if it finds it cheap. It may do so
         for a claim of a few jobs.
         """
-        queue.enqueue(60 * FEW)
+        queue.enqueue(60 * backend().claims.FEW)
         kept = sa.text("SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0")
         name, some_key = queue.Job.__table__.name, next(iter(queue.Job.__table__.primary_key))
         nobody = sa.select(queue.Job).where(sa.cast(some_key, sa.Text()) == "nobody's")
@@ -116,7 +116,7 @@ class PlanningConformance:
             _prepare_at_once(session)
             earlier = set(session.scalars(kept))
             for _ in range(12):
-                jobs = queue.claim(session, 3 * FEW)
+                jobs = queue.claim(session, 3 * backend().claims.FEW)
                 done, failed, again = jobs[::3], jobs[1::3], jobs[2::3]
                 ends = [extend(again, lease=60), complete(done), fail(failed), retry(again, delay=60)]
                 tending = [rescue(queue.Job), reconcile(queue.Job), purge(queue.Job, limit=1)]

@@ -14,7 +14,7 @@ from sqlaqueue.consumer.core.effects import Beside, Pause
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.consumer.sessions.write_routing import open_session, primary_bind
-from sqlaqueue.postgresql.wake_triggers import channel_of
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.job_end import DEFAULT_TIMEOUT, Listen, Waiter, await_end, make_waiter
@@ -85,7 +85,7 @@ async def async_wait(
                         bell.clear()
                     case Listen():
                         ear = async_listener_of(engine)
-                        ear.add(channel_of(waiter.spec), waiter.waiting)
+                        ear.add(backend().channel_of(waiter.spec), waiter.waiting)
             except Exception as error:  # noqa: BLE001 - the script decides
                 raised = error
     except StopIteration as end:

@@ -15,9 +15,7 @@ from sqlaqueue.exc import ConfigurationError, JobFailed, StatementError, WaitTim
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.postgresql.dialect_check import check_dialect
-from sqlaqueue.postgresql.side_tables import notification
-from sqlaqueue.postgresql.wake_triggers import wakes
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
@@ -141,7 +139,7 @@ def first_look(session: Session, waiter: Waiter) -> JobResult[Any] | None:
     :raises ConfigurationError: for another database than PostgreSQL, or a replica.
     """
     engine = session.get_bind(waiter.spec.mapper).engine
-    check_dialect(engine.dialect, f"{waiter.verb}({waiter.model.__name__})")
+    backend().check_dialect(engine.dialect, f"{waiter.verb}({waiter.model.__name__})")
     if session.scalar(sa.select(sa.func.pg_is_in_recovery()), bind_arguments=waiter.bind):
         msg = (
             f"{waiter.verb}(): the sessions for {waiter.model.__name__} read from a replica, where the end of a job is "
@@ -149,7 +147,7 @@ def first_look(session: Session, waiter: Waiter) -> JobResult[Any] | None:
         )
         raise ConfigurationError(msg)
     # PostgreSQL cannot prepare a transaction that has sent a notification.
-    waiter.waiting.announces &= wakes(waiter.spec) and not session.twophase
+    waiter.waiting.announces &= backend().triggers.wakes(waiter.spec) and not session.twophase
     return look(session, waiter)
 
 
@@ -176,7 +174,9 @@ def _state_of_the_missing(spec: QueueSpec) -> str:
 
 def announce(session: Session, waiter: Waiter) -> None:
     """Say for what is waited, and commit."""
-    session.execute(sa.select(notification(waiter.spec, waiter.waiting.announcement)), bind_arguments=waiter.bind)
+    session.execute(
+        sa.select(backend().notification(waiter.spec, waiter.waiting.announcement)), bind_arguments=waiter.bind
+    )
     session.commit()
 
 

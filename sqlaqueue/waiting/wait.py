@@ -23,7 +23,7 @@ from sqlaqueue.consumer.core.effects import Beside, Pause
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.consumer.sessions.write_routing import open_session, primary_bind
-from sqlaqueue.postgresql.wake_triggers import channel_of
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.job_end import DEFAULT_TIMEOUT, Listen, Waiter, await_end, make_waiter
@@ -104,7 +104,7 @@ def wait(
                         bell.clear()
                     case Listen():
                         is_listening = True
-                        listener.listen(engine, channel_of(waiter.spec), waiter.waiting)
+                        listener.listen(engine, backend().channel_of(waiter.spec), waiter.waiting)
             except Exception as error:  # noqa: BLE001 - the script decides
                 raised = error
     except StopIteration as end:

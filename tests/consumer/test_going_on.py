@@ -18,7 +18,7 @@ from sqlaqueue.consumer.claiming.job_buffer import Crew
 from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.notifications.poll_schedule import Calls
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, Ended
-from sqlaqueue.postgresql.planner import FEW
+from sqlaqueue.postgresql.claims.planner import FEW
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.models import models

@@ -13,7 +13,7 @@ from sqlaqueue import Cancel, Constant, Exponential, Fail, Linear, Retry, Snooze
 from sqlaqueue.consumer.claiming.batch_size import HEARTBEATS_A_LEASE, RECONCILE, SWEEP, Agenda, Pace
 from sqlaqueue.consumer.settling.outcomes import LONGEST_DELAY, RELEASED, Abandoned, StopRequested, concerns_all, judge
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.planner import FEW
+from sqlaqueue.postgresql.claims.planner import FEW
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.run import Run
 

@@ -19,7 +19,7 @@ from sqlaqueue import Consumer, claim, complete, requeue, rescue
 from sqlaqueue.consumer.claiming import batch_size
 from sqlaqueue.consumer.notifications import poll_schedule
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.wake_triggers import channel_of
+from sqlaqueue.postgresql.notify import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.hearing import LATER, await_hearing, execute, idle, listening
 

@@ -13,9 +13,10 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import QueueConfig, claim
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.ddl import TriggerFunction, objects_of
-from sqlaqueue.postgresql.message_triggers import VERSION
-from sqlaqueue.postgresql.schema_checks import what_is_outdated, why_undefined
+from sqlaqueue.postgresql.checks.versions import outdated_triggers, undefined_object_advice
+from sqlaqueue.postgresql.ddl.attach import objects_of
+from sqlaqueue.postgresql.ddl.objects import TriggerFunction
+from sqlaqueue.postgresql.ddl.wake_triggers import VERSION
 from tests.migrations.models import order
 from tests.migrations.project import Project, execute
 from tests.models.kind import STRATEGIES
@@ -32,7 +33,7 @@ WAKE = "sqlaqueue_wake_orders"
 
 def outdated(engine: sa.Engine, model: type[Any]) -> str | None:
     with Session(engine) as session:
-        return what_is_outdated(session, spec_of(model))
+        return outdated_triggers(session, spec_of(model))
 
 
 @pytest.mark.once
@@ -110,9 +111,9 @@ async def test_versions_in_a_translated_schema(database: Database, driver: Any) 
         await connection.exec_driver_sql('CREATE SCHEMA "Tenant\'s"')
         await connection.run_sync(model.metadata.create_all)
     async with AsyncSession(engine) as session:
-        assert await session.run_sync(what_is_outdated, spec_of(model)) is None
+        assert await session.run_sync(outdated_triggers, spec_of(model)) is None
         await session.execute(sa.text(f'COMMENT ON FUNCTION "Tenant\'s".{FUNCTION} IS NULL'))
-        assert "version 0" in (await session.run_sync(what_is_outdated, spec_of(model)) or "")
+        assert "version 0" in (await session.run_sync(outdated_triggers, spec_of(model)) or "")
     await engine.dispose()
 
 
@@ -121,8 +122,8 @@ def test_a_consumer_of_the_former_strategy_is_told_to_restart(engine: sa.Engine)
     new.metadata.create_all(engine)
     with Session(engine) as session, pytest.raises(ProgrammingError) as undefined:
         session.execute(claim(old, 1))
-    assert "restart this consumer" in (why_undefined(undefined.value, spec_of(old)) or "")
+    assert "restart this consumer" in (undefined_object_advice(undefined.value, spec_of(old)) or "")
     with Session(engine) as session, pytest.raises(ProgrammingError) as other:
         session.execute(sa.text("SELECT 1 +"))
-    assert why_undefined(other.value, spec_of(old)) is None
-    assert why_undefined(ValueError(), spec_of(old)) is None
+    assert undefined_object_advice(other.value, spec_of(old)) is None
+    assert undefined_object_advice(ValueError(), spec_of(old)) is None

@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, admin
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.schema_checks import what_is_slow
+from sqlaqueue.postgresql.checks.indexes import missing_index_advice
 from tests.servers import Server
 
 
@@ -118,7 +118,7 @@ def test_an_index_that_is_missing_is_told(engine: sa.Engine, statement: str, cap
         with engine.begin() as connection:
             connection.exec_driver_sql('DROP INDEX IF EXISTS shop."ix_sqlaqueue_message_the order\'s_claim"')
             connection.exec_driver_sql(create)
-            assert what_is_slow(connection, spec_of(Order)) is None
+            assert missing_index_advice(connection, spec_of(Order)) is None
 
 
 @pytest.mark.once
@@ -132,13 +132,13 @@ def test_an_index_of_the_job_table_that_is_missing_is_told(engine: sa.Engine) ->
 
     Other.metadata.create_all(engine)
     with engine.begin() as connection:
-        assert what_is_slow(connection, spec_of(Job)) is None
+        assert missing_index_advice(connection, spec_of(Job)) is None
         connection.exec_driver_sql("DROP INDEX ix_job_queue_claim; DROP INDEX ix_job_queue_lease")
-        text = what_is_slow(connection, spec_of(Job))
+        text = missing_index_advice(connection, spec_of(Job))
         assert text is not None
         assert "indexes of this queue: ix_job_queue_claim of job, ix_job_queue_lease of job" in text
         connection.exec_driver_sql(text.partition("let the owner execute: ")[2])
-        assert what_is_slow(connection, spec_of(Job)) is None
+        assert missing_index_advice(connection, spec_of(Job)) is None
 
 
 def test_an_async_consumer_says_so_as_well(engine: sa.Engine) -> None:

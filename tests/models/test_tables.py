@@ -9,7 +9,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, reconcile
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.schema_checks import what_is_missing
+from sqlaqueue.postgresql.checks.completeness import missing_objects
 from tests.models.tidy import TidyDatabase, created
 
 STRATEGIES = ["update_status", "delete_returning", "batch_select"]
@@ -235,7 +235,7 @@ def test_the_table_of_a_queue_brings_along_what_it_needs(
     for _ in range(2):
         Base.metadata.create_all(engine, tables=[table])
     with engine.connect() as connection:
-        assert what_is_missing(connection, spec_of(Job)) == []
+        assert missing_objects(connection, spec_of(Job)) == []
         assert not sa.inspect(connection).has_table("note", schema="tenant")
     with Session(engine) as session:
         session.add(Job())

@@ -16,7 +16,7 @@ from sqlaqueue.consumer.maintenance.leases import reconcile_range
 from sqlaqueue.consumer.maintenance.retention import Retention
 from sqlaqueue.consumer.settings import ASKED, EXCEPT, KEYS, LIMIT, TOKEN, Plan, make_plan
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.postgresql.planner import FEW
+from sqlaqueue.postgresql.claims.planner import FEW
 from sqlaqueue.queue.run import Run
 
 if TYPE_CHECKING:

@@ -13,9 +13,10 @@ from alembic.operations import MigrateOperation
 from alembic.operations import ops as alembic_ops
 
 from sqlaqueue.alembic import operations as ops
-from sqlaqueue.postgresql import wake_triggers
 from sqlaqueue.postgresql.catalog.reader import PREFIX, CatalogReader, QualifiedName
-from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction, objects_of, queue_of
+from sqlaqueue.postgresql.ddl import wake_triggers
+from sqlaqueue.postgresql.ddl.attach import objects_of, queue_of
+from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.spec import QueueSpec
 

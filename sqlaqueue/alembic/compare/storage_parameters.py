@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
 from sqlaqueue.postgresql.catalog.reader import PREFIX
-from sqlaqueue.postgresql.ddl import StorageParameters
+from sqlaqueue.postgresql.ddl.objects import StorageParameters
 
 log = logging.getLogger(__name__)
 

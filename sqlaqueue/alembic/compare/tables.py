@@ -13,7 +13,7 @@ from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, i
 from sqlaqueue.alembic.compare.normalize import normalizing
 from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
 from sqlaqueue.postgresql.catalog.reader import ReflectedCheck
-from sqlaqueue.postgresql.sql_template import literal_sql, server_default_sql
+from sqlaqueue.postgresql.ddl.sql_template import literal_sql, server_default_sql
 
 log = logging.getLogger(__name__)
 

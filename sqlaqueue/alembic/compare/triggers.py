@@ -17,8 +17,10 @@ from sqlaqueue.alembic.compare.normalize import normalizing
 from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
 from sqlaqueue.postgresql.catalog.reader import PREFIX, ResolvedName
 from sqlaqueue.postgresql.catalog.reflected_objects import ReflectedTrigger
-from sqlaqueue.postgresql.ddl import NEUTRAL, Trigger, TriggerFunction, objects_of
-from sqlaqueue.postgresql.sql_template import bare_table
+from sqlaqueue.postgresql.ddl.attach import objects_of
+from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl.sql_template import bare_table
+from sqlaqueue.postgresql.types import NEUTRAL
 
 log = logging.getLogger(__name__)
 

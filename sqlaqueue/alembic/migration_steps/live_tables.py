@@ -9,7 +9,7 @@ from alembic.util import CommandError
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, is_queue_column
-from sqlaqueue.postgresql.sql_template import literal_sql
+from sqlaqueue.postgresql.ddl.sql_template import literal_sql
 
 
 def split_into_steps(diff: DiffContext) -> None:

@@ -11,8 +11,8 @@ from alembic.operations import ops as alembic_ops
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
 from sqlaqueue.postgresql.catalog.reader import PREFIX
+from sqlaqueue.postgresql.ddl.sql_template import literal_sql
 from sqlaqueue.postgresql.identifiers import object_name
-from sqlaqueue.postgresql.sql_template import literal_sql
 from sqlaqueue.queue.spec import QueueSpec
 
 _IS_NOT_NULL = re.compile(r'(?:"(?:[^"]|"")+"|\w+) IS NOT NULL')

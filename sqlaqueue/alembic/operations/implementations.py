@@ -16,9 +16,9 @@ from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.operations.lock_retries import RetryingTransaction, in_batches
 from sqlaqueue.alembic.operations.queue_columns import add_columns, drop_columns
 from sqlaqueue.postgresql.catalog.indexes import index_validity
-from sqlaqueue.postgresql.ddl import CommentOnFunction, DropFunction, Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl.objects import CommentOnFunction, DropFunction, Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate, bare_table
 from sqlaqueue.postgresql.error_codes import INSUFFICIENT_PRIVILEGE, sqlstate
-from sqlaqueue.postgresql.sql_template import SqlTemplate, bare_table
 
 _TIMEOUTS = ("statement_timeout", "lock_timeout")
 

@@ -19,8 +19,8 @@ from sqlalchemy.schema import DDLElement
 
 from sqlaqueue.alembic.operations.lock_retries import in_batches
 from sqlaqueue.alembic.operations.tables import AddColumns, DropColumns
-from sqlaqueue.postgresql.ddl import NEUTRAL
-from sqlaqueue.postgresql.sql_template import SqlTemplate, bare_table, server_default_sql
+from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate, bare_table, server_default_sql
+from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.roles import literal_text
 
 _NOT_NULL = "sqlaqueue_not_null"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from sqlaqueue.postgresql.planner import FEW
+from sqlaqueue.queue.backend import backend
 
 HEARTBEATS_A_LEASE = 3
 """A lease is extended this often before it would expire: one lost heartbeat does no harm."""
@@ -89,7 +89,7 @@ class Pace:
         Before the first job has ended nothing is known, and one for each handler is a safe start.
 
         :param plenty: whether there may be many. A few are claimed by a plan that the server keeps, which is no good
-            for many; see :mod:`sqlaqueue.postgresql.planner`.
+            for many; see :mod:`sqlaqueue.postgresql.claims.planner`.
         :param idle: how many handlers have nothing to do; None for all.
         :param stuck: how many handlers will not take a further job soon, see :meth:`is_stuck`.
         """
@@ -103,9 +103,9 @@ class Pace:
             # Handlers that began together are done together: a job claimed ahead may wait for a whole one.
             fitting = min(fitting, self._concurrency / _SHARE_AHEAD)
         if self._cautious:
-            fitting = min(fitting, max(FEW, _GROWTH * self._in_a_row))
+            fitting = min(fitting, max(backend().claims.FEW, _GROWTH * self._in_a_row))
         size = max(1, min(self._batch_size, int(max(fitting, free))))
-        return size if plenty else min(size, max(FEW, self._concurrency))
+        return size if plenty else min(size, max(backend().claims.FEW, self._concurrency))
 
     def is_stuck(self, since: float) -> bool:
         """Return whether a call of the handler that has taken so many seconds takes longer than is usual."""

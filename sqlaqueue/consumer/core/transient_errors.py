@@ -7,7 +7,7 @@ import traceback
 from sqlalchemy import exc
 
 from sqlaqueue.exc import SqlaqueueError
-from sqlaqueue.postgresql.error_codes import sqlstate
+from sqlaqueue.queue.backend import backend
 
 _CONFLICTS = {"40001", "40P01"}
 _LOCKS_AND_TIMEOUTS = {"55P03", "57014"}
@@ -30,7 +30,7 @@ def is_connection_lost(error: BaseException) -> bool:
     if not isinstance(error, exc.DBAPIError):
         return _is_of_the_driver(error)
     # A driver that reads the server's last word may not have seen yet that the connection is closed.
-    state = sqlstate(error) or ""
+    state = backend().sqlstate(error) or ""
     return error.connection_invalidated or state in _LOST or state.startswith("08")
 
 
@@ -46,12 +46,12 @@ def is_connect_error(error: BaseException) -> bool:
 
 def is_conflict(error: BaseException) -> bool:
     """Return whether two transactions were in each other's way, so that the server has ended one of them."""
-    return isinstance(error, exc.DBAPIError) and sqlstate(error) in _CONFLICTS
+    return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) in _CONFLICTS
 
 
 def is_lock_or_timeout(error: BaseException) -> bool:
     """Return whether a statement was ended that took too long, such as by waiting for a lock."""
-    return isinstance(error, exc.DBAPIError) and sqlstate(error) in _LOCKS_AND_TIMEOUTS
+    return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) in _LOCKS_AND_TIMEOUTS
 
 
 def may_settle_later(error: exc.DBAPIError) -> bool:
@@ -61,7 +61,7 @@ def may_settle_later(error: exc.DBAPIError) -> bool:
     that could not be made: then it is the driver that complains, and not the server, which gives each of its errors a
     state.
     """
-    state = sqlstate(error)
+    state = backend().sqlstate(error)
     if state is None:
         return is_transient(error) or isinstance(error, exc.OperationalError)
     return is_transient(error) or is_lock_or_timeout(error) or state == _READ_ONLY or state[:2] in _RESOURCES
@@ -90,7 +90,7 @@ def is_program_error(error: Exception) -> bool:
 
 def is_savepoint_missing(error: BaseException) -> bool:
     """Return whether a savepoint is not there, because the transaction that it was set in has been ended."""
-    return isinstance(error, exc.DBAPIError) and sqlstate(error) in {"3B001", "25P01"}
+    return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) in {"3B001", "25P01"}
 
 
 def _is_of_the_driver(error: BaseException) -> bool:

@@ -24,7 +24,7 @@ from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.consumer.settling.settle import left_as_loaded, settle
 from sqlaqueue.keys import keys_by_token, keys_from
 from sqlaqueue.mapping.runs import run_of, set_run, show_claimed
-from sqlaqueue.postgresql.planner import planned_anew
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
@@ -60,7 +60,7 @@ def load_again(session: Session, plan: Plan, runs: Sequence[Run]) -> list[Any]:
     """
     spec = plan.spec
     mine = spec.strategy.fence(spec, ClaimedJobs(list(keys_by_token(runs).items())))
-    again = sa.select(spec.model).where(mine, planned_anew()).options(*plan.options)
+    again = sa.select(spec.model).where(mine, backend().claims.planned_anew()).options(*plan.options)
     found = {sa.inspect(job).identity: job for job in session.execute(again).unique().scalars()}
     for run in runs:
         if run.key in found:

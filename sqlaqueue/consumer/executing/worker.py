@@ -20,7 +20,7 @@ from sqlaqueue.consumer.sessions.connection_checks import driver_connection, sha
 from sqlaqueue.consumer.settling.completions import settle_finished, settle_postponed
 from sqlaqueue.consumer.settling.outcomes import RELEASED, Ended
 from sqlaqueue.log import logger
-from sqlaqueue.postgresql.schema_checks import why_undefined
+from sqlaqueue.queue.backend import backend
 
 _REST, _LONGEST_REST, _REST_DRAINING = 0.5, 5.0, 0.1
 """Seconds after which a lane looks again although nobody has woken it: while there is work, without any, and if it may
@@ -79,7 +79,7 @@ def _trouble(shift: Shift, error: Exception) -> Script:
     # Whatever this look was to answer is still waiting.
     shift.calls.look_at_once()
     wait = shift.crew.pace.failed()
-    said = why_undefined(error, shift.plan.spec) or f"{type(error).__name__}: {error}"
+    said = backend().checks.undefined_object_advice(error, shift.plan.spec) or f"{type(error).__name__}: {error}"
     extra = shift.fields("consumer_trouble", delay=wait, error_kind=type(error).__name__)
     logger.warning("%s: %s; next try in %.1f s", shift.name, said, wait, extra=extra)
     shift.tell_start()

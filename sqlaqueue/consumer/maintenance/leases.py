@@ -9,8 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session
 
 from sqlaqueue._version import __version__
@@ -20,8 +18,7 @@ from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.settle import QUIET
 from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.payloads import Deregistered, Heartbeat, Signal
-from sqlaqueue.postgresql.planner import planned_anew
-from sqlaqueue.postgresql.side_tables import CONSUMERS, CONTROL, CRASH_JOURNAL, PAUSE, as_json, key_json, notification
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.statements.claim import worker_name
@@ -59,7 +56,7 @@ def extend_leases(session: Session, plan: Plan, runs: Sequence[Run]) -> None:
 
 def rescue_expired(session: Session, plan: Plan) -> list[Key]:
     """Take back jobs whose lease has expired, of whatever worker; the others hear that it is done."""
-    _be_brief(session, plan, *([notification(plan.spec, Signal.RESCUED)] if plan.is_told else []))
+    _be_brief(session, plan, *([backend().notification(plan.spec, Signal.RESCUED)] if plan.is_told else []))
     keys = session.execute(rescue(plan.spec.model), execution_options=QUIET, bind_arguments=plan.bind).scalars().all()
     rescued = keys_from(keys, len(plan.spec.keys))
     # Some of them may have failed with that.
@@ -91,7 +88,7 @@ def reconcile_range(session: Session, plan: Plan, after: Key | None) -> tuple[li
     # Whatever the planner expects of the tables: for a part of the keys both are looked into, and not read.
     off = [sa.func.set_config(f"enable_{way}", "off", sa.true()) for way in ("seqscan", "hashjoin", "mergejoin")]
     session.execute(sa.select(*off), bind_arguments=plan.bind)
-    ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), planned_anew())
+    ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), backend().claims.planned_anew())
     last = ahead.order_by(*spec.keys).offset(PART - 1).limit(1)
     upto = session.execute(last, bind_arguments=plan.bind).one_or_none()
     part = KeyRange(after, None if upto is None else tuple(upto))
@@ -110,7 +107,7 @@ def _forget_old(session: Session, plan: Plan) -> None:
     control = plan.spec.side_tables.get(CONTROL)
     if control is not None:
         old = control.c.created_at < clock() - _FORGET
-        mine = sa.and_(control.c.queue == plan.spec.name, control.c.key != PAUSE)
+        mine = sa.and_(control.c.queue == plan.spec.name, control.c.key != backend().side_tables.PAUSE)
         session.execute(sa.delete(control).where(mine, old), bind_arguments=plan.bind)
     consumers = plan.spec.side_tables.get(CONSUMERS)
     if consumers is not None:
@@ -145,26 +142,19 @@ def check_in(session: Session, plan: Plan, sign: SignOfLife) -> tuple[list[str],
     running = [[str(part) for part in run.key] for run in sign.running[:_MOST_SHOWN]]
     seen = {
         "listening": sign.hears,
-        "running": as_json(sa.literal(json.dumps(running), sa.Text())),
+        "running": backend().side_tables.as_json(sa.literal(json.dumps(running), sa.Text())),
         "claimed": sign.claimed,
         "heartbeat_at": clock(),
         "expires_at": clock() + sa.literal(timedelta(seconds=sign.patience), sa.Interval()),
     }
-    insert = postgresql.insert(table).values(
-        id=sign.me,
-        queue=spec.name,
-        name=plan.worker(),
-        host=host,
-        pid=int(pid),
-        version=__version__,
-        **seen,
-    )
-    again = {name: insert.excluded[name] for name in seen}
-    upsert: sa.Insert = insert.on_conflict_do_update(index_elements=[table.c.id], set_=again)
+    row = {"id": sign.me, "queue": spec.name, "name": plan.worker(), "host": host, "pid": int(pid)}
+    upsert = backend().insert_or_replace(table, {**row, "version": __version__, **seen}, replaced=list(seen))
     if plan.is_told and sign.aloud:
-        upsert = upsert.returning(notification(spec, Heartbeat(sign.me)))
+        upsert = upsert.returning(backend().notification(spec, Heartbeat(sign.me)))
     alive = sa.and_(table.c.queue == spec.name, table.c.listening, table.c.expires_at > clock())
-    others = sa.func.coalesce(sa.func.array_agg(table.c.id), sa.cast([], ARRAY(sa.Text())), type_=ARRAY(sa.Text()))
+    others = sa.func.coalesce(
+        sa.func.array_agg(table.c.id), sa.cast([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text())
+    )
     now = sa.extract("epoch", sa.func.clock_timestamp())
     asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("checked_in"))
     names, time = session.execute(asked, bind_arguments=plan.bind).one()
@@ -176,7 +166,7 @@ def check_out(session: Session, plan: Plan, me: str) -> None:
     """Say that a Consumer ends."""
     table = plan.spec.side_tables[CONSUMERS]
     gone = sa.delete(table).where(table.c.id == me)
-    told = gone.returning(notification(plan.spec, Deregistered(me))) if plan.is_told else gone
+    told = gone.returning(backend().notification(plan.spec, Deregistered(me))) if plan.is_told else gone
     session.execute(told, bind_arguments=plan.bind)
     session.commit()
 
@@ -196,7 +186,7 @@ def requests_to_stop(session: Session, plan: Plan, runs: Sequence[Run]) -> list[
     if control is None or not runs:
         return []
     mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, [run.key for run in runs])).subquery("mine")
-    key = key_json([mine.c[column.key] for column in spec.keys])
+    key = backend().side_tables.key_json([mine.c[column.key] for column in spec.keys])
     # A request that its author has not committed yet must not hold up the leases that the same thread extends.
     asked = (
         sa.select(control.c.queue.label("asked_queue"), control.c.key.label("asked_key"), *mine.c)

@@ -23,7 +23,7 @@ from sqlaqueue.consumer.settling.outcomes import RELEASED, Ended
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.keys import Key, key_text, key_value
 from sqlaqueue.log import logger
-from sqlaqueue.postgresql.side_tables import CONSUMERS
+from sqlaqueue.queue.backend import CONSUMERS
 
 TENDERS = 3
 """How many of the consumers that hear each other do what one has to do for all; more than one, for one may be dead."""

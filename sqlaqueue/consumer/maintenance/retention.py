@@ -21,9 +21,7 @@ from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling.settle import QUIET
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.log import fields, logger
-from sqlaqueue.postgresql.planner import planned_anew
-from sqlaqueue.postgresql.schema_checks import UPDATE, ForeignKey, foreign_keys_to, has_index
-from sqlaqueue.postgresql.side_tables import DEAD_LETTER
+from sqlaqueue.queue.backend import DEAD_LETTER, ForeignKey, backend
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_keys
@@ -128,9 +126,9 @@ class Retention:
         spec = self._spec
         connection = session.connection(bind_arguments=plan.bind)
         table = spec.table if spec.has("status") else spec.side_tables[DEAD_LETTER]
-        self._ready = has_index(connection, table, index_name(table))
+        self._ready = backend().checks.has_index(connection, table, index_name(table))
         if self._ready:
-            known = foreign_keys_to(connection, table)
+            known = backend().checks.foreign_keys_to(connection, table)
             self._references = {
                 each.name: condition for each in known if (condition := _refers(spec, each)) is not None
             }
@@ -141,7 +139,7 @@ class Retention:
                 "makes it",
                 spec.model.__name__,
                 index_name(table),
-                UPDATE,
+                backend().checks.UPDATE_COMMAND,
             )
         session.rollback()
         return self._ready
@@ -163,7 +161,7 @@ class Retention:
             sa.literal(walk.limit).render_literal_execute(),
         )
         if isinstance(verb, sa.Delete):
-            deleting = verb.where(planned_anew()).returning(spec.columns["finished_at"])
+            deleting = verb.where(backend().claims.planned_anew()).returning(spec.columns["finished_at"])
             ends = session.execute(deleting, execution_options=QUIET, bind_arguments=plan.bind).scalars()
             found: Sequence[Any] = ends.all()
         else:

@@ -12,7 +12,7 @@ from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.consumer.settling.outcomes import RELEASED, Ended
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.payloads import ALL_JOBS, Claimed, Payload, Signal, settled_payloads
-from sqlaqueue.postgresql.side_tables import notification
+from sqlaqueue.queue.backend import backend
 
 
 def notify_settled(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
@@ -25,7 +25,7 @@ def notify_settled(session: Session, plan: Plan, keys: Iterable[Key]) -> None:
 def notify_released(session: Session, plan: Plan, ended: Sequence[Ended]) -> None:
     """Make the other Consumers poll if jobs of a held batch are released.
 
-    For other transactions the state of such a job has never changed, so no trigger sends a notification.
+    For other transactions the state of such a job has never changed, so no trigger sends a backend().notification.
     """
     if plan.is_told and any(one.outcome is RELEASED for one in ended):
         _notify(session, plan, Signal.POLL)
@@ -44,4 +44,4 @@ def notify_all_claimed_and_commit(session: Session, plan: Plan, look: Look) -> N
 
 
 def _notify(session: Session, plan: Plan, payload: Payload) -> None:
-    session.execute(sa.select(notification(plan.spec, payload)), bind_arguments=plan.bind)
+    session.execute(sa.select(backend().notification(plan.spec, payload)), bind_arguments=plan.bind)

@@ -11,7 +11,7 @@ from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
 from sqlaqueue.consumer.sessions.write_routing import has_own_routing, primary_bind
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.dialect_check import check_dialect
+from sqlaqueue.queue.backend import backend
 
 _SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
 
@@ -40,7 +40,7 @@ def check_engine(session: Session, mapper: Any, who: str) -> sa.Engine:
             "call the handler with the session and a job, or let the test commit and delete its rows afterwards"
         )
         raise ConfigurationError(msg)
-    check_dialect(bind.dialect, who)
+    backend().check_dialect(bind.dialect, who)
     if isinstance(bind.pool, _SHARED_CONNECTION_POOLS):
         raise shared_connection_error(who, f"the engine's {type(bind.pool).__name__}")
     return bind

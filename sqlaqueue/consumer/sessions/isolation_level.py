@@ -17,7 +17,6 @@ from typing import Any, Final, cast
 
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.types import UserDefinedType
 
@@ -142,7 +141,7 @@ def _lock(connection: sa.Connection, plan: Plan, level: Any, runs: Sequence[Run]
 
 
 def _is_at(places: Sequence[str]) -> sa.ColumnElement[bool]:
-    return sa.any_(sa.cast(sa.literal(places, ARRAY(sa.Text())), ARRAY(_Place()))) == _PLACE
+    return sa.any_(sa.cast(sa.literal(places, sa.ARRAY(sa.Text())), sa.ARRAY(_Place()))) == _PLACE
 
 
 def _scan_tables(connection: sa.Connection, setting: str) -> None:

@@ -21,13 +21,12 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.payloads import Claimed
-from sqlaqueue.postgresql.side_tables import CRASH_JOURNAL, as_json, notification
+from sqlaqueue.queue.backend import CRASH_JOURNAL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.claim import worker_name
 
@@ -138,10 +137,10 @@ def _entering(spec: QueueSpec, *, told: bool) -> AnySelect:
     columns: dict[str, sa.ColumnElement[Any]] = {
         name: sa.bindparam(f"its_{name}", type_=ledger.c[name].type) for name in ("id", "starts", "worker")
     }
-    columns["keys"] = as_json(sa.bindparam("its_keys", "[]", sa.Text()))
+    columns["keys"] = backend().side_tables.as_json(sa.bindparam("its_keys", "[]", sa.Text()))
     # Losing the row in a crash of the server costs nothing: the batch is gone with it.
     setting = sa.func.set_config("synchronous_commit", "off", sa.true())
-    told_others = [notification(spec, sa.bindparam("payload", "", sa.Text()))] if told else []
+    told_others = [backend().notification(spec, sa.bindparam("payload", "", sa.Text()))] if told else []
     entered = sa.insert(ledger).values(queue=spec.name, **columns).returning(setting, *told_others).cte("entered")
     # Of the same parameter: to write out the names of a batch takes its time, and the ledger is mostly empty.
     mine = sa.select(sa.func.jsonb_array_elements_text(columns["keys"]))
@@ -169,10 +168,10 @@ def strike_soon(session: Session, spec: QueueSpec, entry: Entry) -> None:
 
 def _leave_behind(session: Session, spec: QueueSpec, entry: Entry) -> None:
     """Reduce the row of a batch to its suspects; a crash of the server may have lost it."""
-    names = as_json(sa.literal(json.dumps(entry.left_behind), sa.Text()))
-    ledger, left = spec.side_tables[CRASH_JOURNAL], {"keys": names, "starts": entry.left_starts}
-    row = postgresql.insert(ledger).values(id=entry.id, queue=spec.name, worker=worker_name(), **left)
-    _execute(session, spec, row.on_conflict_do_update(index_elements=[ledger.c.id], set_=left))
+    names = backend().side_tables.as_json(sa.literal(json.dumps(entry.left_behind), sa.Text()))
+    left = {"keys": names, "starts": entry.left_starts}
+    row = {"id": entry.id, "queue": spec.name, "worker": worker_name(), **left}
+    _execute(session, spec, backend().insert_or_replace(spec.side_tables[CRASH_JOURNAL], row, replaced=list(left)))
 
 
 def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.ddl import TableId
+from sqlaqueue.postgresql.catalog.table_id import TableId
 
 
 def index_validity(connection: sa.Connection, table: sa.Table, name: str) -> bool | None:

@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.postgresql.catalog.reader import QualifiedName
 from sqlaqueue.postgresql.catalog.reflected_objects import trigger_condition
-from sqlaqueue.postgresql.ddl import NEUTRAL
-from sqlaqueue.postgresql.sql_template import SqlTemplate, bare_table
+from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate, bare_table
+from sqlaqueue.postgresql.types import NEUTRAL
 
 _NAME = "sqlaqueue_normalize"
 _COPY = bare_table(_NAME, "pg_temp")

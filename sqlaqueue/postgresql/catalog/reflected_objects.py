@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlaqueue.postgresql.ddl import Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction
 
 _EVENTS = {4: "INSERT", 8: "DELETE", 16: "UPDATE", 32: "TRUNCATE"}
 """By ``pg_trigger.tgtype``. Other values belong to triggers that are not plain AFTER triggers of one event."""

@@ -15,7 +15,8 @@ from sqlalchemy.schema import DDLElement
 from sqlalchemy.sql.compiler import DDLCompiler
 from sqlalchemy.sql.elements import ClauseElement
 
-from sqlaqueue.postgresql.ddl import NEUTRAL, escaped
+from sqlaqueue.postgresql.ddl.rendering import escaped
+from sqlaqueue.postgresql.types import NEUTRAL
 
 _PLACEHOLDER = re.compile(r"\{(\w+)(:literal)?\}")
 

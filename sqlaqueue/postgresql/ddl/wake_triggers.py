@@ -1,12 +1,12 @@
-"""The triggers that tell idle consumers of new jobs, by NOTIFY.
+"""The triggers that send NOTIFY when jobs become pending, so that idle Consumers wake up.
 
-One statement of INSERT sends one notification, however many rows it writes; an UPDATE sends one for a transaction,
-since PostgreSQL sends equal ones once, and only for rows that begin to wait: the condition is part of the trigger, so
-that a claim or a settlement never calls the function.
+An INSERT sends one notification for the statement, however many rows it writes. An UPDATE sends one for each row that
+becomes pending, and PostgreSQL sends equal notifications of a transaction once. The condition is part of the trigger,
+so a claim or a settlement never calls the function.
 
-A notification is a hint. It names how many jobs wait, when the first is due, and the transaction, by which consumers
-agree on who looks first (:mod:`sqlaqueue.consumer.notifications.poll_schedule`); a consumer that misses it finds the
-jobs at the next poll.
+A notification is a hint. It carries the number of jobs, when the first is due, and the transaction, by which Consumers
+agree on who polls first (:mod:`sqlaqueue.consumer.notifications.poll_schedule`). A Consumer that misses it finds the
+jobs at its next poll.
 """
 
 from __future__ import annotations
@@ -14,52 +14,47 @@ from __future__ import annotations
 import hashlib
 
 from sqlaqueue.payloads import PENDING, Signal
-from sqlaqueue.postgresql.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, objects_of, version_comment
+from sqlaqueue.postgresql.ddl.attach import attach, objects_of
+from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_comment
 from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.postgresql.notify import channel_of
+from sqlaqueue.postgresql.types import NEUTRAL, equals
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 
 VERSION = 4
-"""To be raised whenever the text below changes: running consumers tell an older function by it."""
+"""Raise it whenever the text below changes: a running Consumer compares it with the version in the database."""
 
 PREFIX = "sqlaqueue_wake_"
-"""How the names of the triggers begin."""
+"""The prefix of the triggers' names."""
 
 _STEP = 0.05
-"""Seconds to which the times of updated rows are rounded up, so that many retries make few notifications."""
-
-
-def channel_of(spec: QueueSpec) -> str:
-    """Return the channel on which consumers of a queue hear of it."""
-    return object_name("sqlaqueue", spec.table.fullname, spec.name)
+"""The due times of updated rows are rounded up to this many seconds, so that many retries send few notifications."""
 
 
 def wakes(spec: QueueSpec) -> bool:
-    """Return whether a queue's table tells idle consumers of new jobs."""
+    """Return whether a queue's table has the triggers that wake idle Consumers."""
     return any(isinstance(each, Trigger) and each.name.startswith(PREFIX) for each in objects_of(spec.table))
 
 
-def wake_up_triggers(spec: QueueSpec) -> list[QueueObject]:
-    """Return the trigger function and its triggers, in the order of their creation."""
+def attach_wake_triggers(spec: QueueSpec) -> None:
+    """Attach the trigger function and its triggers to the queue's table."""
     function = TriggerFunction(
         spec.table,
         object_name("sqlaqueue_wake", spec.table.name),
         _body(spec),
         comment=version_comment(VERSION),
     )
-    objects: list[QueueObject] = [
-        function,
-        Trigger(spec.table, f"{PREFIX}insert", "INSERT", function, {"NEW": "new_rows"}),
-    ]
-    begins = _begins_to_wait(spec)
+    attach(spec.table, function)
+    attach(spec.table, Trigger(spec.table, f"{PREFIX}insert", "INSERT", function, {"NEW": "new_rows"}))
+    begins = _becomes_pending(spec)
     if begins is not None:
-        # The server rewrites a condition as it stores it; by the digest in its name one tells that it is another.
+        # The server rewrites a condition when it stores it, so its digest in the name tells whether it has changed.
         digest = hashlib.sha256(begins.encode()).hexdigest()[:8]
-        objects.append(Trigger(spec.table, f"{PREFIX}update_{digest}", "UPDATE", function, when=begins))
-    return objects
+        attach(spec.table, Trigger(spec.table, f"{PREFIX}update_{digest}", "UPDATE", function, when=begins))
 
 
-def _waits(spec: QueueSpec, row: str = "", *, equal: str = "=") -> str:
+def _is_pending(spec: QueueSpec, row: str = "", *, equal: str = "=") -> str:
     if not spec.has("status"):
         return "TRUE"
     status = spec.columns["status"]
@@ -67,18 +62,18 @@ def _waits(spec: QueueSpec, row: str = "", *, equal: str = "=") -> str:
     return f"{row}{name} {equal} {literal_text(spec.status_value('pending'), status.type)}"
 
 
-def _begins_to_wait(spec: QueueSpec) -> str | None:
+def _becomes_pending(spec: QueueSpec) -> str | None:
     changes = []
     if spec.has("status"):
-        changes.append(f"({_waits(spec, 'OLD.')}) IS NOT TRUE")
+        changes.append(f"({_is_pending(spec, 'OLD.')}) IS NOT TRUE")
     if spec.has("run_at"):
         run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name)
         changes.append(f"OLD.{run_at} IS DISTINCT FROM NEW.{run_at}")
-    return f"{_waits(spec, 'NEW.')} AND ({' OR '.join(changes)})" if changes else None
+    return f"{_is_pending(spec, 'NEW.')} AND ({' OR '.join(changes)})" if changes else None
 
 
-def _suspicion(spec: QueueSpec, channel: str) -> str:
-    """Tell, before the job is called out, that it has been taken from a worker that died; its token says so."""
+def _quarantine(spec: QueueSpec, channel: str) -> str:
+    """Announce first that the row is quarantined, which its token shows: it has been rescued from a dead worker."""
     if not spec.has("lease_token") or spec.strategy.quarantined(spec) is None:
         return ""
     token = NEUTRAL.identifier_preparer.quote(spec.columns["lease_token"].name)
@@ -91,7 +86,7 @@ def _suspicion(spec: QueueSpec, channel: str) -> str:
 def _body(spec: QueueSpec) -> str:
     channel = channel_of(spec).replace("'", "''")
     run_at = NEUTRAL.identifier_preparer.quote(spec.columns["run_at"].name) if spec.has("run_at") else None
-    # It runs as whoever writes the rows, and others may have put operators and functions of theirs in its search path.
+    # The function runs as the writer of the rows, whose search path may lead to operators and functions of others.
     equal = equals(spec.columns["status"]) if spec.has("status") else "="
     first = last = own = "NULL"
     if run_at is not None:
@@ -107,11 +102,11 @@ DECLARE
 BEGIN
   IF TG_LEVEL = 'ROW' THEN
     sqlaqueue_first := {own};
-    sqlaqueue_last := sqlaqueue_first;{_suspicion(spec, channel)}
+    sqlaqueue_last := sqlaqueue_first;{_quarantine(spec, channel)}
   ELSE
     SELECT count(*), {first}, {last} INTO sqlaqueue_jobs, sqlaqueue_first, sqlaqueue_last
       FROM new_rows
-      WHERE {_waits(spec, equal=equal)};
+      WHERE {_is_pending(spec, equal=equal)};
   END IF;
   IF sqlaqueue_jobs = 0 THEN
     RETURN NULL;

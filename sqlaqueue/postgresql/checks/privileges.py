@@ -1,8 +1,8 @@
-"""What the role of a Consumer may do, compared with what its queue needs: said when it starts, as GRANT statements.
+"""The privileges that a Consumer's role lacks, as GRANT and CREATE POLICY statements; checked when it starts.
 
-What is needed comes from :meth:`~sqlaqueue.strategies.base.ClaimStrategy.required_privileges`. Without this a missing
-right would show when a statement first needs it: by a job that cannot be settled, or a lease that is not extended.
-Row-level security without a policy for the role would show by nothing at all, since to this role the table is empty.
+:meth:`~sqlaqueue.strategies.base.ClaimStrategy.required_privileges` lists what is needed. Without this check a missing
+privilege would appear with the first statement that needs it, as a job that cannot be settled or a lease that is not
+extended. Row-level security without a policy for the role would not appear at all: the role sees an empty table.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from sqlaqueue.postgresql.ddl import NameOf, TableId
-from sqlaqueue.postgresql.wake_triggers import wakes
+from sqlaqueue.postgresql.catalog.table_id import TableId, TableName, system_table
+from sqlaqueue.postgresql.ddl.wake_triggers import wakes
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import RequiredPrivilege
 
 _COMMANDS = {"SELECT": "r", "INSERT": "a", "UPDATE": "w", "DELETE": "d"}
-"""How ``pg_policy`` writes what a policy is for."""
+"""The codes of commands in ``pg_policy``."""
 
 
-def what_is_hidden(connection: sa.Connection, spec: QueueSpec) -> list[str]:
-    """Return the GRANTs for schemas that the role may not use; without them no table in these can be looked up."""
-    name = sa.func.parse_ident(NameOf(spec.table), type_=ARRAY(sa.Text()))
-    space = sa.table("pg_namespace", *map(sa.column, ("oid", "nspname")))
+def missing_schema_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
+    """Return the GRANTs for schemas on which the role lacks USAGE; no table in them can be looked up without it."""
+    name = sa.func.parse_ident(TableName(spec.table), type_=ARRAY(sa.Text()))
+    space = system_table("pg_namespace", "oid", "nspname")
     usable = sa.func.has_schema_privilege(space.c.oid, sa.literal_column("'USAGE'"))
     query = sa.select(sa.func.quote_ident(space.c.nspname), _role()).where(
         name[2].is_not(None), space.c.nspname == name[1], ~usable
@@ -33,11 +33,11 @@ def what_is_hidden(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     return [f"GRANT USAGE ON SCHEMA {schema} TO {role}" for schema, role in connection.execute(query)]
 
 
-def what_is_not_granted(connection: sa.Connection, spec: QueueSpec) -> list[str]:
-    """Return the statements that give the role what a Consumer of this queue needs and the role does not have."""
-    rights = list(spec.strategy.required_privileges(spec))
+def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
+    """Return the GRANTs for the privileges that a Consumer of this queue needs and the role lacks."""
+    required = list(spec.strategy.required_privileges(spec))
     has = [
-        sa.func.has_table_privilege(TableId(each.table), sa.literal_column(f"'{each.privilege}'")) for each in rights
+        sa.func.has_table_privilege(TableId(each.table), sa.literal_column(f"'{each.privilege}'")) for each in required
     ]
     notify = sa.func.has_function_privilege(
         sa.literal_column("'pg_catalog.pg_notify(text,text)'"), sa.literal_column("'EXECUTE'")
@@ -45,34 +45,34 @@ def what_is_not_granted(connection: sa.Connection, spec: QueueSpec) -> list[str]
     row: Any = connection.execute(sa.select(_role(), notify, *has)).one()
     role, may_notify, *found = row
     grants: dict[sa.Table, list[str]] = {}
-    for right, granted in zip(rights, found, strict=True):
-        lacking = [] if granted else _lacking(connection, right)
-        if not granted and (lacking or not right.columns):
-            columns = "" if len(lacking) == len(right.columns) and right.whole else f" ({', '.join(lacking)})"
-            grants.setdefault(right.table, []).append(f"{right.privilege}{columns}")
+    for each, granted in zip(required, found, strict=True):
+        lacking = [] if granted else _lacking(connection, each)
+        if not granted and (lacking or not each.columns):
+            columns = "" if len(lacking) == len(each.columns) and each.whole else f" ({', '.join(lacking)})"
+            grants.setdefault(each.table, []).append(f"{each.privilege}{columns}")
     names = _names(connection, [*grants])
     statements = [f"GRANT {', '.join(each)} ON TABLE {names[table]} TO {role}" for table, each in grants.items()]
-    sequences = _sequences(connection, [right for right in rights if right.privilege == "INSERT"])
+    sequences = _sequences(connection, [each for each in required if each.privilege == "INSERT"])
     statements += [f"GRANT USAGE ON SEQUENCE {sequence} TO {role}" for sequence in sequences]
     if wakes(spec) and not may_notify:
         statements.append(f"GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO {role}")
     return statements
 
 
-def what_policies_hide(connection: sa.Connection, spec: QueueSpec) -> list[str]:
-    """Return the policies that the role needs on tables with row-level security, where it has none at all.
+def missing_policies(connection: sa.Connection, spec: QueueSpec) -> list[str]:
+    """Return the policies that the role needs on tables with row-level security for which it has none.
 
-    Whether one that it has shows it all of its jobs cannot be told from here; it may be meant to serve some only.
+    Whether an existing policy shows all jobs is not checked: a role may be meant to run some of them only.
     """
-    rights = list(spec.strategy.required_privileges(spec))
-    tables = list(dict.fromkeys(right.table for right in rights))
-    active = [sa.func.row_security_active(NameOf(table)) for table in tables]
+    required = list(spec.strategy.required_privileges(spec))
+    tables = list(dict.fromkeys(each.table for each in required))
+    active = [sa.func.row_security_active(TableName(table)) for table in tables]
     row: Any = connection.execute(sa.select(_role(), *active)).one()
     role, *secured = row
     missing = []
     for table in (table for table, on in zip(tables, secured, strict=True) if on):
         commands = set(connection.execute(_commands(table)).scalars())
-        needed = [right.privilege for right in rights if right.table is table]
+        needed = [each.privilege for each in required if each.table is table]
         hidden = [] if "*" in commands else [each for each in needed if _COMMANDS[each] not in commands]
         name = _names(connection, [table])[table]
         missing += [
@@ -90,22 +90,22 @@ def _role() -> sa.ColumnElement[str]:
     return role
 
 
-def _lacking(connection: sa.Connection, right: RequiredPrivilege) -> list[str]:
-    """Return the columns on which a right is missing, quoted; it may have been given column by column."""
-    if not right.columns:
+def _lacking(connection: sa.Connection, each: RequiredPrivilege) -> list[str]:
+    """Return the columns, quoted, on which a privilege is missing; it may have been granted by column."""
+    if not each.columns:
         return []
-    privilege: sa.ColumnElement[str] = sa.literal_column(f"'{right.privilege}'")
+    privilege: sa.ColumnElement[str] = sa.literal_column(f"'{each.privilege}'")
     has = [
-        sa.func.has_column_privilege(TableId(right.table), sa.literal(column.name, sa.Text()), privilege)
-        for column in right.columns
+        sa.func.has_column_privilege(TableId(each.table), sa.literal(column.name, sa.Text()), privilege)
+        for column in each.columns
     ]
     quote = connection.dialect.identifier_preparer.quote
     found = connection.execute(sa.select(*has)).one()
-    return [quote(column.name) for column, granted in zip(right.columns, found, strict=True) if not granted]
+    return [quote(column.name) for column, granted in zip(each.columns, found, strict=True) if not granted]
 
 
 def _names(connection: sa.Connection, tables: Sequence[sa.Table]) -> dict[sa.Table, str]:
-    """Return how tables are called in this session: their schemas may be translated."""
+    """Return the names of tables in this session, in which schemas may be translated."""
     if not tables:
         return {}
     found = connection.execute(sa.select(*(sa.cast(TableId(table), sa.Text()) for table in tables))).one()
@@ -113,10 +113,10 @@ def _names(connection: sa.Connection, tables: Sequence[sa.Table]) -> dict[sa.Tab
 
 
 def _sequences(connection: sa.Connection, inserts: Sequence[RequiredPrivilege]) -> Iterator[str]:
-    """Yield the sequences that rows of these tables take their keys from, and the role may not use."""
-    for right in inserts:
-        for column in right.generated:
-            sequence = sa.func.pg_get_serial_sequence(NameOf(right.table), sa.literal(column.name, sa.Text()))
+    """Yield the sequences that supply keys of these tables and on which the role lacks USAGE."""
+    for each in inserts:
+        for column in each.generated:
+            sequence = sa.func.pg_get_serial_sequence(TableName(each.table), sa.literal(column.name, sa.Text()))
             usable = sa.func.has_sequence_privilege(sequence, sa.literal_column("'USAGE'"))
             name, may = connection.execute(sa.select(sequence, usable)).one()
             if name is not None and not may:
@@ -124,7 +124,7 @@ def _sequences(connection: sa.Connection, inserts: Sequence[RequiredPrivilege]) 
 
 
 def _commands(table: sa.Table) -> sa.Select[Any]:
-    policy = sa.table("pg_policy", *map(sa.column, ("polrelid", "polpermissive", "polcmd", "polroles")))
+    policy = system_table("pg_policy", "polrelid", "polpermissive", "polcmd", "polroles")
     roles = sa.func.unnest(policy.c.polroles).column_valued("role")
     applies = sa.or_(roles == sa.literal_column("0"), sa.func.pg_has_role(roles, sa.literal_column("'USAGE'")))
     return sa.select(sa.cast(policy.c.polcmd, sa.Text)).where(

@@ -1,4 +1,4 @@
-"""When the next jobs will be due that are not yet: what a Consumer asks for instead of polling."""
+"""When the next jobs will be due. A Consumer asks for it instead of polling."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 def upcoming_times(
     spec: QueueSpec, scanned: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]], limit: int
 ) -> AnySelect:
-    """Return when the next rows of ``scanned`` that meet ``conditions`` will be due, one priority after the other."""
+    """Return when the next ``limit`` rows of ``scanned`` that meet ``conditions`` will be due, in epoch seconds."""
     run_at = scanned.c[spec.columns["run_at"].key]
     moment = sa.extract("epoch", sa.cast(run_at, sa.DateTime(timezone=True))).label("moment")
     later = sa.select(moment).where(*conditions, run_at > clock()).order_by(run_at).limit(limit)

@@ -1,17 +1,16 @@
-"""Where in the claim order a claim begins, and how it passes over what is not due.
+"""Where in the claim order a claim begins to scan, and how it skips jobs that are not due.
 
-In an index of ``(priority, run_at, key)`` the jobs of a better priority that are not due yet stand before those of a
-worse one that are: a plain scan walks over all of them. By :func:`by_priority` a claim takes one priority after the
-other, from its first job to the last that is due, until it has enough. Each priority on the way costs one look into the
-index.
+In an index of ``(priority, run_at, key)`` the jobs of a high priority that are not due yet come before the due jobs of
+a lower one, and a plain scan walks over all of them. With :func:`by_priority` a claim scans one priority after another,
+each from its first job to the last that is due, until it has enough. Each priority costs one descent of the index.
 
-An index holds the entries of jobs that are done for as long as anybody's snapshot may see them, and a scan from the
-head walks over those as well. By :func:`from_mark` a claim begins where another one has ended. It finds nothing before
-that, nor in another priority: whoever claims so has to look from the head now and then.
+An index keeps the entries of finished jobs for as long as a snapshot may need them, and a scan from the head walks over
+those as well. With :func:`from_cursor` a claim begins where the one before it ended. It finds nothing before that
+position, nor in another priority, so its caller has to scan from the head now and then.
 
-All comparisons are of rows, ``(priority, run_at) >= (..)``: for the index they are boundaries, and the planner, which
-knows nothing of rows, expects a part of the table from each, however few it takes to be waiting. Where it expects fewer
-rows than are to be claimed, it would read all that are due and sort them.
+All comparisons are of rows, ``(priority, run_at) >= (..)``, which bound a scan of the index. The planner has no
+statistics for rows and assumes a fixed part of the table for each, however few jobs are pending. If it expected fewer
+rows than are to be claimed, it would read and sort all that are due.
 """
 
 from __future__ import annotations
@@ -27,21 +26,20 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy import ClaimRequest, ScanRange
 
-MARK = "sqlaqueue_mark"
-"""How the parameters of a claim begin that starts at a mark, one for each column of the claim order."""
+CURSOR = "sqlaqueue_cursor"
+"""The prefix of the parameters of a claim from a cursor, one for each column of the claim order."""
 
-# A bound LIMIT may be a tenth of the table, for all that a generic plan knows: guessed from step to step, that adds up
-# to a query which the server takes to be so expensive that it compiles it first (JIT).
+# A generic plan assumes a tenth of the table for a bound LIMIT. Over several steps that makes the query look so
+# expensive that the server compiles it first (JIT).
 _ONE = sa.literal_column("1", sa.Integer())
 
 Lock = Callable[[AnySelect], AnySelect]
 
 
 class _Each(Lateral):
-    """A LATERAL of several tables.
+    """A LATERAL of several tables that SQLAlchemy's linter of cartesian products passes over.
 
-    SQLAlchemy notes what ties the tables in a LATERAL for the query around it, and then warns that within it they are
-    not connected. Of this one the query around it notes nothing.
+    The linter attributes the joins inside a LATERAL to the query around it, and so warns about unconnected tables.
     """
 
     inherit_cache = True
@@ -59,40 +57,40 @@ def _each(rows: SelectBase, name: str) -> _Each:
 
 
 def by_priority(_: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
-    """Narrow nothing: as ``within``, this asks a strategy to take one priority after the other.
+    """The scan range of a claim that scans one priority after another. As a condition it is true.
 
-    A strategy that does not know of it scans the claim order from its head, with the same result.
+    A strategy that does not support it scans the claim order from its head, with the same result.
     """
     return sa.true()
 
 
-def from_mark(spec: QueueSpec) -> ScanRange:
-    """Return what narrows a claim to due jobs from a mark on, in the mark's priority; see :func:`mark_of`."""
-    mark = [
-        sa.bindparam(f"{MARK}_{number}", type_=column.type, unique=False)
+def from_cursor(spec: QueueSpec) -> ScanRange:
+    """Return the scan range of due jobs from a cursor on, in its priority; :func:`cursor_at` makes its parameters."""
+    cursor = [
+        sa.bindparam(f"{CURSOR}_{number}", type_=column.type, unique=False)
         for number, column in enumerate(spec.claim_order)
     ]
 
     def scan_range(order: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
-        behind = _at_least(order, mark)
+        behind = _at_least(order, cursor)
         if spec.has("priority"):
-            return sa.and_(behind, _up_to(spec, order, mark[0]))
-        # Said once more where a missing time counts as due: such a condition is no boundary, and this one is.
+            return sa.and_(behind, _up_to(spec, order, cursor[0]))
+        # Where a missing time counts as due, the strategy's own condition does not bound the scan; this one does.
         return sa.and_(behind, order[0] <= clock()) if spec.has("run_at") else behind
 
     return scan_range
 
 
-def mark_of(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
-    """Return the parameters of a claim that begins at ``job``, as it was handed out; None when no claim can.
+def cursor_at(spec: QueueSpec, job: Any) -> Mapping[str, Any] | None:
+    """Return the parameters of a claim that begins at ``job``, a claimed instance.
 
-    That is so for a job without a priority or a time, and for one whose attributes are not loaded.
+    None for a job without a priority or a time, and for one whose attributes are not loaded.
     """
     names = [spec.mapper.get_property_by_column(column).key for column in spec.claim_order]
     values = [job.__dict__.get(name) for name in names]
     if None in values:
         return None
-    return {f"{MARK}_{number}": value for number, value in enumerate(values)}
+    return {f"{CURSOR}_{number}": value for number, value in enumerate(values)}
 
 
 class _LockRows(Protocol):
@@ -133,10 +131,10 @@ def take(
 
 
 def _first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:
-    """Return the first ``limit`` of ``rows``, locked, in the order that ``scanned`` knows of them."""
+    """Return the first ``limit`` of ``rows``, locked, in claim order by the columns of ``scanned``."""
     order = [scanned.c[column.key] for column in spec.claim_order]
-    # What is LATERAL is planned as if all of its rows were fetched; else the planner prefers for a few of them what it
-    # can begin with at once, such as to go through one table for each row of another.
+    # The planner assumes that all rows of a LATERAL are fetched. Without it, it would prefer a plan that returns the
+    # first rows at once, such as one scan of a table for each row of another.
     start = _series(_ONE, "sqlaqueue_start")
     found = lock(_sorted(rows.where(start.c[0].is_not(None)), order, limit))
     each = _each(found.correlate(start), "sqlaqueue_each")
@@ -146,9 +144,9 @@ def _first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: A
 def _first_by_priority(
     spec: QueueSpec, waiting: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock
 ) -> AnySelect:
-    """Return the first ``limit`` due rows of ``waiting``, locked, from one priority of ``scanned`` after the other.
+    """Return the first ``limit`` due rows of ``waiting``, locked, from one priority of ``scanned`` after another.
 
-    The rows of a priority are looked for when those of the ones before were not enough, and locked as they are found.
+    A priority is scanned only when those before it had too few rows; rows are locked as they are found.
     """
     order = [scanned.c[column.key] for column in spec.claim_order]
     levels = _levels(spec, scanned, order)
@@ -162,9 +160,9 @@ def _first_by_priority(
 
 
 def _levels(spec: QueueSpec, scanned: sa.FromClause, order: Sequence[sa.ColumnElement[Any]]) -> NamedFromClause:
-    """Return the priorities that occur, best first, each with the least time of its jobs.
+    """Return the priorities that occur, in claim order, each with the earliest time of its jobs.
 
-    Where a priority may be missing, such jobs come last, under a level that is null.
+    Where the priority is nullable, jobs without one come last, under a level that is null.
     """
     waiting = [spec.in_state("pending")] if scanned is spec.table and spec.has("status") else []
     priority, may_be_missing = order[0], spec.columns["priority"].nullable
@@ -189,7 +187,7 @@ def _parts(
         parts = [sa.and_(_at_least([priority, priority], [level, level]), _up_to(spec, order, level))]
         return [*parts, sa.and_(level.is_(None), priority.is_(None))] if spec.columns["priority"].nullable else parts
     run_at = order[1]
-    # Nothing that this statement sees stands before the first, but the entries of jobs that are done may.
+    # No visible row comes before the first, but entries of finished jobs may.
     parts = [sa.and_(_at_least([priority, run_at], [level, levels.c.first]), _up_to(spec, order, level))]
     timeless = spec.columns["run_at"].nullable
     if timeless:
@@ -216,17 +214,16 @@ def _at_least(
 
 
 def _up_to(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], level: Any) -> sa.ColumnElement[bool]:
-    """Return the condition that a row's priority is at most ``level``, and that one of that level is due."""
+    """Return the condition that a row's priority is below ``level``, or that it has that priority and is due."""
     last = (order[1], clock()) if spec.has("run_at") else (order[0], level)
     return sa.tuple_(order[0], last[0]) <= sa.tuple_(level, last[1])
 
 
 def _sorted(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any) -> AnySelect:
-    """Return the first ``limit`` of ``rows``, which the server finds by walking along the index of their order.
+    """Return the first ``limit`` of ``rows`` in a form for which the server scans the index of their order.
 
-    Of a LIMIT whose number it does not see, the planner expects a tenth of the rows, and for a tenth of them it does
-    not read and sort all. A tenth of a few rows it takes for all of them, though. So each row is joined to a single
-    one, of which it believes that there are a thousand.
+    For a LIMIT whose value it does not see, the planner assumes a tenth of the rows, for which it does not sort all.
+    Of a few rows, though, a tenth is rounded up to all. So each row is joined to one row that it counts as a thousand.
     """
     thousand = _series(sa.select(_ONE).scalar_subquery(), "sqlaqueue_thousand")
     limit = sa.select(limit).scalar_subquery()
@@ -234,15 +231,15 @@ def _sorted(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any)
 
 
 def _series(end: Any, name: str) -> sa.TableValuedAlias:
-    """Return the numbers from 1 to ``end``, which is 1: the planner expects a thousand, unless it sees that."""
+    """Return the numbers from 1 to ``end``, which is 1; where the planner does not see that, it assumes a thousand."""
     series = sa.func.generate_series(_ONE, end, type_=sa.Integer())
     return series.table_valued(sa.column(name, sa.Integer()), name=name, joins_implicitly=True)
 
 
 def _few(each: sa.FromClause, limit: Any, source: sa.FromClause) -> AnySelect:
-    """Return up to ``limit`` rows of ``source`` with the columns of ``each``, under a condition that holds for all.
+    """Return up to ``limit`` rows of ``source`` with the columns of ``each``, under a condition that is always true.
 
-    Of the condition the planner knows nothing, so it expects one row in a hundred or two.
+    The planner cannot estimate the condition, so it assumes one row in a hundred or two.
     """
     one = sa.literal_column("1", sa.Integer()).label("sqlaqueue_one")
     found = sa.select(*each.c, one).select_from(source).limit(limit)

@@ -1,31 +1,32 @@
 """The triggers that keep a message table in step with its job table.
 
-Statement triggers with transition tables: they see INSERT .. SELECT, ON CONFLICT, COPY, MERGE and plain UPDATE,
-at one call a statement. PL/pgSQL keeps the plan that it made for the first call, when there may have been one message,
-and a join chosen for that would be quadratic for ten thousand. So old and new rows are compared by EXCEPT, which hashes
-or sorts, and messages are found by a list of keys, in their index. Keys of several columns have no such list: these are
-joined, with a new plan for each call.
+They fire once a statement, with transition tables, so they see INSERT .. SELECT, ON CONFLICT, COPY, MERGE and plain
+UPDATE. PL/pgSQL keeps the plan of the first call, when there may have been one message; a join in that plan would be
+quadratic for ten thousand. So old and new rows are compared by EXCEPT, which hashes or sorts, and messages are looked
+up by an array of keys, in their index. Composite keys have no such array: they are joined, planned anew in each call.
 
-The function runs with the rights of its owner, so that whoever writes jobs needs none on the messages. Nothing in its
-text may therefore mean something else to somebody who can create objects in a schema of the search path: tables
-are found in their own schema, and operators are those of PostgreSQL.
+The function runs with its owner's privileges, so that a writer of jobs needs none on the messages. No name in it may
+depend on the search path, into which others may put objects: tables carry their schema, operators are PostgreSQL's.
 """
 
 from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.ddl import NEUTRAL, QueueObject, Trigger, TriggerFunction, equals, plain_type, version_comment
+from sqlaqueue.postgresql.ddl.attach import attach
+from sqlaqueue.postgresql.ddl.objects import StorageParameters, Trigger, TriggerFunction, version_comment
 from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.postgresql.types import NEUTRAL, equals, plain_type
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 
 VERSION = 3
-"""To be raised whenever the text below changes: running consumers tell an older function by it."""
+"""Raise it whenever the text below changes: a running Consumer compares it with the version in the database."""
 
 
-def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
-    """Return the trigger function and its triggers, in the order of their creation."""
+def attach_message_triggers(spec: QueueSpec, messages: sa.Table) -> None:
+    """Attach the trigger function and its triggers to the queue's table, and storage parameters to the messages."""
+    attach(messages, StorageParameters(messages))
     function = TriggerFunction(
         spec.table,
         object_name("sqlaqueue_message", spec.table.name, "sync"),
@@ -40,12 +41,9 @@ def message_triggers(spec: QueueSpec, messages: sa.Table) -> list[QueueObject]:
         "DELETE": {"OLD": "old_rows"},
         "TRUNCATE": {},
     }
-    triggers = (
-        Trigger(spec.table, f"sqlaqueue_message_{event.lower()}", event, function, tables)
-        for event, tables in rows.items()
-    )
-    objects: list[QueueObject] = [function, *triggers]
-    return objects
+    attach(spec.table, function)
+    for event, tables in rows.items():
+        attach(spec.table, Trigger(spec.table, f"sqlaqueue_message_{event.lower()}", event, function, tables))
 
 
 def _body(spec: QueueSpec) -> str:
@@ -60,7 +58,7 @@ def _body(spec: QueueSpec) -> str:
     gone = f"""\
 SELECT {key_list} FROM old_rows WHERE {waiting}
            EXCEPT SELECT {key_list} FROM new_rows WHERE {waiting}"""  # noqa: S608 - as below
-    # Else a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
+    # Without the first line a column called "found" would be ambiguous: PL/pgSQL has a variable of that name.
     return f"""\
 #variable_conflict use_column
 BEGIN

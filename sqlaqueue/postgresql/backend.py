@@ -1,0 +1,37 @@
+"""PostgreSQL as the library's database: the implementation of :class:`sqlaqueue.queue.backend.Backend`."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from sqlaqueue.postgresql import checks, claims, ddl, side_tables
+from sqlaqueue.postgresql.dialect_check import check_dialect, guarded
+from sqlaqueue.postgresql.error_codes import sqlstate
+from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace
+from sqlaqueue.postgresql.key_arrays import key_array
+from sqlaqueue.postgresql.notify import channel_of, notification
+from sqlaqueue.postgresql.types import NEUTRAL
+from sqlaqueue.queue.backend import Backend, Checks, Claims, SideTables, Triggers
+
+
+class PostgreSQL:
+    """The folders of this package, as the protocols that they implement."""
+
+    dialect: sa.Dialect = NEUTRAL
+    claims: Claims = claims
+    triggers: Triggers = ddl
+    side_tables: SideTables = side_tables
+    checks: Checks = checks
+    check_dialect = staticmethod(check_dialect)
+    guarded = staticmethod(guarded)
+    channel_of = staticmethod(channel_of)
+    notification = staticmethod(notification)
+    object_name = staticmethod(object_name)
+    key_array = staticmethod(key_array)
+    insert_or_ignore = staticmethod(insert_or_ignore)
+    insert_or_replace = staticmethod(insert_or_replace)
+    sqlstate = staticmethod(sqlstate)
+
+
+BACKEND: Backend = PostgreSQL()

@@ -1,0 +1,28 @@
+"""Checks of a database when a Consumer starts: objects, versions, indexes and privileges, each with its fix."""
+
+from __future__ import annotations
+
+from sqlaqueue.postgresql.catalog.foreign_keys import ForeignKey, foreign_keys_to
+from sqlaqueue.postgresql.catalog.table_id import sees_all
+from sqlaqueue.postgresql.checks.completeness import UPDATE_COMMAND, check_complete, missing_objects, split_schemas
+from sqlaqueue.postgresql.checks.indexes import has_index, missing_index_advice, missing_indexes
+from sqlaqueue.postgresql.checks.privileges import missing_grants, missing_policies, missing_schema_grants
+from sqlaqueue.postgresql.checks.versions import outdated_triggers, undefined_object_advice
+
+__all__ = [
+    "UPDATE_COMMAND",
+    "ForeignKey",
+    "check_complete",
+    "foreign_keys_to",
+    "has_index",
+    "missing_grants",
+    "missing_index_advice",
+    "missing_indexes",
+    "missing_objects",
+    "missing_policies",
+    "missing_schema_grants",
+    "outdated_triggers",
+    "sees_all",
+    "split_schemas",
+    "undefined_object_advice",
+]

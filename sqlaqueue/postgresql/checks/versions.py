@@ -1,0 +1,86 @@
+"""Whether the triggers in the database are those of this version of sqlaqueue.
+
+The comment of a trigger function stores its version. An upgrade of sqlaqueue may bring a newer one, which a migration
+creates; until then jobs may get no message, or wake no Consumer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.postgresql.catalog.table_id import TableId, system_table
+from sqlaqueue.postgresql.checks.completeness import TRIGGERS, UPDATE_COMMAND, triggers_of
+from sqlaqueue.postgresql.ddl.attach import objects_of
+from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_in
+from sqlaqueue.postgresql.error_codes import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+from sqlaqueue.queue.spec import QueueSpec
+
+
+def outdated_triggers(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
+    """Return what is wrong with a queue's triggers in the database, and how to fix it; None if nothing is.
+
+    It sends two small queries of the catalog, and none for a queue without triggers.
+    """
+    objects = objects_of(spec.table)
+    functions = {each.name: each for each in objects if isinstance(each, TriggerFunction)}
+    triggers = [each.name for each in objects if isinstance(each, Trigger)]
+    if not functions and not triggers:
+        return None
+    rows: Any = session.execute(_comments(spec, [*functions])).all()
+    comments: dict[str, str | None] = dict(rows)
+    for name, function in functions.items():
+        wanted = version_in(function.comment)
+        found = version_in(comments.get(name))
+        if name not in comments or found < wanted:
+            there = f"is of version {found}" if name in comments else "is missing"
+            return _outdated(spec, f"the trigger function {name} {there}, and version {wanted} is needed")
+        if found > wanted:
+            return (
+                f"{spec.model.__name__}: the trigger function {name} is of version {found}, and this process knows "
+                f"version {wanted}: its sqlaqueue is older than the one that the database was migrated for; upgrade it"
+            )
+    firing = set(session.execute(_firing(spec)).scalars())
+    silent = [name for name in triggers if name not in firing]
+    if silent:
+        return _outdated(spec, f"these triggers are missing or disabled: {', '.join(silent)}")
+    return None
+
+
+def undefined_object_advice(error: BaseException, spec: QueueSpec) -> str | None:
+    """Return how to fix an error about a table or a column that does not exist; None for any other error.
+
+    A migration that changes a queue's strategy drops objects that Consumers of the old models use.
+    """
+    if not isinstance(error, DBAPIError) or sqlstate(error) not in {UNDEFINED_TABLE, UNDEFINED_COLUMN}:
+        return None
+    return (
+        f"{spec.model.__name__}: the database does not have what this process works with. If a migration has changed "
+        f"the queue, restart this consumer with the models of today; if it has not been run, run `alembic upgrade head`"
+    )
+
+
+def _outdated(spec: QueueSpec, what: str) -> str:
+    return (
+        f"{spec.model.__name__}: the table {spec.table.fullname} is not up to date: {what}. Run {UPDATE_COMMAND}; "
+        "env.py needs the line `import sqlaqueue.alembic` for that"
+    )
+
+
+def _comments(spec: QueueSpec, names: list[str]) -> AnySelect:
+    function = system_table("pg_proc", "oid", "proname", "pronamespace")
+    relation = system_table("pg_class", "oid", "relnamespace")
+    comment = sa.func.obj_description(function.c.oid, "pg_proc")
+    return (
+        sa.select(sa.cast(function.c.proname, sa.Text), comment)
+        .join_from(function, relation, relation.c.relnamespace == function.c.pronamespace)
+        .where(relation.c.oid == TableId(spec.table), function.c.proname.in_(names))
+    )
+
+
+def _firing(spec: QueueSpec) -> AnySelect:
+    return triggers_of(spec).where(sa.cast(TRIGGERS.c.tgenabled, sa.Text).in_(["O", "A"]))

@@ -1,0 +1,21 @@
+"""Claims on PostgreSQL: where a scan begins, which plan the server makes for it, and when the next jobs are due."""
+
+from __future__ import annotations
+
+from sqlaqueue.postgresql.claims.claim_scan import by_priority, cursor_at, from_cursor, take
+from sqlaqueue.postgresql.claims.planner import FEW, planned_anew, planned_anew_for_many
+from sqlaqueue.postgresql.claims.transactions import transaction_id, was_committed
+from sqlaqueue.postgresql.claims.upcoming import upcoming_times
+
+__all__ = [
+    "FEW",
+    "by_priority",
+    "cursor_at",
+    "from_cursor",
+    "planned_anew",
+    "planned_anew_for_many",
+    "take",
+    "transaction_id",
+    "upcoming_times",
+    "was_committed",
+]

@@ -1,0 +1,107 @@
+"""Ties database objects to a table: they are created after it and dropped with it.
+
+The events are those of all tables: a listener of one table would be lost when its MetaData is pickled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.schema import DDLElement
+
+from sqlaqueue.postgresql.ddl.objects import QueueObject
+from sqlaqueue.queue.spec import QueueSpec
+
+# Not in table.info, which Alembic writes into migrations as if it were source code.
+_OBJECTS = "_sqlaqueue_objects"
+_SPEC = "_sqlaqueue_spec"
+
+
+class _Queue:
+    """The queue of a table. It belongs to this process; a pickle of the table leaves it out."""
+
+    def __init__(self, spec: QueueSpec | None = None) -> None:
+        self.spec = spec
+
+    def __reduce__(self) -> tuple[type[_Queue], tuple[()]]:
+        return _Queue, ()
+
+
+def set_queue(table: sa.Table, spec: QueueSpec) -> None:
+    """Register the queue of a table, and detach the objects of a class that had the table before.
+
+    A class is defined again when its module is reloaded and its table has ``extend_existing``.
+    """
+    before = queue_of(table)
+    if before is not None:
+        table.__dict__.pop(_OBJECTS, None)
+        for purpose, side in before.side_tables.items():
+            # Tables that the queues of a schema share are registered under their own names.
+            if purpose != side.name:
+                table.metadata.remove(side)
+    table.__dict__[_SPEC] = _Queue(spec)
+
+
+def queue_of(table: sa.Table) -> QueueSpec | None:
+    """Return the queue whose jobs are the rows of a table; None when there is none."""
+    found: _Queue | None = table.__dict__.get(_SPEC)
+    return None if found is None else found.spec
+
+
+def attach(table: sa.Table, element: QueueObject) -> None:
+    """Create ``element`` after ``table`` and drop it with it, on PostgreSQL."""
+    table.__dict__.setdefault(_OBJECTS, []).append(element)
+
+
+def objects_of(table: sa.Table) -> Sequence[QueueObject]:
+    """Return the objects that are attached to a table."""
+    objects: Sequence[QueueObject] = table.__dict__.get(_OBJECTS, ())
+    return objects
+
+
+@event.listens_for(sa.Table, "after_create")
+def _create_objects(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
+    for element in objects_of(table):
+        for created in element.created():
+            _execute(created, table, connection)
+
+
+@event.listens_for(sa.Table, "after_drop")
+def _drop_objects(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
+    for element in objects_of(table):
+        dropped = element.dropped()
+        if dropped is not None:
+            _execute(dropped, table, connection)
+
+
+@event.listens_for(sa.MetaData, "after_create")
+def _create_beside(
+    metadata: sa.MetaData,  # noqa: ARG001 - the event's signature
+    connection: sa.Connection,
+    tables: Sequence[sa.Table] | None = None,
+    **options: Any,
+) -> None:
+    # Without checkfirst, and with Table.create(), the caller creates each table.
+    if options.get("checkfirst"):
+        _create_side_tables(tables or (), connection)
+
+
+def _create_side_tables(tables: Sequence[sa.Table], connection: sa.Connection) -> None:
+    """Create the side tables of the queues among ``tables``, if only some tables were requested.
+
+    Without them the first row would fail inside a trigger, naming a table that is in no model.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    for table in tables:
+        spec = queue_of(table)
+        for side in () if spec is None else spec.side_tables.values():
+            if side not in tables:
+                side.create(connection, checkfirst=True)
+
+
+def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) -> None:
+    element.execute_if(dialect="postgresql")(table, connection)

@@ -1,0 +1,31 @@
+"""INSERT .. ON CONFLICT on the primary key of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from sqlaqueue._typing import AnySelect
+
+Rows = Mapping[str, Any] | tuple[Sequence[str], AnySelect]
+"""The values of one row, or the names of columns with a SELECT of their values."""
+
+
+def insert_or_ignore(table: sa.Table, rows: Rows) -> sa.Insert:
+    """Return an INSERT that leaves existing rows as they are."""
+    return _insert(table, rows).on_conflict_do_nothing()
+
+
+def insert_or_replace(table: sa.Table, rows: Rows, *, replaced: Sequence[str]) -> sa.Insert:
+    """Return an INSERT that writes the columns ``replaced`` of existing rows."""
+    insert = _insert(table, rows)
+    values = {name: insert.excluded[name] for name in replaced}
+    return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
+
+
+def _insert(table: sa.Table, rows: Rows) -> postgresql.Insert:
+    insert = postgresql.insert(table)
+    return insert.from_select(*rows) if isinstance(rows, tuple) else insert.values(**rows)

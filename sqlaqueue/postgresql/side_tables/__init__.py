@@ -1,0 +1,29 @@
+"""The library's own tables and the statements on them that only PostgreSQL has."""
+
+from __future__ import annotations
+
+from sqlaqueue.postgresql.side_tables.control import (
+    PAUSE,
+    as_json,
+    is_paused,
+    key_json,
+    pause,
+    request_cancellation,
+)
+from sqlaqueue.postgresql.side_tables.dead_letters import bury, stored_rows
+from sqlaqueue.postgresql.side_tables.tables import consumers, control, crash_journal, dead_letter
+
+__all__ = [
+    "PAUSE",
+    "as_json",
+    "bury",
+    "consumers",
+    "control",
+    "crash_journal",
+    "dead_letter",
+    "is_paused",
+    "key_json",
+    "pause",
+    "request_cancellation",
+    "stored_rows",
+]

@@ -1,0 +1,293 @@
+"""What the library needs from the database beyond plain SQLAlchemy, as one protocol.
+
+:func:`backend` returns its implementation, :mod:`sqlaqueue.postgresql`. That folder alone imports SQLAlchemy's
+PostgreSQL dialect, and no other folder imports that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, Protocol, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.selectable import HasPrefixes, NamedFromClause
+from sqlalchemy.types import TypeEngine
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.payloads import Payload
+from sqlaqueue.queue.strategy import ClaimRequest, ScanRange, Spec
+
+CONTROL = "sqlaqueue_control"
+"""The side table of cancellation requests, and of paused queues."""
+CONSUMERS = "sqlaqueue_consumer"
+"""The side table of Consumers that are alive."""
+CRASH_JOURNAL = "sqlaqueue_crash_journal"
+"""The side table of batches that are about to run in a held transaction."""
+DEAD_LETTER = "sqlaqueue_dead_letter"
+"""The side table of jobs that failed for good in a queue whose claims delete rows."""
+
+Prefixed = TypeVar("Prefixed", bound=HasPrefixes)
+Rows = Mapping[str, Any] | tuple[Sequence[str], AnySelect]
+
+
+class ForeignKey(Protocol):
+    """A foreign key in the database."""
+
+    @property
+    def name(self) -> str:
+        """Its own name and that of its table."""
+
+    @property
+    def schema(self) -> str:
+        """The schema of the table that has it."""
+
+    @property
+    def table(self) -> str:
+        """The table that has it."""
+
+    @property
+    def columns(self) -> Sequence[str]:
+        """The referring columns."""
+
+    @property
+    def referred(self) -> Sequence[str]:
+        """The columns that they refer to."""
+
+    @property
+    def is_to_itself(self) -> bool:
+        """Whether it refers to its own table."""
+
+
+class Claims(Protocol):
+    """Scans of the claim order, and the plans that the server makes for them."""
+
+    FEW: int
+    """The server may keep the plan of a claim of up to this many jobs."""
+
+    def by_priority(self, order: Sequence[sa.ColumnElement[Any]], /) -> sa.ColumnElement[bool]:
+        """The scan range of a claim that scans one priority after another."""
+        ...
+
+    def from_cursor(self, spec: Spec) -> ScanRange:
+        """Return the scan range of due jobs from a cursor on."""
+        ...
+
+    def cursor_at(self, spec: Spec, job: Any) -> Mapping[str, Any] | None:
+        """Return the parameters of a claim that begins at a claimed instance; None when no claim can."""
+        ...
+
+    def take(
+        self,
+        request: ClaimRequest,
+        waiting: AnySelect,
+        scanned: sa.FromClause,
+        *others: sa.FromClause,
+        lock_rows: Any,
+        first_due: Any,
+    ) -> sa.CTE:
+        """Return the first due rows of ``waiting`` in claim order, locked together with those of ``others``."""
+        ...
+
+    def upcoming_times(
+        self, spec: Spec, scanned: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]], limit: int
+    ) -> AnySelect:
+        """Return when the next rows of ``scanned`` will be due, in seconds since 1970."""
+        ...
+
+    def planned_anew(self) -> sa.ColumnElement[bool]:
+        """Return a condition that is always true, and makes the server plan each execution."""
+        ...
+
+    def planned_anew_for_many(self, limit: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        """Return the same for a claim of more than :attr:`FEW` jobs."""
+        ...
+
+    def transaction_id(self) -> sa.ColumnElement[str]:
+        """Return the identity of the current transaction."""
+        ...
+
+    def was_committed(self, transaction: Any) -> sa.ColumnElement[bool]:
+        """Return the condition that the transaction of this identity was committed."""
+        ...
+
+
+class Triggers(Protocol):
+    """Database objects that are created and dropped with a queue's table."""
+
+    def set_queue(self, table: sa.Table, spec: Spec) -> None:
+        """Register the queue of a table."""
+        ...
+
+    def attach_wake_triggers(self, spec: Spec) -> None:
+        """Attach the triggers that notify idle Consumers of pending jobs."""
+        ...
+
+    def attach_message_triggers(self, spec: Spec, messages: sa.Table) -> None:
+        """Attach the triggers that keep a message table in step with the job table."""
+        ...
+
+    def wakes(self, spec: Spec) -> bool:
+        """Return whether a queue's table has the triggers that wake idle Consumers."""
+        ...
+
+
+class SideTables(Protocol):
+    """The library's own tables; the first four methods add one to the model's MetaData and ``spec.side_tables``."""
+
+    PAUSE: sa.ColumnElement[Any]
+    """The key of the row that pauses a queue; no job has it."""
+
+    def control(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
+    def consumers(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
+    def crash_journal(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
+    def dead_letter(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
+
+    def as_json(self, text: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
+        """Return JSON in a text as a value of a side table."""
+        ...
+
+    def key_json(self, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
+        """Return the key in ``columns`` as side tables store it."""
+        ...
+
+    def pause(self, spec: Spec) -> sa.Insert:
+        """Return the statement that pauses a queue."""
+        ...
+
+    def is_paused(self, spec: Spec) -> sa.ColumnElement[bool]:
+        """Return the condition that a queue is paused."""
+        ...
+
+    def request_cancellation(self, spec: Spec, running: sa.FromClause) -> sa.Insert:
+        """Return the statement that requests the cancellation of the jobs whose keys are in ``running``."""
+        ...
+
+    def bury(self, spec: Spec, rows: NamedFromClause, state: str, error: Any) -> sa.Insert:
+        """Return the statement that stores rows of the model's table as dead letters."""
+        ...
+
+    def stored_rows(self, dead: sa.Table, columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
+        """Return the stored row of each dead letter as a table, to be joined on true."""
+        ...
+
+
+class Checks(Protocol):
+    """What the database lacks for a queue."""
+
+    UPDATE_COMMAND: str
+    """The command that migrates a database."""
+
+    def check_complete(self, session: Any, spec: Spec) -> None:
+        """Raise DatabaseNotReadyError if the database lacks tables, columns or triggers of a queue."""
+        ...
+
+    def split_schemas(self, session: Any, spec: Spec) -> str | None:
+        """Return what is wrong if the search path finds a queue's tables in different schemas."""
+        ...
+
+    def outdated_triggers(self, session: Any, spec: Spec) -> str | None:
+        """Return what is wrong with a queue's triggers, and how to fix it."""
+        ...
+
+    def undefined_object_advice(self, error: BaseException, spec: Spec) -> str | None:
+        """Return how to fix an error about a table or a column that does not exist."""
+        ...
+
+    def missing_indexes(self, session: Any, spec: Spec) -> list[sa.Index]:
+        """Return the indexes of claims and rescues that the database lacks."""
+        ...
+
+    def missing_index_advice(self, session: Any, spec: Spec) -> str | None:
+        """Return how to create the indexes that are missing."""
+        ...
+
+    def has_index(self, connection: sa.Connection, table: sa.Table, name: str) -> bool:
+        """Return whether a table has a valid index of this name."""
+        ...
+
+    def foreign_keys_to(self, connection: sa.Connection, table: sa.Table) -> Iterable[ForeignKey]:
+        """Return the foreign keys under which a row cannot be deleted while other rows refer to it."""
+        ...
+
+    def missing_schema_grants(self, connection: sa.Connection, spec: Spec) -> list[str]:
+        """Return the GRANTs for schemas that the role lacks."""
+        ...
+
+    def missing_grants(self, connection: sa.Connection, spec: Spec) -> list[str]:
+        """Return the GRANTs for tables and sequences that the role lacks."""
+        ...
+
+    def missing_policies(self, connection: sa.Connection, spec: Spec) -> list[str]:
+        """Return the row-level security policies that the role lacks."""
+        ...
+
+    def sees_all(self, table: sa.Table) -> sa.ColumnElement[bool]:
+        """Return the condition that row-level security hides no row of a table from the role."""
+        ...
+
+
+class Backend(Protocol):
+    """The database. Its statements are SQLAlchemy constructs; it keeps no connection."""
+
+    @property
+    def dialect(self) -> sa.Dialect:
+        """Renders SQL that is kept as text, with no driver's escapes."""
+        ...
+
+    @property
+    def claims(self) -> Claims: ...  # noqa: D102 - the class says it
+    @property
+    def triggers(self) -> Triggers: ...  # noqa: D102 - as above
+    @property
+    def side_tables(self) -> SideTables: ...  # noqa: D102 - as above
+    @property
+    def checks(self) -> Checks: ...  # noqa: D102 - as above
+
+    def check_dialect(self, dialect: sa.Dialect, what: str) -> None:
+        """Raise ConfigurationError for an engine of another database.
+
+        :param what: the user of the engine, for the error's text.
+        """
+        ...
+
+    def guarded(self, statement: Prefixed) -> Prefixed:
+        """Return ``statement`` with a marker that refuses its execution on another database."""
+        ...
+
+    def channel_of(self, spec: Spec) -> str:
+        """Return the channel on which a queue's Consumers listen."""
+        ...
+
+    def notification(self, spec: Spec, payload: Payload | sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+        """Return the call that sends ``payload`` to a queue's Consumers when the transaction commits."""
+        ...
+
+    def object_name(self, *parts: str) -> str:
+        """Return ``parts`` as one identifier, cut to the length that the database allows."""
+        ...
+
+    def key_array(self, element: TypeEngine[Any]) -> TypeEngine[Any]:
+        """Return the type of an array of keys, for ``key = ANY(array)``."""
+        ...
+
+    def insert_or_ignore(self, table: sa.Table, rows: Rows) -> sa.Insert:
+        """Return an INSERT that leaves rows of the same primary key as they are."""
+        ...
+
+    def insert_or_replace(self, table: sa.Table, rows: Rows, *, replaced: Sequence[str]) -> sa.Insert:
+        """Return an INSERT that writes the columns ``replaced`` of rows of the same primary key."""
+        ...
+
+    def sqlstate(self, error: DBAPIError) -> str | None:
+        """Return the SQLSTATE of an error that the server raised; None for any other error."""
+        ...
+
+
+@cache
+def backend() -> Backend:
+    """Return the database's implementation, loaded by its name on first use."""
+    found: Backend = import_module("sqlaqueue.postgresql.backend").BACKEND
+    return found

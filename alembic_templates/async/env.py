@@ -1,14 +1,14 @@
-"""The environment of the migrations: Alembic runs this file for each of its commands."""
+"""Configures the migrations; Alembic runs this file for each of its commands."""
 
 import asyncio
 from logging.config import fileConfig
 
 from alembic import context
-from app import Base  # your models; all of them have to be imported by then
+from app import Base  # your models; import every module that defines some
 from sqlalchemy import Connection, pool
 from sqlalchemy.ext.asyncio import async_engine_from_config
 
-import sqlaqueue.alembic  # noqa: F401 - with it autogenerate sees everything that belongs to a queue
+import sqlaqueue.alembic  # noqa: F401 - adds queues to what autogenerate compares
 
 config = context.config
 if config.config_file_name is not None:
@@ -16,7 +16,7 @@ if config.config_file_name is not None:
 
 options = {
     "target_metadata": Base.metadata,
-    # A step on a table that is in use commits by itself: the migrations before it have to be done by then.
+    # A step on a live table commits at once, so each migration needs a transaction of its own.
     "transaction_per_migration": True,
 }
 

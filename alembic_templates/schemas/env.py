@@ -1,13 +1,13 @@
-"""The environment of the migrations: Alembic runs this file for each of its commands."""
+"""Configures the migrations; Alembic runs this file for each of its commands."""
 
 from logging.config import fileConfig
 
 from alembic import context
-from app import Base  # your models; all of them have to be imported by then
+from app import Base  # your models; import every module that defines some
 from sqlalchemy import engine_from_config, pool
 from sqlalchemy.schema import CreateSchema
 
-import sqlaqueue.alembic  # noqa: F401 - with it autogenerate sees everything that belongs to a queue
+import sqlaqueue.alembic  # noqa: F401 - adds queues to what autogenerate compares
 
 config = context.config
 if config.config_file_name is not None:
@@ -17,7 +17,7 @@ schemas = {table.schema for table in Base.metadata.tables.values()}
 
 
 def include_name(name: str | None, kind: str, _: object) -> bool:
-    """Look at the schemas of the models, and at no others."""
+    """Compare the schemas of the models only."""
     return kind != "schema" or name in schemas
 
 
@@ -25,7 +25,7 @@ options = {
     "target_metadata": Base.metadata,
     "include_schemas": True,
     "include_name": include_name,
-    # A step on a table that is in use commits by itself: the migrations before it have to be done by then.
+    # A step on a live table commits at once, so each migration needs a transaction of its own.
     "transaction_per_migration": True,
 }
 creations = [CreateSchema(schema, if_not_exists=True) for schema in sorted(filter(None, schemas))]

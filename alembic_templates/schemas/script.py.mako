@@ -18,10 +18,10 @@ depends_on: str | Sequence[str] | None = ${repr(depends_on)}
 
 
 def upgrade() -> None:
-    """Change the database as the models have changed."""
+    """Apply the changes of the models."""
     ${upgrades if upgrades else "pass"}
 
 
 def downgrade() -> None:
-    """Bring back what was before."""
+    """Undo the upgrade."""
     ${downgrades if downgrades else "pass"}

@@ -1,7 +1,6 @@
-"""Every error that sqlaqueue raises, and the signals that a handler may raise.
+"""The errors that sqlaqueue raises, and the signals that a handler raises to settle its run.
 
-All of them derive from :class:`SqlaqueueError`, so that one ``except`` catches what the library
-itself has to say and nothing else.
+All of them derive from :class:`SqlaqueueError`.
 """
 
 from __future__ import annotations
@@ -13,67 +12,66 @@ from sqlaqueue.results import JobResult
 
 
 class SqlaqueueError(Exception):
-    """Base of every error and signal of sqlaqueue."""
+    """Base class of all errors and signals of sqlaqueue."""
 
 
 class ConfigurationError(SqlaqueueError):
-    """A model, its :class:`~sqlaqueue.QueueConfig` or a Consumer is set up wrongly.
+    """A model, its :class:`~sqlaqueue.QueueConfig`, a Consumer or an argument of either is configured wrongly.
 
-    Raised when the class is mapped wherever that is early enough to know.
+    It is raised as early as the mistake can be found: usually when the class is mapped.
     """
 
 
 class DatabaseNotReadyError(ConfigurationError):
-    """The database lacks what a queue needs, or the role may not do it; the message says what makes or grants it."""
+    """The database lacks a table, trigger or privilege that a queue needs; the message names the fix."""
 
 
 class UnknownStrategyError(ConfigurationError):
-    """``QueueConfig.strategy`` names a strategy that nobody registered."""
+    """``QueueConfig.strategy`` names a strategy that is not registered."""
 
 
 class NotAQueueError(SqlaqueueError):
-    """A verb was given something that is not a mapped class with :class:`~sqlaqueue.QueueMixin`."""
+    """The class or instance that was given is not mapped with :class:`~sqlaqueue.QueueMixin`."""
 
 
 class StatementError(SqlaqueueError):
-    """A verb was given arguments from which no correct statement can be built."""
+    """The arguments do not make a correct statement."""
 
 
 class NotClaimedError(SqlaqueueError):
-    """A verb that ends or extends a run was given a job that this process does not hold.
+    """A statement that settles or extends a run was given a job that this process does not hold.
 
-    No claim handed the instance out, its run has been settled already, or the transaction that
-    held it is over.
+    The instance was not returned by a claim, its run is settled already, or the transaction that held it has ended.
     """
 
 
 class LeaseLost(SqlaqueueError):
-    """The run of a job was over before its result arrived: the lease had passed to another run.
+    """The lease of a run expired before its result arrived, and another run may have the job.
 
-    Nothing was changed by the late result. The Consumer reports it as the event ``lease_lost``.
+    The late result changes nothing. A Consumer emits the event ``lease_lost`` with this error.
     """
 
 
 class HandlerMisuseError(SqlaqueueError):
-    """A handler ended the transaction that holds its batch (commit, rollback or close)."""
+    """A handler did what only its Consumer may do, such as to settle its job or to commit a held transaction."""
 
 
 class JobTimeout(SqlaqueueError):
-    """A handler ran for longer than the Consumer's ``timeout``; its result is refused."""
+    """A handler ran for longer than the Consumer's ``timeout``; its result is refused, and the attempt has failed."""
 
 
 class WorkerDied(SqlaqueueError):
-    """The error stored with a job whose worker died while running it alone."""
+    """The error in ``last_error`` of a job whose worker died while it ran only this job."""
 
 
 class WaitTimeout(SqlaqueueError, TimeoutError):
-    """The time to wait for the end of a job is over, and the job is not."""
+    """The job was not settled within the timeout of :func:`~sqlaqueue.wait`; it continues."""
 
 
 class JobFailed(SqlaqueueError):
-    """A job that was waited for has ended otherwise than by success.
+    """A job for which ``wait(..., check=True)`` waited did not complete.
 
-    :param result: how it ended, a :class:`~sqlaqueue.JobResult`.
+    :param result: its :class:`~sqlaqueue.JobResult`.
     """
 
     def __init__(self, message: str, result: JobResult[Any]) -> None:
@@ -82,14 +80,14 @@ class JobFailed(SqlaqueueError):
 
 
 class HandlerSignal(SqlaqueueError):
-    """Base of what a handler raises to say how its run ends, other than by success."""
+    """Base class of what a handler raises to settle its run in another way than as completed."""
 
 
 class Retry(HandlerSignal):
-    """Run this job again later; the attempt counts.
+    """Run the job again later; the attempt counts, and after the last one the job has failed.
 
-    :param delay: seconds or :class:`~datetime.timedelta` from now; None lets the retry policy decide.
-    :param error: the text to store in ``last_error``; None stores nothing new.
+    :param delay: seconds or :class:`~datetime.timedelta` from now; None uses the delay of the retry policy.
+    :param error: the text for ``last_error``; None leaves it unchanged.
     """
 
     def __init__(self, delay: float | timedelta | None = None, error: str | None = None) -> None:
@@ -99,7 +97,7 @@ class Retry(HandlerSignal):
 
 
 class Snooze(HandlerSignal):
-    """Put this job back for later; the attempt does not count.
+    """Run the job again later; the attempt does not count.
 
     :param delay: seconds or :class:`~datetime.timedelta` from now.
     """
@@ -110,32 +108,31 @@ class Snooze(HandlerSignal):
 
 
 class Fail(HandlerSignal):
-    """This job failed for good: no attempt is left for it, whatever ``max_attempts`` says.
+    """The job has failed, and is not retried.
 
-    ``last_error`` becomes ``kind: reason``, and failed jobs are counted by their kinds, so the kind says what went
-    wrong and the reason with which job: ``Fail("order 1: no stock", kind="no_stock")``.
+    ``last_error`` becomes ``kind: reason``. Failed jobs are counted by kind, so put details into the reason:
+    ``Fail("order 1: no stock", kind="no_stock")``.
 
-    :param reason: the text to store in ``last_error``.
-    :param kind: a word for this kind of failure, made of letters, digits, underscores and dots; by default the name
-        of the class, ``Fail``.
-    :raises ConfigurationError: when ``kind`` is something else.
+    :param reason: the text for ``last_error``.
+    :param kind: the kind of failure: letters, digits, underscores and dots. By default the name of the class, ``Fail``.
+    :raises ConfigurationError: if ``kind`` contains anything else.
     """
 
     def __init__(self, reason: str = "failed by the handler", *, kind: str | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.kind = type(self).__name__ if kind is None else kind
-        given: object = self.kind  # what a caller without a type checker passes may be anything
-        # A query reads the kind up to its colon, and must not take part of another text for one.
+        given: object = self.kind  # without a type checker a caller may pass anything
+        # Statistics read the kind up to its colon, so it must not contain one.
         if not isinstance(given, str) or not all(part.isidentifier() for part in given.split(".")):
-            msg = f"Fail(kind={kind!r}): give a word of letters, digits, underscores and dots, such as 'no_stock'"
+            msg = f"Fail(kind={kind!r}): give letters, digits, underscores and dots, such as 'no_stock'"
             raise ConfigurationError(msg)
 
 
 class Cancel(HandlerSignal):
-    """This job need not be done any more: its run ends as cancelled.
+    """The job is not needed any more, and is settled as cancelled.
 
-    :param reason: the text to store in ``last_error``.
+    :param reason: the text for ``last_error``.
     """
 
     def __init__(self, reason: str = "cancelled by the handler") -> None:

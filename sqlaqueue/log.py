@@ -1,7 +1,7 @@
-"""What the records of the logger ``sqlaqueue`` carry beside their text.
+"""The logger ``sqlaqueue`` and the attributes of its records.
 
-Every record has the attributes of :data:`FIELDS`, None where one does not apply, so that a formatter can name them
-without asking: ``%(event)s %(queue)s %(job_key)s``. A formatter that writes JSON finds them as it finds any ``extra``.
+Every record has the attributes in :data:`FIELDS`; those that do not apply are None. A format string can use them, as in
+``%(event)s %(queue)s %(job_key)s``, and a JSON formatter handles them like any other ``extra``.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ FIELDS = (
     "error_kind",
     "count",
 )
-"""The attributes of every record; none of them is one that :class:`logging.LogRecord` has itself."""
+"""The attributes of every record beside those of :class:`logging.LogRecord`."""
 
 _NONE = dict.fromkeys(FIELDS)
 
 
 def fields(event: str, **values: Any) -> dict[str, Any]:
-    """Return the ``extra`` of one record: all of :data:`FIELDS`, and what else belongs to this event."""
+    """Return the ``extra`` of a record: all of :data:`FIELDS`, and further ``values`` of this event."""
     return {**_NONE, "event": event, **values}
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a span of time as a record's text has it."""
+    """Return a duration as text, for the message of a record."""
     return f"{seconds:.3f} s" if seconds < 1 else f"{seconds:.1f} s" if seconds < 60 else f"{seconds:.0f} s"  # noqa: PLR2004 - a minute
 
 
 def database_text(engine: sa.Engine) -> str:
-    """Return the database of an engine and its host, without a password."""
+    """Return the name and the host of an engine's database as text; its password is left out."""
     url = engine.url
     host: Any = url.host or url.query.get("host")
     if not isinstance(host, str):

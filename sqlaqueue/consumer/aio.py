@@ -300,8 +300,8 @@ class _Tasks(Shift):
                 step = script.send(result) if raised is None else script.throw(raised)
             except StopIteration as end:
                 return end.value
-            if self.forks.is_copy:
-                self.forks.end_copy()
+            if self.forks.is_child:
+                self.forks.end_child()
             result = raised = None
             try:
                 match step:
@@ -367,8 +367,8 @@ class _Tasks(Shift):
                 await self._handler(session, argument)
             except BaseException as error:  # noqa: BLE001 - SystemExit would end the event loop with the task
                 raised = caught(error)
-            if self.forks.is_copy:
-                self.forks.end_copy(raised)
+            if self.forks.is_child:
+                self.forks.end_child(raised)
             if not hand.end(raised, session.sync_session):
                 return
 

@@ -308,9 +308,9 @@ class _Threads(Shift):
                 self._abandon()
                 return
             self._waker.wait(min(left, self._deadlines.until_check(), _LONGEST_WAIT))
-            if self.forks.is_copy:
+            if self.forks.is_child:
                 # By a signal's handler.
-                self.forks.end_copy()
+                self.forks.end_child()
             self._deadlines.cancel_overdue()
 
     def _abandon(self) -> None:
@@ -330,15 +330,15 @@ class _Threads(Shift):
                 step = script.send(result) if raised is None else script.throw(raised)
             except StopIteration as end:
                 return end.value
-            if self.forks.is_copy:
-                self.forks.end_copy()
+            if self.forks.is_child:
+                self.forks.end_child()
             result = raised = None
             try:
                 match step:
                     case Beside():
                         with self.open() as other, routing_to_primary(other):
                             isolation_level.begin_read_committed(other, self.plan)
-                            with self._deadlines.limit(step, other, self.plan.bind):
+                            with self._deadlines.limit(step.patience, other, self.plan.bind):
                                 result = step(other)
                     case Do():
                         result = step(needed(session))
@@ -380,8 +380,8 @@ class _Threads(Shift):
                         raised = _not_run(result)
                 except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
                     raised = caught(error)
-                if self.forks.is_copy:
-                    self.forks.end_copy(raised)
+                if self.forks.is_child:
+                    self.forks.end_child(raised)
                 if not hand.end(raised, session):
                     return
 

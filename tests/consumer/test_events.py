@@ -128,6 +128,6 @@ def test_a_rescue_and_a_refusal_are_told(leased: Bench, frequent_sweeps: None, l
     server = leased.consumer(work)
     server.drain()
     assert server.told("lease_lost") == [key]
-    assert f"job {key} of queue job: rescued: the lease of its worker had expired" in log.text
+    assert f"job {key} of queue job: rescued: its lease expired" in log.text
     assert f"job {key} of queue job: the result of attempt 1 of 3 is refused" in log.text
     assert "None" not in log.text

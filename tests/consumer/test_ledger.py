@@ -117,7 +117,7 @@ def test_a_server_that_takes_no_cancellation_ends_nobody(caplog: pytest.LogCaptu
     deadlines.cancel_overdue()
     assert statement.canceller is not None
     statement.canceller.join()
-    assert "cannot break a statement off" in caplog.text
+    assert "cannot cancel a statement" in caplog.text
     assert deadlines.until_check() < 1
 
 

@@ -1,4 +1,4 @@
-"""What a Consumer tells about its jobs, to listeners and to the log."""
+"""The events of jobs: a Consumer calls the application's event listeners and writes them to the log."""
 
 from __future__ import annotations
 
@@ -21,36 +21,36 @@ EventName = Literal["claimed", "completed", "retried", "failed", "cancelled", "r
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """One thing that happened to one job.
+    """A change of one job.
 
-    An event follows the commit that made it true, except ``lease_lost``, which reports a result that was refused.
+    An event is emitted after the commit that made the change, except ``lease_lost``, which reports a refused result.
     """
 
     name: EventName
     queue: str
     key: Key
-    """The job's primary key, as a tuple."""
+    """The primary key of the job, as a tuple."""
     attempt: int | None = None
-    """The number of this attempt, from 1; None for ``rescued``."""
+    """The number of the attempt, from 1; None for ``rescued``."""
     delay: float | None = None
-    """Seconds until the job is due again, where it is held back."""
+    """Seconds until the job is due again; None if its due time is unchanged, or it is finished."""
     error: BaseException | None = None
-    """What the handler raised, with its traceback."""
+    """The exception that the handler raised, with its traceback; None if it raised none."""
     max_attempts: int | None = None
-    """How many attempts the job has; None for ``rescued``."""
+    """The job's maximum number of attempts; None for ``rescued``."""
     started_at: datetime | None = None
-    """When the handler was called, by this machine's clock; None where none was."""
+    """When the handler was called, by the clock of the worker's machine; None if it was not called."""
     duration: float | None = None
-    """For how many seconds the handler ran; None where none was called. Jobs of one batch share it."""
+    """Seconds for which the handler ran; None if it was not called. The jobs of one batch share the value."""
 
 
 def make_event(name: EventName, queue: str, run: Run, delay: float | None, error: BaseException | None) -> JobEvent:
-    """Return what happened to the job of a run."""
+    """Return an event for the job of a run."""
     started = duration = None
     if run.handler_started_at is not None:
         ago = time.monotonic() - run.handler_started_at
         started = datetime.now(UTC) - timedelta(seconds=ago)
-        # A handler that goes on after its time has run for as long as this.
+        # Without a duration the handler is still running, after its timeout.
         duration = ago if run.duration is None else run.duration
     return JobEvent(name, queue, run.key, run.attempt, delay, error, run.max_attempts, started, duration)
 
@@ -63,14 +63,14 @@ _LEVELS: dict[EventName, int] = {
     "lease_lost": logging.WARNING,
     "rescued": logging.WARNING,
 }
-_MOST_SHOWN = 300
-"""Characters of an error in the line itself; all of it follows with its traceback."""
+_MAX_ERROR_LENGTH = 300
+"""Characters of an error in the message of a record; the traceback contains all of it."""
 
 
 class EventEmitter:
-    """Calls the listeners of a Consumer and writes its log.
+    """Calls the event listeners of a Consumer, and logs its events.
 
-    :param worker: returns the name of the worker, as jobs have it in ``claimed_by``.
+    :param worker: returns the name of the worker, as in ``claimed_by``.
     """
 
     def __init__(self, worker: Callable[[], str] = worker_name) -> None:
@@ -78,33 +78,31 @@ class EventEmitter:
         self._worker = worker
 
     def add(self, name: EventName, listener: EventListener) -> None:
-        """Have ``listener`` called with each event of that name.
+        """Call ``listener`` with each event of this name.
 
-        :raises ConfigurationError: for a name that is no event.
+        :raises ConfigurationError: if there is no event of this name.
         """
         if name not in self._listeners:
-            msg = f"on({name!r}): there is no such event; there are {', '.join(self._listeners)}"
+            msg = f"on({name!r}): there is no such event; give one of {', '.join(self._listeners)}"
             raise ConfigurationError(msg)
         self._listeners[name].append(listener)
 
     def wants(self, name: EventName) -> bool:
-        """Return whether anybody listens to an event, or the log has it."""
+        """Return whether an event has listeners or is logged, so that it is worth making."""
         return bool(self._listeners[name]) or logger.isEnabledFor(_LEVELS.get(name, logging.DEBUG))
 
     def emit(self, event: JobEvent) -> None:
-        """Announce ``event``; a listener that raises is logged and never disturbs the work."""
+        """Log an event and call its listeners; an exception of a listener is logged, and changes nothing else."""
         level = _LEVELS.get(event.name, logging.DEBUG)
         if logger.isEnabledFor(level):
-            # A failed attempt has its traceback, whether or not there is another one.
-            trace = event.error if event.name in {"failed", "retried"} else None
-            said = _said(event)
+            traceback = event.error if event.name in {"failed", "retried"} else None
             logger.log(
                 level,
                 "job %s of queue %s: %s",
                 key_text(event.key),
                 event.queue,
-                said,
-                exc_info=trace,
+                _description(event),
+                exc_info=traceback,
                 extra=self._fields(event),
             )
         for listener in self._listeners[event.name]:
@@ -128,22 +126,22 @@ class EventEmitter:
         )
 
 
-def _said(event: JobEvent) -> str:
-    """Return what happened to the job, in words."""
+def _description(event: JobEvent) -> str:
+    """Return the event as text."""
     attempt = f"attempt {event.attempt} of {event.max_attempts}"
     took = "" if event.duration is None else f" in {seconds_text(event.duration)}"
-    # Some of these cost more than others, and only one is wanted.
-    words: dict[EventName, Callable[[], str]] = {
+    # Functions, as only one of these texts is needed, and some take longer to make than others.
+    texts: dict[EventName, Callable[[], str]] = {
         "claimed": lambda: f"claimed for {attempt}",
         "completed": lambda: f"completed{took}, {attempt}",
         "retried": lambda: f"{attempt} failed, next try {_when(event)}: {_error(event)}",
         "failed": lambda: f"{attempt} failed, no further try: {_error(event)}",
         "cancelled": lambda: f"cancelled: {_error(event)}",
-        "released": lambda: f"released, due again {_when(event)}",
-        "rescued": lambda: "rescued: the lease of its worker had expired",
-        "lease_lost": lambda: f"the result of {attempt} is refused: its lease had passed to another run",
+        "released": lambda: f"released, due {_when(event)}",
+        "rescued": lambda: "rescued: its lease expired",
+        "lease_lost": lambda: f"the result of {attempt} is refused: its lease expired before it",
     }
-    return words[event.name]()
+    return texts[event.name]()
 
 
 def _when(event: JobEvent) -> str:
@@ -152,4 +150,4 @@ def _when(event: JobEvent) -> str:
 
 def _error(event: JobEvent) -> str:
     first, *_ = (text_of(event.error) or "no error").splitlines() or [""]
-    return first if len(first) <= _MOST_SHOWN else f"{first[:_MOST_SHOWN]}..."
+    return first if len(first) <= _MAX_ERROR_LENGTH else f"{first[:_MAX_ERROR_LENGTH]}..."

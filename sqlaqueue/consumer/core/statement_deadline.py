@@ -1,4 +1,8 @@
-"""How threads break off what they wait for; tasks are cancelled."""
+"""Deadlines for statements of threads; async code cancels the task instead.
+
+A statement that waits for a lock would keep its thread for as long as another transaction holds the row. A
+``statement_timeout`` would take a round trip for each transaction to set.
+"""
 
 from __future__ import annotations
 
@@ -11,63 +15,61 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.effects import Beside
 from sqlaqueue.log import fields, logger
 
-_LOOK_EVERY, _QUIET = 0.5, 2.0
-"""Seconds between looks, and without any such statement after which nobody looks until there is one."""
+_CHECK_INTERVAL = 0.5
+_IDLE_AFTER = 2.0
+"""Seconds without a deadline after which the checks stop until there is one."""
 
-_LONGEST_CANCEL = 10.0
+_CANCEL_TIMEOUT = 10.0
 
 
 @dataclass(eq=False)
 class _Statement:
-    """What may not be waited for beyond a deadline, and the thread that breaks it off."""
+    """The statements of one block, and the thread that cancels them after their deadline."""
 
     driver: Any
     deadline: float
     canceller: threading.Thread | None = None
 
     def cancel(self) -> None:
-        """Ask the server to end it, which takes another connection: it may be refused, or take long."""
+        """Ask the server to cancel what the connection executes; this takes another connection."""
         try:
             self.driver.cancel()
-        except Exception as error:  # noqa: BLE001 - the server is not there: then it cannot hold anybody up either
+        except Exception as error:  # noqa: BLE001 - a server that cannot be reached executes nothing either
             kind = type(error).__name__
             extra = fields("cancel_failed", error_kind=kind)
-            logger.warning("cannot break a statement off: %s: %s", kind, error, extra=extra)
+            logger.warning("cannot cancel a statement after its deadline: %s: %s", kind, error, extra=extra)
 
 
 class StatementDeadlines:
-    """The statements that may not wait for ever, and when to look for them.
+    """The statements that have a deadline. One thread, which executes none itself, checks them periodically.
 
-    Whoever looks must wait for no database itself.
-
-    :param wake: has somebody ask again when to look.
+    :param wake: wakes that thread, to ask :meth:`until_check` again.
     """
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._lock, self._wake = threading.Lock(), wake
         self._open: set[_Statement] = set()
-        self._used, self._looks = float("-inf"), False
+        self._used, self._is_checked = float("-inf"), False
 
     @contextlib.contextmanager
-    def limit(self, step: Beside, session: Session, bind: dict[str, Any]) -> Iterator[None]:
-        """Have the statements of a step broken off when its patience is over.
+    def limit(self, seconds: float | None, session: Session, bind: dict[str, Any]) -> Iterator[None]:
+        """Cancel the statements of this block that are executed after ``seconds``; None sets no deadline.
 
-        :param bind: says which connection it is, in a session that has several.
+        :param bind: the bind arguments that select the connection of the session.
         """
-        if step.patience is None:
+        if seconds is None:
             yield
             return
         connection = session.connection(bind_arguments=bind)
         now = time.monotonic()
-        statement = _Statement(connection.connection.driver_connection, now + step.patience)
+        statement = _Statement(connection.connection.driver_connection, now + seconds)
         with self._lock:
             self._used = now
             self._open.add(statement)
-            looks, self._looks = self._looks, True
-        if not looks:
+            was_checked, self._is_checked = self._is_checked, True
+        if not was_checked:
             self._wake()
         try:
             yield
@@ -75,22 +77,22 @@ class StatementDeadlines:
             with self._lock:
                 self._open.discard(statement)
             if statement.canceller is not None:
-                # The word may arrive late: whoever is given this connection next must not be broken off by it.
-                statement.canceller.join(_LONGEST_CANCEL)
+                # The request may arrive late, and would cancel a statement of this connection's next user.
+                statement.canceller.join(_CANCEL_TIMEOUT)
                 if not connection.closed:
                     connection.invalidate()
 
     def until_check(self) -> float:
-        """Return the seconds until somebody should look; inf when it would wake first."""
+        """Return the seconds until the next check; inf if the thread will be woken first."""
         with self._lock:
-            self._looks = bool(self._open) or time.monotonic() - self._used < _QUIET
-            return _LOOK_EVERY if self._looks else float("inf")
+            self._is_checked = bool(self._open) or time.monotonic() - self._used < _IDLE_AFTER
+            return _CHECK_INTERVAL if self._is_checked else float("inf")
 
     def cancel_overdue(self) -> None:
-        """End the statements whose time is over."""
+        """Cancel the statements whose deadline has passed, each in a thread of its own."""
         now = time.monotonic()
         with self._lock:
-            late = [one for one in self._open if one.canceller is None and one.deadline <= now]
-            for one in late:
+            overdue = [one for one in self._open if one.canceller is None and one.deadline <= now]
+            for one in overdue:
                 one.canceller = threading.Thread(target=one.cancel, name="sqlaqueue-cancel", daemon=True)
                 one.canceller.start()

@@ -1,4 +1,4 @@
-"""A bell that any thread can ring, and a signal's handler as well."""
+"""A pair of sockets by which threads and signal handlers wake a thread."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import socket
 
 
 class Waker:
-    """Wakes the one thread that waits for it.
+    """Wakes the one thread that waits for it; it can wait for connections at the same time.
 
-    It is a pair of sockets and no event: a thread that waits for an event holds the event's lock now and then, and a
-    signal's handler that runs in this very thread could not set it. Besides, one can wait for a connection as well.
+    A :class:`threading.Event` would not do: a waiting thread holds the event's lock now and then, and a signal handler
+    that interrupts it there would deadlock in ``set()``.
     """
 
     def __init__(self) -> None:
-        self._bell, self._rung = socket.socketpair()
-        for end in (self._bell, self._rung):
+        self._sender, self._receiver = socket.socketpair()
+        for end in (self._sender, self._receiver):
             end.settimeout(0)
 
     def wake(self) -> None:
-        """Wake the thread that waits, or will wait next."""
+        """Wake the thread that waits, or that waits next."""
         with contextlib.suppress(OSError):
-            self._bell.send(b"!")
+            self._sender.send(b"!")
 
     def wait(self, seconds: float, *descriptors: int) -> bool:
-        """Wait until it is rung, or something can be read; return whether that was so."""
+        """Wait until :meth:`wake` is called or a descriptor can be read; return False if the time passed instead."""
         with selectors.DefaultSelector() as selector:
-            for descriptor in (self._rung.fileno(), *descriptors):
+            for descriptor in (self._receiver.fileno(), *descriptors):
                 selector.register(descriptor, selectors.EVENT_READ)
             ready = bool(selector.select(seconds))
         with contextlib.suppress(OSError):
-            self._rung.recv(4096)
+            self._receiver.recv(4096)
         return ready
 
     def close(self) -> None:
-        """Give the sockets back; who rings from now on rings in vain."""
-        self._bell.close()
-        self._rung.close()
+        """Close the sockets; :meth:`wake` does nothing from now on."""
+        self._sender.close()
+        self._receiver.close()

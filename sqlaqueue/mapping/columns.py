@@ -32,7 +32,7 @@ from sqlalchemy.orm import (
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.queue_column import declared_in, keep_declared
 from sqlaqueue.queue.config import LEASE_ROLES, OPT_IN_ROLES, ROLES, QueueConfig, did_you_mean
-from sqlaqueue.queue.roles import COLUMNS, states_of
+from sqlaqueue.queue.roles import COLUMNS, states_in
 from sqlaqueue.strategies import ClaimStrategy
 
 _Add = Callable[[type[Any], str, str, QueueConfig], None]
@@ -57,7 +57,7 @@ def with_declared(cls: type[Any], config: QueueConfig) -> QueueConfig:
                 f"mapped_column() and name it with QueueConfig(adopt={{{role!r}: {one.attribute!r}, ...}}); else use "
                 "columns= in place of adopt="
             )
-        elif config.placed(role, one.attribute) != one.attribute:
+        elif config.attribute_for(role, one.attribute) != one.attribute:
             said = f"columns={{{role!r}: {config.columns[role]!r}}}" if role in config.columns else "rows_are_messages"
             msg = f"{says}: QueueConfig({said}) says otherwise; leave out one of the two"
         else:
@@ -69,7 +69,7 @@ def with_declared(cls: type[Any], config: QueueConfig) -> QueueConfig:
 def placed_roles(config: QueueConfig, strategy: ClaimStrategy) -> dict[str, str]:
     """Return role to attribute for the roles that a queue with this config has."""
     unused = (*OPT_IN_ROLES, *(LEASE_ROLES if strategy.holds_transaction else ()))
-    placed = {role: config.placed(role, None if role in unused else role) for role in ROLES}
+    placed = {role: config.attribute_for(role, None if role in unused else role) for role in ROLES}
     return {role: attribute for role, attribute in placed.items() if attribute is not None}
 
 
@@ -236,7 +236,7 @@ def _make(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> sa.
     declared, states = declared_in(cls).get(role), config.states
     type_ = None if declared is None else declared.type
     if type_ is not None and role == "status":
-        states = states_of(cls.__name__, type_, states)
+        states = states_in(cls.__name__, type_, states)
     column = COLUMNS[role].column(attribute, states, type_)
     column.info["sqlaqueue"] = role
     return column

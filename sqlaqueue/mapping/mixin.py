@@ -29,7 +29,7 @@ from sqlaqueue.mapping.columns import (
 from sqlaqueue.mapping.queue_column import is_placeholder
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import QueueConfig
-from sqlaqueue.queue.roles import states_of
+from sqlaqueue.queue.roles import states_in
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 
@@ -162,7 +162,7 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     columns = {role: column_of(mapper, role, attribute, config) for role, attribute in roles.items()}
     _check_key_is_unchanged(mapper, columns)
     if "status" in columns:
-        config = replace(config, states=states_of(cls.__name__, columns["status"].type, config.states))
+        config = replace(config, states=states_in(cls.__name__, columns["status"].type, config.states))
     spec = QueueSpec(
         mapper=mapper,
         table=table,

@@ -1,1 +1,1 @@
-"""What a queue is to the rest of the library: its configuration, its columns and the contracts it relies on."""
+"""Description of a queue: its configuration, roles and states, one run of a job, and the protocol of strategies."""

@@ -1,6 +1,6 @@
-"""What a user says about a queue: :class:`QueueConfig` and :class:`States`. Frozen, no I/O.
+"""Configuration of a queue: :class:`QueueConfig` and :class:`States`. Both are frozen.
 
-A model carries its config in ``__queue__``; abstract bases and parent classes hand it down::
+A model has its configuration in ``__queue__``, and inherits it from abstract bases and parent classes::
 
     class Email(QueueMixin, Base):
         __queue__ = QueueConfig(strategy="update_status", max_attempts=5)
@@ -33,17 +33,19 @@ ROLES = (
     "claimed_by",
     "started_at",
 )
-"""The names of the queue attributes; each is a role that some column of the model plays."""
+"""The names of the queue attributes. Each is a role that a column of the model can have."""
 
 LEASE_ROLES = ("lease_token", "lease_expires_at", "claimed_by")
-"""The roles that only a strategy with leases uses."""
+"""The roles that only strategies with leases use."""
 
 OPT_IN_ROLES = ("started_at",)
-"""The roles that a queue has only where its config places them."""
+"""The roles that a queue has only if its config names them."""
 
 STATES = ("pending", "processing", "completed", "failed", "cancelled")
-FINISHED = ("completed", "failed", "cancelled")
+"""The states of a job."""
 
+FINISHED = ("completed", "failed", "cancelled")
+"""The states of a job that will not run again."""
 
 _SHORTEST_LEASE = 1.0
 _LONGEST_LEASE = 366 * 86400.0
@@ -53,34 +55,37 @@ _LONGEST_RETENTION = 100 * 366 * 86400.0
 
 
 def is_count(number: object) -> bool:
-    """Whether ``number`` is a whole number from 1 on; True and False are not meant as numbers."""
+    """Return whether ``number`` is an integer of 1 or more; booleans are not."""
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 def check_lease(lease: Delay, what: str) -> None:
-    """Refuse leases that nobody can keep alive, and those after which nobody would wait for a dead worker's jobs."""
+    """Refuse a lease that is shorter than a second or longer than a year.
+
+    :raises ConfigurationError: with ``what``, in which ``...`` stands for the lease.
+    """
     if not _SHORTEST_LEASE <= seconds(lease, what) <= _LONGEST_LEASE:
         msg = (
-            f"{what.replace('...', repr(lease))}: a lease lasts from one second, or it could not be kept alive, "
-            "to a year, for a dead worker keeps its jobs as long"
+            f"{what.replace('...', repr(lease))}: a lease must be from one second, to be extended in time, to one "
+            "year, since jobs of a dead worker wait for its end"
         )
         raise ConfigurationError(msg)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question that names what is written almost like ``name``, nothing where nothing is."""
-    alike = get_close_matches(name, known)
-    return f"; did you mean {' or '.join(map(repr, alike))}?" if alike else ""
+    """Return a suffix for an error that suggests similar names, empty if there are none."""
+    similar = get_close_matches(name, known)
+    return f"; did you mean {' or '.join(map(repr, similar))}?" if similar else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class States:
-    """The values that the ``status`` column holds for each state.
+    """The value of the ``status`` column for each state.
 
-    Give another word (or enum member, or integer) to speak an existing table's vocabulary, None for a
-    state that the table cannot hold: what would need that state then says so.
+    For an existing table give its own values: texts, integers or enum members. None means that the table has no value
+    for the state; operations that need the state then raise an error.
 
-    :raises ConfigurationError: when two states share a value.
+    :raises ConfigurationError: if two states have the same value.
     """
 
     pending: Any = "pending"
@@ -90,56 +95,57 @@ class States:
     cancelled: Any = "cancelled"
 
     def __post_init__(self) -> None:
-        """Refuse words that would make two states one."""
+        """Refuse values that do not identify a state."""
         if self.pending is None:
-            msg = "States(pending=None): every queue needs a value for waiting jobs"
+            msg = "States(pending=None): every queue needs a value for pending jobs"
             raise ConfigurationError(msg)
         seen: dict[Any, str] = {}
-        for state, word in self.items():
-            if word is None:
+        for state, value in self.items():
+            if value is None:
                 continue
-            if not isinstance(word, Hashable):
-                msg = f"States({state}={word!r}): give a text, an integer or a member of an enum"
+            if not isinstance(value, Hashable):
+                msg = f"States({state}={value!r}): use a text, an integer or an enum member"
                 raise ConfigurationError(msg)
-            if word in seen:
+            if value in seen:
                 msg = (
-                    f"States: {seen[word]} and {state} are both {word!r}; "
-                    f"give each state a value of its own, or None to {state}"
+                    f"States: {seen[value]} and {state} are both {value!r}; "
+                    f"use a different value for each state, or None for {state}"
                 )
                 raise ConfigurationError(msg)
-            seen[word] = state
+            seen[value] = state
 
     def items(self) -> list[tuple[str, Any]]:
-        """Return the states' names with their values, in the order of a job's life."""
+        """Return the names of the states with their values."""
         return [(f.name, getattr(self, f.name)) for f in fields(self)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueConfig:
-    """How one mapped class works as a queue.
+    """The configuration of a queue.
 
     :param strategy: the name of a claim strategy, or an instance of one.
-    :param max_attempts: how many runs a job gets before it is failed for good; a row's own
-        ``max_attempts`` overrides it.
-    :param lease: how long a claimed job belongs to its worker without a sign of life, in seconds or a
-        timedelta; a live Consumer extends it. Strategies that hold a transaction have no lease.
-    :param retry: the policy that gives the delay before the next attempt, see :mod:`sqlaqueue.queue.retry_policies`.
-    :param columns: changes what ``QueueMixin`` adds to a table of the queue's own: ``{"status": "queue_status"}`` puts
-        the role on another attribute, ``{"status": "status"}`` adopts an attribute that the class defines itself, and
-        ``{"priority": None}`` leaves the role out. A role that is not named gets a column of its name.
-    :param adopt: makes an existing table a queue as it stands: ``{"status": "state", "run_at": "due"}`` names the
-        attributes of the class that play a role. Nothing is added: a role that is not named is left out. It excludes
-        ``columns``.
-    :param rows_are_messages: True lets a claim **delete the job's row**: the table is a plain list of things to do,
-        without a status. Only strategies that can do so take it, such as ``"delete_returning"``.
+    :param max_attempts: how often a job is attempted before it fails for good. The ``max_attempts`` of a row overrides
+        it.
+    :param lease: how long a claim is valid unless it is extended, in seconds or as a timedelta. Consumers extend the
+        leases of the jobs that they run. Strategies that hold a transaction have no lease.
+    :param retry: the policy that returns the delay before the next attempt, see
+        :mod:`sqlaqueue.queue.retry_policies`.
+    :param columns: changes the attributes that ``QueueMixin`` adds: ``{"status": "queue_status"}`` renames the
+        attribute, ``{"status": "status"}`` uses an attribute that the class defines itself, and ``{"priority": None}``
+        leaves the role out. Roles that are not named get an attribute of the same name.
+    :param adopt: makes an existing table a queue without adding columns: ``{"status": "state", "run_at": "due"}``
+        names the attribute of the class for each role. Roles that are not named are left out. It cannot be combined
+        with ``columns``.
+    :param rows_are_messages: True lets a claim **delete the row of the job**; the table then has no status. Only some
+        strategies support it, such as ``"delete_returning"``.
     :param states: the values of the ``status`` column.
-    :param on_complete: ``"keep"`` leaves completed rows in the table, ``"delete"`` deletes them.
-    :param retention: how long finished jobs are kept, for each state in seconds or a timedelta, such as
-        ``{"completed": timedelta(days=7), "failed": timedelta(days=90)}``. Consumers delete what is older. Jobs in
-        states that are not named are kept for ever.
-    :param notify: whether enqueueing wakes idle consumers by NOTIFY.
-    :param name: the queue's name in logs and side tables; the table's name by default.
-    :raises ConfigurationError: for values that cannot be meant.
+    :param on_complete: ``"keep"`` leaves the rows of completed jobs in the table, ``"delete"`` deletes them.
+    :param retention: how long finished jobs are kept, by state, in seconds or as timedeltas, such as
+        ``{"completed": timedelta(days=7), "failed": timedelta(days=90)}``. Consumers delete older jobs. Jobs in states
+        that are not named are kept.
+    :param notify: whether enqueueing wakes idle Consumers by NOTIFY.
+    :param name: the name of the queue in logs and side tables; the name of the table by default.
+    :raises ConfigurationError: for invalid values.
     """
 
     strategy: str | Strategy = "update_status"
@@ -156,26 +162,26 @@ class QueueConfig:
     name: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, and make the mapping read-only."""
+        """Refuse invalid values, and make the mappings read-only."""
         if not is_count(self.max_attempts) or self.max_attempts > _MOST_ATTEMPTS:
-            msg = f"QueueConfig(max_attempts={self.max_attempts!r}): give a whole number from 1 to {_MOST_ATTEMPTS}"
+            msg = f"QueueConfig(max_attempts={self.max_attempts!r}): use an integer from 1 to {_MOST_ATTEMPTS}"
             raise ConfigurationError(msg)
         check_lease(self.lease, "QueueConfig(lease=...)")
         if not callable(self.retry):
-            msg = f"QueueConfig(retry={self.retry!r}): give a policy such as sqlaqueue.Exponential(), or a callable"
+            msg = f"QueueConfig(retry={self.retry!r}): use a policy such as sqlaqueue.Exponential(), or a callable"
             raise ConfigurationError(msg)
         if self.on_complete not in {"keep", "delete"}:
-            msg = f'QueueConfig(on_complete={self.on_complete!r}): give "keep" or "delete"'
+            msg = f'QueueConfig(on_complete={self.on_complete!r}): use "keep" or "delete"'
             raise ConfigurationError(msg)
         if not isinstance(self.states, States):
-            msg = f"QueueConfig(states={self.states!r}): give sqlaqueue.States(...)"
+            msg = f"QueueConfig(states={self.states!r}): use sqlaqueue.States(...)"
             raise ConfigurationError(msg)
-        name: object = self.name  # what a caller without a type checker passes may be anything
+        name: object = self.name  # without a type checker, callers may pass any object
         if name is not None and (not isinstance(name, str) or not name):
-            msg = f"QueueConfig(name={self.name!r}): give a text, or None for the table's name"
+            msg = f"QueueConfig(name={self.name!r}): use a text, or None for the table's name"
             raise ConfigurationError(msg)
         if not isinstance(self.notify, bool):
-            msg = f"QueueConfig(notify={self.notify!r}): give True or False"
+            msg = f"QueueConfig(notify={self.notify!r}): use True or False"
             raise ConfigurationError(msg)
         self._check_columns()
         if self.adopt is not None:
@@ -186,64 +192,61 @@ class QueueConfig:
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
 
     def _check_columns(self) -> None:
-        given: object = self.columns  # what a caller without a type checker passes may be anything
+        given: object = self.columns  # without a type checker, callers may pass any object
         if not isinstance(given, Mapping) or not all(isinstance(name, str | None) for name in given.values()):
-            msg = f"QueueConfig(columns={given!r}): give the name of an attribute, or None, to each queue attribute"
+            msg = f"QueueConfig(columns={given!r}): map each queue attribute to the name of an attribute, or None"
             raise ConfigurationError(msg)
-        _check_placing("columns", given)
+        _check_roles("columns", given)
 
     def _check_adopt(self, given: object) -> None:
         if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given.values()):
             msg = (
-                f"QueueConfig(adopt={given!r}): give the name of an attribute to each queue attribute that the class "
-                "has, as in {'status': 'state'}; those that are not named are left out"
+                f"QueueConfig(adopt={given!r}): map each queue attribute that the class has to its attribute, as in "
+                "{'status': 'state'}; those that are not named are left out"
             )
             raise ConfigurationError(msg)
         if self.columns:
             msg = (
-                f"QueueConfig(columns={dict(self.columns)!r}, adopt={dict(given)!r}): give one of the two. adopt= "
-                "names what an existing table has, and adds nothing; columns= changes what QueueMixin adds"
+                f"QueueConfig(columns={dict(self.columns)!r}, adopt={dict(given)!r}): use one of the two. adopt= "
+                "names columns of an existing table and adds none; columns= changes the columns that QueueMixin adds"
             )
             raise ConfigurationError(msg)
-        _check_placing("adopt", given)
+        _check_roles("adopt", given)
 
     def _check_rows_are_messages(self) -> None:
         if not isinstance(self.rows_are_messages, bool):
-            msg = f"QueueConfig(rows_are_messages={self.rows_are_messages!r}): give True or False"
+            msg = f"QueueConfig(rows_are_messages={self.rows_are_messages!r}): use True or False"
             raise ConfigurationError(msg)
         if not self.rows_are_messages:
             return
-        word, placed = ("columns", self.columns) if self.adopt is None else ("adopt", self.adopt)
-        if placed.get("status") is not None:
+        option, given = ("columns", self.columns) if self.adopt is None else ("adopt", self.adopt)
+        if given.get("status") is not None:
             msg = (
-                f"QueueConfig(rows_are_messages=True, {word}={{'status': {placed['status']!r}, ...}}): a row that the "
-                "claim deletes has no status. Leave rows_are_messages out to keep the rows, or 'status' to have them "
-                "deleted"
+                f"QueueConfig(rows_are_messages=True, {option}={{'status': {given['status']!r}, ...}}): a row that the "
+                "claim deletes has no status. Leave out rows_are_messages to keep the rows, or 'status' to delete them"
             )
             raise ConfigurationError(msg)
 
     def _checked_retention(self) -> dict[str, timedelta]:
-        given: object = self.retention  # what a caller without a type checker passes may be anything
+        given: object = self.retention  # without a type checker, callers may pass any object
         if not isinstance(given, Mapping):
-            msg = (
-                f"QueueConfig(retention={given!r}): give a time to each state, as in {{'completed': timedelta(days=7)}}"
-            )
+            msg = f"QueueConfig(retention={given!r}): map states to durations, as in {{'completed': timedelta(days=7)}}"
             raise ConfigurationError(msg)
         checked = {}
         for state, age in given.items():
             what = f"QueueConfig(retention={{{state!r}: ...}})"
             if state not in FINISHED:
-                why = "jobs that are not finished are not deleted" if state in STATES else "there is no such state"
-                msg = f"{what}: {why}; give some of {', '.join(FINISHED)}"
+                why = "only finished jobs are deleted" if state in STATES else "there is no such state"
+                msg = f"{what}: {why}; use some of {', '.join(FINISHED)}"
                 raise ConfigurationError(msg)
             if state == "completed" and self.on_complete == "delete":
-                msg = f'{what}: on_complete="delete" leaves no completed jobs to keep; leave out one of the two'
+                msg = f'{what}: on_complete="delete" keeps no completed jobs; leave out one of the two'
                 raise ConfigurationError(msg)
             if not _SHORTEST_RETENTION <= seconds(age, what) <= _LONGEST_RETENTION:
                 instead = 'on_complete="delete" keeps none, and ' if state == "completed" else ""
                 msg = (
-                    f"{what.replace('...', repr(age))}: give from one second to 100 years; {instead}a state that is "
-                    "not named keeps its jobs for ever"
+                    f"{what.replace('...', repr(age))}: use from one second to 100 years; {instead}jobs in states "
+                    "that are not named are kept for ever"
                 )
                 raise ConfigurationError(msg)
             checked[state] = timedelta(seconds=seconds(age))
@@ -254,10 +257,10 @@ class QueueConfig:
         """The lease as a timedelta."""
         return timedelta(seconds=seconds(self.lease))
 
-    def placed(self, role: str, default: str | None = None) -> str | None:
-        """Return the attribute that plays a role, None for a role that is left out.
+    def attribute_for(self, role: str, default: str | None = None) -> str | None:
+        """Return the attribute that has a role, None if the role is left out.
 
-        :param default: where a role is that the config says nothing of.
+        :param default: the attribute, unless the config names another.
         """
         if self.adopt is not None:
             return self.adopt.get(role)
@@ -266,9 +269,9 @@ class QueueConfig:
         return self.columns.get(role, default)
 
     def fix_for(self, role: str) -> str:
-        """Return what a user changes to get a role that is left out."""
+        """Return the change of the config that adds a role, for errors."""
         if self.adopt is not None:
-            return f"name the column that has it, with QueueConfig(adopt={{{role!r}: ...}})"
+            return f"name its column with QueueConfig(adopt={{{role!r}: ...}})"
         if role == "status" and self.rows_are_messages:
             return "leave out rows_are_messages=True"
         if role not in self.columns:
@@ -276,18 +279,18 @@ class QueueConfig:
         return f"remove {role!r}: None from QueueConfig(columns=...)"
 
 
-def _check_placing(word: str, given: Mapping[Any, Any]) -> None:
-    """Refuse roles that there are not, and one attribute for two roles."""
+def _check_roles(option: str, given: Mapping[Any, Any]) -> None:
+    """Refuse unknown roles, and one attribute for two roles."""
     unknown = sorted(set(given) - set(ROLES), key=str)
     if unknown:
         names, known = ", ".join(map(repr, unknown)), ", ".join(ROLES)
         hint = did_you_mean(str(unknown[0]), ROLES)
         if given[unknown[0]] in ROLES:
             hint = f"; the queue attribute comes first: {{{given[unknown[0]]!r}: {unknown[0]!r}}}"
-        msg = f"QueueConfig({word}=...): {names} is no queue attribute; they are {known}{hint}"
+        msg = f"QueueConfig({option}=...): {names} is not a queue attribute; those are {known}{hint}"
         raise ConfigurationError(msg)
-    placed = [attribute for attribute in given.values() if attribute is not None]
-    twice = sorted({attribute for attribute in placed if placed.count(attribute) > 1})
+    attributes = [attribute for attribute in given.values() if attribute is not None]
+    twice = sorted({attribute for attribute in attributes if attributes.count(attribute) > 1})
     if twice:
-        msg = f"QueueConfig({word}=...): the attribute {twice[0]!r} is given to two queue attributes"
+        msg = f"QueueConfig({option}=...): the attribute {twice[0]!r} has two roles"
         raise ConfigurationError(msg)

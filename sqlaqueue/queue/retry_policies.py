@@ -1,12 +1,11 @@
-"""Retry policies: how long a failed job waits before its next attempt.
+"""Retry policies: the delay before the next attempt of a failed job.
 
-A policy is any callable ``policy(attempt, error)`` that returns seconds, a
-:class:`~datetime.timedelta`, or None to give up. ``attempt`` counts from 1. The three policies here
-cover the usual cases and are frozen, so one instance may serve many queues. The first argument is the
-delay, as in ``Constant(0.3)``; all others are given by name.
+A policy is a callable ``policy(attempt, error)`` that returns seconds, a :class:`~datetime.timedelta`, or None to give
+up. ``attempt`` counts from 1. The policies in this module are frozen, so one instance can serve several queues. Their
+first argument is a delay, as in ``Constant(0.3)``; all others are keyword-only.
 
-Jitter draws the delay evenly from ``[(1 - jitter) * delay, delay]``: jobs that failed together, say
-because a service was down, do not all come back at the same moment.
+``jitter`` draws each delay uniformly from ``[(1 - jitter) * delay, delay]``, so that jobs that failed at the same time
+are not repeated at the same time. ``cap`` is the maximum delay.
 """
 
 from __future__ import annotations
@@ -20,24 +19,25 @@ from typing import Protocol
 from sqlaqueue.exc import ConfigurationError
 
 Delay = float | timedelta
-"""A span of time: seconds or :class:`~datetime.timedelta`."""
+"""A duration: seconds, or a :class:`~datetime.timedelta`."""
 
 
 class RetryPolicy(Protocol):
-    """What ``QueueConfig.retry`` and ``Consumer(retry=...)`` take."""
+    """The type of ``QueueConfig.retry`` and ``Consumer(retry=...)``."""
 
     def __call__(self, attempt: int, error: BaseException, /) -> Delay | None:
         """Return the delay before the next attempt, or None to give up."""
 
 
 def seconds(span: Delay, what: str = "delay") -> float:
-    """Return ``span`` in seconds.
+    """Return a duration in seconds.
 
-    :raises ConfigurationError: for anything that is not a finite, non-negative span of time.
+    :param what: the name of the argument, for the error.
+    :raises ConfigurationError: unless ``span`` is a finite duration of zero or more.
     """
     if isinstance(span, timedelta):
         span = span.total_seconds()
-    given: object = span  # what a caller without a type checker passes may be anything
+    given: object = span  # without a type checker, callers may pass any object
     if isinstance(given, bool) or not isinstance(given, int | float) or not 0 <= given < float("inf"):
         msg = f"{what} must be seconds or a timedelta, zero or more, not {span!r}"
         raise ConfigurationError(msg)
@@ -61,12 +61,12 @@ class _Backoff:
             capped = min(delay(), cap)
         except OverflowError:
             capped = cap
-        return capped * (1 - self.jitter * random.random())  # noqa: S311 - spreads load, guards nothing
+        return capped * (1 - self.jitter * random.random())  # noqa: S311 - no secret depends on it
 
 
 @dataclass(frozen=True)
 class Constant(_Backoff):
-    """Wait the same ``delay`` before every attempt."""
+    """The same ``delay`` before every attempt."""
 
     delay: Delay = 10.0
 
@@ -75,13 +75,13 @@ class Constant(_Backoff):
         seconds(self.delay, "Constant(delay=...)")
 
     def __call__(self, attempt: int, error: BaseException, /) -> float:
-        """Return the delay before the attempt after ``attempt``, in seconds."""
+        """Return the delay after a failed attempt, in seconds."""
         return self._spread(lambda: seconds(self.delay))
 
 
 @dataclass(frozen=True)
 class Linear(_Backoff):
-    """Wait ``step`` after the first failure, twice as long after the second, and so on up to ``cap``."""
+    """A delay of ``step`` after the first failure, twice ``step`` after the second, and so on, up to ``cap``."""
 
     step: Delay = 10.0
 
@@ -90,13 +90,13 @@ class Linear(_Backoff):
         seconds(self.step, "Linear(step=...)")
 
     def __call__(self, attempt: int, error: BaseException, /) -> float:
-        """Return the delay before the attempt after ``attempt``, in seconds."""
+        """Return the delay after a failed attempt, in seconds."""
         return self._spread(lambda: seconds(self.step) * attempt)
 
 
 @dataclass(frozen=True)
 class Exponential(_Backoff):
-    """Wait ``base`` after the first failure and ``factor`` times longer after each one, up to ``cap``."""
+    """A delay of ``base`` after the first failure, multiplied by ``factor`` after each further one, up to ``cap``."""
 
     base: Delay = 5.0
     factor: float = field(default=2.0, kw_only=True)
@@ -109,6 +109,6 @@ class Exponential(_Backoff):
             raise ConfigurationError(msg)
 
     def __call__(self, attempt: int, error: BaseException, /) -> float:
-        """Return the delay before the attempt after ``attempt``, in seconds."""
+        """Return the delay after a failed attempt, in seconds."""
         base = seconds(self.base)
         return self._spread(lambda: base and base * self.factor ** (attempt - 1))

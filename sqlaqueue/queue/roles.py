@@ -1,8 +1,8 @@
-"""The queue attributes as columns: one factory a role, with explicit types.
+"""The queue attributes as columns, and the values of the status column.
 
-Types are always explicit, because a ``type_annotation_map`` may give ``str`` or ``datetime`` another
-meaning in the user's Base. Constants carry a Python default beside the server's: an INSERT by the ORM
-then has nothing to read back for them, and plain SQL still gets the same value.
+Columns have explicit types, because the ``type_annotation_map`` of the application's Base may map ``str`` or
+``datetime`` to other types. Constant defaults exist in Python and on the server: the ORM needs not read them back after
+an INSERT, and plain SQL gets the same values.
 """
 
 from __future__ import annotations
@@ -26,107 +26,112 @@ from sqlaqueue.queue.config import States
 def literal_text(value: Any, type_: TypeEngine[Any]) -> str:
     """Return ``value`` as an SQL literal of ``type_``.
 
-    State words stand as literals in every statement: PostgreSQL proves that a partial index may be used
-    only against constants, which a bound parameter is not under a generic plan.
+    Statements contain status values as literals, because PostgreSQL uses a partial index only for constants, not for
+    parameters of a generic plan.
+
+    :raises ConfigurationError: if values of ``type_`` have no literals.
     """
     dialect = backend().dialect
     processor = type_.dialect_impl(dialect).literal_processor(dialect)
     if processor is None:
-        msg = f"a status of type {type_!r} cannot be written as an SQL literal; use a string, an integer or an Enum"
+        msg = f"a status of type {type_!r} has no SQL literals; use a text, an integer or an Enum type"
         raise ConfigurationError(msg)
     return processor(value)
 
 
 def status_type(states: States) -> TypeEngine[Any]:
-    """Return the column type that holds the values of ``states``."""
+    """Return the type of a status column for the values of ``states``."""
     if isinstance(states.pending, enum.Enum):
         return sa.Enum(type(states.pending))
     if isinstance(states.pending, int):
         return sa.SmallInteger()
-    return sa.String(max(20, *(len(str(word)) for _, word in states.items() if word is not None)))
+    return sa.String(max(20, *(len(str(value)) for _, value in states.items() if value is not None)))
 
 
-def states_of(model: str, type_: TypeEngine[Any], states: States) -> States:
-    """Return ``states`` in the values of the column that holds them.
+def states_in(model: str, type_: TypeEngine[Any], states: States) -> States:
+    """Return ``states`` with values of the type of the status column.
 
-    The default words stand for the members of an Enum that are called alike, and for nothing where there is none.
+    For an Enum, a default value becomes the member with that name or value, or None if there is no such member.
 
-    :raises ConfigurationError: when the column cannot hold a value.
+    :raises ConfigurationError: if the type cannot store a value.
     """
-    spoken = {state: _spoken(model, type_, state, word) for state, word in states.items()}
-    if spoken["pending"] is None:
+    values = {state: _value_in(model, type_, state, value) for state, value in states.items()}
+    if values["pending"] is None:
         msg = (
             f"{model}: its status column has no value {states.pending!r}; "
-            "name one with QueueConfig(states=States(pending=...))"
+            "name its value with QueueConfig(states=States(pending=...))"
         )
         raise ConfigurationError(msg)
-    return States(**spoken)
+    return States(**values)
 
 
-def _spoken(model: str, type_: TypeEngine[Any], state: str, word: Any) -> Any:
-    # A TypeDecorator has these of the type that it decorates.
+def _value_in(model: str, type_: TypeEngine[Any], state: str, value: Any) -> Any:
+    # A TypeDecorator has these attributes of the type that it decorates.
     members = getattr(type_, "enum_class", None) or getattr(type_, "enums", None)
-    by_default = word == getattr(States(), state)
-    if members is not None and word is not None:
-        alike = [member for member in members if member == word or (by_default and _is_called(member, word))]
+    is_default = value == getattr(States(), state)
+    if members is not None and value is not None:
+        found = [member for member in members if member == value or (is_default and _is_named(member, value))]
         if isinstance(type_, TypeDecorator):
-            # What it decorates is not what instances show, where it translates: that is what comes back.
-            alike = [value for value in (*alike, word) if _comes_back(type_, value)]
-        if alike:
-            return alike[0]
-        if by_default:
+            # Instances show what the TypeDecorator returns, which may not be a member of the Enum.
+            found = [each for each in (*found, value) if _is_stored(type_, each)]
+        if found:
+            return found[0]
+        if is_default:
             return None
-    elif word is None or _fits(type_, word):
-        return word
+    elif value is None or _fits(type_, value):
+        return value
     msg = (
-        f"{model}: its status column cannot hold {word!r}, which QueueConfig says for {state}; "
-        f"give one of its values with QueueConfig(states=States({state}=...)), or None"
+        f"{model}: its status column cannot hold {value!r}, the value of QueueConfig(states=...) for {state}; "
+        f"use one of the column's values with QueueConfig(states=States({state}=...)), or None"
     )
     raise ConfigurationError(msg)
 
 
-def _comes_back(type_: TypeDecorator[Any], value: Any) -> bool:
-    """Whether an application's own type over an Enum stores a value as one of its words, and reads it again."""
+def _is_stored(type_: TypeDecorator[Any], value: Any) -> bool:
+    """Return whether a TypeDecorator of an Enum stores ``value`` as one of its values and loads it unchanged."""
     dialect = backend().dialect
-    stored, loaded = type_.bind_processor(dialect), type_.result_processor(dialect, None)
+    to_database, from_database = type_.bind_processor(dialect), type_.result_processor(dialect, None)
     try:
-        word = value if stored is None else stored(value)
-        again = word if loaded is None else loaded(word)
-    except Exception:  # noqa: BLE001 - the application's own code, asked for a value that it may not know
+        stored = value if to_database is None else to_database(value)
+        loaded = stored if from_database is None else from_database(stored)
+    except Exception:  # noqa: BLE001 - the application's type may raise any error for an unknown value
         return False
-    words: Any = getattr(type_, "enums", ())
-    return bool(word in words and again == value)
+    members: Any = getattr(type_, "enums", ())
+    return bool(stored in members and loaded == value)
 
 
-def _is_called(member: Any, word: str) -> bool:
-    return isinstance(member, enum.Enum) and (member.value == word or member.name.lower() == word)
+def _is_named(member: Any, name: str) -> bool:
+    return isinstance(member, enum.Enum) and (member.value == name or member.name.lower() == name)
 
 
-def _fits(type_: TypeEngine[Any], word: Any) -> bool:
+def _fits(type_: TypeEngine[Any], value: Any) -> bool:
     try:
-        literal_text(word, type_)
+        literal_text(value, type_)
     except (TypeError, ValueError, AttributeError, StatementError):
         return False
     length = getattr(type_, "length", None)
-    # An application's own type may write something shorter than the word.
-    return length is None or isinstance(type_, TypeDecorator) or len(str(word)) <= length
+    # A TypeDecorator may store a shorter text than the value.
+    return length is None or isinstance(type_, TypeDecorator) or len(str(value)) <= length
 
 
 @dataclass(frozen=True)
 class Role:
-    """How one queue attribute is stored when the library makes its column."""
+    """The column that the library makes for one role."""
 
     annotation: Any
-    """The Python type, as ``Mapped[...]`` takes it."""
+    """The Python type, for ``Mapped[...]``."""
     make_type: Callable[[States], TypeEngine[Any]]
     nullable: bool = True
     constant: Callable[[States], Any] | None = None
-    """The default that is a constant, if there is one."""
+    """Makes the default, if it is a constant."""
     server_now: bool = False
-    """The default is the database's ``now()``."""
+    """Whether the default is ``now()`` of the database."""
 
     def column(self, name: str, states: States, type_: TypeEngine[Any] | None = None) -> sa.Column[Any]:
-        """Return a new column for this role, of its own type or of another one."""
+        """Return a new column for this role.
+
+        :param type_: by default the type of the role.
+        """
         type_ = self.make_type(states) if type_ is None else type_
         options: dict[str, Any] = {"nullable": self.nullable}
         if self.constant is not None:

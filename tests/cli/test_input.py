@@ -93,7 +93,7 @@ def test_targets_that_are_none(command: str, target: str, said: str) -> None:
         ([f"{QUEUES}:consumer", "--concurrency", "2", "--batch"], "--concurrency, --batch: no effect on"),
         ([f"{QUEUES}:consumer", f"{QUEUES}:consumer"], "is named twice; raise its concurrency instead"),
         ([f"{MODELS}:Email", *HANDLER, "--poll-interval", "0"], "give more than zero seconds"),
-        ([f"{MODELS}:Email", *HANDLER, "--lease", "1ms"], "a lease lasts from one second"),
+        ([f"{MODELS}:Email", *HANDLER, "--lease", "1ms"], "a lease must be from one second"),
         ([f"{MODELS}:Email", *HANDLER, "--grace", "soon"], "'soon' is no span of time; write seconds, or 500ms"),
         ([f"{MODELS}:Email", *HANDLER, "--processes", "0"], "--processes"),
     ],

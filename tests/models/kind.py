@@ -64,7 +64,7 @@ class Built:
 
     def attribute(self, role: str) -> str | None:
         """Return the attribute that plays a role, as the user's config has it."""
-        return self.config.placed(role, role)
+        return self.config.attribute_for(role, role)
 
     def column(self, attribute: str) -> sa.Column[Any]:
         column = sa.inspect(self.model).columns[attribute]

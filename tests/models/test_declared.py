@@ -186,7 +186,7 @@ def model(config: QueueConfig, *bases: Any, **attributes: Any) -> Any:
         (QueueConfig(columns={"status": None}), r"QueueConfig\(columns=\{'status': None\}\) says otherwise"),
         (QueueConfig(strategy="delete_returning", rows_are_messages=True), "rows_are_messages.* says otherwise"),
         (QueueConfig(adopt={"status": "one"}), r"Order\.one = .*adopt, which adds no column.*adopt=\{'status': 'one'"),
-        (QueueConfig(columns={"priority": "one"}), "the attribute 'one' is given to two queue attributes"),
+        (QueueConfig(columns={"priority": "one"}), "the attribute 'one' has two roles"),
     ],
 )
 def test_what_the_config_says_otherwise(config: QueueConfig, said: str) -> None:

@@ -152,7 +152,7 @@ def test_what_a_handler_changed_is_written_with_the_next_run(tasks: sa.Engine) -
 
 
 def test_nothing_can_be_loaded_with_a_detached_instance(tasks: sa.Engine) -> None:
-    with pytest.raises(StatementError, match=r"claim\(select\(Task\).options.* hands out a detached instance"):
+    with pytest.raises(StatementError, match=r"claim\(select\(Task\).options.* returns a detached instance"):
         claim(sa.select(Task).options(load_only(Task.text)), 1)
     with Session(tasks) as session, pytest.raises(sa.exc.ArgumentError):
         session.execute(claim(Task, 1).options(load_only(Task.text)))

@@ -157,9 +157,9 @@ def test_members_called_like_the_states_need_no_naming(engine: sa.Engine) -> Non
 
 
 def test_a_vocabulary_without_a_pending_state_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"Job: its status column has no value 'pending'; name one with"):
+    with pytest.raises(ConfigurationError, match=r"Job: its status column has no value 'pending'; name its value with"):
         model(QueueConfig(columns={"status": "status"}), **adopted(sa.Enum(Phase)))
-    with pytest.raises(ConfigurationError, match=r"Job: its status column has no value 'pending'; name one with"):
+    with pytest.raises(ConfigurationError, match=r"Job: its status column has no value 'pending'; name its value with"):
         model(QueueConfig(columns={"status": "status"}), **adopted(postgresql.ENUM("a", "b", name="ab")))
 
 
@@ -199,7 +199,7 @@ def test_a_state_without_a_word_is_missed_only_where_it_is_needed(strategy: str,
         session.execute(fail(claimed))
         session.execute(requeue(job))
         session.commit()
-        with pytest.raises(StatementError, match=r"Job has no word for the state 'cancelled'; give one in"):
+        with pytest.raises(StatementError, match=r"Job has no value for the state 'cancelled'; set one with"):
             cancel(job)
 
 

@@ -1,1 +1,1 @@
-"""From a mapped class to a queue."""
+"""Mapped classes as queues: :class:`~sqlaqueue.QueueMixin`, the queue attributes, and the run beside an instance."""

@@ -1,4 +1,4 @@
-"""The queue attributes as type checkers see them; :mod:`sqlaqueue.mapping.columns` makes them."""
+"""Declarations of the queue attributes for type checkers; :mod:`sqlaqueue.mapping.columns` adds them at run time."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ if TYPE_CHECKING:
 
     _default: Any = None
 
-    # A dataclass, so that the constructors of dataclasses and SQLModels take the attributes as well.
+    # A dataclass, so that generated constructors of dataclasses and SQLModels accept the attributes.
     @dataclass(init=False, repr=False, eq=False, kw_only=True)
     class QueueAttributes:
-        """What :class:`~sqlaqueue.QueueMixin` adds to a class."""
+        """The attributes that :class:`~sqlaqueue.QueueMixin` adds to a class."""
 
         status: Role[str] = _default
-        """Where the job is in its life: one of the values of ``QueueConfig.states``."""
+        """The state of the job, as one of the values of ``QueueConfig.states``."""
         priority: Role[int] = _default
-        """Lower runs first; 0 by default."""
+        """Jobs with lower values run first; 0 by default."""
         run_at: Role[datetime] = _default
-        """When the job is due; the database's ``now()`` by default."""
+        """The time from which the job can be claimed; ``now()`` of the database by default."""
         attempts: Role[int] = _default
-        """How many runs have been started and not given back."""
+        """The number of started runs, without those that were released."""
         max_attempts: Role[int | None] = _default
-        """This job's own limit of attempts; None for the queue's."""
+        """The limit of attempts of this job; None for that of the queue."""
         last_error: Role[str | None] = _default
         """The text of the last error."""
         created_at: Role[datetime] = _default
-        """When the job was enqueued."""
+        """The time at which the job was enqueued."""
         finished_at: Role[datetime | None] = _default
-        """When the job was completed, failed or cancelled."""
+        """The time at which the job was completed, failed or cancelled."""
         lease_token: Role[uuid.UUID | None] = _default
-        """The token of the claim that holds the job, or that held it last when its worker died."""
+        """The token of the current claim; after a rescue, of the last one."""
         lease_expires_at: Role[datetime | None] = _default
-        """When the job may be taken from its worker."""
+        """The time from which the job can be rescued."""
         claimed_by: Role[str | None] = _default
-        """The worker that holds the job."""
+        """The name of the worker that claimed the job."""
 
 else:
     QueueAttributes = object

@@ -1,13 +1,12 @@
-"""Where the queue attributes of a class come from, for each way in which a class can be mapped.
+"""Adds the queue attributes to a class, for each way of mapping it.
 
-What the class defines itself is adopted, if its config says so. The rest is made here, at the first
-of these moments at which the class can take it:
+An attribute that the class defines is used if the config names it. The others are added as early as the class allows:
 
-* as fields of a dataclass or an SQLModel before the class is read, so that its constructor takes them;
-* as columns of the table that declarative mapping is making, so that ``__table_args__`` may name them;
-* as columns of a table that was there before, once the class has its mapper.
+* as fields of a dataclass or an SQLModel, before the class is processed, so that its constructor accepts them;
+* as columns of the table that declarative mapping creates, so that ``__table_args__`` may name them;
+* as columns of an existing ``Table``, after the mapper is constructed.
 
-Nothing is made for a class whose config says ``adopt``.
+With ``QueueConfig(adopt=...)`` nothing is added.
 """
 
 from __future__ import annotations
@@ -37,68 +36,70 @@ from sqlaqueue.strategies import ClaimStrategy
 
 _Add = Callable[[type[Any], str, str, QueueConfig], None]
 
-_MADE = "__queue_fields__"
-"""The fields that were added to a class or one of its bases; else they would pass for its own."""
+_ADDED = "__queue_fields__"
+"""The names of the fields that were added to a class or its bases, as distinct from fields that it defines."""
 
 
 def with_declared(cls: type[Any], config: QueueConfig) -> QueueConfig:
-    """Return the config of a class with what the class itself says by :func:`~sqlaqueue.queue_column`.
+    """Return the config of a class, with its declarations by :func:`~sqlaqueue.queue_column`.
 
-    :raises ConfigurationError: when the two contradict each other.
+    :raises ConfigurationError: if a declaration contradicts the config.
     """
     declared = declared_in(cls)
     if not declared:
         return config
     for role, one in declared.items():
-        says = f"{cls.__name__}.{one.attribute} = queue_column({role!r})"
+        declaration = f"{cls.__name__}.{one.attribute} = queue_column({role!r})"
         if config.adopt is not None:
             msg = (
-                f"{says}: its config says adopt, which adds no column. If the table has this column, map it with "
-                f"mapped_column() and name it with QueueConfig(adopt={{{role!r}: {one.attribute!r}, ...}}); else use "
-                "columns= in place of adopt="
+                f"{declaration}: QueueConfig(adopt=...) adds no columns. If the table has this column, map it with "
+                f"mapped_column() and name it with QueueConfig(adopt={{{role!r}: {one.attribute!r}, ...}}); otherwise "
+                "use columns= instead of adopt="
             )
         elif config.attribute_for(role, one.attribute) != one.attribute:
-            said = f"columns={{{role!r}: {config.columns[role]!r}}}" if role in config.columns else "rows_are_messages"
-            msg = f"{says}: QueueConfig({said}) says otherwise; leave out one of the two"
+            option = (
+                f"columns={{{role!r}: {config.columns[role]!r}}}" if role in config.columns else "rows_are_messages"
+            )
+            msg = f"{declaration}: it contradicts QueueConfig({option}); leave out one of the two"
         else:
             continue
         raise ConfigurationError(msg)
     return replace(config, columns={**config.columns, **{role: one.attribute for role, one in declared.items()}})
 
 
-def placed_roles(config: QueueConfig, strategy: ClaimStrategy) -> dict[str, str]:
-    """Return role to attribute for the roles that a queue with this config has."""
+def role_attributes(config: QueueConfig, strategy: ClaimStrategy) -> dict[str, str]:
+    """Return role to attribute for the roles of a queue with this config."""
     unused = (*OPT_IN_ROLES, *(LEASE_ROLES if strategy.holds_transaction else ()))
-    placed = {role: config.attribute_for(role, None if role in unused else role) for role in ROLES}
-    return {role: attribute for role, attribute in placed.items() if attribute is not None}
+    attributes = {role: config.attribute_for(role, None if role in unused else role) for role in ROLES}
+    return {role: attribute for role, attribute in attributes.items() if attribute is not None}
 
 
 def add_fields(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) -> None:
-    """Add the attributes that have to be there before the class is mapped.
+    """Add the attributes that must exist before the class is mapped.
 
-    These are all attributes of a class whose constructor is made from its fields, and those that it declares itself.
+    These are all attributes if the constructor is generated from fields, otherwise those declared by queue_column().
 
-    :raises ConfigurationError: when the class defines an attribute of a role's name without saying what for.
+    :raises ConfigurationError: if an attribute of the class has the name of a role, and the config does not name it.
     """
-    add = None if config.adopt is not None else _way_to_add(cls)
+    add = None if config.adopt is not None else _adder_for(cls)
     if add is None:
         return
     declared = {one.attribute for one in declared_in(cls).values()}
-    if add is _leave_to_table or (add is _add_mapped_column and _has_registry(cls)):
+    if add is _leave_to_mapper or (add is _add_mapped_column and _has_registry(cls)):
         roles = {role: attribute for role, attribute in roles.items() if attribute in declared}
     present = _defined_by(cls)
     _check_names(cls, config, roles, present)
-    made = {role: attribute for role, attribute in roles.items() if attribute not in present}
+    missing = {role: attribute for role, attribute in roles.items() if attribute not in present}
     if declared:
         keep_declared(cls)
-    for role, attribute in made.items():
+    for role, attribute in missing.items():
         add(cls, role, attribute, config)
-    if made and add is not _leave_to_table:
-        setattr(cls, _MADE, frozenset(made.values()))
+    if missing and add is not _leave_to_mapper:
+        setattr(cls, _ADDED, frozenset(missing.values()))
 
 
-def _way_to_add(cls: type[Any]) -> _Add | None:
-    """Return what adds an attribute to a class that is not mapped yet, None for one that will not be."""
+def _adder_for(cls: type[Any]) -> _Add | None:
+    """Return the function that adds an attribute to a class before it is mapped, None if it will not be mapped."""
     if _is_sqlmodel(cls):
         return _add_sqlmodel_field
     if cls.__dict__.get("__abstract__"):
@@ -106,93 +107,94 @@ def _way_to_add(cls: type[Any]) -> _Add | None:
     if _is_dataclass(cls):
         return _add_dataclass_field if _names_table(cls) else None
     if _has_registry(cls):
-        return _leave_to_table if "__table__" in cls.__dict__ else _add_mapped_column
-    # With a name for its table, a decorator is going to map it, perhaps as a dataclass.
-    return _add_mapped_column if isinstance(cls.__dict__.get("__tablename__"), str) else _leave_to_table
+        return _leave_to_mapper if "__table__" in cls.__dict__ else _add_mapped_column
+    # A class with a table name will be mapped by a decorator, perhaps as a dataclass.
+    return _add_mapped_column if isinstance(cls.__dict__.get("__tablename__"), str) else _leave_to_mapper
 
 
 def new_columns(cls: type[Any], config: QueueConfig, roles: Mapping[str, str]) -> list[sa.Column[Any]]:
-    """Return the columns that the table of a class still lacks when it is made.
+    """Return the columns to add to the table of a declarative class when it is created.
 
-    :raises ConfigurationError: when the class defines an attribute of a role's name without saying what for, and
-        when it is too late for attributes that had to be fields.
+    :raises ConfigurationError: if an attribute of the class has the name of a role, and the config does not name it;
+        and if attributes had to be added as fields, but QueueMixin is not the first base class.
     """
     if config.adopt is not None:
         return []
     present = _defined_by(cls)
     _check_names(cls, config, roles, present)
-    present |= getattr(cls, _MADE, frozenset())
+    present |= getattr(cls, _ADDED, frozenset())
     missing = {role: attribute for role, attribute in roles.items() if attribute not in present}
     late = [one.attribute for one in declared_in(cls).values() if one.attribute in missing.values()]
     if missing and (late or _is_dataclass(cls)):
         bases = ", ".join(["QueueMixin", *(base.__name__ for base in cls.__bases__ if base.__name__ != "QueueMixin")])
         msg = (
-            f"class {cls.__name__}: QueueMixin must stand before the other bases, class {cls.__name__}({bases}), "
-            f"or its attributes cannot {'be declared by queue_column()' if late else 'become fields'}"
+            f"class {cls.__name__}: QueueMixin must be the first base, class {cls.__name__}({bases}), or its "
+            f"attributes cannot {'be declared by queue_column()' if late else 'become fields'}"
         )
         raise ConfigurationError(msg)
     return [_make(cls, role, attribute, config) for role, attribute in missing.items()]
 
 
 def complete_table(mapper: Mapper[Any], table: sa.Table, config: QueueConfig, roles: Mapping[str, str]) -> None:
-    """Add what a mapped class still lacks: all of it, when its table was there before.
+    """Add the missing columns to the table of a mapped class: all columns, if the table existed before the class.
 
-    :raises ConfigurationError: when the class defines an attribute of a role's name without saying what for.
+    :raises ConfigurationError: if an attribute of the class has the name of a role, and the config does not name it.
     """
     if config.adopt is not None:
         return
-    # An expression may be mapped as well, and has no info.
-    made = {name for name, column in mapper.columns.items() if "sqlaqueue" in getattr(column, "info", ())}
-    present = (_defined_by(mapper.class_) | set(mapper.columns.keys())) - made
+    # A mapped SQL expression has no info.
+    added = {name for name, column in mapper.columns.items() if "sqlaqueue" in getattr(column, "info", ())}
+    present = (_defined_by(mapper.class_) | set(mapper.columns.keys())) - added
     _check_names(mapper.class_, config, roles, present)
     for role, attribute in roles.items():
-        if attribute not in present | made:
+        if attribute not in present | added:
             column = _make(mapper.class_, role, attribute, config)
             table.append_column(column)
             mapper.add_property(attribute, column)
 
 
 def check_subclass(mapper: Mapper[Any], owner: type[Any], columns: Mapping[str, sa.Column[Any]]) -> None:
-    """Refuse a subclass that defines an attribute of its parent's queue again.
+    """Refuse a subclass that redefines an attribute of its parent's queue.
 
-    :param columns: attribute to column of the parent's queue.
-    :raises ConfigurationError: naming the class that has the attribute already.
+    :param owner: the class of the queue.
+    :param columns: attribute to column of the queue.
+    :raises ConfigurationError: with the attribute.
     """
     for attribute, column in columns.items():
-        # A column of the same name in the child's own table would be written together with the queue's.
+        # SQLAlchemy would write a column of the same name in the subclass's own table together with the queue's.
         mapped = mapper.get_property(attribute) if mapper.has_property(attribute) else None
         if not isinstance(mapped, ColumnProperty) or [*map(id, mapped.columns)] != [id(column)]:
             name = mapper.class_.__name__
             msg = (
-                f"{name}.{attribute}: the queue of {owner.__name__} has this attribute already; rename {name}'s, "
-                f"or the queue's with QueueConfig(columns=...) in {owner.__name__}"
+                f"{name}.{attribute}: the queue of {owner.__name__} has an attribute of this name; rename one of the "
+                f"two, the queue's with QueueConfig(columns=...) in {owner.__name__}"
             )
             raise ConfigurationError(msg)
 
 
 def column_of(mapper: Mapper[Any], role: str, attribute: str, config: QueueConfig) -> sa.Column[Any]:
-    """Return the column that plays a role.
+    """Return the column that has a role.
 
-    :raises ConfigurationError: when there is none, naming the class, the attribute and what it may have meant.
+    :raises ConfigurationError: if the attribute is not a column of the table.
     """
-    # Not mapper.column_attrs, which would configure all mappers before the classes that they name are there.
+    # mapper.column_attrs would configure all mappers, before the classes that they refer to exist.
     column, table = mapper.columns.get(attribute), mapper.local_table
     if isinstance(column, sa.Column) and column.table is table:
         return column
     name = mapper.class_.__name__
     if config.adopt is None:
         msg = (
-            f"{name}: QueueConfig(columns={{{role!r}: {attribute!r}}}) names an attribute that is no column "
-            f"of the table {table}; define {name}.{attribute} as a column, or name another"
+            f"{name}: QueueConfig(columns={{{role!r}: {attribute!r}}}) names an attribute that is not a "
+            f"column of the table {table}; define {name}.{attribute} as a column, or name another attribute"
         )
         raise ConfigurationError(msg)
-    there = {key: one for key, one in mapper.columns.items() if getattr(one, "table", None) is table}
-    called = [key for key, one in there.items() if one.name == attribute]
-    hint = f"; the column {attribute} is the attribute {called[0]!r}" if called else did_you_mean(attribute, there)
-    what = "is no column of the table" if hasattr(mapper.class_, attribute) else "the class does not have, in the table"
+    known = {key: one for key, one in mapper.columns.items() if getattr(one, "table", None) is table}
+    named = [key for key, one in known.items() if one.name == attribute]
+    hint = f"; the column {attribute} is the attribute {named[0]!r}" if named else did_you_mean(attribute, known)
+    what = f"is not a column of the table {table}" if hasattr(mapper.class_, attribute) else "does not exist"
     msg = (
-        f"{name}: QueueConfig(adopt={{{role!r}: {attribute!r}}}) names an attribute that {what} {table}; "
-        f"there are {', '.join(there)}{hint}"
+        f"{name}: QueueConfig(adopt={{{role!r}: {attribute!r}}}) names an attribute that {what}; the columns of "
+        f"{table} are {', '.join(known)}{hint}"
     )
     raise ConfigurationError(msg)
 
@@ -201,18 +203,18 @@ def _check_names(cls: type[Any], config: QueueConfig, roles: Mapping[str, str], 
     for role, attribute in roles.items():
         if role in present and attribute == role and role not in config.columns:
             msg = (
-                f"{cls.__name__}.{role} is a name that the queue uses. If this attribute is the queue's own {role}, "
-                f"adopt it with QueueConfig(columns={{{role!r}: {role!r}}}); if it means something else, "
-                f"put the queue's on another attribute with QueueConfig(columns={{{role!r}: 'queue_{role}'}})"
+                f"{cls.__name__}.{role} has the name of a queue attribute. To use it as the queue's {role}, set "
+                f"QueueConfig(columns={{{role!r}: {role!r}}}); if it is something else, give the queue's {role} "
+                f"another name with QueueConfig(columns={{{role!r}: 'queue_{role}'}})"
             )
             raise ConfigurationError(msg)
 
 
 def _defined_by(cls: type[Any]) -> set[str]:
-    """Return the attributes that a class and its bases define, without those that are the queue's own."""
+    """Return the names of the attributes that a class and its bases define, without added queue attributes."""
     names = {name for base in cls.__mro__ for name in (*vars(base), *inspect.get_annotations(base))}
     declared = {one.attribute for one in declared_in(cls).values()}
-    return names - declared - getattr(cls, _MADE, frozenset())
+    return names - declared - getattr(cls, _ADDED, frozenset())
 
 
 def _is_sqlmodel(cls: type[Any]) -> bool:
@@ -242,8 +244,8 @@ def _make(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> sa.
     return column
 
 
-def _leave_to_table(cls: type[Any], _role: str, attribute: str, _config: QueueConfig) -> None:
-    """Take out what stands for a column in a class whose table is there: the column is added to the table later."""
+def _leave_to_mapper(cls: type[Any], _role: str, attribute: str, _config: QueueConfig) -> None:
+    """Remove the placeholder from a class with an existing table; complete_table() adds the column."""
     if attribute in vars(cls):
         delattr(cls, attribute)
     cls.__annotations__ = {name: kind for name, kind in inspect.get_annotations(cls).items() if name != attribute}
@@ -251,7 +253,7 @@ def _leave_to_table(cls: type[Any], _role: str, attribute: str, _config: QueueCo
 
 def _add_mapped_column(cls: type[Any], role: str, attribute: str, config: QueueConfig, **options: Any) -> None:
     column, kind = _make(cls, role, attribute, config), COLUMNS[role]
-    mapped: Any = Mapped  # by another name, or a type checker reads what follows as an annotation
+    mapped: Any = Mapped  # under another name, or type checkers would read the expression below as an annotation
     field: Any = mapped_column(
         attribute,
         column.type,
@@ -266,14 +268,14 @@ def _add_mapped_column(cls: type[Any], role: str, attribute: str, config: QueueC
 
 
 def _add_dataclass_field(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> None:
-    # By keyword only, or a subclass could not have a field without a default.
+    # Keyword-only, so that subclasses can have fields without defaults.
     _add_mapped_column(cls, role, attribute, config, kw_only=True)
 
 
 def _add_sqlmodel_field(cls: type[Any], role: str, attribute: str, config: QueueConfig) -> None:
-    from sqlmodel import Field  # noqa: PLC0415 - only where somebody uses it
+    from sqlmodel import Field  # noqa: PLC0415 - an optional dependency
 
-    # No sa_column: a model without a table may hand its fields down to several that have one.
+    # Not sa_column: several tables may inherit the field from a model without a table.
     column, kind = _make(cls, role, attribute, config), COLUMNS[role]
     field = Field(
         default=_constant(column),
@@ -286,5 +288,5 @@ def _add_sqlmodel_field(cls: type[Any], role: str, attribute: str, config: Queue
 
 
 def _constant(column: sa.Column[Any]) -> Any:
-    """Return the value that a new instance has, None where the database gives it."""
+    """Return the default of a new instance, None if the database sets it."""
     return column.default.arg if isinstance(column.default, sa.ColumnDefault) and column.default.is_scalar else None

@@ -23,7 +23,7 @@ from sqlaqueue.mapping.columns import (
     column_of,
     complete_table,
     new_columns,
-    placed_roles,
+    role_attributes,
     with_declared,
 )
 from sqlaqueue.mapping.queue_column import is_placeholder
@@ -111,11 +111,11 @@ def _read_config(cls: type[Any]) -> tuple[QueueConfig, ClaimStrategy, Mapping[st
         raise ConfigurationError(msg)
     config = with_declared(cls, config)
     strategy = find_strategy(config.strategy)
-    roles = placed_roles(config, strategy)
+    roles = role_attributes(config, strategy)
     strategy = strategy.for_roles(roles)
     _check_deletes_rows(cls.__name__, config, strategy)
     check_roles(cls.__name__, strategy.required_roles, roles, config)
-    return config, strategy, placed_roles(config, strategy)
+    return config, strategy, role_attributes(config, strategy)
 
 
 def _check_deletes_rows(model: str, config: QueueConfig, strategy: ClaimStrategy) -> None:

@@ -1,4 +1,4 @@
-"""Roles that a class declares on attributes of its own, so that type checkers see them: :func:`queue_column`."""
+"""Queue attributes declared in the class, visible to type checkers: :func:`queue_column`."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ from sqlaqueue.queue.config import ROLES, States, did_you_mean
 from sqlaqueue.queue.roles import COLUMNS
 
 _PLACEHOLDER = "sqlaqueue_declared"
-"""The entry in the info of a column that stands where the queue's own is going to be."""
+"""The key in ``Column.info`` that marks a placeholder, which the column of the queue will replace."""
 
-_FOUND = "__queue_declared__"
-"""What a class and its bases have declared, once the queue's own columns have replaced the placeholders."""
+_DECLARED = "__queue_declared__"
+"""The declarations of a class and its bases, kept when their placeholders are replaced."""
 
 
 @dataclass(frozen=True)
 class Declared:
-    """What :func:`queue_column` says of one attribute."""
+    """The declaration of one attribute by :func:`queue_column`."""
 
     role: str
     attribute: str
     type: TypeEngine[Any] | None
-    """The type of its column; None for the one that the role has."""
+    """The type of its column; None for the type of the role."""
 
 
 def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | None = None) -> Any:
-    """Declare which attribute of a class plays a role, so that type checkers and readers see it.
+    """Declare an attribute as a queue attribute, so that readers and type checkers see it.
 
     ::
 
         class Email(QueueMixin, Base):
-            status: Mapped[str]                                      # something else
-            queue_status: Mapped[str] = queue_column("status")       # the queue's
+            status: Mapped[str]                                      # an attribute of the application
+            queue_status: Mapped[str] = queue_column("status")       # the status of the job
             importance: Mapped[int] = queue_column("priority")
 
-    It says the same as ``QueueConfig(columns={"status": "queue_status"})``, and may be used together with it. The
-    column is made by the library. A status that is annotated with an Enum is stored as one:
-    ``status: Mapped[Phase] = queue_column("status")``. In an SQLModel the annotation is the bare type,
-    ``queue_status: str = queue_column("status")``.
+    This is the same as ``QueueConfig(columns={"status": "queue_status"})`` and can be combined with it. The library
+    adds the column. A status annotated with an Enum has an Enum column: ``status: Mapped[Phase] =
+    queue_column("status")``. In an SQLModel the annotation is the plain type: ``queue_status: str =
+    queue_column("status")``.
 
     :param role: the name of a queue attribute, one of ``sqlaqueue.queue.config.ROLES``.
-    :param type_: the column's type, by default that of the role.
-    :raises ConfigurationError: when there is no such role.
+    :param type_: the type of the column; by default that of the role.
+    :raises ConfigurationError: if there is no such role.
     """
     if role not in ROLES:
-        msg = f"queue_column({role!r}): there is no such queue attribute; they are {', '.join(ROLES)}"
+        msg = f"queue_column({role!r}): there is no such queue attribute; those are {', '.join(ROLES)}"
         raise ConfigurationError(f"{msg}{did_you_mean(str(role), ROLES)}")
     given: TypeEngine[Any] | None = None if type_ is None else sa.types.to_instance(type_)
     kind = COLUMNS[role]
@@ -63,11 +63,11 @@ def queue_column(role: str, type_: TypeEngine[Any] | type[TypeEngine[Any]] | Non
 
 
 def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
-    """Return what a class and its bases declare by :func:`queue_column`, by role.
+    """Return the declarations of a class and its bases by :func:`queue_column`, by role.
 
-    :raises ConfigurationError: when a role is declared twice.
+    :raises ConfigurationError: if a role is declared twice.
     """
-    found: dict[str, Declared] = dict(getattr(cls, _FOUND, {}))
+    found: dict[str, Declared] = dict(getattr(cls, _DECLARED, {}))
     hidden: set[str] = set()
     for base in cls.__mro__:
         for attribute, value in _values(base):
@@ -76,8 +76,8 @@ def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
                 other = found.get(role)
                 if other is not None and other.attribute != attribute:
                     msg = (
-                        f"{cls.__name__}: queue_column({role!r}) is given to {other.attribute!r} and to "
-                        f"{attribute!r}; one attribute plays a role"
+                        f"{cls.__name__}: queue_column({role!r}) declares {other.attribute!r} and {attribute!r}; "
+                        "declare one of them"
                     )
                     raise ConfigurationError(msg)
                 if other is None:
@@ -87,18 +87,18 @@ def declared_in(cls: type[Any]) -> Mapping[str, Declared]:
 
 
 def keep_declared(cls: type[Any]) -> None:
-    """Remember what a class declares, before its placeholders are replaced."""
-    setattr(cls, _FOUND, declared_in(cls))
+    """Store the declarations of a class before its placeholders are replaced."""
+    setattr(cls, _DECLARED, declared_in(cls))
 
 
 def is_placeholder(column: sa.ColumnElement[Any]) -> bool:
-    """Whether a column of a table stands where a queue's own should be."""
+    """Return whether a column is a placeholder of :func:`queue_column`."""
     return _PLACEHOLDER in getattr(column, "info", ())
 
 
 def _values(base: type[Any]) -> Iterator[tuple[str, Any]]:
     yield from vars(base).items()
-    # pydantic has taken the values out of a class that is made already.
+    # In a finished class, pydantic has moved the values from the class to its fields.
     for name, field in vars(base).get("__pydantic_fields__", {}).items():
         yield name, field.default
 
@@ -109,14 +109,14 @@ def _placeholder(value: Any) -> tuple[str | None, TypeEngine[Any] | None]:
 
 
 def _enum_of(base: type[Any], attribute: str, role: str) -> TypeEngine[Any] | None:
-    """Return the type of a status that is annotated with an Enum."""
+    """Return the column type of a status that is annotated with an Enum, otherwise None."""
     if role != "status":
         return None
     annotation = inspect.get_annotations(base).get(attribute)
     if isinstance(annotation, str):
         try:
-            annotation = eval(annotation, vars(sys.modules[base.__module__]), dict(vars(base)))  # noqa: S307 - as typing.get_type_hints() does, which fails for a class whose other annotations it cannot read
-        except Exception:  # noqa: BLE001 - a name that is not there yet, or only while types are checked
+            annotation = eval(annotation, vars(sys.modules[base.__module__]), dict(vars(base)))  # noqa: S307 - like typing.get_type_hints(), which fails if it cannot evaluate another annotation
+        except Exception:  # noqa: BLE001 - the name may be undefined yet, or defined for type checkers only
             return None
     if get_origin(annotation) is Mapped:
         (annotation,) = get_args(annotation)

@@ -128,9 +128,7 @@ def test_a_dataclass_base_before_the_mixin_is_refused_with_the_fix() -> None:
     class Base(MappedAsDataclass, DeclarativeBase):
         pass
 
-    with pytest.raises(
-        ConfigurationError, match=r"QueueMixin must stand before the other bases, class Email\(QueueMixin, Base\)"
-    ):
+    with pytest.raises(ConfigurationError, match=r"QueueMixin must be the first base, class Email\(QueueMixin, Base\)"):
 
         class Email(Base, QueueMixin):
             __tablename__ = "email"

@@ -190,7 +190,7 @@ def test_a_domain_status_is_refused_with_both_fixes(make: MakeModel) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make(QueueConfig())
     message = str(refused.value)
-    assert "Order.status is a name that the queue uses" in message
+    assert "Order.status has the name of a queue attribute" in message
     assert "QueueConfig(columns={'status': 'status'})" in message
     assert "QueueConfig(columns={'status': 'queue_status'})" in message
 
@@ -235,7 +235,7 @@ def test_other_roles_are_refused_like_status(role: str) -> None:
         "id": mapped_column(sa.Integer, primary_key=True),
         role: mapped_column(sa.Text),
     }
-    with pytest.raises(ConfigurationError, match=rf"Order\.{role} is a name .* 'queue_{role}'"):
+    with pytest.raises(ConfigurationError, match=rf"Order\.{role} has the name .* 'queue_{role}'"):
         type("Order", (QueueMixin, Base), body)
 
 
@@ -243,7 +243,7 @@ def test_an_attribute_that_is_no_column_is_refused_too() -> None:
     class Base(DeclarativeBase):
         pass
 
-    with pytest.raises(ConfigurationError, match=r"Order\.status is a name that the queue uses"):
+    with pytest.raises(ConfigurationError, match=r"Order\.status has the name of a queue attribute"):
 
         class Order(QueueMixin, Base):
             __tablename__ = "orders"
@@ -259,7 +259,7 @@ def test_adopting_what_is_no_column_is_refused() -> None:
     class Base(DeclarativeBase):
         pass
 
-    with pytest.raises(ConfigurationError, match=r"no column of the table orders; define Order\.status as a column"):
+    with pytest.raises(ConfigurationError, match=r"not a column of the table orders; define Order\.status as a column"):
 
         class Order(QueueMixin, Base):
             __tablename__ = "orders"

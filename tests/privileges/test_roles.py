@@ -185,7 +185,7 @@ def test_notifications_that_may_not_be_sent(roles: Roles) -> None:
 def test_who_pauses_and_cancels(roles: Roles) -> None:
     pausing, cancelling = (
         of_page("`pause()` and `resume()`:"),
-        of_page("`cancel()`, `requeue()` and `purge()` as well:"),
+        of_page("`cancel()`, `requeue()` and `purge()` too:"),
     )
     roles.execute(*pausing)
     roles.grant_web()
@@ -207,7 +207,7 @@ def test_who_pauses_and_cancels(roles: Roles) -> None:
 
 @pytest.mark.parametrize("kind", ["update_status"])
 def test_who_only_looks(roles: Roles) -> None:
-    roles.execute(*of_page("## Who only looks"))
+    roles.execute(*of_page("## Reading statistics"))
     with Session(roles.engine("reader")) as session:
         assert session.scalars(sa.select(roles.Job)).all() == []
         assert session.scalar(paused(roles.Job)) is False

@@ -1,4 +1,4 @@
-"""The recipes of the documentation, taken apart: what a reader would paste is what these tests run."""
+"""The recipes of the documentation as data: these tests run the code that a reader would paste."""
 
 from __future__ import annotations
 
@@ -31,18 +31,23 @@ class Recipe:
         return [code for kind, code in BLOCK.findall(self._sections.get(section, "")) if kind == language]
 
     @property
+    def existing(self) -> list[str]:
+        """The SQL of the existing tables, and then of their rows; nothing where the queue makes its own table."""
+        return self.blocks("The existing table", "sql") + self.blocks("The existing tables", "sql")
+
+    @property
     def tables(self) -> str:
-        """The tables as they are before the library comes."""
-        return "".join(self.blocks("The tables", "sql")[:1])
+        """The existing tables, before the library adds anything."""
+        return "".join(self.existing[:1])
 
     @property
     def added(self) -> str:
-        """What the library adds to them."""
+        """What the library adds to the tables."""
         return "".join(self.blocks("What sqlaqueue adds", "sql"))
 
     def program(self, url: str) -> ModuleType:
-        """Execute what defines the model and the consumer, and return its names."""
-        *_, consumer = (block for block in self.blocks("The consumer", "python") if "consumer = " in block)
+        """Execute the definitions of the model and the Consumer, and return their names."""
+        *_, consumer = (block for block in self.blocks("The Consumer", "python") if "consumer = " in block)
         added = self.blocks("What sqlaqueue adds", "python")
         code = "".join([*self.blocks("The model", "python"), *added, consumer])
         code = code.replace('"postgresql+psycopg://localhost/app"', repr(url)).replace("\nconsumer.run()", "")

@@ -137,7 +137,7 @@ def test_rows_as_messages_are_back_after_a_rollback(plant: Plant) -> None:
 
 
 def fill_status_column(seed: Seed) -> None:
-    seed.execute(seed.recipe.blocks("The tables", "sql")[1])
+    seed.execute(seed.recipe.existing[1])
 
 
 def test_status_column(plant: Plant) -> None:

@@ -1,4 +1,4 @@
-"""What an operator asks of a queue and does to it: plain functions on a Session, behind the command line.
+"""Functions on a Session for operators: show what a queue holds, and change its jobs.
 
 ::
 
@@ -7,16 +7,11 @@
         for group in failures(session, Email):
             print(group.kind, group.count)
 
-Those that only look leave the transaction open; those that change jobs do so in batches, and commit each. Each has a
-twin for an AsyncSession, such as ``await async_stats(session, Email)``.
+Functions that only read leave the transaction open; those that change jobs work in batches, and commit each. Each has
+an async version for an AsyncSession, such as ``await async_stats(session, Email)``.
 """
 
-from sqlaqueue.admin.cancelling import Cancelled, cancel
-from sqlaqueue.admin.changes import cancel_some, execute, in_batches, preview, purge, purge_some, requeue, requeue_some
-from sqlaqueue.admin.failures import FailureGroup, failures
-from sqlaqueue.admin.listing import JobInfo, job, jobs
-from sqlaqueue.admin.stats import Stats, stats
-from sqlaqueue.admin.twins import (
+from sqlaqueue.admin.async_versions import (
     async_cancel,
     async_consumers,
     async_count,
@@ -32,8 +27,22 @@ from sqlaqueue.admin.twins import (
     async_resume,
     async_stats,
 )
-from sqlaqueue.admin.which import JobFilter, count
-from sqlaqueue.admin.whole import consumers, pause, paused, reconcile, rescue, resume
+from sqlaqueue.admin.bulk_changes import (
+    cancel_some,
+    execute,
+    in_batches,
+    preview,
+    purge,
+    purge_some,
+    requeue,
+    requeue_some,
+)
+from sqlaqueue.admin.cancellation import Cancelled, cancel
+from sqlaqueue.admin.failure_groups import FailureGroup, failures
+from sqlaqueue.admin.job_filter import JobFilter, count
+from sqlaqueue.admin.job_listing import JobInfo, job, jobs
+from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
+from sqlaqueue.admin.statistics import Stats, stats
 
 __all__ = [
     "Cancelled",

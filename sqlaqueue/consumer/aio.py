@@ -139,7 +139,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
             all.
         """
-        group = ConsumerGroup(AsyncConsumer, consumers)
+        group = ConsumerGroup.of(AsyncConsumer, consumers)
         group.check_pools([await consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
 
         async def run(consumer: AsyncConsumer[Any]) -> None:
@@ -151,7 +151,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
             except BaseException as error:  # noqa: BLE001 - it is raised in the task that waits for all
                 group.failed(consumer, error)
 
-        with group.running():
+        with group.running(signals=consumers[0].handles_signals):
             tasks = [asyncio.create_task(run(consumer)) for consumer in consumers]
             try:
                 await asyncio.wait(tasks)

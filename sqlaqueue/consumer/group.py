@@ -1,27 +1,39 @@
-"""Several Consumers of one process: begun together, ended together, by a signal or by the first error. No I/O."""
+"""Several Consumers of one process: started together, and stopped together by a signal or the first error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.sessions.connection_checks import check_shared_pool
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 
+_LONGEST_WAIT = 600.0
+"""Seconds between two checks of the threads: not every system interrupts a wait when a signal arrives."""
+
 
 class ConsumerGroup:
-    """The Consumers that one call of ``run_all()`` runs.
+    """Consumers of one process that stop together."""
 
-    :raises ConfigurationError: when they are none, not of the kind, or not different ones.
-    """
+    def __init__(self, consumers: Sequence[Any]) -> None:
+        self.consumers: Sequence[Any] = consumers
+        self.error: BaseException | None = None
+        self._stopped = False
 
-    def __init__(self, kind: type[ConsumerBase], consumers: Sequence[Any]) -> None:
+    @classmethod
+    def of(cls, kind: type[ConsumerBase], consumers: Sequence[Any]) -> Self:
+        """Return the group that one call of ``run_all()`` runs.
+
+        :raises ConfigurationError: when there is no Consumer, one is of another kind, or one is given twice.
+        """
         name = kind.__name__
         for consumer in consumers:
             if not isinstance(consumer, kind):
@@ -36,9 +48,7 @@ class ConsumerGroup:
         if len({consumer.handles_signals for consumer in consumers}) > 1:
             msg = f"{name}.run_all(): signals=False is given to some only; signals stop all of them, or none"
             raise ConfigurationError(msg)
-        self.consumers: Sequence[Any] = consumers
-        self.error: BaseException | None = None
-        self._stopped = False
+        return cls(consumers)
 
     def check_pools(self, engines: Sequence[sa.Engine]) -> None:
         """Refuse a pool that is too small for all Consumers that share it.
@@ -57,18 +67,52 @@ class ConsumerGroup:
             consumer.stop()
 
     @contextmanager
-    def running(self) -> Iterator[None]:
-        """Have a signal stop all of them meanwhile, and those that begin after a stop end at once."""
+    def running(self, *, signals: bool) -> Iterator[None]:
+        """Let a Consumer that begins after :meth:`stop` end at once; re-raise the error of the one that failed first.
+
+        :param signals: whether SIGTERM and SIGINT stop the group.
+        """
         for consumer in self.consumers:
             consumer.stop_requested = lambda: self._stopped
         try:
-            with signal_handlers.stop_on_signal(self.stop, wanted=self.consumers[0].handles_signals):
+            with signal_handlers.stop_on_signal(self.stop, wanted=signals):
                 yield
         finally:
             for consumer in self.consumers:
                 consumer.stop_requested = None
         if self.error is not None:
             raise self.error
+
+    def run_in_threads(self, runs: Sequence[tuple[str, Callable[[], object]]]) -> None:
+        """Run functions, which must not raise, each in a thread of its own, until all have returned.
+
+        :param runs: pairs of a thread's name and its function.
+        """
+        waker, running = Waker(), set(range(len(runs)))
+
+        def run(number: int, function: Callable[[], object]) -> None:
+            try:
+                function()
+            finally:
+                running.discard(number)
+                waker.wake()
+
+        threads = [
+            threading.Thread(target=run, args=[number, function], name=name, daemon=True)
+            for number, (name, function) in enumerate(runs)
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            while running:
+                waker.wait(_LONGEST_WAIT)
+        except BaseException:
+            self.stop()
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+            waker.close()
 
     def failed(self, consumer: ConsumerBase, error: BaseException) -> None:
         """Note that one has ended with an error, and stop the others."""

@@ -20,6 +20,7 @@ import inspect
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import sqlalchemy as sa
@@ -159,7 +160,7 @@ class Consumer(RunsInThread, Generic[T]):
         :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
             all.
         """
-        group = ConsumerGroup(Consumer, consumers)
+        group = ConsumerGroup.of(Consumer, consumers)
         group.check_pools([consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
 
         def run(consumer: Consumer[Any]) -> None:
@@ -167,26 +168,9 @@ class Consumer(RunsInThread, Generic[T]):
                 consumer.run()
             except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits for all
                 group.failed(consumer, error)
-            finally:
-                running.discard(consumer)
-                waker.wake()
 
-        waker, running = Waker(), set(consumers)
-        threads = [
-            threading.Thread(target=run, args=[consumer], name=f"sqlaqueue-{consumer.queue}", daemon=True)
-            for consumer in consumers
-        ]
-        with group.running():
-            for thread in threads:
-                thread.start()
-            try:
-                while running:
-                    waker.wait(_LONGEST_WAIT)
-            finally:
-                group.stop()
-                for thread in threads:
-                    thread.join()
-                waker.close()
+        with group.running(signals=consumers[0].handles_signals):
+            group.run_in_threads([(f"sqlaqueue-{each.queue}", partial(run, each)) for each in consumers])
 
     def drain(self) -> int:
         """Serve the queue until no job is due, and return how many runs ended.

@@ -64,13 +64,13 @@ def test_it_asks_before_it_changes_anything(shop: Shop) -> None:
     for answer in ("n\n", ""):
         result = shop.invoke("purge", f"{MODELS}:Email", answer=answer)
         assert result.exit_code == 1
-        assert "email: 2 jobs (1 completed, 1 failed) will be deleted. Go on?" in result.stderr
+        assert "email: 2 jobs (1 completed, 1 failed) will be deleted. Continue?" in result.stderr
     assert len(keys(shop, "true")) == 2
     result = shop.invoke("purge", f"{MODELS}:Email", answer="y\n")
     assert (result.exit_code, result.stdout) == (0, "email: 2 jobs deleted\n")
     assert keys(shop, "true") == []
     # Where there is nothing to do there is nothing to ask.
-    assert shop.ok("purge", f"{MODELS}:Email") == "email: there is nothing to delete\n"
+    assert shop.ok("purge", f"{MODELS}:Email") == "email: no jobs to delete\n"
 
 
 def test_a_dry_run_says_how_many_and_changes_nothing(shop: Shop) -> None:
@@ -110,9 +110,9 @@ def test_cancel_cancels_what_waits_and_asks_what_runs(shop: Shop) -> None:
     assert [tuple(row) for row in shop.execute("SELECT queue, key FROM sqlaqueue_control")] == [("email", [3])]
     assert keys(shop, "status = 'pending'") == [1]
     told = shop.ok("cancel", f"{MODELS}:Email", "--yes", "--key", "1", "--key", "2", "--key", "99")
-    assert told == "email: 1 job cancelled, 2 jobs not found waiting or running: 2 99\n"
+    assert told == "email: 1 job cancelled, 2 jobs neither pending nor running: 2 99\n"
     told = shop.ok("cancel", f"{MODELS}:Email", "--key", "99")
-    assert told == "email: 0 jobs cancelled, 1 job not found waiting or running: 99\n"
+    assert told == "email: 0 jobs cancelled, 1 job neither pending nor running: 99\n"
     (found,) = shop.json("cancel", f"{MODELS}:Email", "--yes", "--key", "3", "--key", "99")
     assert found == {"queue": "email", "found": 1, "changed": 0, "asked": [3], "missing": ["99"]}
 
@@ -177,9 +177,9 @@ def test_rescue_takes_back_what_expired(shop: Shop) -> None:
 
 def test_reconcile_mends_what_bypassed_the_triggers(shop: Shop) -> None:
     shop.execute("SET LOCAL session_replication_role = replica; INSERT INTO letter (status) VALUES ('pending')")
-    assert shop.ok("reconcile", f"{MODELS}:Letter", "--dry-run") == "letter: 1 job would be mended\n"
-    assert shop.ok("reconcile", f"{MODELS}:Letter") == "letter: 1 job mended\n"
-    assert shop.ok("reconcile", f"{MODELS}:Letter") == "letter: 0 jobs mended\n"
+    assert shop.ok("reconcile", f"{MODELS}:Letter", "--dry-run") == "letter: 1 job would be reconciled\n"
+    assert shop.ok("reconcile", f"{MODELS}:Letter") == "letter: 1 job reconciled\n"
+    assert shop.ok("reconcile", f"{MODELS}:Letter") == "letter: 0 jobs reconciled\n"
 
 
 def test_what_a_model_leaves_out_cannot_be_asked_for(shop: Shop) -> None:

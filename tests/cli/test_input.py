@@ -43,15 +43,18 @@ def refused(*arguments: str, code: int = 2, **environment: str | None) -> str:
     [
         ("shop", "'shop': give module:attribute, such as app.models:Email"),
         (f"{SHOP}.models:", "give module:attribute"),
-        ("app/models.py:Email", "a module is named like app.models, not 'app/models.py'"),
-        ("nobody.has:This", "there is no module nobody; it is looked for in the current directory"),
+        ("app/models.py:Email", "write a module as app.models, not as 'app/models.py'"),
+        ("nobody.has:This", "there is no module nobody in the current directory"),
         (f"{SHOP}.modelz:Email", f"there is no module {SHOP}.modelz"),
         (f"{SHOP}.broken:Email", f"importing {SHOP}.broken failed: ZeroDivisionError: "),
         (f"{SHOP}.broken:Email", "broken.py, line 3)"),
         (f"{SHOP}.needing:Email", f"importing {SHOP}.needing failed: ModuleNotFoundError: No module named 'a_package"),
         (f"{SHOP}.quitting:Email", f"importing {SHOP}.quitting failed: SystemExit: configure me"),
         (f"{MODELS}:Emial", f"{MODELS} has no attribute Emial; did you mean Email?"),
-        (f"{MODELS}:Qqqq", f"{MODELS} has no attribute Qqqq; there are Bare, Email, Letter, Newsletter, Row, Task"),
+        (
+            f"{MODELS}:Qqqq",
+            "no attribute Qqqq; its queues are Bare, Email, Letter, Newsletter, Row, Task",
+        ),
         (f"{MODELS}:Email.nothing", "has no attribute nothing"),
         (f"{MODELS}:NoQueue", "NoQueue is not a queue; let it inherit from sqlaqueue.QueueMixin"),
         (f"{MODELS}:QueueMixin", "QueueMixin is not mapped"),
@@ -60,7 +63,7 @@ def refused(*arguments: str, code: int = 2, **environment: str | None) -> str:
         (f"{TASKS}:without_arguments", "it is None; name a queue class"),
         (f"{TASKS}:send", "is called without arguments: missing a required argument: 'session'"),
         (f"{QUEUES}:make_for", "is called without arguments"),
-        (f"{QUEUES}:make_async", "it is a coroutine function; make it a plain one"),
+        (f"{QUEUES}:make_async", "it is a coroutine function; let a plain function return"),
         (f"{QUEUES}:make_badly", "it raised ZeroDivisionError: "),
         (f"{QUEUES}:nothing", "it is empty"),
         (f"{QUEUES}:mixed", "it is 'letter'"),
@@ -75,7 +78,7 @@ def test_targets_that_are_none(command: str, target: str, said: str) -> None:
     [
         (
             [f"{MODELS}:Email"],
-            "jobs? Write tests.cli.shop.models:Email=module:function, or give --handler module:function",
+            "its handler is missing; write tests.cli.shop.models:Email=module:function, or give --handler",
         ),
         (
             [f"{MODELS}:Email", f"{MODELS}:Letter", *HANDLER],
@@ -88,13 +91,13 @@ def test_targets_that_are_none(command: str, target: str, said: str) -> None:
             "is called as without_arguments(session, job)",
         ),
         ([f"{QUEUES}:consumer", *HANDLER], "--handler: no effect on"),
-        ([f"{QUEUES}:consumer={TASKS}:send"], "brings its handler; leave out the one here"),
+        ([f"{QUEUES}:consumer={TASKS}:send"], "your Consumer has a handler already; remove the one given here"),
         ([f"{MODELS}:Email={TASKS}:send", *HANDLER], "queue classes without a handler: 0 (none), --handler: 1"),
         ([f"{QUEUES}:consumer", "--concurrency", "2", "--batch"], "--concurrency, --batch: no effect on"),
         ([f"{QUEUES}:consumer", f"{QUEUES}:consumer"], "is named twice; raise its concurrency instead"),
         ([f"{MODELS}:Email", *HANDLER, "--poll-interval", "0"], "give more than zero seconds"),
         ([f"{MODELS}:Email", *HANDLER, "--lease", "1ms"], "a lease must be from one second"),
-        ([f"{MODELS}:Email", *HANDLER, "--grace", "soon"], "'soon' is no span of time; write seconds, or 500ms"),
+        ([f"{MODELS}:Email", *HANDLER, "--grace", "soon"], "'soon' is not a duration; write seconds, or 500ms"),
         ([f"{MODELS}:Email", *HANDLER, "--processes", "0"], "--processes"),
     ],
 )
@@ -105,11 +108,11 @@ def test_workers_that_cannot_be(arguments: list[str], said: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("hush-hush", "this is no address of a database; it looks like postgresql+psycopg://user:password@host"),
-        ("postgresql://ada:hush-hush@host:port/shop", "this is no address"),
-        ("postgresql://ada:x@hush-hush@localhost/shop", "write one that belongs to the password as %40"),
-        ("mysql://ada:hush-hush@localhost/shop", "mysql:// is not served, sqlaqueue needs PostgreSQL"),
-        ("postgresql+pg8000://ada:hush-hush@localhost/shop", "the driver 'pg8000' is not served"),
+        ("hush-hush", "this is not the URL of a database; write it as postgresql+psycopg://user:password@host"),
+        ("postgresql://ada:hush-hush@host:port/shop", "this is not the URL of a database"),
+        ("postgresql://ada:x@hush-hush@localhost/shop", "write an @ of the password as %40"),
+        ("mysql://ada:hush-hush@localhost/shop", "mysql:// is not supported, sqlaqueue needs PostgreSQL"),
+        ("postgresql+pg8000://ada:hush-hush@localhost/shop", "the driver 'pg8000' is not supported"),
     ],
 )
 @pytest.mark.parametrize("command", ["stats", "worker"])
@@ -119,17 +122,17 @@ def test_addresses_that_are_none(command: str, url: str, said: str) -> None:
 
 
 def test_without_an_address() -> None:
-    assert "in which database? Give --url" in refused("stats", f"{MODELS}:Email", SQLAQUEUE_URL=None)
+    assert "the database is missing; give --url" in refused("stats", f"{MODELS}:Email", SQLAQUEUE_URL=None)
     assert "or set SQLAQUEUE_URL" in refused("worker", f"{MODELS}:Email", *HANDLER, SQLAQUEUE_URL=None)
 
 
 def test_a_driver_that_cannot_serve_the_handler() -> None:
     url = "postgresql+{}://ada:hush-hush@localhost:1/shop"
     said = refused("worker", f"{MODELS}:Email", *HANDLER, SQLAQUEUE_URL=url.format("asyncpg"))
-    assert said == "--url: asyncpg cannot serve a handler that is sync; use postgresql+psycopg://"
+    assert said == "--url: asyncpg cannot be used with sync handlers; use postgresql+psycopg://"
     handler = ("--handler", f"{TASKS}:send_async")
     said = refused("worker", f"{MODELS}:Email", *handler, SQLAQUEUE_URL=url.format("psycopg2"))
-    assert said == "--url: psycopg2 cannot serve a handler that is async; use postgresql+psycopg://"
+    assert said == "--url: psycopg2 cannot be used with async handlers; use postgresql+psycopg://"
 
 
 DRIVERS = ("psycopg", "psycopg2", "asyncpg")
@@ -238,11 +241,11 @@ def test_the_project_sets_options_of_workers(shop: Shop, project: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[tool.sqlaqueue]\nurll = 1", "[tool.sqlaqueue] urll: there is no such setting; there are "),
-        ("[tool.sqlaqueue.worker]\nbatches = 1", "[tool.sqlaqueue.worker] batches: there is no such setting"),
+        ("[tool.sqlaqueue]\nurll = 1", "[tool.sqlaqueue] urll: unknown setting; known are "),
+        ("[tool.sqlaqueue.worker]\nbatches = 1", "[tool.sqlaqueue.worker] batches: unknown setting"),
         (
             "[tool.sqlaqueue.wroker]\nbatch = true",
-            "[tool.sqlaqueue.wroker]: there is no such command; there are worker",
+            "[tool.sqlaqueue.wroker]: unknown command; known are worker",
         ),
         ("[tool.sqlaqueue", "pyproject.toml: "),
     ],
@@ -258,10 +261,10 @@ def test_the_demo_does_not_run_in_the_database_of_the_project(project: Path) -> 
     project.write_text('[tool.sqlaqueue]\nurl = "postgresql://ada:hush-hush@localhost:1/shop"\n')
     result = CliRunner().invoke(main, ["demo", "--path", str(project.parent), "--help"])
     assert result.exit_code == 0
-    from sqlaqueue.cli.settings import use_settings  # noqa: PLC0415 - only here
+    from sqlaqueue.cli.shared.settings import apply_settings  # noqa: PLC0415 - only here
 
     context = main.make_context("sqlaqueue", ["demo"])
-    use_settings(context)
+    apply_settings(context)
     assert context.default_map is not None
     assert context.default_map["demo"] == {}
     assert "url" in context.default_map["stats"]

@@ -158,7 +158,7 @@ def test_each_order_number_is_no_kind_of_its_own(shop: Shop) -> None:
 def test_what_failed_with_a_composite_key_and_without_a_status(shop: Shop) -> None:
     shop.add(Row(year=2024, number="a", status="failed", last_error="Oh: no"), Task())
     assert shop.json("failed", f"{MODELS}:Row")[0]["keys"] == ["2024,a"]
-    assert shop.ok("failed", f"{MODELS}:Task") == "task: nothing has failed\n"
+    assert shop.ok("failed", f"{MODELS}:Task") == "task: no failed jobs\n"
     assert shop.start("worker", f"{MODELS}:Task", "--handler", f"{TASKS}:fall_ill", "--drain").end() == 0
     (group,) = shop.json("failed", f"{MODELS}:Task")
     assert (group["kind"], group["count"], group["keys"]) == ("ValueError", 1, ["1"])
@@ -174,7 +174,7 @@ def test_what_failed_where_no_error_is_kept(shop: Shop) -> None:
 
 def test_workers_shows_who_serves_a_queue(shop: Shop) -> None:
     nobody = shop.invoke("workers", f"{MODELS}:Email")
-    assert (nobody.exit_code, nobody.stdout) == (1, "nobody serves it\n")
+    assert (nobody.exit_code, nobody.stdout) == (1, "no Consumers\n")
     worker = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--name", "postman")
     wait_until(lambda: shop.invoke("workers", f"{MODELS}:Email", "--here").exit_code == 0, lambda: worker.output)
     (row,) = shop.json("workers", f"{MODELS}:Email")
@@ -232,7 +232,7 @@ def test_single_jobs_are_listed(shop: Shop) -> None:
     printed = shop.ok("jobs", f"{MODELS}:Email")
     assert len(printed.splitlines()) == 1 + 6
     assert "ValueError: 4" in printed
-    assert shop.ok("jobs", f"{MODELS}:Email", "--state", "cancelled") == "there are no such jobs\n"
+    assert shop.ok("jobs", f"{MODELS}:Email", "--state", "cancelled") == "no such jobs\n"
     shop.add(Bare())
     assert "pending" in shop.ok("jobs", f"{MODELS}:Bare")
 

@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from sqlaqueue.cli.supervising import LONGEST_PAUSE, STEADY, Worker, how_it_ended, pause_before
+from sqlaqueue.cli.processes.supervisor import (
+    LONGEST_RESTART_DELAY,
+    STABLE_AFTER,
+    WorkerSlot,
+    exit_reason,
+    restart_delay,
+)
 from tests.cli.conftest import MODELS, QUEUES, TASKS, Process, Shop, wait_until
 from tests.cli.shop.models import Email, Letter
 
@@ -54,12 +60,12 @@ def test_one_that_dies_is_started_again(shop: Shop) -> None:
     wait_until(lambda: serving(shop) == 2, lambda: supervisor.output)
     before = pids(supervisor)
     os.kill(before[2], signal.SIGKILL)
-    supervisor.wait_for("worker 2 was killed by SIGKILL; it is started again in 0.5 s")
+    supervisor.wait_for("worker 2 was killed by SIGKILL; restarting in 0.5 s")
     wait_until(lambda: pids(supervisor)[2] != before[2], lambda: supervisor.output)
     assert pids(supervisor)[1] == before[1]
     # One that somebody stops by itself is missed as well.
     os.kill(before[1], signal.SIGTERM)
-    supervisor.wait_for("worker 1 ended with exit code 0; it is started again")
+    supervisor.wait_for("worker 1 ended with exit code 0; restarting")
     wait_until(lambda: pids(supervisor)[1] != before[1], lambda: supervisor.output)
     supervisor.signal(signal.SIGINT)
     assert supervisor.end() == 0, supervisor.output
@@ -70,7 +76,7 @@ def test_a_job_that_kills_its_worker_does_not_end_the_supervisor(shop: Shop) -> 
     supervisor = shop.start("worker", f"{MODELS}:Letter", "--handler", f"{TASKS}:die", "--processes", "1")
     wait_until(lambda: shop.states("letter") == {"failed": 1}, lambda: supervisor.output)
     assert supervisor.output.count("was killed by SIGKILL") >= 2
-    assert "again in 1.0 s" in supervisor.output
+    assert "restarting in 1.0 s" in supervisor.output
     supervisor.signal()
     assert supervisor.end() == 0
 
@@ -139,7 +145,7 @@ def test_the_password_is_not_on_a_command_line(shop: Shop) -> None:
     supervisor = shop.start(*SEND, "--processes", "1", SQLAQUEUE_URL=url)
     wait_until(lambda: pids(supervisor), lambda: supervisor.output)
     shown = subprocess.run(["/bin/ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert "sqlaqueue.cli.child" in shown
+    assert "sqlaqueue.cli.processes.supervised_worker" in shown
     assert "hush-hush" not in shown
     supervisor.signal()
     assert supervisor.end() == 0
@@ -147,23 +153,23 @@ def test_the_password_is_not_on_a_command_line(shop: Shop) -> None:
 
 
 def test_pauses_grow_up_to_a_limit() -> None:
-    assert [pause_before(deaths) for deaths in range(1, 9)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
-    assert pause_before(10_000) == LONGEST_PAUSE
+    assert [restart_delay(deaths) for deaths in range(1, 9)] == [0.5, 1, 2, 4, 8, 16, 30, 30]
+    assert restart_delay(10_000) == LONGEST_RESTART_DELAY
 
 
 def test_a_worker_that_ran_for_a_while_is_started_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr("sqlaqueue.cli.supervising.time.monotonic", lambda: now)
-    worker = Worker(1, None)  # type: ignore[arg-type] - nothing is started here
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    slot = WorkerSlot(1, None)  # type: ignore[arg-type] - nothing is started here
     pauses = []
-    for ran in (0, 0, 0, STEADY, 0):
-        worker._started = now - ran
-        worker.died(1)
-        pauses.append(worker._next_start - now)
+    for ran in (0, 0, 0, STABLE_AFTER, 0):
+        slot._started_at = now - ran
+        slot.schedule_restart(1)
+        pauses.append(slot._next_start - now)
     assert pauses == [0.5, 1, 2, 0.5, 1]
 
 
 def test_ends_of_processes_in_words() -> None:
-    assert how_it_ended(3) == "ended with exit code 3"
-    assert how_it_ended(-9) == "was killed by SIGKILL"
-    assert how_it_ended(-77) == "was killed by signal 77"
+    assert exit_reason(3) == "ended with exit code 3"
+    assert exit_reason(-9) == "was killed by SIGKILL"
+    assert exit_reason(-77) == "was killed by signal 77"

@@ -38,7 +38,7 @@ def test_a_class_and_its_handler(shop: Shop, model: str, handler: str) -> None:
     kind = "tasks" if handler == "send_async" else "threads"
     assert f"serves database {shop.database.name} at" in output
     assert f"with 2 worker {kind}, until no job is due" in output
-    assert "runs that ended: 2" in output
+    assert "finished runs: 2" in output
     assert sorted(shop.done().values()) == [1, 1]
 
 
@@ -79,13 +79,13 @@ def test_several_queues_in_one_process(shop: Shop) -> None:
 
 def test_a_list_of_consumers_is_drained(shop: Shop) -> None:
     shop.add(Email(), Letter())
-    assert "runs that ended: 2" in drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
+    assert "finished runs: 2" in drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
 
 
 def test_what_one_queue_puts_into_another_is_drained_as_well(shop: Shop) -> None:
     shop.add(Email())
     handlers = ("--handler", f"{TASKS}:send", "--handler", f"{TASKS}:send_on")
-    assert "runs that ended: 2" in drained(shop, f"{MODELS}:Letter", f"{MODELS}:Email", *handlers)
+    assert "finished runs: 2" in drained(shop, f"{MODELS}:Letter", f"{MODELS}:Email", *handlers)
     assert shop.done() == {("email", "1"): 1, ("letter", "1"): 1}
 
 

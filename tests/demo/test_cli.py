@@ -47,8 +47,8 @@ def test_the_library_does_without(missing: str) -> None:
     [
         ("from sqlaqueue import AsyncConsumer", "ImportError: sqlaqueue.AsyncConsumer needs greenlet, as all async "),
         (
-            "from sqlaqueue.cli.database import *; engine_for(parse_url('postgresql+psycopg://'), needs_async=True)",
-            "InputError: --url: what is async needs greenlet",
+            "from sqlaqueue.cli.shared.database import *; engine_for(parse_url('postgresql://'), needs_async=True)",
+            "InputError: --url: async handlers need greenlet",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The first argument of what is asked here: a session, and no engine."""
+"""Check that the first argument is a Session."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def takes_session(operation: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
-    """Return the same operation, which refuses an engine or a session factory with an error that names the fix."""
+def requires_session(operation: Callable[Concatenate[Session, P], T]) -> Callable[Concatenate[Session, P], T]:
+    """Decorate a function so that it refuses an engine or a session factory, with an error that names the fix."""
 
     @functools.wraps(operation)
     def run(session: Session, /, *args: P.args, **kwargs: P.kwargs) -> T:

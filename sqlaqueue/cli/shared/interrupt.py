@@ -1,4 +1,4 @@
-"""How a command that has something to clean up ends when a signal comes."""
+"""Let a command clean up when a signal interrupts it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import FrameType
 
 
 @contextmanager
-def tidy_end() -> Iterator[None]:
-    """Let a signal that ends programs interrupt the block; a second one must not interrupt the cleaning up."""
+def clean_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt in the block at SIGINT, SIGTERM or SIGHUP, and ignore further ones during clean-up."""
     numbers = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
     def interrupt(_: int, __: FrameType | None) -> None:

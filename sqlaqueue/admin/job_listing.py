@@ -1,4 +1,4 @@
-"""Single jobs as their operator sees them: a list of some, or all that is known of one."""
+"""Single jobs: a list of jobs, or one job with all columns of its row."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.sessions import takes_session
-from sqlaqueue.admin.which import JobFilter, bind, surveyed
+from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
+from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.backend import DEAD_LETTER, backend
 from sqlaqueue.queue.spec import QueueSpec
@@ -21,13 +21,13 @@ from sqlaqueue.strategies.job_listing import SHOWN, key_labels
 
 @dataclass(frozen=True, kw_only=True)
 class JobInfo:
-    """One job. What the queue leaves out is None."""
+    """One job. Attributes that the queue leaves out are None."""
 
     queue: str
     key: Key
     """The primary key, as a tuple."""
     state: str
-    """The name of its state; ``other`` for a status that is none of the queue's."""
+    """The name of its state; ``other`` for a status value that the queue does not use."""
     priority: int | None = None
     run_at: datetime | None = None
     created_at: datetime | None = None
@@ -40,34 +40,36 @@ class JobInfo:
     lease_expires_at: datetime | None = None
 
 
-@takes_session
-def jobs(session: Session, model: type[Any], which: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
-    """Return some jobs of a queue, those that ended or were enqueued last first.
+@requires_session
+def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
+    """Return jobs of a queue, those that finished or were enqueued last first.
 
-    :param which: which jobs are meant; None for all.
-    :param limit: the most to return.
-    :raises StatementError: when the model leaves out what ``which`` asks for.
+    :param job_filter: selects jobs; None for all.
+    :param limit: maximum number of jobs.
+    :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
     """
     spec = select_jobs(model, "jobs").spec
-    found = surveyed(model, which or JobFilter()).subquery("jobs")
+    found = filtered_jobs(model, job_filter or JobFilter()).subquery("jobs")
     moments = [found.c[role] for role in ("finished_at", "created_at") if role in found.c]
     keys = [found.c[name].desc() for name in key_labels(spec)]
     newest = [sa.func.coalesce(*moments).desc().nulls_last()] if moments else []
-    rows = session.execute(sa.select(found).order_by(*newest, *keys).limit(limit), bind_arguments=bind(model))
+    rows = session.execute(sa.select(found).order_by(*newest, *keys).limit(limit), bind_arguments=bind_arguments(model))
     return [_info(spec, row) for row in rows]
 
 
-@takes_session
+@requires_session
 def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str, Any]] | None:
-    """Return one job with the values of its row by the names of its columns, None when there is no such job.
+    """Return one job, with the values of its row by column name; None if there is no such job.
 
-    :param key: its primary key: a value, or a tuple for a composite key; texts are read as the column's values.
+    :param key: its primary key: a value, or a tuple for a composite key; texts are converted by the database.
     """
     spec = select_jobs(model, "job").spec
     parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
-    found = surveyed(model, JobFilter(keys=(key_text(parts),))).subquery("jobs")
-    # A row may have been enqueued after its namesake failed, and been deleted: what waits comes first.
-    rows = session.execute(sa.select(found).order_by(found.c.state != "pending").limit(1), bind_arguments=bind(model))
+    found = filtered_jobs(model, JobFilter(keys=(key_text(parts),))).subquery("jobs")
+    # A key may be used again after a job with it has failed and its row was deleted: a pending job comes first.
+    rows = session.execute(
+        sa.select(found).order_by(found.c.state != "pending").limit(1), bind_arguments=bind_arguments(model)
+    )
     row = rows.first()
     if row is None:
         return None
@@ -82,14 +84,14 @@ def _info(spec: QueueSpec, row: Any) -> JobInfo:
 
 
 def _values(session: Session, spec: QueueSpec, info: JobInfo) -> dict[str, Any]:
-    where = {"mapper": spec.mapper}
+    bind = {"mapper": spec.mapper}
     if not spec.has("status") and info.state != "pending" and DEAD_LETTER in spec.side_tables:
         dead = spec.side_tables[DEAD_LETTER]
         parts = [sa.literal(part, column.type) for part, column in zip(info.key, spec.keys, strict=True)]
         letter = sa.select(dead.c.row).where(
             dead.c.queue == spec.name, dead.c.key == backend().side_tables.key_json(parts)
         )
-        return dict(session.scalar(letter, bind_arguments=where) or {})
-    mine = sa.select(*spec.table.c).where(spec.key_in(spec.keys, [info.key]))
-    row = session.execute(mine, bind_arguments=where).first()
+        return dict(session.scalar(letter, bind_arguments=bind) or {})
+    row_of_job = sa.select(*spec.table.c).where(spec.key_in(spec.keys, [info.key]))
+    row = session.execute(row_of_job, bind_arguments=bind).first()
     return {} if row is None else {column.name: value for column, value in zip(spec.table.c, row, strict=True)}

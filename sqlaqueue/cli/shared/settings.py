@@ -1,4 +1,4 @@
-"""Settings from ``[tool.sqlaqueue]`` in the nearest pyproject.toml, as the defaults of options."""
+"""Defaults of options from ``[tool.sqlaqueue]`` in the nearest pyproject.toml."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 
 import click
 
-from sqlaqueue.cli.errors import InputError
+from sqlaqueue.cli.shared.errors import InputError
 
 _OWN_DATABASE = ("demo",)
-"""Commands that the settings for all commands are not for: the demo must not run in the database of an application."""
+"""Commands that the settings of all commands do not apply to: the demo must not run in an application's database."""
 
 
-def use_settings(context: click.Context) -> None:
-    """Make the settings of the project the defaults of the commands of this group.
+def apply_settings(context: click.Context) -> None:
+    """Make the project's settings the defaults of the commands of this group.
 
-    :raises InputError: for a file that cannot be read, and for settings that no command has.
+    :raises InputError: if the file cannot be read, or a setting is unknown.
     """
     path = next((each for each in _candidates() if each.is_file()), None)
     if path is None:
@@ -50,7 +50,7 @@ def _defaults(table: dict[str, Any], group: click.Group, where: str) -> dict[str
         if not isinstance(values, dict):
             continue
         if command not in options:
-            raise InputError(f"{where}.{command}]: there is no such command; there are {', '.join(options)}")
+            raise InputError(f"{where}.{command}]: unknown command; known are {', '.join(options)}")
         defaults[command] |= {
             _checked(key, options[command], f"{where}.{command}]"): value for key, value in values.items()
         }
@@ -64,6 +64,6 @@ def _options(command: click.Command) -> set[str]:
 def _checked(key: str, known: set[str], where: str) -> str:
     name = key.replace("-", "_")
     if name not in known:
-        there = ", ".join(sorted(each.replace("_", "-") for each in known))
-        raise InputError(f"{where} {key}: there is no such setting; there are {there}")
+        names = ", ".join(sorted(each.replace("_", "-") for each in known))
+        raise InputError(f"{where} {key}: unknown setting; known are {names}")
     return name

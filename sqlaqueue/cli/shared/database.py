@@ -1,4 +1,4 @@
-"""The database that commands work on: an address, or what a Consumer of the user's brings along."""
+"""The database of a command: its URL, or the session factory of a Consumer."""
 
 from __future__ import annotations
 
@@ -12,77 +12,79 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue.cli.errors import InputError, told_apart
-from sqlaqueue.cli.targets import Target
+from sqlaqueue.cli.shared.errors import InputError, command_errors
+from sqlaqueue.cli.shared.targets import Target
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
 _SYNC, _ASYNC = ("psycopg", "psycopg2"), ("psycopg", "asyncpg")
-_PATIENCE = 10
-"""Seconds for a connection: a host that does not answer must not keep anybody waiting for minutes."""
+_CONNECT_TIMEOUT = 10
+"""Seconds; the default of a host that does not answer is minutes."""
 
 
 def parse_url(text: str) -> sa.URL:
-    """Return the address of a database.
+    """Return the URL of a database.
 
-    :raises InputError: when it is none; the message does not repeat it, for it may hold a password.
+    :raises InputError: if it is malformed. The message does not repeat it, as it may contain a password.
     """
     try:
         url = sa.make_url(text)
     except (ArgumentError, ValueError):
-        raise InputError(f"--url: this is no address of a database; it looks like {_EXAMPLE}") from None
+        raise InputError(f"--url: this is not the URL of a database; write it as {_EXAMPLE}") from None
     if "@" in (url.host or ""):
-        raise InputError("--url: there is more than one @ in it; write one that belongs to the password as %40")
+        raise InputError("--url: it contains more than one @; write an @ of the password as %40")
     backend, plus, driver = url.drivername.partition("+")
     if backend not in {"postgresql", "postgres"}:
-        raise InputError(f"--url: {backend}:// is not served, sqlaqueue needs PostgreSQL; it looks like {_EXAMPLE}")
+        raise InputError(f"--url: {backend}:// is not supported, sqlaqueue needs PostgreSQL; write it as {_EXAMPLE}")
     if plus and driver not in {*_SYNC, *_ASYNC}:
-        raise InputError(f"--url: the driver {driver!r} is not served; it looks like {_EXAMPLE}")
+        raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_EXAMPLE}")
     return url.set(drivername="postgresql" + plus + driver)
 
 
 def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int | None = None) -> Any:
     """Return an Engine or AsyncEngine.
 
-    :param needs_async: which of them; None for the one that fits the address.
-    :param connections: the most connections at once; None for SQLAlchemy's default.
-    :raises InputError: when there is no driver for it.
+    :param needs_async: whether to return an AsyncEngine; None to let the URL's driver decide.
+    :param connections: the size of the pool; None for SQLAlchemy's default.
+    :raises InputError: if no driver is installed for it.
     """
     known = _ASYNC if needs_async else _SYNC if needs_async is False else (*_SYNC, "asyncpg")
     _, _, driver = url.drivername.partition("+")
     if not driver:
         driver = next((each for each in known if importlib.util.find_spec(each)), "")
         if not driver:
-            raise InputError("--url: there is no driver for it: pip install 'sqlaqueue[psycopg]'")
+            raise InputError("--url: no driver is installed: pip install 'sqlaqueue[psycopg]'")
     if driver not in known:
         kind = "async" if needs_async else "sync"
-        raise InputError(f"--url: {driver} cannot serve a handler that is {kind}; use postgresql+{known[0]}://")
+        raise InputError(f"--url: {driver} cannot be used with {kind} handlers; use postgresql+{known[0]}://")
     if importlib.util.find_spec(driver) is None:
         raise InputError(f"--url: {driver} is not installed: pip install {driver}")
     is_async = driver == "asyncpg" if needs_async is None else needs_async
     if is_async and importlib.util.find_spec("greenlet") is None:
-        raise InputError("--url: what is async needs greenlet: pip install 'sqlaqueue[async]'")
-    options: dict[str, Any] = {"connect_args": {"timeout" if driver == "asyncpg" else "connect_timeout": _PATIENCE}}
+        raise InputError("--url: async handlers need greenlet: pip install 'sqlaqueue[async]'")
+    options: dict[str, Any] = {
+        "connect_args": {"timeout" if driver == "asyncpg" else "connect_timeout": _CONNECT_TIMEOUT}
+    }
     if driver != "asyncpg" and "connect_timeout" in url.query:
         options = {}
     if connections is not None:
         options |= {"pool_size": connections}
     url = url.set(drivername=f"postgresql+{driver}")
-    with told_apart():
+    with command_errors():
         if not is_async:
             return sa.create_engine(url, **options)
-        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - sync code does without greenlet
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet, which sync code does not
 
         return create_async_engine(url, **options)
 
 
 class Database:
-    """Runs operations, each with a session of its own; the same for sync and async engines.
+    """Runs functions on a Session, whether the session factory is sync or async.
 
-    :param sessions: makes sessions.
-    :param engine: what is to be closed in the end, if it is our own.
+    :param sessions: the session factory.
+    :param engine: the engine to dispose of on exit; None if it belongs to the application.
     """
 
     def __init__(self, sessions: Callable[[], Any], engine: Any = None) -> None:
@@ -92,9 +94,10 @@ class Database:
 
     @classmethod
     def of(cls, target: Target, url: str | None) -> Self:
-        """Return the database to look for a queue in.
+        """Return the database of a queue.
 
-        :raises InputError: when nobody has said which.
+        :param url: the option ``--url``, which takes precedence over the session factory of a Consumer.
+        :raises InputError: if neither is given.
         """
         if url is not None:
             engine = engine_for(parse_url(url))
@@ -106,7 +109,8 @@ class Database:
         if target.consumer is not None:
             return cls(target.consumer.session_factory)
         raise InputError(
-            f"{target.text}: in which database? Give --url {_EXAMPLE}, set SQLAQUEUE_URL, or name a Consumer of yours"
+            f"{target.text}: the database is missing; give --url {_EXAMPLE}, set SQLAQUEUE_URL, or "
+            "name a Consumer instead"
         )
 
     def __enter__(self) -> Self:
@@ -116,13 +120,13 @@ class Database:
         if isinstance(self._engine, sa.Engine):
             self._engine.dispose()
         if self._runner is not None:
-            # Its connections end with the loop in which they were made.
+            # Its connections cannot be closed after their event loop.
             disposing: Any = self._engine.dispose()
             self._runner.run(disposing)
             self._runner.close()
 
     def run(self, operation: Callable[Concatenate[Session, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what an operation on a session returns."""
+        """Call ``operation(session, ...)`` with a new session, and return its result."""
         session = self._sessions()
         if isinstance(session, Session):
             with session:
@@ -138,7 +142,7 @@ class Database:
 
         async def carry_out() -> T:
             async with session:
-                found: T = await session.run_sync(operation, *args, **kwargs)
-                return found
+                result: T = await session.run_sync(operation, *args, **kwargs)
+                return result
 
         return self._runner.run(carry_out())

@@ -1,4 +1,4 @@
-"""How commands end when they cannot do what they should: with one line, and a code that tells scripts why."""
+"""The errors of commands: one line on standard error, and an exit code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ FAILED, WRONG_INPUT, NO_DATABASE = 1, 2, 3
 
 
 class FailedError(click.ClickException):
-    """Something went wrong while the command was at work."""
+    """The command failed while it ran."""
 
     exit_code = FAILED
 
 
 class InputError(click.ClickException):
-    """What the command was given cannot be meant."""
+    """An argument, option or setting is wrong."""
 
     exit_code = WRONG_INPUT
 
@@ -35,18 +35,18 @@ class DatabaseError(click.ClickException):
 
 
 _INSUFFICIENT_PRIVILEGE = "42501"
-_WRONG_VALUES = "22"
-"""How PostgreSQL's codes for values that a type does not take begin."""
+_DATA_EXCEPTION = "22"
+"""The class of the SQLSTATEs for invalid values."""
 
-_NO_SESSION = ("08", "28", "3D", "53", "57P")
-"""How its codes begin when it does not let anybody in: wrong password, no such database, too many, shutting down."""
+_CONNECTION_REFUSED = ("08", "28", "3D", "53", "57P")
+"""The classes of connection failures: wrong password, no such database, too many connections, shutdown."""
 
 
 @contextmanager
-def told_apart(spec: QueueSpec | None = None) -> Iterator[None]:
-    """Turn what a database and the library raise into errors of the command line.
+def command_errors(spec: QueueSpec | None = None) -> Iterator[None]:
+    """Translate errors of the database and the library into errors of the command line.
 
-    :param spec: the queue that is asked for.
+    :param spec: the queue of the statements in the block.
     """
     try:
         yield
@@ -59,42 +59,42 @@ def told_apart(spec: QueueSpec | None = None) -> Iterator[None]:
     except DBAPIError as error:
         raise _of_database(error, spec) from error
     except BrokenPipeError:
-        raise  # whoever reads the output has gone
+        raise  # the reader of the output has closed it
     except OSError as error:
-        # asyncpg lets those of the network through.
+        # asyncpg does not wrap errors of the network.
         raise DatabaseError(f"the database does not answer: {first_line(error)}") from error
     except SQLAlchemyError as error:
         raise FailedError(f"{type(error).__name__}: {first_line(error)}") from error
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in {"psycopg", "psycopg2", "asyncpg"}:
             raise
-        # What asyncpg raises while it connects has not been wrapped by SQLAlchemy.
+        # SQLAlchemy does not wrap the errors that asyncpg raises while connecting.
         raise DatabaseError(f"the database does not answer: {first_line(error)}") from error
 
 
 def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickException:
-    said = first_line(error.orig or error)
+    message = first_line(error.orig or error)
     state = backend().sqlstate(error) or ""
     if spec is not None and backend().checks.undefined_object_advice(error, spec) is not None:
         return DatabaseError(
-            f"the database lacks what {spec.model.__name__} needs: {said}; {backend().checks.UPDATE_COMMAND} makes "
-            "it, where env.py has the plug-in sqlaqueue.alembic; is it the right database?"
+            f"the database lacks what {spec.model.__name__} needs: {message}; {backend().checks.UPDATE_COMMAND} creates it, if env.py uses the "
+            "plug-in sqlaqueue.alembic; or is this the wrong database?"
         )
     if state == _INSUFFICIENT_PRIVILEGE:
         return DatabaseError(
-            f"{said}; let the owner of the tables GRANT what the role of this command needs, as the page Privileges of "
-            "the documentation lists it"
+            f"{message}; let the owner of the tables GRANT the privileges that this command needs, see the page "
+            "Privileges of the documentation"
         )
-    if state.startswith(_WRONG_VALUES):
-        return InputError(said)
-    # Without a code no statement has reached the server.
-    if not state or state.startswith(_NO_SESSION):
-        return DatabaseError(f"the database does not answer: {said}")
-    return FailedError(f"the database failed: {said}")
+    if state.startswith(_DATA_EXCEPTION):
+        return InputError(message)
+    # Without an SQLSTATE no statement has reached the server.
+    if not state or state.startswith(_CONNECTION_REFUSED):
+        return DatabaseError(f"the database does not answer: {message}")
+    return FailedError(f"the database failed: {message}")
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, in one line."""
+    """Return the message of an error in one line."""
     if isinstance(error, OSError) and error.errno is not None and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {os.fspath(error.filename)!r}"
     lines = str(error).strip().splitlines()

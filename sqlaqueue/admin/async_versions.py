@@ -1,0 +1,52 @@
+"""The functions for an AsyncSession: each runs the sync function by ``AsyncSession.run_sync()``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.bulk_changes import purge, requeue
+from sqlaqueue.admin.cancellation import cancel
+from sqlaqueue.admin.failure_groups import failures
+from sqlaqueue.admin.job_filter import count
+from sqlaqueue.admin.job_listing import job, jobs
+from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
+from sqlaqueue.admin.statistics import stats
+from sqlaqueue.consumer.sessions.session_factory import check_session
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _async_version(
+    operation: Callable[Concatenate[Session, P], T],
+) -> Callable[Concatenate[AsyncSession, P], Awaitable[T]]:
+    async def run(session: AsyncSession, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        check_session(session, run.__name__, is_async=True)
+        return await session.run_sync(operation, *args, **kwargs)
+
+    functools.update_wrapper(run, operation)
+    run.__name__ = run.__qualname__ = f"async_{operation.__name__}"
+    return run
+
+
+async_cancel = _async_version(cancel)
+async_consumers = _async_version(consumers)
+async_count = _async_version(count)
+async_failures = _async_version(failures)
+async_job = _async_version(job)
+async_jobs = _async_version(jobs)
+async_pause = _async_version(pause)
+async_paused = _async_version(paused)
+async_purge = _async_version(purge)
+async_reconcile = _async_version(reconcile)
+async_requeue = _async_version(requeue)
+async_rescue = _async_version(rescue)
+async_resume = _async_version(resume)
+async_stats = _async_version(stats)

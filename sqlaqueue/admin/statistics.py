@@ -1,0 +1,119 @@
+"""Statistics of a queue: jobs by state, due jobs, failures, Consumers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
+from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
+from sqlaqueue.queue.config import STATES
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.statements.control import consumers, paused
+from sqlaqueue.statements.selection import select_jobs
+
+ACTIVE = ("pending", "processing")
+"""The states of unfinished jobs."""
+
+_WITHOUT_STATUS = ("pending", "failed", "cancelled")
+"""The states of jobs whose model has no status: completed ones leave no row."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stats:
+    """The result of :func:`stats`."""
+
+    queue: str
+    strategy: str
+    states: dict[str, int]
+    """The number of jobs in each state; ``other`` for status values that the queue does not use."""
+    due: int
+    """The number of pending jobs whose time has come, including those that an open transaction holds."""
+    oldest_due: float | None
+    """The seconds for which the oldest of them has been due; None if there is none, or the model does not tell."""
+    running: int
+    """The number of running jobs; under a strategy that holds a transaction, those of the last heartbeats."""
+    failed_by_attempts: dict[int, int]
+    """The number of failed jobs by number of attempts."""
+    paused: bool
+    consumers: int
+    """The number of live Consumers."""
+    missing_indexes: list[str]
+    """The indexes for claims and rescues that the database lacks; without them these read the whole table."""
+
+
+@requires_session
+def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats:
+    """Return statistics of a queue.
+
+    :param finished: whether to count finished jobs, which reads the whole table. Unfinished jobs are found by the
+        indexes for claims and leases, if the strategy has them.
+    :raises NotAQueueError: if ``model`` is not a queue.
+    """
+    spec = select_jobs(model, "stats").spec
+    # One state at a time: otherwise PostgreSQL does not use the partial index of a state.
+    filters = [JobFilter()] if finished else [JobFilter(states=(state,)) for state in ACTIVE]
+    counted = [row for each in filters for row in _count(session, model, each)]
+    states = dict.fromkeys(_states(spec) if finished else [each for each in _states(spec) if each in ACTIVE], 0)
+    live = (
+        session.execute(consumers(model), bind_arguments=bind_arguments(model)).all()
+        if CONSUMERS in spec.side_tables
+        else []
+    )
+    running = sum(len(consumer.running) for consumer in live)
+    by_row = not spec.strategy.holds_transaction
+    return Stats(
+        queue=spec.name,
+        strategy=spec.strategy.name,
+        states=states | {row.state: row.jobs for row in counted},
+        due=sum(row.due for row in counted),
+        oldest_due=max((float(row.oldest) for row in counted if row.oldest is not None), default=None),
+        running=sum(row.jobs for row in counted if row.state == "processing") if by_row else running,
+        failed_by_attempts=_by_attempts(session, model) if finished else {},
+        paused=CONTROL in spec.side_tables
+        and bool(session.scalar(paused(model), bind_arguments=bind_arguments(model))),
+        consumers=len(live),
+        missing_indexes=[
+            str(index.name)
+            for index in backend().checks.missing_indexes(
+                session.connection(bind_arguments=bind_arguments(model)), spec
+            )
+        ],
+    )
+
+
+def _states(spec: QueueSpec) -> list[str]:
+    if not spec.has("status"):
+        return list(_WITHOUT_STATUS)
+    return [state for state in STATES if getattr(spec.config.states, state) is not None]
+
+
+def _count(session: Session, model: type[Any], job_filter: JobFilter) -> list[Any]:
+    jobs = filtered_jobs(model, job_filter).subquery("jobs")
+    due: sa.ColumnElement[bool] = jobs.c.state == "pending"
+    moments = [jobs.c[role] for role in ("run_at", "created_at") if role in jobs.c]
+    if "run_at" in jobs.c:
+        due = sa.and_(due, sa.or_(jobs.c.run_at <= clock(), jobs.c.run_at.is_(None)))
+    oldest: sa.ColumnElement[Any] = sa.null()
+    if moments:
+        first = sa.func.min(sa.func.coalesce(*moments)).filter(due)
+        oldest = sa.extract("epoch", clock() - sa.cast(first, sa.DateTime(timezone=True)))
+    number = sa.func.count()
+    counted = sa.select(
+        jobs.c.state, number.label("jobs"), number.filter(due).label("due"), oldest.label("oldest")
+    ).group_by(jobs.c.state)
+    return list(session.execute(counted, bind_arguments=bind_arguments(model)))
+
+
+def _by_attempts(session: Session, model: type[Any]) -> dict[int, int]:
+    jobs = filtered_jobs(model, JobFilter(states=("failed",))).subquery("jobs")
+    if "attempts" not in jobs.c:
+        return {}
+    grouped = sa.select(jobs.c.attempts, sa.func.count()).group_by(jobs.c.attempts).order_by(jobs.c.attempts)
+    return {
+        attempts or 0: number for attempts, number in session.execute(grouped, bind_arguments=bind_arguments(model))
+    }

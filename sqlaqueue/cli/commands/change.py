@@ -1,0 +1,213 @@
+"""The commands that change jobs: ``requeue``, ``cancel``, ``purge``, ``rescue``, ``reconcile``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import click
+from sqlalchemy.orm import Session
+
+from sqlaqueue import admin
+from sqlaqueue.admin.bulk_changes import Change
+from sqlaqueue.cli.shared.database import Database
+from sqlaqueue.cli.shared.errors import command_errors
+from sqlaqueue.cli.shared.options import (
+    dry_run_option,
+    filter_options,
+    job_filter,
+    json_option,
+    target_argument,
+    url_option,
+)
+from sqlaqueue.cli.shared.output import echo_json, jobs_text
+from sqlaqueue.cli.shared.targets import Target, load_targets
+from sqlaqueue.queue.config import FINISHED
+from sqlaqueue.statements import manage
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_ACTIVE = ("pending", "processing")
+
+
+@dataclass(frozen=True)
+class _BulkChange:
+    """A change, and the jobs to change."""
+
+    infinitive: str
+    participle: str
+    change: Change
+    job_filter: admin.JobFilter
+    batch_size: int
+    limit: int | None
+
+
+_Execute = Callable[[Session, Target, _BulkChange], tuple[dict[str, Any], str]]
+"""Executes a change; returns the result as values for JSON, and as a text."""
+
+
+def _bulk_options(function: F) -> F:
+    for option in (
+        click.option("--yes", "-y", is_flag=True, help="Do not ask for confirmation."),
+        dry_run_option,
+        click.option(
+            "--batch-size",
+            type=click.IntRange(1, 100_000),
+            default=1000,
+            show_default=True,
+            help="Number of jobs that are changed in one transaction.",
+        ),
+        click.option("--limit", type=click.IntRange(min=1), help="Maximum number of jobs."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command(short_help="Run finished jobs again.")
+@target_argument
+@url_option
+@filter_options(FINISHED, default=("failed",), age_of="finished")
+@_bulk_options
+@json_option
+def requeue(target: str, **options: Any) -> None:
+    """Make finished jobs pending again, with no attempt counted; by default those that failed."""
+    _change_jobs(target, _bulk_change("requeue", "requeued", admin.requeue_some, options), **options)
+
+
+@click.command(short_help="Cancel pending and running jobs.")
+@target_argument
+@url_option
+@filter_options(_ACTIVE, default=_ACTIVE)
+@_bulk_options
+@json_option
+def cancel(target: str, **options: Any) -> None:
+    """Cancel pending jobs, and request the cancellation of running ones.
+
+    Under a strategy that holds a transaction a running job is shown as pending; its cancellation is requested as well.
+    """
+    change = _bulk_change("cancel", "cancelled or asked to stop", admin.cancel_some, options, age_from="created_at")
+    _change_jobs(target, change, execute=_cancel, **options)
+
+
+@click.command(short_help="Delete finished jobs.")
+@target_argument
+@url_option
+@filter_options(FINISHED, default=FINISHED, age_of="finished")
+@_bulk_options
+@json_option
+def purge(target: str, **options: Any) -> None:
+    """Delete finished jobs."""
+    _change_jobs(target, _bulk_change("delete", "deleted", admin.purge_some, options), **options)
+
+
+@click.command(short_help="Take jobs from dead workers.")
+@target_argument
+@url_option
+@dry_run_option
+@json_option
+def rescue(target: str, **options: Any) -> None:
+    """Make jobs whose lease has expired pending again, as Consumers do regularly."""
+    _execute_verb(target, manage.rescue, "rescued", **options)
+
+
+@click.command(short_help="Repair the message table.")
+@target_argument
+@url_option
+@dry_run_option
+@json_option
+def reconcile(target: str, **options: Any) -> None:
+    """Insert missing messages and delete superfluous ones, as Consumers do regularly."""
+    _execute_verb(target, manage.reconcile, "reconciled", **options)
+
+
+def _bulk_change(
+    infinitive: str, participle: str, change: Change, options: dict[str, Any], age_from: Any = "finished_at"
+) -> _BulkChange:
+    jobs = job_filter(options, age_from)
+    return _BulkChange(infinitive, participle, change, jobs, options["batch_size"], options["limit"])
+
+
+def _change_jobs(
+    text: str,
+    change: _BulkChange,
+    *,
+    url: str | None,
+    dry_run: bool,
+    yes: bool,
+    json: bool,
+    execute: _Execute | None = None,
+    **_: Any,
+) -> None:
+    """Count the jobs, ask for confirmation, and change them in batches."""
+    execute, rows = execute or _execute_change, []
+    for target in load_targets([text]):
+        with Database.of(target, url) as database, command_errors(target.spec):
+            counts = database.run(admin.count, target.model, change.job_filter)
+            total = sum(counts.values())
+            number = total if change.limit is None else min(change.limit, total)
+            summary = f"{target.spec.name}: {jobs_text(number)}{_by_state(counts, change.limit)}"
+            result: dict[str, Any] = {"changed": 0}
+            if dry_run:
+                _print(f"{summary} would be {change.participle}", json=json)
+            # `cancel` reports keys without a job.
+            elif (execute is _cancel and change.job_filter.keys and not number) or (
+                number and (yes or _confirmed(f"{summary} will be {change.participle}. Continue?"))
+            ):
+                result, text_result = database.run(execute, target, change)
+                _print(f"{target.spec.name}: {text_result}", json=json)
+            elif not number:
+                _print(f"{target.spec.name}: no jobs to {change.infinitive}", json=json)
+        rows.append({"queue": target.spec.name, "found": number, **result})
+    if json:
+        echo_json(rows)
+
+
+def _execute_change(session: Session, target: Target, change: _BulkChange) -> tuple[dict[str, Any], str]:
+    batches = admin.in_batches(
+        session, target.model, change.job_filter, change.change, size=change.batch_size, limit=change.limit
+    )
+    changed = sum(batches)
+    return {"changed": changed}, f"{jobs_text(changed)} {change.participle}"
+
+
+def _cancel(session: Session, target: Target, change: _BulkChange) -> tuple[dict[str, Any], str]:
+    done = admin.cancel(session, target.model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
+    text = f"{jobs_text(len(done.cancelled))} cancelled"
+    if done.asked:
+        text += f", {jobs_text(len(done.asked))} running and asked to stop"
+    if done.missing:
+        text += f", {jobs_text(len(done.missing))} neither pending nor running: {' '.join(map(str, done.missing))}"
+    return {"changed": len(done.cancelled), "asked": done.asked, "missing": done.missing}, text
+
+
+def _execute_verb(
+    text: str, verb: Callable[[type[Any]], Any], participle: str, *, url: str | None, dry_run: bool, json: bool
+) -> None:
+    rows = []
+    for target in load_targets([text]):
+        with Database.of(target, url) as database, command_errors(target.spec):
+            run = admin.preview if dry_run else admin.execute
+            number = database.run(run, target.model, verb(target.model))
+        _print(f"{target.spec.name}: {jobs_text(number)} {'would be ' if dry_run else ''}{participle}", json=json)
+        rows.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
+    if json:
+        echo_json(rows)
+
+
+def _confirmed(question: str) -> bool:
+    # On standard error, as a program may read standard output.
+    click.confirm(question, abort=True, err=True)
+    return True
+
+
+def _by_state(counts: dict[str, int], limit: int | None) -> str:
+    total = sum(counts.values())
+    if limit is not None and limit < total:
+        return f" of {total}"
+    return f" ({', '.join(f'{jobs} {state}' for state, jobs in counts.items())})" if counts else ""
+
+
+def _print(text: str, *, json: bool) -> None:
+    if not json:
+        click.echo(text)

@@ -1,0 +1,87 @@
+"""The command ``worker``."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from sqlaqueue.cli.processes.process_settings import configure_logging
+from sqlaqueue.cli.processes.supervisor import supervise
+from sqlaqueue.cli.processes.worker_options import WorkerOptions
+from sqlaqueue.cli.processes.worker_process import WorkerProcess
+from sqlaqueue.cli.shared.errors import InputError
+from sqlaqueue.cli.shared.options import DURATION, url_option
+
+_CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "poll_interval", "name", "batch")
+
+
+@click.command(short_help="Run the jobs of queues.")
+@click.argument("targets", metavar="TARGET[=HANDLER]...", nargs=-1, required=True)
+@click.option(
+    "--handler",
+    metavar="MODULE:FUNCTION",
+    multiple=True,
+    help="The handler of a queue class whose target names none; one for each such class, in the same order.",
+)
+@url_option
+@click.option("--concurrency", type=click.IntRange(min=1), help="Number of handlers that run at once; 1 by default.")
+@click.option(
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="Maximum number of jobs per claim; by default as many as run within a second, up to 500.",
+)
+@click.option("--batch", is_flag=True, default=None, help="Call the handler with a list of jobs.")
+@click.option("--lease", type=DURATION, help="Time after which a job is taken from a worker that sends no heartbeat.")
+@click.option("--timeout", type=DURATION, help="Time after which a handler has failed.")
+@click.option("--grace", type=DURATION, help="Time that handlers have to finish after SIGTERM; 30s by default.")
+@click.option("--poll-interval", type=DURATION, help="Time between two polls of an empty queue; 1s by default.")
+@click.option("--name", help="Added to the worker's name in claimed_by and in the log.")
+@click.option("--drain", is_flag=True, help="Exit when no job is due.")
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 1000),
+    help="Number of worker processes to start; those that die are restarted.",
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"], case_sensitive=False),
+    help="Lowest level to log; info by default. The logging configuration of an application is kept.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="The same as --log-level debug: log every job.")
+@click.pass_context
+def worker(context: click.Context, /, *, processes: int | None, verbose: bool, **given: Any) -> None:
+    """Run the jobs of one or more queues in one process, until SIGTERM or SIGINT.
+
+    A queue class needs a handler: app:Email=app:send, or --handler app:send. A handler is a function
+    handler(session, job) or a coroutine function. A Consumer or AsyncConsumer of your application, a list of them,
+    or a function that returns either, has its own handler and database.
+
+    After the first signal running handlers may finish within the grace period, and other claimed jobs are released. A
+    second signal ends the process immediately. Neither loses a job.
+    """
+    options = {name: given[name] for name in _CONSUMER_OPTIONS if given[name] is not None}
+    of_classes = ("handler", "url", *_CONSUMER_OPTIONS)
+    worker_options = WorkerOptions(
+        targets=list(given["targets"]),
+        handlers=list(given["handler"]),
+        url=given["url"],
+        consumer_options={
+            name: value.total_seconds() if isinstance(value, timedelta) else value for name, value in options.items()
+        },
+        from_command_line=[
+            name for name in of_classes if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        ],
+        drain=given["drain"],
+        log_level="debug" if verbose else given["log_level"],
+    )
+    if processes is None:
+        WorkerProcess(worker_options, lambda: None).run()
+        return
+    if os.name != "posix":
+        raise InputError("--processes needs a system with POSIX signals; start several workers instead")
+    configure_logging(worker_options.log_level)
+    context.exit(supervise(worker_options, processes))

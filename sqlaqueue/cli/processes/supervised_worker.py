@@ -1,0 +1,52 @@
+"""One worker process of a supervisor: ``python -m sqlaqueue.cli.processes.supervised_worker``.
+
+Its standard input is a socket. The process reads its options from there, reports when its Consumers start, and stops
+when the other end is closed, by the supervisor or because the supervisor died.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+
+import click
+
+from sqlaqueue.cli.processes.worker_options import WorkerOptions
+from sqlaqueue.cli.processes.worker_process import WorkerProcess
+
+STARTED = b"!"
+"""Sent to the supervisor when the Consumers start."""
+
+
+def main() -> int:
+    """Run the worker and return its exit code."""
+    connection = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    # A handler that reads standard input must not read from the supervisor's socket.
+    os.dup2(null, 0)
+    os.close(null)
+    received = b""
+    while not received.endswith(b"\n"):
+        part = connection.recv(65536)
+        if not part:
+            return 0
+        received += part
+    worker = WorkerProcess(WorkerOptions.from_json(received.decode()), lambda: connection.sendall(STARTED))
+
+    def stop_when_closed() -> None:
+        connection.recv(1)
+        worker.stop()
+
+    threading.Thread(target=stop_when_closed, name="sqlaqueue-supervisor", daemon=True).start()
+    try:
+        worker.run()
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""Start several worker processes, and restart those that die.
+
+The supervisor stops a process by closing its socket, not by a signal. A service manager may send its signal to all
+processes of a service, and a second signal would end a worker in the middle of its jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from types import FrameType
+
+from sqlaqueue.cli.processes.worker_options import WorkerOptions
+from sqlaqueue.cli.shared.errors import FAILED
+from sqlaqueue.log import fields, logger
+
+FIRST_RESTART_DELAY, LONGEST_RESTART_DELAY = 0.5, 30.0
+"""Seconds before a restart; each death in a row doubles the delay."""
+
+STABLE_AFTER = 30.0
+"""Seconds after which a process counts as stable: its death starts again with the first delay."""
+
+_CHECK_INTERVAL = 0.05
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def supervise(options: WorkerOptions, processes: int) -> int:
+    """Keep a number of worker processes running until a signal arrives; return the exit code.
+
+    The others start after the first one has started its Consumers, as an error in the options would stop all of them.
+    A second signal kills the processes, and this one.
+    """
+    supervisor = Supervisor(options, processes)
+    with _recorded(supervisor.signals):
+        try:
+            return supervisor.run()
+        finally:
+            supervisor.stop()
+
+
+def restart_delay(deaths: int) -> float:
+    """Return the seconds to wait after a number of deaths in a row."""
+    return float(min(LONGEST_RESTART_DELAY, FIRST_RESTART_DELAY * 2 ** min(deaths - 1, 20)))
+
+
+class WorkerSlot:
+    """One of the numbered places for a worker process, and its current process."""
+
+    def __init__(self, number: int, options: WorkerOptions) -> None:
+        self.number, self._options = number, options
+        self.has_started = False
+        """Whether the Consumers of some process of this slot have started."""
+        self.closed = False
+        """Whether no process is to be started here any more."""
+        self._deaths = 0
+        self._next_start = 0.0
+        self._started_at = 0.0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+
+    def start_if_due(self) -> None:
+        """Start a process if there is none and its delay is over."""
+        if self.closed or self._process is not None or time.monotonic() < self._next_start:
+            return
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                # -P, or a file in the working directory could shadow a module of the library.
+                [sys.executable, "-P", "-m", "sqlaqueue.cli.processes.supervised_worker"],
+                stdin=theirs.fileno(),
+                # Ctrl-C at the terminal must reach the supervisor only.
+                start_new_session=True,
+            )
+        self._socket, self._started_at = ours, time.monotonic()
+        # Not on the command line, where other users could read the database's password.
+        with contextlib.suppress(OSError):
+            ours.sendall(self._options.to_json().encode() + b"\n")
+        ours.settimeout(0)
+        extra = fields("process_started", number=self.number, pid=self._process.pid)
+        logger.info("worker %d is process %d", self.number, self._process.pid, extra=extra)
+
+    def poll(self) -> int | None:
+        """Read what the process has sent; return its exit code if it has ended."""
+        if self._process is None or self._socket is None:
+            return None
+        with contextlib.suppress(OSError):
+            self.has_started = bool(self._socket.recv(16)) or self.has_started
+        code = self._process.poll()
+        if code is not None:
+            self._socket.close()
+            self._process = self._socket = None
+        return code
+
+    def schedule_restart(self, code: int) -> None:
+        """Set the time of the next start.
+
+        :param code: the exit code of the process that has ended.
+        """
+        self._deaths = 1 if time.monotonic() - self._started_at >= STABLE_AFTER else self._deaths + 1
+        delay = restart_delay(self._deaths)
+        self._next_start = time.monotonic() + delay
+        extra = fields("process_died", number=self.number, delay=delay)
+        text = "worker %d %s; restarting in %.1f s"
+        logger.warning(text, self.number, exit_reason(code), delay, extra=extra)
+
+    def stop(self) -> None:
+        """Let the process stop its Consumers and exit."""
+        self.closed = True
+        if self._socket is not None:
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_WR)
+
+    def kill(self) -> None:
+        """Kill the process."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a process."""
+        return self._process is not None
+
+
+class Supervisor:
+    """The worker processes of one command."""
+
+    def __init__(self, options: WorkerOptions, processes: int) -> None:
+        self.signals: list[int] = []
+        """The signals received so far."""
+        self._slots = [WorkerSlot(number, options) for number in range(1, processes + 1)]
+        self._draining = options.drain
+        self._stopping = False
+        self._exit_code = 0
+
+    def stop(self) -> None:
+        """Stop all processes."""
+        self._stopping = True
+        for slot in self._slots:
+            slot.stop()
+
+    def run(self) -> int:
+        """Start and restart processes until all slots are closed; return the exit code."""
+        first = self._slots[0]
+        while any(slot.is_running or not slot.closed for slot in self._slots):
+            self._handle_signals()
+            for slot in self._slots if first.has_started or self._stopping else [first]:
+                slot.start_if_due()
+                code = slot.poll()
+                if code is not None:
+                    self._handle_exit(slot, code)
+            if first.closed and not first.has_started:
+                self.stop()
+            time.sleep(_CHECK_INTERVAL)
+        return self._exit_code
+
+    def _handle_signals(self) -> None:
+        if len(self.signals) > 1:
+            for slot in self._slots:
+                slot.kill()
+            _die_by(self.signals[-1])
+        if self.signals and not self._stopping:
+            name, number = signal.Signals(self.signals[0]).name, sum(slot.is_running for slot in self._slots)
+            extra = fields("shutdown_started", signal=name, count=number)
+            text = "%s: stopping %d worker processes; a second signal kills them"
+            logger.info(text, name, number, extra=extra)
+            self.stop()
+
+    def _handle_exit(self, slot: WorkerSlot, code: int) -> None:
+        expected = slot.closed or (self._draining and code == 0)
+        if not expected and slot.has_started:
+            slot.schedule_restart(code)
+            return
+        slot.closed = True
+        if code:
+            extra = fields("process_died", number=slot.number)
+            logger.warning("worker %d %s", slot.number, exit_reason(code), extra=extra)
+            # The exit code of a process that could not start tells why; a later failure is FAILED.
+            self._exit_code = code if code > 0 and not slot.has_started else FAILED
+
+
+@contextlib.contextmanager
+def _recorded(signals: list[int]) -> Iterator[None]:
+    def record(number: int, _: FrameType | None) -> None:
+        signals.append(number)
+
+    before = {number: signal.signal(number, record) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _die_by(number: int) -> None:
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    # The first process of a container does not die by a signal that it sends itself.
+    sys.exit(128 + number)
+
+
+def exit_reason(code: int) -> str:
+    """Return how a process ended, for the log."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,172 @@
+"""Run the Consumers of one worker process.
+
+Each Consumer has a thread, all AsyncConsumers share an event loop in a thread of its own, and the main thread handles
+signals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import Session
+
+from sqlaqueue.cli.processes.consumers import make_consumers
+from sqlaqueue.cli.processes.process_settings import configure_logging, tune_interpreter
+from sqlaqueue.cli.processes.worker_options import WorkerOptions
+from sqlaqueue.cli.shared.database import Database
+from sqlaqueue.cli.shared.errors import FailedError, command_errors, first_line
+from sqlaqueue.cli.shared.targets import Target
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.group import ConsumerGroup
+from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.consumer.startup import check_ready
+from sqlaqueue.consumer.sync import Consumer
+from sqlaqueue.exc import SqlaqueueError
+from sqlaqueue.log import fields, logger
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec
+
+if TYPE_CHECKING:
+    from sqlaqueue.consumer.aio import AsyncConsumer
+
+
+class WorkerProcess:
+    """The Consumers of this process.
+
+    :param on_start: called when the database has been checked and the Consumers start.
+    """
+
+    def __init__(self, options: WorkerOptions, on_start: Callable[[], object]) -> None:
+        self._options, self._on_start = options, on_start
+        self._group: ConsumerGroup | None = None
+        self._stopping = False
+        self._failure: tuple[ConsumerBase, BaseException] | None = None
+        self._finished_runs = 0
+        self._lock = threading.Lock()
+
+    def stop(self) -> None:
+        """Stop the Consumers, including those that have not started; may be called from a signal handler."""
+        self._stopping = True
+        if self._group is not None:
+            self._group.stop()
+
+    def run(self) -> None:
+        """Make the Consumers and run them until a signal arrives or, with ``drain``, no job is due.
+
+        :raises click.ClickException: if the options or the database are wrong, or a Consumer fails.
+        """
+        with signal_handlers.stop_on_signal(self.stop):
+            consumers = make_consumers(self._options)
+            configure_logging(self._options.log_level)
+            try:
+                for consumer in consumers:
+                    _check_database(consumer)
+                self._on_start()
+                tune_interpreter()
+                self._run_consumers(consumers)
+            finally:
+                _dispose_engines(consumers)
+        if self._failure is not None:
+            _raise(*self._failure)
+        if self._options.drain:
+            extra = fields("drained", count=self._finished_runs)
+            logger.info("no job is due; finished runs: %d", self._finished_runs, extra=extra)
+
+    def _run_consumers(self, consumers: Sequence[ConsumerBase]) -> None:
+        group = self._group = ConsumerGroup(consumers)
+        runs: list[tuple[str, Callable[[], object]]] = [
+            (f"sqlaqueue-{each.queue}", partial(self._run_consumer, each))
+            for each in consumers
+            if isinstance(each, Consumer)
+        ]
+        others: list[Any] = [each for each in consumers if not isinstance(each, Consumer)]
+        if others:
+            runs.append(("sqlaqueue-loop", partial(self._run_event_loop, others)))
+        # run() has installed the signal handlers already, as importing the application may take a while.
+        with group.running(signals=False):
+            while not self._stopping:
+                before = self._finished_runs
+                group.run_in_threads(runs)
+                # A job of one queue may enqueue into another queue that was drained before.
+                again = self._options.drain and len(consumers) > 1 and self._finished_runs > before
+                if not again or self._failure is not None:
+                    break
+
+    def _run_consumer(self, consumer: Consumer[Any]) -> None:
+        try:
+            if self._options.drain:
+                self._count(consumer.drain())
+            else:
+                consumer.run()
+        except BaseException as error:  # noqa: BLE001 - the main thread raises it
+            self._fail(consumer, error)
+
+    def _run_event_loop(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
+        try:
+            asyncio.run(self._run_tasks(consumers))
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._fail(consumers[0], error)
+
+    async def _run_tasks(self, consumers: Sequence[AsyncConsumer[Any]]) -> None:
+        await asyncio.gather(*map(self._run_async_consumer, consumers))
+        for consumer in consumers:
+            # Its connections cannot be closed after their event loop.
+            async with consumer.session_factory() as session:
+                engine = session.bind
+            if hasattr(engine, "dispose"):
+                await engine.dispose()
+
+    async def _run_async_consumer(self, consumer: AsyncConsumer[Any]) -> None:
+        try:
+            if self._options.drain:
+                self._count(await consumer.drain())
+            else:
+                await consumer.run()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(consumer, error)
+
+    def _count(self, finished: int) -> None:
+        with self._lock:
+            self._finished_runs += finished
+
+    def _fail(self, consumer: ConsumerBase, error: BaseException) -> None:
+        with self._lock:
+            self._failure = self._failure or (consumer, error)
+        self.stop()
+
+
+def _raise(consumer: ConsumerBase, error: BaseException) -> None:
+    extra = fields("consumer_failed", queue=consumer.queue, error_kind=type(error).__name__)
+    logger.debug("%r failed", consumer, exc_info=error, extra=extra)
+    with command_errors():
+        if isinstance(error, SqlaqueueError | SQLAlchemyError):
+            raise error
+    raise FailedError(f"{consumer!r}: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _check_database(consumer: ConsumerBase) -> None:
+    """Raise an error of the command line if the database does not answer, or lacks what the queue needs."""
+
+    def check(session: Session, spec: QueueSpec) -> None:
+        connection = session.connection(bind_arguments={"mapper": spec.mapper})
+        backend().check_dialect(connection.dialect, repr(consumer))
+        check_ready(connection, spec)
+
+    target = Target(consumer.queue, consumer.model, consumer)
+    with Database(consumer.session_factory) as database, command_errors(target.spec):
+        database.run(check, target.spec)
+
+
+def _dispose_engines(consumers: Sequence[ConsumerBase]) -> None:
+    """Close the connections of the sync engines; the event loop has closed those of the async ones."""
+    for consumer in consumers:
+        session = consumer.session_factory()
+        if isinstance(session, Session):
+            with session:
+                session.get_bind(sa.inspect(consumer.model)).engine.dispose()

@@ -1,0 +1,1 @@
+"""What the commands share: targets, databases, options, output, errors."""

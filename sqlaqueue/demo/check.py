@@ -1,6 +1,6 @@
-"""The demo's own look at the files, with nothing from the queue: what there is to do, and whether it was done.
+"""List the files, and compare the table with them after the run.
 
-Nothing here shares code with the handler, or a mistake would agree with itself.
+This module shares no code with the handler, as a common mistake would go unnoticed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlaqueue.demo.models import FileJob
 
 
 class Content(NamedTuple):
-    """What a file holds."""
+    """The result of reading a file."""
 
     sha256: str
     size: int
@@ -31,47 +31,47 @@ class Content(NamedTuple):
 
 @dataclass
 class Findings:
-    """What the check found."""
+    """The result of the check."""
 
     completed: int = 0
     unreadable: list[bytes] = field(default_factory=list)
-    """Files that neither a worker nor the check could read: their jobs failed, as they should."""
+    """Files that neither a worker nor the check could read; their jobs failed, as they should."""
     appeared: int = 0
-    """How many files came only after the jobs were enqueued."""
+    """The number of files created after the jobs were enqueued."""
     rerun: int = 0
-    """How many jobs of the killed worker were run by another."""
+    """The number of jobs of the killed worker that another worker has run."""
     problems: list[str] = field(default_factory=list)
 
 
-def regular_files(root: Path, leave_out: Collection[str] = ()) -> tuple[list[bytes], list[bytes]]:
-    """Return the path of every regular file below ``root``, and the paths that are closed to this process.
+def regular_files(root: Path, exclude: Collection[str] = ()) -> tuple[list[bytes], list[bytes]]:
+    """Return the paths of all regular files below ``root``, and the paths that this process may not read.
 
     Links are not followed.
 
-    :param leave_out: names of directories that are passed over.
+    :param exclude: names of directories to skip.
     """
-    skipped = {os.fsencode(name) for name in leave_out}
+    excluded = {os.fsencode(name) for name in exclude}
     files: list[bytes] = []
     closed: list[bytes] = []
 
-    def note(error: OSError) -> None:
-        if error.errno != errno.ENOENT:  # else it is gone since its directory was read
+    def on_error(error: OSError) -> None:
+        if error.errno != errno.ENOENT:  # else it was deleted after its directory was read
             closed.append(os.fsencode(error.filename))
 
-    for directory, subdirectories, names in os.walk(os.fsencode(root), onerror=note):
-        subdirectories[:] = sorted(name for name in subdirectories if name not in skipped)
+    for directory, subdirectories, names in os.walk(os.fsencode(root), onerror=on_error):
+        subdirectories[:] = sorted(name for name in subdirectories if name not in excluded)
         for name in sorted(names):
-            path = os.path.join(directory, name)  # noqa: PTH118 - a Path cannot be made of bytes
+            path = os.path.join(directory, name)  # noqa: PTH118 - Path does not accept bytes
             try:
                 if stat.S_ISREG(os.lstat(path).st_mode):
                     files.append(path)
             except OSError as error:
-                note(error)
+                on_error(error)
     return files, closed
 
 
 def content(path: bytes) -> Content | None:
-    """Return what a file holds, None when it cannot be read."""
+    """Read a file; return None if that fails."""
     try:
         with Path(os.fsdecode(path)).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -83,7 +83,7 @@ def content(path: bytes) -> Content | None:
 
 
 def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yield a file line by line, lines that are very long in pieces."""
+    """Yield the lines of a file; very long lines in pieces."""
     while piece := file.readline(1 << 20):
         yield piece
 
@@ -99,9 +99,9 @@ def check(
 ) -> Findings:
     """Compare the table with the files.
 
-    :param enqueued: the files for which there has to be a job.
-    :param present: the files that there are now.
-    :param killed: the process id of the worker that was killed.
+    :param enqueued: the files for which jobs were enqueued.
+    :param present: the files that exist now.
+    :param killed: the process ID of the killed worker.
     :param held: the keys of the jobs that it held.
     """
     findings = Findings(appeared=len(set(present) - set(enqueued)))
@@ -110,44 +110,46 @@ def check(
     number = Counter(job.path for job in jobs)
     for path in enqueued:
         if number[path] != 1:
-            findings.problems.append(f"{show(path)}: {number[path]} jobs in the table instead of one")
+            findings.problems.append(f"{printable(path)}: {number[path]} jobs in the table instead of one")
     for path in number.keys() - set(enqueued):
-        findings.problems.append(f"{show(path)}: a job in the table that nobody enqueued")
+        findings.problems.append(f"{printable(path)}: a job in the table that was not enqueued")
     for job in jobs:
         found = Content(job.sha256, job.size, job.lines) if job.sha256 is not None else None
         problem = _problem(job.status, job.runs, found, content(job.path))
         if job.path not in present:
-            problem = f"removed while the demo ran; its job is {job.status}"
+            problem = f"deleted during the demo; its job is {job.status}"
         if problem:
-            findings.problems.append(f"{show(job.path)}: {problem}{f' ({job.last_error})' if job.last_error else ''}")
+            findings.problems.append(
+                f"{printable(job.path)}: {problem}{f' ({job.last_error})' if job.last_error else ''}"
+            )
         elif job.status == "completed":
             findings.completed += 1
         else:
             findings.unreadable.append(job.path)
         if job.id in held:
             if job.status not in {"completed", "failed"} or job.read_by == killed:
-                findings.problems.append(f"{show(job.path)}: held by the killed worker, and run by no other")
+                findings.problems.append(f"{printable(job.path)}: held by the killed worker, not run by another")
             else:
                 findings.rerun += 1
     return findings
 
 
 def _problem(status: str, runs: int, found: Content | None, expected: Content | None) -> str | None:
-    """Return what is wrong with one job, None when it is as it has to be."""
+    """Return the problem of one job, None if there is none."""
     if status == "failed" and runs == 0:
-        return None if expected is None else "its job failed, though it can be read"
+        return None if expected is None else "its job failed, but the file can be read"
     if status != "completed":
-        return f"its job is {status}, and not completed"
+        return f"its job is {status} instead of completed"
     if runs != 1:
         return f"read and stored {runs} times instead of once"
     if expected is None:
-        return "read by a worker, and now it cannot be read: it was closed while the demo ran"
+        return "read by a worker, but not readable now; its permissions have changed"
     if found != expected:
-        return f"the table says {found}, but now it is {expected}"
+        return f"the table contains {found}, the file {expected}"
     return None
 
 
-def show(path: bytes) -> str:
-    """Return a path as any terminal can show it."""
+def printable(path: bytes) -> str:
+    """Return a path with unprintable characters escaped."""
     name = os.fsdecode(path)
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)

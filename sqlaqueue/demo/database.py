@@ -1,4 +1,4 @@
-"""The database of the demo: an embedded one or the user's, with a schema that is there for as long as the demo."""
+"""The database of the demo, embedded or the user's own, with a schema that is dropped afterwards."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
@@ -14,40 +13,52 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 from sqlaqueue.demo.errors import CannotRunError
 from sqlaqueue.demo.models import SCHEMA, Base
 from sqlaqueue.demo.server import embedded_server
+from sqlaqueue.queue.backend import backend
+
+_DRIVER = "postgresql+psycopg"
+_DUPLICATE_SCHEMA = "42P06"
 
 
 @contextlib.contextmanager
 def demo_database(url: str | None) -> Iterator[sa.Engine]:
-    """Yield an engine for a database with the tables of the demo, and remove them in the end.
+    """Yield an engine for a database with the tables of the demo, which are dropped afterwards.
 
-    :param url: where the user's own server is; None for an embedded one.
-    :raises CannotRunError: when the database cannot be used.
+    :param url: the user's own database; None for an embedded server.
+    :raises CannotRunError: if the database cannot be used.
     """
+    _check_driver()
     with contextlib.ExitStack() as stack:
         if url is None:
-            # PGOPTIONS, PGSERVICE and their like are meant for another server than this.
+            # PGOPTIONS, PGSERVICE and the like are meant for another server.
             for name in [name for name in os.environ if name.startswith("PG")]:
                 del os.environ[name]
             url = stack.enter_context(embedded_server())
-        engine = sa.create_engine(_address(url))
+        engine = sa.create_engine(_with_driver(url))
         stack.callback(engine.dispose)
         stack.enter_context(_schema(engine))
         Base.metadata.create_all(engine)
         yield engine
 
 
-def _address(url: str) -> sa.URL:
+def _check_driver() -> None:
     try:
-        address = sa.make_url(url)
-    except (ArgumentError, ValueError) as error:
-        msg = f"--url: {error}; give something like postgresql://user:password@host/database"
+        sa.make_url(f"{_DRIVER}://").get_dialect().import_dbapi()
+    except ModuleNotFoundError:
+        msg = "the demo needs psycopg: pip install 'sqlaqueue[demo]'"
         raise CannotRunError(msg) from None
-    if address.drivername not in {"postgresql", "postgres", "postgresql+psycopg"}:
-        msg = f"--url: {address.drivername}:// is not served; the demo takes postgresql://, and uses psycopg 3"
+
+
+def _with_driver(text: str) -> sa.URL:
+    try:
+        url = sa.make_url(text)
+    except (ArgumentError, ValueError) as error:
+        msg = f"--url: {error}; give a URL such as postgresql://user:password@host/database"
+        raise CannotRunError(msg) from None
+    if url.drivername not in {"postgresql", "postgres", _DRIVER}:
+        msg = f"--url: {url.drivername}:// is not supported; give postgresql://, the demo uses psycopg 3"
         raise CannotRunError(msg)
-    # A host that does not answer must not keep the user waiting for minutes.
-    address = address.set(query={"connect_timeout": "10", **address.query})
-    return address.set(drivername="postgresql+psycopg")
+    # The default of a host that does not answer is minutes.
+    return url.set(drivername=_DRIVER, query={"connect_timeout": "10", **url.query})
 
 
 @contextlib.contextmanager
@@ -56,10 +67,10 @@ def _schema(engine: sa.Engine) -> Iterator[None]:
         with engine.begin() as connection:
             connection.execute(CreateSchema(SCHEMA))
     except DBAPIError as error:
-        if isinstance(error.orig, psycopg.errors.DuplicateSchema):
+        if backend().sqlstate(error) == _DUPLICATE_SCHEMA:
             msg = (
-                f"the database has a schema {SCHEMA} already: another demo is using it, or one was killed. "
-                f"If it is not in use, DROP SCHEMA {SCHEMA} CASCADE"
+                f"the database has a schema {SCHEMA}: another demo uses it, or was killed; if none is running, "
+                f"DROP SCHEMA {SCHEMA} CASCADE"
             )
         else:
             msg = f"the database cannot be used: {error.orig}"

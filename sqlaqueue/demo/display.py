@@ -1,4 +1,4 @@
-"""What the demo prints: a live line of progress on a terminal, a line now and then elsewhere."""
+"""The output of the demo: a progress bar on a terminal, a line each second elsewhere."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-_WINDOW = 2.0
+_RATE_WINDOW = 2.0
 """Seconds over which the rate is measured."""
 
-_NOW_AND_THEN = 1.0
-"""Seconds between two lines where nothing can be redrawn."""
+_LINE_INTERVAL = 1.0
+"""Seconds between two lines of progress without a terminal."""
 
-_LONGEST_LIST = 20
+_MAX_LISTED = 20
 
 
 class Display:
-    """Prints what goes on.
+    """Prints messages and progress.
 
-    :param console: where to.
+    :param console: prints them.
     """
 
     def __init__(self, console: Console) -> None:
@@ -33,25 +33,25 @@ class Display:
         self._task = TaskID(0)
         self._total = 0
         self._samples: deque[tuple[float, int]] = deque()
-        self._said_at = 0.0
+        self._printed_at = 0.0
 
-    def say(self, text: str = "", style: str = "") -> None:
-        """Print a line, above the progress if that is shown."""
+    def print(self, text: str = "", style: str = "") -> None:
+        """Print a line, above the progress bar if there is one."""
         console = self._console if self._progress is None else self._progress.console
-        # As it stands: a name of a file may look like markup, and a line that is cut is hard to search for.
+        # Without markup, as a file name may look like it; without line breaks, so that lines can be searched.
         console.print(Text(text, style), soft_wrap=True)
 
-    def say_list(self, lines: Sequence[str]) -> None:
-        """Print lines below another, if there are not too many."""
-        for line in lines[:_LONGEST_LIST]:
-            self.say(f"    {line}")
-        if len(lines) > _LONGEST_LIST:
-            self.say(f"    and {len(lines) - _LONGEST_LIST} more")
+    def print_list(self, lines: Sequence[str]) -> None:
+        """Print indented lines, up to a maximum."""
+        for line in lines[:_MAX_LISTED]:
+            self.print(f"    {line}")
+        if len(lines) > _MAX_LISTED:
+            self.print(f"    and {len(lines) - _MAX_LISTED} more")
 
     @contextmanager
     def progress(self, title: str, total: int) -> Iterator[None]:
-        """Show progress while the block runs."""
-        self._total, self._said_at = total, time.monotonic()
+        """Show progress during the block."""
+        self._total, self._printed_at = total, time.monotonic()
         self._samples.clear()
         if not self._live:
             yield
@@ -66,20 +66,20 @@ class Display:
                 self._progress = None
 
     def update(self, done: int, failed: int, running: int) -> None:
-        """Show how far the jobs are."""
+        """Show how many jobs are in each state."""
         now = time.monotonic()
         pending = max(0, self._total - done - failed - running)
         rate = self._rate(now, done + failed)
         counts = f"{pending} pending, {running} running, {done} done, {failed} failed, {rate:.0f} jobs/s"
         if self._progress is not None:
             self._progress.update(self._task, completed=done + failed, counts=counts)
-        elif now - self._said_at >= _NOW_AND_THEN:
-            self._said_at = now
-            self.say(f"  {counts}")
+        elif now - self._printed_at >= _LINE_INTERVAL:
+            self._printed_at = now
+            self.print(f"  {counts}")
 
     def _rate(self, now: float, ended: int) -> float:
         self._samples.append((now, ended))
-        while now - self._samples[0][0] > _WINDOW and len(self._samples) > 2:  # noqa: PLR2004 - a rate needs two
+        while now - self._samples[0][0] > _RATE_WINDOW and len(self._samples) > 2:  # noqa: PLR2004 - a rate needs two samples
             self._samples.popleft()
-        (began, before), (until, after) = self._samples[0], self._samples[-1]
-        return (after - before) / (until - began) if until > began else 0.0
+        (start, before), (end, after) = self._samples[0], self._samples[-1]
+        return (after - before) / (end - start) if end > start else 0.0

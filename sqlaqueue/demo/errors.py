@@ -1,7 +1,7 @@
-"""What keeps the demo from beginning."""
+"""The error that keeps the demo from starting."""
 
 from __future__ import annotations
 
 
 class CannotRunError(Exception):
-    """The demo cannot begin: the command line, the machine or the database has to be another."""
+    """The demo cannot start with these options, on this machine, or with this database."""

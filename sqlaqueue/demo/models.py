@@ -1,6 +1,6 @@
-"""The jobs of the demo: a row for each file, to be read by some worker. This is all that an application writes.
+"""The jobs of the demo, a row for each file, and their handler: all that an application has to write.
 
-Three classes, because the demo shows three strategies; an application has one class and names its strategy.
+There are three classes because the demo shows three strategies; an application has one class.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ SCHEMA = "sqlaqueue_demo"
 
 
 class Base(DeclarativeBase):
-    """The demo keeps to a schema of its own."""
+    """The base of the demo's models, in a schema of its own."""
 
     metadata = MetaData(schema=SCHEMA)
 
 
 class FileJob(QueueMixin, Base):
-    """A file, and what a worker found in it."""
+    """A file, and the result of reading it."""
 
     __abstract__ = True
 
     id: Mapped[int] = mapped_column(primary_key=True)
-    # Not text: a name may be any bytes.
+    # Not text, as a path may contain any bytes.
     path: Mapped[bytes]
     sha256: Mapped[str | None] = mapped_column(String(64))
     size: Mapped[int | None] = mapped_column(BigInteger)
@@ -39,22 +39,22 @@ class FileJob(QueueMixin, Base):
 
 
 class LeasedFile(FileJob):
-    """A worker holds it by a lease; nothing is locked while the file is read."""
+    """Claimed by a lease: nothing is locked while the file is read."""
 
     __tablename__ = "leased_file"
-    # Short, so that the demo is: nobody can tell a dead worker from a busy one before its lease is over.
+    # Short, as the jobs of the killed worker are rescued when their leases expire.
     __queue__ = QueueConfig(strategy="update_status", lease=2)
 
 
 class MessagedFile(FileJob):
-    """A worker deletes its message, in the transaction that also holds the result."""
+    """Claimed by deleting its message, in the transaction that also stores the result."""
 
     __tablename__ = "messaged_file"
     __queue__ = QueueConfig(strategy="delete_returning")
 
 
 class LockedFile(FileJob):
-    """A worker locks its row, in the transaction that also holds the result."""
+    """Claimed by locking its row, in the transaction that also stores the result."""
 
     __tablename__ = "locked_file"
     __queue__ = QueueConfig(strategy="batch_select")
@@ -68,7 +68,7 @@ MODELS: dict[str, type[FileJob]] = {
 
 
 def read_file(session: Session, job: FileJob) -> None:  # noqa: ARG001 - the job is in the session
-    """Read the file and store what it holds: the handler. What it writes commits together with the end of its run."""
+    """Read the file and store the result: the handler. Its changes commit together with the job's completion."""
     digest, size, lines = hashlib.sha256(), 0, 0
     try:
         with Path(os.fsdecode(job.path)).open("rb") as file:
@@ -77,9 +77,9 @@ def read_file(session: Session, job: FileJob) -> None:  # noqa: ARG001 - the job
                 size += len(block)
                 lines += block.count(b"\n")
     except OSError as error:
-        # No other attempt will do better, so the job need not wait for one.
+        # Another attempt would fail as well.
         raise Fail(str(error)) from error
     job.sha256, job.size, job.lines = digest.hexdigest(), size, lines
     job.read_by = os.getpid()
-    # Counted by the database and not in this process: a second run of the same job would show.
+    # Incremented by the database, so that a second run of the job would be noticed.
     job.runs = type(job).runs + 1

@@ -1,4 +1,4 @@
-"""The worker processes as the show sees them: what each has told, and what it holds."""
+"""The worker processes: starting, stopping, and the jobs that each holds."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from collections.abc import Mapping
 class WorkerProcess:
     """A worker process of the demo.
 
-    :param number: its number in the show, from 1.
+    :param number: its number, from 1.
     """
 
     def __init__(self, number: int, strategy: str, batch: int, environment: Mapping[str, str]) -> None:
         self.number = number
         self.holds: set[int] = set()
-        """The keys of the jobs that it has claimed and not ended."""
+        """The keys of the jobs that it has claimed and not finished."""
         self.rescued: list[int] = []
-        """The keys of the jobs that it took back from a dead worker."""
+        """The keys of the jobs that it rescued from a dead worker."""
         self.ready = self.paused = self.killed = False
-        self.last_words: list[str] = []
-        """What it has written on standard error, when it has ended."""
-        # -P, or a file in the working directory could stand in for a module of the library.
+        self.stderr_lines: list[str] = []
+        """Its output on standard error, after it has ended."""
+        # -P, or a file in the working directory could shadow a module of the library.
         command = [sys.executable, "-P", "-m", "sqlaqueue.demo.worker", strategy, str(batch)]
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(  # noqa: S603 - a module of this package
@@ -33,14 +33,14 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
-            # A Ctrl-C at the terminal is for the show, which then ends its workers.
+            # Ctrl-C at the terminal must reach the demo only, which then stops its workers.
             start_new_session=True,
         )
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None  # noqa: S101, PT018 - they are pipes
         self._stdin, self._stdout = stdin, stdout
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._reader = threading.Thread(target=self._read_events, daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -48,11 +48,11 @@ class WorkerProcess:
         return self._process.pid
 
     @property
-    def lives(self) -> bool:
-        """Whether it runs."""
+    def is_running(self) -> bool:
+        """Whether the process runs."""
         return self._process.poll() is None
 
-    def _listen(self) -> None:
+    def _read_events(self) -> None:
         for line in self._stdout:
             match line.decode().split():
                 case ["ready"]:
@@ -66,28 +66,28 @@ class WorkerProcess:
                 case [_, key]:
                     self.holds.discard(int(key))
 
-    def go_on(self) -> None:
-        """Let it go on with the job at which it has paused."""
+    def resume(self) -> None:
+        """Let it continue the job at which it has paused."""
         self.paused = False
-        self._stdin.write(b"go on\n")
+        self._stdin.write(b"resume\n")
         self._stdin.flush()
 
     def kill(self) -> None:
-        """End it by SIGKILL, and read to the end what it has told."""
+        """Kill it by SIGKILL, and read its remaining events."""
         self._process.kill()
         self._end()
         self.killed, self.paused = True, False
 
     def stop(self) -> int:
-        """End it by SIGTERM, as a service manager would, and return its exit code."""
+        """Stop it by SIGTERM, as a service manager does, and return its exit code."""
         self._process.terminate()
         return self._end()
 
     def _end(self) -> int:
         code = self._process.wait()
-        self._listener.join()
+        self._reader.join()
         self._errors.seek(0)
-        self.last_words = self._errors.read().decode(errors="replace").splitlines()
+        self.stderr_lines = self._errors.read().decode(errors="replace").splitlines()
         for file in (self._stdin, self._stdout, self._errors):
             file.close()
         return code

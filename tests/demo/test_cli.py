@@ -1,4 +1,4 @@
-"""The command line without a command, and without what it needs."""
+"""The command line without a command, and without its dependencies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_help_names_the_commands() -> None:
 
 
 @pytest.mark.parametrize(("missing", "extra"), [("click", "cli"), ("rich", "cli"), ("psycopg", "demo")])
-def test_what_is_missing_is_said_with_the_line_that_installs_it(missing: str, extra: str) -> None:
+def test_the_error_for_a_missing_package_names_the_extra(missing: str, extra: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue.cli import main; main()"
     result = subprocess.run(
         [sys.executable, "-c", program, "demo"], capture_output=True, text=True, env=environment(), check=False
@@ -36,7 +36,7 @@ def test_what_is_missing_is_said_with_the_line_that_installs_it(missing: str, ex
 
 
 @pytest.mark.parametrize("missing", ["click", "rich", "psycopg", "greenlet"])
-def test_the_library_does_without(missing: str) -> None:
+def test_the_library_can_be_imported_without(missing: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None; from sqlaqueue import *; Consumer"
     subprocess.run([sys.executable, "-c", program], env=environment(), check=True)
 
@@ -52,7 +52,7 @@ def test_the_library_does_without(missing: str) -> None:
         ),
     ],
 )
-def test_async_code_without_greenlet_is_told_what_to_install(program: str, said: str) -> None:
+def test_async_code_without_greenlet_names_the_extra(program: str, said: str) -> None:
     program = f"import sys; sys.modules['greenlet'] = None; {program}"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, env=environment(), check=False

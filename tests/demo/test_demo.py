@@ -1,4 +1,4 @@
-"""``sqlaqueue demo`` as a user runs it: real files, real workers, a real kill, and no trace of it afterwards."""
+"""``sqlaqueue demo`` as a user runs it, with real files, workers and kills; it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A directory for temporary files that the server's account can reach, which pytest's own is not for root."""
+    """A directory for temporary files that the server's account can access; pytest's is private to root."""
     with tempfile.TemporaryDirectory(prefix="sqlaqueue-", dir="/tmp") as directory:
         Path(directory).chmod(0o755)
         yield Path(directory)
@@ -51,12 +51,12 @@ def schemas(database: Database) -> list[str]:
 def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 180
     while not condition():
-        assert time.monotonic() < deadline, "waited for in vain"
+        assert time.monotonic() < deadline, "timeout"
         time.sleep(0.1)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_file_is_read_exactly_once_though_a_worker_is_killed(
+def test_every_file_is_read_exactly_once_when_a_worker_is_killed(
     strategy: str, database: Database, files: Path
 ) -> None:
     url = plain_url(database)
@@ -76,7 +76,7 @@ def test_every_file_is_read_exactly_once_though_a_worker_is_killed(
 
 
 @pytest.mark.once
-def test_all_strategies_in_turn_on_a_directory_with_one_file(database: Database, tmp_path: Path) -> None:
+def test_all_strategies_with_a_single_file(database: Database, tmp_path: Path) -> None:
     (tmp_path / "only").write_text("one\n")
     result = sqlaqueue("demo", "--path", tmp_path, "--strategy", "all", "--workers", "2", "--url", database.url())
     assert result.returncode == 0, result.stdout + result.stderr
@@ -105,7 +105,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
         try:
             _, errors = demo.communicate(timeout=15)
         except subprocess.TimeoutExpired:
-            # Python drops what a signal raises where nobody can catch it, such as in the callback of a weak reference.
+            # Python ignores an exception that a signal raises in the callback of a weak reference.
             demo.send_signal(signal.SIGINT)
             _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 1
@@ -114,7 +114,7 @@ def test_an_interrupted_demo_leaves_nothing_behind(temporary: Path) -> None:
 
 
 @pytest.mark.once
-def test_a_killed_demo_takes_its_workers_and_its_server_along(temporary: Path) -> None:
+def test_workers_and_server_end_when_the_demo_is_killed(temporary: Path) -> None:
     with started("demo", TMPDIR=str(temporary)) as demo:
         assert demo.stdout is not None
         assert demo.stdout.readline().startswith("update_status")
@@ -124,7 +124,7 @@ def test_a_killed_demo_takes_its_workers_and_its_server_along(temporary: Path) -
 
 
 @pytest.mark.once
-def test_the_workers_of_a_terminated_demo_are_gone(database: Database) -> None:
+def test_the_workers_end_when_the_demo_is_terminated(database: Database) -> None:
     def clients() -> int:
         with database.connect() as connection:
             row = connection.execute(
@@ -154,13 +154,13 @@ def started(*arguments: str, **changes: str | None) -> subprocess.Popen[str]:
 
 
 @pytest.mark.once
-def test_on_a_terminal_the_progress_is_live(database: Database, files: Path) -> None:
+def test_a_terminal_shows_a_progress_bar(database: Database, files: Path) -> None:
     ours, theirs = os.openpty()
     command = [*COMMAND, "demo", "--path", str(files), "--strategy", "batch_select", "--url", database.url()]
     with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment(TERM="xterm")) as demo:
         os.close(theirs)
         output = b""
-        with contextlib.suppress(OSError):  # how the end of a terminal is told
+        with contextlib.suppress(OSError):  # raised at the end of a terminal
             while block := os.read(ours, 4096):
                 output += block
     os.close(ours)
@@ -171,8 +171,8 @@ def test_on_a_terminal_the_progress_is_live(database: Database, files: Path) -> 
 
 
 @pytest.mark.once
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers by way of Linux's /proc")
-def test_a_demo_without_workers_says_so(database: Database) -> None:
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers by Linux's /proc")
+def test_the_demo_fails_when_all_workers_are_killed(database: Database) -> None:
     with started("demo", "--url", database.url()) as demo:
         assert demo.stdout is not None
         assert demo.stdout.readline().startswith("update_status")
@@ -189,7 +189,7 @@ def test_a_demo_without_workers_says_so(database: Database) -> None:
 
 
 @pytest.mark.once
-def test_a_database_that_fails_is_no_traceback(database: Database, files: Path) -> None:
+def test_a_database_error_is_reported_without_a_traceback(database: Database, files: Path) -> None:
     with database.connect() as connection:
         connection.execute("""
             CREATE FUNCTION spoil() RETURNS event_trigger LANGUAGE plpgsql AS
@@ -198,13 +198,13 @@ def test_a_database_that_fails_is_no_traceback(database: Database, files: Path) 
         """)
     result = sqlaqueue("demo", "--path", files, "--strategy", "batch_select", "--url", database.url())
     assert result.returncode == 1
-    assert 'The database failed while the demo ran: column "lines"' in result.stderr
+    assert 'The database failed during the demo: column "lines"' in result.stderr
     assert "Traceback" not in result.stderr
     assert schemas(database) == []
 
 
 TAMPERED = {
-    "NEW.lines = NEW.lines + 1": "the table says",
+    "NEW.lines = NEW.lines + 1": "the table contains",
     "NEW.runs = 2": "stored 2 times instead of once",
     "NEW.runs = 0": "stored 0 times instead of once",
     "NEW.path = 'elsewhere'": "below/file3: 0 jobs in the table instead of one",
@@ -218,7 +218,7 @@ def test_tampered_results_fail_the_check(database: Database, files: Path) -> Non
     changes = "; ".join(
         f"IF NEW.path LIKE '%/below/file{number}' THEN {change}; END IF" for number, change in enumerate(TAMPERED)
     )
-    # The database itself changes a few rows, as soon as the demo has made its table.
+    # Triggers in the database change some rows, created together with the demo's table.
     with database.connect() as connection:
         connection.execute(f"""
             CREATE FUNCTION tamper() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN {changes}; RETURN NEW; END $$;
@@ -232,7 +232,7 @@ def test_tampered_results_fail_the_check(database: Database, files: Path) -> Non
         """)
     result = sqlaqueue("demo", "--path", files, "--strategy", "batch_select", "--workers", "2", "--url", database.url())
     assert result.returncode == 1, result.stdout + result.stderr
-    assert "things are wrong" in result.stdout
+    assert "problems:" in result.stdout
     for said in TAMPERED.values():
         assert said in result.stdout
     assert schemas(database) == []
@@ -247,7 +247,7 @@ BAD_INPUT = {
     ("--path", "/does/not/exist"): "does not exist",
     ("--url", "nonsense"): "--url: ",
     ("--url", "postgresql://localhost:port/x"): "--url: ",
-    ("--url", "mysql://localhost/x"): "mysql:// is not served",
+    ("--url", "mysql://localhost/x"): "mysql:// is not supported",
     ("--url", "postgresql://localhost:1/x"): "the database cannot be used",
 }
 
@@ -265,11 +265,11 @@ def test_bad_input_is_refused(arguments: tuple[str, str]) -> None:
 def test_a_directory_without_files_is_refused(tmp_path: Path) -> None:
     result = sqlaqueue("demo", "--path", tmp_path)
     assert result.returncode == 2
-    assert f"there is no file to read below {tmp_path}" in result.stderr
+    assert f"there are no files below {tmp_path}" in result.stderr
 
 
 @pytest.mark.once
-def test_a_schema_that_is_there_already_is_left_alone(database: Database, files: Path) -> None:
+def test_an_existing_schema_is_an_error_and_kept(database: Database, files: Path) -> None:
     with database.connect() as connection:
         connection.execute("CREATE SCHEMA sqlaqueue_demo")
     result = sqlaqueue("demo", "--path", files, "--url", database.url())
@@ -280,7 +280,7 @@ def test_a_schema_that_is_there_already_is_left_alone(database: Database, files:
 
 @pytest.mark.once
 @pytest.mark.skipif(os.geteuid() == 0, reason="root reads every file")
-def test_files_that_nobody_can_read(database: Database, files: Path) -> None:
+def test_jobs_of_unreadable_files_fail(database: Database, files: Path) -> None:
     (files / "below" / "file7").chmod(0)
     (files / "below" / "further").chmod(0)
     result = sqlaqueue("demo", "--path", files, "--url", database.url())
@@ -288,4 +288,4 @@ def test_files_that_nobody_can_read(database: Database, files: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 files that cannot be read" in result.stdout
     assert "below/file7" in result.stdout
-    assert "left out, since they cannot be read:" in result.stdout
+    assert "skipped, as they cannot be read:" in result.stdout

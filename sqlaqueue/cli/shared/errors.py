@@ -77,8 +77,8 @@ def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickExcept
     state = backend().sqlstate(error) or ""
     if spec is not None and backend().checks.undefined_object_advice(error, spec) is not None:
         return DatabaseError(
-            f"the database lacks what {spec.model.__name__} needs: {message}; {backend().checks.UPDATE_COMMAND} creates it, if env.py uses the "
-            "plug-in sqlaqueue.alembic; or is this the wrong database?"
+            f"the database lacks what {spec.model.__name__} needs: {message}; {backend().checks.UPDATE_COMMAND} "
+            "creates it, if env.py uses the plug-in sqlaqueue.alembic; or is this the wrong database?"
         )
     if state == _INSUFFICIENT_PRIVILEGE:
         return DatabaseError(

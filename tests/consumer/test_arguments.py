@@ -131,7 +131,7 @@ def test_what_is_no_session_factory_is_refused() -> None:
         ),
         (Session(engine), r"is a Session, .* give sessionmaker\(engine\)$", "or use Consumer$"),
         (AsyncSession(async_engine), "or use AsyncConsumer$", r"AsyncSession, .* give async_sessionmaker\(engine\)$"),
-        (url, r"is a str, which makes no sessions; give sessionmaker\(engine\)$", "is a str, which makes no sessions"),
+        (url, r"is a str, which is not callable; give sessionmaker\(engine\)$", "is a str, which is not callable"),
         (None, "is a NoneType", "is a NoneType"),
     ]:
         with pytest.raises(ConfigurationError, match=sync_fix) as refused:

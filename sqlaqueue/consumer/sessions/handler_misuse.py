@@ -1,8 +1,8 @@
-"""What a handler must not do with the row of its own job: noticed before its writes are kept, and said with the fix.
+"""Detects what a handler must not do: end the transaction that holds its batch, or change its job's state or key.
 
-The Consumer ends a run. A handler that writes the state of its job itself, or changes its key, would have the job taken
-for another run's, or run again under the new key. It may change all other columns, and delete its job through the
-session.
+Only the Consumer settles a run. After a handler has changed the state or the key of its job, the run could not be
+settled, or the job would run again under the new key. A handler may change all other columns, and may delete the job
+through the session. The checks run before the handler's writes are committed.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ _ENDS_TRANSACTION = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 
-INSTEAD = "let it return, or raise Retry, Snooze, Fail or Cancel, and the Consumer ends the run"
+_FIX = "return, or raise Retry, Snooze, Fail or Cancel, and the Consumer settles the run"
 
 
 def ends_transaction(statement: str) -> bool:
-    """Return whether the text of a statement ends the transaction that it is executed in."""
+    """Return whether a statement, given as text, ends its transaction."""
     return _ENDS_TRANSACTION.match(statement) is not None
 
 
 def transaction_ended_error() -> HandlerMisuseError:
-    """Return the error for a handler that ended its batch's transaction where the session could not notice."""
+    """Return the error for a handler that ended the transaction of its batch without using the session."""
     return HandlerMisuseError(
-        "the handler ended the transaction that holds its batch, past its session: by the connection's commit() or "
-        "rollback(), the driver's, or a statement such as COMMIT; leave it to the Consumer, and use "
-        "session.begin_nested() for a part that may be undone"
+        "the handler ended the transaction that holds its batch: by commit() or rollback() of the connection or the "
+        "driver, or by a statement such as COMMIT; leave this to the Consumer, and use session.begin_nested() to undo "
+        "a part"
     )
 
 
@@ -51,9 +51,9 @@ def is_deleted(job: Any) -> bool:
 
 
 def check_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Run]) -> HandlerMisuseError | None:
-    """Flush, and return an error when a handler has changed the key or the state of one of its jobs.
+    """Flush, and return an error if a handler changed the key or the state of one of its jobs by the ORM.
 
-    What it has written without the ORM is noticed when the run is settled.
+    Changes by other statements are detected when the run is settled.
     """
     session.flush()
     spec = plan.spec
@@ -61,34 +61,32 @@ def check_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence
         return None
     status, states = spec.attributes["status"], spec.config.states
     running = states.pending if states.processing is None else states.processing
-    others = [word for state in STATES if (word := getattr(states, state)) is not None and word != running]
+    others = [value for state in STATES if (value := getattr(states, state)) is not None and value != running]
     for job, run in zip(jobs, runs, strict=True):
         if is_deleted(job):
             continue
         if sa.inspect(job).identity != run.key:
             return HandlerMisuseError(
-                f"the handler changed the key of {type(job).__name__} {key_text(run.key)}, by which the Consumer ends "
-                "its run, and nothing of what it wrote was kept; enqueue another job in place of this one"
+                f"the handler changed the key of {type(job).__name__} {key_text(run.key)}, which the Consumer needs to "
+                "settle its run, so its writes were rolled back; enqueue another job instead"
             )
         if job.__dict__.get(status, running) in others:
             return HandlerMisuseError(
-                f"the handler set {type(job).__name__}.{status} itself, and nothing of what it wrote was kept; "
-                f"{INSTEAD}"
+                f"the handler set {type(job).__name__}.{status} itself, so its writes were rolled back; {_FIX}"
             )
     return None
 
 
 def row_changed_error(plan: Plan, key: Key) -> HandlerMisuseError:
-    """Return the error for a job whose row its handler has changed past the ORM, so that its run cannot be ended."""
+    """Return the error for a job whose run cannot be settled, as its handler changed the row without the ORM."""
     return HandlerMisuseError(
-        f"the row of {plan.spec.model.__name__} {key_text(key)} is not there any more as it was handed out: a handler "
-        "changed its key or its state, or deleted it by a statement, and nothing of what it wrote was kept; "
-        f"{INSTEAD}; delete a job by session.delete(job)"
+        f"the handler changed the key or the state of {plan.spec.model.__name__} {key_text(key)}, or deleted its row "
+        f"by a statement, so its writes were rolled back; {_FIX}; delete a job by session.delete(job)"
     )
 
 
 class RowsChanged(HandlerMisuseError):
-    """Some runs of a held batch cannot be ended, since a handler has changed the rows of their jobs."""
+    """Some runs of a held batch cannot be settled, because a handler changed the rows of their jobs."""
 
     def __init__(self, plan: Plan, keys: Sequence[Key]) -> None:
         super().__init__(str(row_changed_error(plan, keys[0])))
@@ -96,9 +94,11 @@ class RowsChanged(HandlerMisuseError):
 
 
 def refuse_missing_rows(plan: Plan, missing: Sequence[Ended]) -> None:
-    """Refuse to commit a held batch of which some rows were not found: nobody but its handlers can have written them.
+    """Refuse to commit a held batch if the rows of some jobs were not found when they were settled.
 
-    :raises RowsChanged: unless they were deleted through the session.
+    The batch has locked these rows, so only its handlers can have changed them.
+
+    :raises RowsChanged: unless the jobs were deleted through the session.
     """
     keys = [one.run.key for one in missing if one.job is None or not is_deleted(one.job)]
     if keys:
@@ -106,9 +106,9 @@ def refuse_missing_rows(plan: Plan, missing: Sequence[Ended]) -> None:
 
 
 def refuse_changed_rows(session: Session, plan: Plan, lost: Sequence[Ended]) -> None:
-    """Tell runs that were lost to others from those whose row the handler itself has changed; all is rolled back.
+    """Roll back, and distinguish runs whose lease was lost from those whose row the handler itself changed.
 
-    :raises HandlerMisuseError: when one is held all the same, once what the handler wrote is undone.
+    :raises HandlerMisuseError: if the lease of one is still held after the rollback.
     """
     session.rollback()
     held = ClaimedJobs([(one.run.token, [one.run.key]) for one in lost])

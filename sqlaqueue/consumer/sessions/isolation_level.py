@@ -1,13 +1,13 @@
-"""Which isolation level a Consumer's transactions have, and what those of its handlers need at a strict one.
+"""The isolation levels of a Consumer's own transactions and of its handlers'.
 
-A Consumer works at READ COMMITTED, whatever the default of the database or the engine is: it changes rows that others
-change as well, so a transaction with a snapshot of its own would fail again and again. Handlers under a lease keep the
-default, and may choose another level. From REPEATABLE READ on, a transaction cannot change a row that another one has
-changed since its snapshot, and every heartbeat changes the row of the job. So such a transaction begins by locking that
-row: heartbeats and rescues pass over locked rows.
+A Consumer uses READ COMMITTED, whatever the default of the database or the engine is: it changes rows that other
+transactions change as well, and would fail with conflicts under a stricter level. Handlers under a lease use the
+default, and may choose another level. From REPEATABLE READ on, a transaction cannot change a row that was changed after
+its snapshot, and each extension of the lease changes the job's row. So such a transaction begins with locking this row:
+extensions and rescues skip locked rows.
 
-At SERIALIZABLE the row is found by its place, for a search by its key would look to the server as if it
-depended on all that is written to the same pages of the index: handlers that run at the same time would be a conflict.
+Under SERIALIZABLE the row is found by its physical location (ctid). A search by its key would lock pages of the index,
+so that handlers that run at the same time would conflict.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from sqlaqueue.strategies import ClaimedJobs, Settlement
 
 READ_COMMITTED: Final = "READ COMMITTED"
 SETTING = sa.func.current_setting("transaction_isolation", type_=sa.Text())
-"""The level that a transaction has, as the server says."""
+"""The isolation level of the current transaction."""
 
 _STRICT = {"REPEATABLE READ", "SERIALIZABLE"}
-_CALL, _PLACES = "sqlaqueue_call", "sqlaqueue_places"
+_CALL, _LOCATIONS = "sqlaqueue_call", "sqlaqueue_row_locations"
 _QUIET = {"synchronize_session": False}
 _TRIES = 20
-"""How often a row that somebody changes at the same time is locked anew; a heartbeat comes a few times a minute."""
+"""How often locking is tried while other transactions change the row; a lease is extended a few times a minute."""
 
 
-class _Place(UserDefinedType[str]):
-    """Where a row is in its table."""
+class _RowLocation(UserDefinedType[str]):
+    """The physical location of a row in its table."""
 
     cache_ok = True
 
@@ -48,18 +48,18 @@ class _Place(UserDefinedType[str]):
         return "tid"
 
 
-_PLACE = sa.literal_column("ctid", _Place())
+_CTID = sa.literal_column("ctid", _RowLocation())
 
 
 def is_strict(plan: Plan) -> bool:
-    """Return whether the sessions' transactions have a strict level by default."""
+    """Return whether the default isolation level of the sessions is stricter than READ COMMITTED."""
     return plan.level in _STRICT
 
 
 def begin_read_committed(session: Session, plan: Plan) -> None:
-    """Begin a transaction of the Consumer's own.
+    """Begin a transaction of the Consumer at READ COMMITTED.
 
-    The driver puts the level into its BEGIN, so this is no statement, and nothing at all where the default suits.
+    This sends no statement of its own: the driver sends the level with BEGIN.
     """
     if is_strict(plan) and not _is_connected(session):
         options = {"isolation_level": READ_COMMITTED}
@@ -68,64 +68,64 @@ def begin_read_committed(session: Session, plan: Plan) -> None:
 
 
 def run_read_committed(session: Session, plan: Plan, operation: Callable[[Session], Any]) -> Any:
-    """Carry out an operation in a transaction of the Consumer's own."""
+    """Execute an operation in a transaction of the Consumer at READ COMMITTED."""
     begin_read_committed(session, plan)
     return operation(session)
 
 
 def _is_connected(session: Session) -> bool:
     transaction = session.get_transaction()
-    return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - asking by session.connection() would begin one
+    return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - session.connection() would begin a transaction
 
 
-def _asked_for(connection: sa.Connection, plan: Plan) -> str | None:
+def _level_of(connection: sa.Connection, plan: Plan) -> str | None:
     level = connection.get_execution_options().get("isolation_level")
     return plan.level if level is None else str(level).upper().replace("_", " ")
 
 
 def lock_rows_on_begin(session: Session, plan: Plan, running: Callable[[], Sequence[Run]]) -> None:
-    """Have the rows of jobs locked when their handler begins a transaction at a strict level.
+    """Lock the rows of jobs whenever their handler begins a transaction at a strict level.
 
-    :param running: returns the runs for which the handler is called, as long as it is.
+    :param running: returns the runs of the current call of the handler.
     """
     if _CALL not in session.info:
         event.listen(session, "after_begin", _lock_rows)
     session.info[_CALL] = (plan, running)
-    session.info.pop(_PLACES, None)
+    session.info.pop(_LOCATIONS, None)
 
 
 def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
     plan, running = session.info[_CALL]
-    level: Any = _asked_for(connection, plan)
+    level: Any = _level_of(connection, plan)
     if level not in _STRICT or transaction.nested:
         return
     runs = running()
     if runs and connection.engine.pool is primary_bind(session, plan.spec.mapper).engine.pool:
-        session.info[_PLACES] = _lock(connection, plan, level, runs)
+        session.info[_LOCATIONS] = _lock(connection, plan, level, runs)
 
 
 def _lock(connection: sa.Connection, plan: Plan, level: Any, runs: Sequence[Run]) -> list[str]:
-    """Lock the rows of runs that are still held, in a snapshot that is not older than they are.
+    """Lock the rows of runs whose lease is held, in a snapshot that includes their last change.
 
-    Where they are is read in a transaction of its own.
+    Their locations are read in a transaction of its own at READ COMMITTED.
 
-    :return: the places of these rows.
+    :return: the locations of the locked rows.
     """
     spec, dialect = plan.spec, connection.dialect
     driver: Any = connection.connection.dbapi_connection
     mine = spec.strategy.fence(spec, ClaimedJobs(list(keys_by_token(runs).items())))
     seqscan = sa.func.current_setting("enable_seqscan", type_=sa.Text())
-    where = sa.select(sa.cast(_PLACE, sa.Text()), seqscan).select_from(spec.table).where(mine)
+    where = sa.select(sa.cast(_CTID, sa.Text()), seqscan).select_from(spec.table).where(mine)
     for _ in range(_TRIES):
         dialect.set_isolation_level(driver, READ_COMMITTED)
         found = connection.execute(where).all()
         dialect.do_rollback(driver)
         dialect.set_isolation_level(driver, cast("Any", level))
         if not found:
-            # The lease is lost, as the end of the run will say.
+            # The lease is lost, which is detected when the run is settled.
             break
-        places = [row[0] for row in found]
-        locking = sa.select(sa.literal(1)).select_from(spec.table).where(_is_at(places), mine)
+        locations = [row[0] for row in found]
+        locking = sa.select(sa.literal(1)).select_from(spec.table).where(_is_at(locations), mine)
         try:
             _scan_tables(connection, "off")
             locked = connection.execute(locking.with_for_update(of=spec.table, key_share=True)).all()
@@ -135,13 +135,13 @@ def _lock(connection: sa.Connection, plan: Plan, level: Any, runs: Sequence[Run]
                 raise
         else:
             if len(locked) == len(found):
-                return places
+                return locations
         dialect.do_rollback(driver)
     return []
 
 
-def _is_at(places: Sequence[str]) -> sa.ColumnElement[bool]:
-    return sa.any_(sa.cast(sa.literal(places, sa.ARRAY(sa.Text())), sa.ARRAY(_Place()))) == _PLACE
+def _is_at(locations: Sequence[str]) -> sa.ColumnElement[bool]:
+    return sa.any_(sa.cast(sa.literal(locations, sa.ARRAY(sa.Text())), sa.ARRAY(_RowLocation()))) == _CTID
 
 
 def _scan_tables(connection: sa.Connection, setting: str) -> None:
@@ -149,19 +149,19 @@ def _scan_tables(connection: sa.Connection, setting: str) -> None:
 
 
 def complete_in_place(session: Session, plan: Plan, claims: Mapping[Any, Sequence[Key]]) -> list[Key]:
-    """End runs with success in a handler's transaction that is SERIALIZABLE.
+    """Settle runs as completed in a SERIALIZABLE transaction of a handler.
 
-    :return: the keys of those that it has ended: none in other transactions, nor where a handler has written the row of
-        its job, which is elsewhere now.
+    :return: the keys of the settled jobs; none in another transaction, or if the handler has written the row, which
+        moved it.
     """
-    places = session.info.pop(_PLACES, None)
-    if not places:
+    locations = session.info.pop(_LOCATIONS, None)
+    if not locations:
         return []
     spec, connection = plan.spec, session.connection(bind_arguments=plan.bind)
     verb = spec.strategy.settle(spec, ClaimedJobs(list(claims.items())), Settlement("completed"))
-    if _asked_for(connection, plan) != "SERIALIZABLE" or not isinstance(verb, sa.Update | sa.Delete):
+    if _level_of(connection, plan) != "SERIALIZABLE" or not isinstance(verb, sa.Update | sa.Delete):
         return []
-    # A small table would be read from end to end, which conflicts with all that others do to it.
+    # A sequential scan, as of a small table, would conflict with every other write to the table.
     _scan_tables(connection, "off")
-    ended = session.execute(returning_keys(spec, verb.where(_is_at(places))), execution_options=_QUIET).scalars().all()
-    return keys_from(ended, len(spec.keys))
+    in_place = returning_keys(spec, verb.where(_is_at(locations)))
+    return keys_from(session.execute(in_place, execution_options=_QUIET).scalars().all(), len(spec.keys))

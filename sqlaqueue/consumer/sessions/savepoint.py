@@ -1,4 +1,4 @@
-"""The part of a held transaction in which handlers run: undone by itself, without losing the batch."""
+"""The savepoint in a held transaction within which handlers run: it can be rolled back without losing the batch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _GUARD = "sqlaqueue_guard"
 
 
 class BatchLost(Exception):
-    """The connection of the transaction that holds a batch is gone, and the batch with it."""
+    """The connection of the transaction that holds a batch is lost, and the batch with it."""
 
 
 class Savepoint:
-    """A savepoint for calls of the handler, of which the last one only may leave a trace.
+    """A savepoint for calls of a handler, which is closed after the first call that used the session.
 
-    While it is open, the session refuses to commit: the commit would unlock the whole batch, without an error. A
-    rollback or close cannot be refused; :meth:`close` finds out.
+    While it is open, the session refuses to commit, which would unlock the rows of the whole batch. A rollback cannot
+    be refused; :meth:`close` detects it.
     """
 
     def __init__(self, session: Session, plan: Plan) -> None:
@@ -33,14 +33,15 @@ class Savepoint:
         self._root = session.get_transaction()
         if not session.info.get(_GUARD):
             event.listen(session, "before_commit", _guard)
-            # Before the savepoint begins: to ask for the connection in it would set it for handlers that need none.
+            # Before the savepoint: asking for the connection within it would send SAVEPOINT, even for a handler that
+            # executes nothing.
             self._guard_connection(session.connection(bind_arguments=plan.bind))
         self._own: SessionTransaction = session.begin_nested()
         self._open = True
         session.info[_GUARD] = self
 
     def _guard_connection(self, connection: sa.Connection) -> None:
-        """Refuse as well what would end the transaction without the session."""
+        """Refuse commits by the connection, and statements that end the transaction."""
         session = self._session
 
         def commit(_: sa.Connection) -> None:
@@ -54,36 +55,36 @@ class Savepoint:
         event.listen(connection, "before_cursor_execute", execute)
 
     def refuses(self) -> bool:
-        """Return whether a commit that is under way would end more than a part of the handler's own."""
+        """Return whether the commit in progress would end more than a savepoint of the handler."""
         return self._open and self._session.get_nested_transaction() in {self._own, None}
 
     def was_used(self) -> bool:
-        """Return whether a handler has left a trace since it was opened, if only by ending what it should not."""
+        """Return whether a handler has used the session, or ended the savepoint or the transaction."""
         session = self._session
         if session.get_transaction() is not self._root or session.get_nested_transaction() is not self._own:
             return True
         return transaction_used(session, self._own)
 
     def close(self, *, keep: bool) -> None:
-        """Keep or undo what the handler wrote.
+        """Release the savepoint, or roll back to it.
 
-        :raises HandlerMisuseError: when the handler has ended the transaction that holds the batch.
-        :raises BatchLost: when the connection has gone, which a handler that caught the error may have hidden.
+        :raises HandlerMisuseError: if the handler has ended the transaction that holds the batch.
+        :raises BatchLost: if the connection is lost; the handler may have caught that error.
         """
         if self._session.get_transaction() is not self._root or self._root is None or not self._root.is_active:
             msg = (
                 "the handler ended the transaction that holds its batch (session.rollback() or close()); "
-                "leave it to the Consumer, and use session.begin_nested() for a part that may be undone"
+                "leave this to the Consumer, and use session.begin_nested() to undo a part"
             )
             raise HandlerMisuseError(msg)
-        if self._session.get_nested_transaction() is not None:  # else the handler has undone its part itself
+        if self._session.get_nested_transaction() is not None:  # else the handler has rolled it back itself
             self._open = False
             if keep:
                 self._own.commit()
             else:
                 self._own.rollback()
         self._open = False
-        # A cancelled task takes the connection along without any later step noticing before the last one.
+        # Cancelling a task invalidates its connection; without this check only the commit of the batch would fail.
         if self._session.connection(bind_arguments=self._bind).invalidated:
             raise BatchLost
 
@@ -92,7 +93,7 @@ def _guard(session: Session) -> None:
     savepoint: Savepoint | None = session.info.get(_GUARD)
     if savepoint is not None and savepoint.refuses():
         msg = (
-            "a handler must not commit the transaction that holds its batch; leave the commit to the Consumer, "
-            "and use session.begin_nested() for a part that may be undone"
+            "a handler must not commit the transaction that holds its batch; leave the commit to the Consumer, and use "
+            "session.begin_nested() to undo a part"
         )
         raise HandlerMisuseError(msg)

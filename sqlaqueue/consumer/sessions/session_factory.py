@@ -1,4 +1,4 @@
-"""Session factories, checked where they are given: the error then comes before the first job."""
+"""Checks of session factories and sessions where they are given, so that a mistake is found before the first job."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _OTHERS = {"Consumer": "AsyncConsumer", "wait": "async_wait"} | {"AsyncConsumer"
 
 
 def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
-    """Return what makes new sessions: a scoped_session hands out the one that its thread or task is using.
+    """Return the factory of new sessions; of a scoped_session, the factory that it uses.
 
-    :param what: the class or function that it was given to, for the texts of errors.
-    :raises ConfigurationError: for an engine, a session or an address, and for a factory of the other kind of sessions.
+    :param what: the class or function that was given the factory, for error messages.
+    :raises ConfigurationError: for an engine, a session or a URL, and for a factory of the other kind of sessions.
     """
     given: Any = getattr(session_factory, "session_factory", session_factory)
     maker = "async_sessionmaker" if is_async else "sessionmaker"
@@ -30,19 +30,20 @@ def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
         msg = f"{what}: {given!r} is {_article(given)}, where a session factory is needed; {fix}"
         raise ConfigurationError(msg)
     if not callable(given):
-        # Not repeated: an address may hold a password.
-        msg = f"{what}: the session factory is {_article(given)}, which makes no sessions; give {maker}(engine)"
+        # Its value is left out, as a URL may contain a password.
+        msg = f"{what}: the session factory is {_article(given)}, which is not callable; give {maker}(engine)"
         raise ConfigurationError(msg)
     if isinstance(given, sessionmaker) or _is_of_asyncio(given, "async_sessionmaker"):
-        made: Any = given.class_  # pyright: ignore[reportFunctionMemberAccess] # it takes what is callable for a function
+        made: Any = given.class_  # pyright: ignore[reportFunctionMemberAccess] # it narrows a callable to a function
         check_session_class(made, given, what, is_async=is_async)
     return given
 
 
 def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: bool) -> None:
-    """Refuse a factory whose sessions are not of the kind that is needed.
+    """Refuse a factory that makes the other kind of sessions.
 
-    :param made: the class of what it makes.
+    :param made: the class of its sessions.
+    :raises ConfigurationError: if sync code was given AsyncSessions, or async code Sessions.
     """
     if issubclass(made, _async_class("AsyncSession") if is_async else Session):
         return
@@ -52,10 +53,10 @@ def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: b
 
 
 def check_session(session: object, what: str, *, is_async: bool) -> None:
-    """Refuse what is given in place of a session, such as an engine or a session factory.
+    """Refuse anything but a session, such as an engine or a session factory.
 
-    :param what: the function that it was given to, for the texts of errors.
-    :raises ConfigurationError: naming the fix.
+    :param what: the function that was given it, for error messages.
+    :raises ConfigurationError: if it is no session of this kind.
     """
     of_async = _is_of_asyncio(session, "AsyncSession", "async_scoped_session")
     if of_async if is_async else isinstance(session, Session | scoped_session):
@@ -75,7 +76,7 @@ def _is_of_asyncio(given: Any, *names: str) -> bool:
 
 
 def _async_class(name: str) -> Any:
-    # Not imported here: sync code does without greenlet. Without the module nothing is an instance of its classes.
+    # Not imported here, as sync code does not need greenlet. If nothing imported the module, there are no instances.
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     return () if module is None else getattr(module, name)
 

@@ -1,4 +1,4 @@
-"""Whether a handler has left a trace in its session, so that its run ends with a commit of its own. No I/O."""
+"""Whether a handler has used its session, so that its run needs a commit of its own. No I/O."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from sqlalchemy.orm.attributes import instance_state
 
 
 def was_used(session: Session, job: Any) -> bool:
-    """Return whether a handler has used a session that was clean: it may have read or written something.
+    """Return whether a handler has used a session that was clean, to read or to write.
 
-    :param job: one of its jobs.
+    :param job: one of the handler's jobs.
     """
-    # Adding, deleting or changing an instance begins a transaction as well, so most handlers are done with here.
+    # Adding, deleting or changing an instance begins a transaction as well.
     if session.in_transaction():
         return transaction_used(session, session.get_transaction())
-    # It may have committed, rolled back or closed the session.
+    # The handler may have committed, rolled back or closed the session.
     state = instance_state(job)
     return state.expired or state.session_id is None
 
 
 def transaction_used(session: Session, transaction: SessionTransaction | None) -> bool:
-    """Return whether there is something to flush, or the transaction has been to the database."""
-    if not session._is_clean():  # noqa: SLF001 - new, dirty and deleted make a set each, for every job
+    """Return whether there is something to flush, or a transaction has executed a statement."""
+    if not session._is_clean():  # noqa: SLF001 - the public attributes new, dirty and deleted build a set each, for every job
         return True
-    return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - asking by session.connection() would begin one
+    return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - session.connection() would begin a transaction
 
 
 def has_lost_connection(session: Session) -> bool:
-    """Return whether a connection of the session's transaction is gone, which a handler may have hidden."""
+    """Return whether a connection of the session's transaction is lost; the handler may have caught that error."""
     transaction = session.get_transaction()
     if transaction is None:
         return False
@@ -38,5 +38,5 @@ def has_lost_connection(session: Session) -> bool:
 
 
 def is_expired(job: Any) -> bool:
-    """Return whether a job is no longer as it was loaded, and neither are those that share its session."""
+    """Return whether a job is expired, and with it all jobs of its session."""
     return instance_state(job).expired

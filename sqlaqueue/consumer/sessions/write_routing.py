@@ -1,4 +1,4 @@
-"""The sessions that a Consumer is given: those that it cannot work with, and the engine for its own statements."""
+"""Opens the sessions of a Consumer, and sends all of its statements to the engine for writes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from sqlalchemy.orm import Session
 
 
 def open_session(factory: Any) -> Any:
-    """Return a new session.
+    """Return a new session, with autobegin on whatever the factory's setting is.
 
-    It begins transactions by itself, whatever the factory says: a Consumer and a handler share it, and each of them
-    would have to know whether the other one has begun.
+    A Consumer and a handler share the session, and neither knows whether the other has begun a transaction.
     """
     session = factory()
     getattr(session, "sync_session", session).autobegin = True
@@ -22,16 +21,16 @@ def open_session(factory: Any) -> Any:
 
 
 def has_own_routing(session: Session) -> bool:
-    """Return whether a session chooses its engine by a ``get_bind()`` of its own."""
+    """Return whether a session class overrides ``get_bind()``."""
     return type(session).get_bind is not Session.get_bind
 
 
 @contextlib.contextmanager
 def routing_to_primary(session: Session) -> Iterator[None]:
-    """Have a session that routes its statements take each one for a write.
+    """Make a session with its own routing send every statement to the engine for writes.
 
-    A claim is a SELECT to it, and would be sent to a replica. What it asks for is the bind of an UPDATE of the same
-    table, since SQLAlchemy sets the clause of an ORM statement itself, whatever ``bind_arguments`` say.
+    For its ``get_bind()`` a claim is a SELECT, which it may send to a replica. So ``get_bind()`` is called with an
+    UPDATE of the same table instead. ``bind_arguments`` cannot do this: SQLAlchemy sets the clause itself.
     """
     if not has_own_routing(session) or "get_bind" in session.__dict__:
         yield
@@ -43,7 +42,7 @@ def routing_to_primary(session: Session) -> Iterator[None]:
             clause = sa.update(sa.inspect(mapper).local_table)
         return ask(mapper=mapper, clause=clause, **more)
 
-    # An attribute of this one session: its class is the user's.
+    # An attribute of this session, as its class belongs to the application.
     session.__dict__["get_bind"] = get_bind
     try:
         yield
@@ -52,6 +51,6 @@ def routing_to_primary(session: Session) -> Iterator[None]:
 
 
 def primary_bind(session: Session, mapper: Any) -> sa.Engine | sa.Connection:
-    """Return what a session writes the rows of a mapper to."""
+    """Return the engine or connection to which a session writes the rows of a mapper."""
     with routing_to_primary(session):
         return session.get_bind(mapper)

@@ -1,7 +1,7 @@
 """What the library needs from the database beyond plain SQLAlchemy, as one protocol.
 
 :func:`backend` returns its implementation, :mod:`sqlaqueue.postgresql`. That folder alone imports SQLAlchemy's
-PostgreSQL dialect, and no other folder imports that one.
+PostgreSQL dialect. No other folder imports it, except :mod:`sqlaqueue.alembic`, which writes PostgreSQL's DDL.
 """
 
 from __future__ import annotations

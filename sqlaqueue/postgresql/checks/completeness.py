@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import DatabaseNotReadyError
-from sqlaqueue.postgresql.catalog.table_id import TableId, system_table
+from sqlaqueue.postgresql.catalog import queue_objects
 from sqlaqueue.postgresql.ddl import wake_triggers
 from sqlaqueue.postgresql.ddl.attach import objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger
 from sqlaqueue.queue.spec import QueueSpec
-
-TRIGGERS = system_table("pg_trigger", "tgname", "tgrelid", "tgenabled")
 
 UPDATE_COMMAND = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
 """The command that migrates a database, in a project whose ``env.py`` imports the plug-in."""
@@ -28,22 +22,15 @@ def missing_objects(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     The triggers that wake idle Consumers are left out: without them Consumers poll, see :mod:`.versions`.
     """
     tables = [spec.table, *spec.side_tables.values()]
-    found = session.execute(sa.select(*map(TableId, tables))).one()
-    missing = [table for table, number in zip(tables, found, strict=True) if number is None]
+    missing = queue_objects.missing_tables(session, tables)
     if missing:
         return [f"the table {table.fullname}{_other_schemas(session, table)}" for table in missing]
-    rows: Any = session.execute(_columns(tables))
-    columns = {(name, at) for name, *of in rows for at, is_its in enumerate(of) if is_its}
-    triggers = set(session.execute(triggers_of(spec)).scalars())
+    columns = queue_objects.missing_columns(session, tables)
+    triggers = queue_objects.trigger_names(session, spec.table)
     names = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
     wanted = [name for name in names if not name.startswith(wake_triggers.PREFIX)]
     return [
-        *(
-            f"the column {table.fullname}.{each.name}"
-            for at, table in enumerate(tables)
-            for each in table.c
-            if (each.name, at) not in columns
-        ),
+        *(f"the column {column.table.fullname}.{column.name}" for column in columns),
         *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
     ]
 
@@ -69,14 +56,7 @@ def split_schemas(session: Session | sa.Connection, spec: QueueSpec) -> str | No
     That happens when the first schema of the path has side tables of other queues, and a later one has the jobs.
     """
     mine = [table for table in spec.side_tables.values() if table.schema == spec.table.schema]
-    relation = system_table("pg_class", "oid", "relname", "relnamespace")
-    space = system_table("pg_namespace", "oid", "nspname")
-    places: Any = session.execute(
-        sa.select(sa.cast(relation.c.relname, sa.Text), sa.cast(space.c.nspname, sa.Text))
-        .join_from(relation, space, space.c.oid == relation.c.relnamespace)
-        .where(relation.c.oid.in_([TableId(table) for table in (spec.table, *mine)]))
-    ).all()
-    schemas: dict[str, str] = dict(places)
+    schemas = queue_objects.schemas_of(session, [spec.table, *mine])
     home = schemas[spec.table.name]
     strangers = [f"{name} in {schema}" for name, schema in schemas.items() if schema != home]
     if not strangers:
@@ -93,32 +73,9 @@ def _other_schemas(session: Session | sa.Connection, table: sa.Table) -> str:
     """Return a hint at the schemas outside the search path that have a table of this name."""
     if table.schema is not None:
         return ""
-    relation = system_table("pg_class", "relname", "relnamespace", "relkind")
-    space = system_table("pg_namespace", "oid", "nspname")
-    usable = sa.func.has_schema_privilege(space.c.oid, sa.literal_column("'USAGE'"))
-    query = (
-        sa.select(sa.cast(space.c.nspname, sa.Text), usable)
-        .join_from(relation, space, space.c.oid == relation.c.relnamespace)
-        .where(relation.c.relname == table.name, sa.cast(relation.c.relkind, sa.Text).in_(["r", "p"]))
-    )
     hints = [
         f"it is in the schema {schema}, "
         + ("to which the search_path does not lead" if may else "which the role may not use")
-        for schema, may in session.execute(query)
+        for schema, may in queue_objects.schemas_with_table(session, table.name)
     ]
     return f" ({'; '.join(hints)})" if hints else ""
-
-
-def _columns(tables: Sequence[sa.Table]) -> AnySelect:
-    attribute = system_table("pg_attribute", "attname", "attrelid", "attisdropped")
-    ids = [TableId(table) for table in tables]
-    # One flag for each table: drivers differ in how they return a regclass.
-    its: list[Any] = [attribute.c.attrelid == number for number in ids]
-    theirs = sa.and_(attribute.c.attrelid.in_(ids), ~attribute.c.attisdropped)
-    columns: list[Any] = [sa.cast(attribute.c.attname, sa.Text), *its]
-    return sa.select(*columns).where(theirs)
-
-
-def triggers_of(spec: QueueSpec) -> AnySelect:
-    """Return a SELECT of the names of the triggers on a queue's table."""
-    return sa.select(sa.cast(TRIGGERS.c.tgname, sa.Text)).where(TRIGGERS.c.tgrelid == TableId(spec.table))

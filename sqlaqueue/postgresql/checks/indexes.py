@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by
 from sqlalchemy.orm import Session
 
-from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql.catalog.indexes import index_validity
-from sqlaqueue.postgresql.catalog.table_id import TableId, system_table
+from sqlaqueue.postgresql.catalog.indexes import index_validity, valid_indexes
 from sqlaqueue.postgresql.checks.completeness import UPDATE_COMMAND
 from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.spec import QueueSpec
@@ -22,10 +17,10 @@ def missing_indexes(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     An index of another name counts if it begins with the same columns.
     """
     own = {str(index.name) for index in spec.claim_indexes}
-    there: dict[sa.Table | None, list[tuple[str, list[str]]]] = {}
-    for table in {index.table for index in spec.claim_indexes if index.table is not None}:
-        rows: Any = session.execute(_indexed_columns(table)).all()
-        there[table] = [(name, columns) for name, columns in rows]
+    tables = {index.table for index in spec.claim_indexes if index.table is not None}
+    existing: dict[sa.Table | None, list[tuple[str, list[str]]]] = {
+        table: valid_indexes(session, table) for table in tables
+    }
 
     def serves(index: sa.Index, name: str, columns: list[str]) -> bool:
         wanted = [column.name for column in index.columns]
@@ -34,7 +29,7 @@ def missing_indexes(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     return [
         index
         for index in spec.claim_indexes
-        if not any(serves(index, name, columns) for name, columns in there.get(index.table, []))
+        if not any(serves(index, name, columns) for name, columns in existing.get(index.table, []))
     ]
 
 
@@ -55,21 +50,3 @@ def missing_index_advice(session: Session | sa.Connection, spec: QueueSpec) -> s
 def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
     """Return whether a table has a valid index of this name."""
     return index_validity(connection, table, name) is True
-
-
-def _indexed_columns(table: sa.Table) -> AnySelect:
-    """Return a SELECT of the valid indexes of a table: the name of each, and its columns in order."""
-    index = system_table("pg_index", "indexrelid", "indrelid", "indkey", "indisvalid")
-    relation = system_table("pg_class", "oid", "relname")
-    attribute = system_table("pg_attribute", "attname", "attrelid", "attnum")
-    place = sa.func.array_position(sa.cast(index.c.indkey, ARRAY(sa.SmallInteger())), attribute.c.attnum)
-    names = sa.func.array_agg(aggregate_order_by(sa.cast(attribute.c.attname, sa.Text), place), type_=ARRAY(sa.Text()))
-    mine = sa.and_(attribute.c.attrelid == index.c.indrelid, place.is_not(None))
-    listed = sa.select(names).select_from(attribute).where(mine).correlate(index).scalar_subquery()
-    found: Any = (
-        sa.select(sa.cast(relation.c.relname, sa.Text), sa.func.coalesce(listed, sa.cast([], ARRAY(sa.Text()))))
-        .join_from(index, relation, relation.c.oid == index.c.indexrelid)
-        .where(index.c.indrelid == TableId(table), index.c.indisvalid)
-    )
-    selected: AnySelect = found
-    return selected

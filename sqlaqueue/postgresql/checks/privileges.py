@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import ARRAY
 
-from sqlaqueue.postgresql.catalog.table_id import TableId, TableName, system_table
+from sqlaqueue.postgresql.catalog.queue_objects import policy_commands, quoted_role, unusable_schemas
+from sqlaqueue.postgresql.catalog.table_id import TableId, TableName
 from sqlaqueue.postgresql.ddl.wake_triggers import wakes
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import RequiredPrivilege
@@ -24,13 +24,8 @@ _COMMANDS = {"SELECT": "r", "INSERT": "a", "UPDATE": "w", "DELETE": "d"}
 
 def missing_schema_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     """Return the GRANTs for schemas on which the role lacks USAGE; no table in them can be looked up without it."""
-    name = sa.func.parse_ident(TableName(spec.table), type_=ARRAY(sa.Text()))
-    space = system_table("pg_namespace", "oid", "nspname")
-    usable = sa.func.has_schema_privilege(space.c.oid, sa.literal_column("'USAGE'"))
-    query = sa.select(sa.func.quote_ident(space.c.nspname), _role()).where(
-        name[2].is_not(None), space.c.nspname == name[1], ~usable
-    )
-    return [f"GRANT USAGE ON SCHEMA {schema} TO {role}" for schema, role in connection.execute(query)]
+    hidden = unusable_schemas(connection, spec.table)
+    return [f"GRANT USAGE ON SCHEMA {schema} TO {role}" for schema, role in hidden]
 
 
 def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
@@ -42,7 +37,7 @@ def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     notify = sa.func.has_function_privilege(
         sa.literal_column("'pg_catalog.pg_notify(text,text)'"), sa.literal_column("'EXECUTE'")
     )
-    row: Any = connection.execute(sa.select(_role(), notify, *has)).one()
+    row: Any = connection.execute(sa.select(quoted_role(), notify, *has)).one()
     role, may_notify, *found = row
     grants: dict[sa.Table, list[str]] = {}
     for each, granted in zip(required, found, strict=True):
@@ -67,11 +62,11 @@ def missing_policies(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     required = list(spec.strategy.required_privileges(spec))
     tables = list(dict.fromkeys(each.table for each in required))
     active = [sa.func.row_security_active(TableName(table)) for table in tables]
-    row: Any = connection.execute(sa.select(_role(), *active)).one()
+    row: Any = connection.execute(sa.select(quoted_role(), *active)).one()
     role, *secured = row
     missing = []
     for table in (table for table, on in zip(tables, secured, strict=True) if on):
-        commands = set(connection.execute(_commands(table)).scalars())
+        commands = policy_commands(connection, table)
         needed = [each.privilege for each in required if each.table is table]
         hidden = [] if "*" in commands else [each for each in needed if _COMMANDS[each] not in commands]
         name = _names(connection, [table])[table]
@@ -83,11 +78,6 @@ def missing_policies(connection: sa.Connection, spec: QueueSpec) -> list[str]:
 
 def _all_rows(privilege: str) -> str:
     return "WITH CHECK (true)" if privilege == "INSERT" else "USING (true)"
-
-
-def _role() -> sa.ColumnElement[str]:
-    role: sa.ColumnElement[str] = sa.func.quote_ident(sa.cast(sa.literal_column("current_user"), sa.Text()))
-    return role
 
 
 def _lacking(connection: sa.Connection, each: RequiredPrivilege) -> list[str]:
@@ -121,12 +111,3 @@ def _sequences(connection: sa.Connection, inserts: Sequence[RequiredPrivilege]) 
             name, may = connection.execute(sa.select(sequence, usable)).one()
             if name is not None and not may:
                 yield name
-
-
-def _commands(table: sa.Table) -> sa.Select[Any]:
-    policy = system_table("pg_policy", "polrelid", "polpermissive", "polcmd", "polroles")
-    roles = sa.func.unnest(policy.c.polroles).column_valued("role")
-    applies = sa.or_(roles == sa.literal_column("0"), sa.func.pg_has_role(roles, sa.literal_column("'USAGE'")))
-    return sa.select(sa.cast(policy.c.polcmd, sa.Text)).where(
-        policy.c.polrelid == TableId(table), policy.c.polpermissive, sa.exists(sa.select(roles).where(applies))
-    )

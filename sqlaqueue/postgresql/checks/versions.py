@@ -6,15 +6,12 @@ creates; until then jobs may get no message, or wake no Consumer.
 
 from __future__ import annotations
 
-from typing import Any
-
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue._typing import AnySelect
-from sqlaqueue.postgresql.catalog.table_id import TableId, system_table
-from sqlaqueue.postgresql.checks.completeness import TRIGGERS, UPDATE_COMMAND, triggers_of
+from sqlaqueue.postgresql.catalog import queue_objects
+from sqlaqueue.postgresql.checks.completeness import UPDATE_COMMAND
 from sqlaqueue.postgresql.ddl.attach import objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_in
 from sqlaqueue.postgresql.error_codes import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
@@ -31,8 +28,7 @@ def outdated_triggers(session: Session | sa.Connection, spec: QueueSpec) -> str 
     triggers = [each.name for each in objects if isinstance(each, Trigger)]
     if not functions and not triggers:
         return None
-    rows: Any = session.execute(_comments(spec, [*functions])).all()
-    comments: dict[str, str | None] = dict(rows)
+    comments = queue_objects.function_comments(session, spec.table, [*functions])
     for name, function in functions.items():
         wanted = version_in(function.comment)
         found = version_in(comments.get(name))
@@ -44,8 +40,8 @@ def outdated_triggers(session: Session | sa.Connection, spec: QueueSpec) -> str 
                 f"{spec.model.__name__}: the trigger function {name} is of version {found}, and this process knows "
                 f"version {wanted}: its sqlaqueue is older than the one that the database was migrated for; upgrade it"
             )
-    firing = set(session.execute(_firing(spec)).scalars())
-    silent = [name for name in triggers if name not in firing]
+    enabled = queue_objects.trigger_names(session, spec.table, enabled_only=True)
+    silent = [name for name in triggers if name not in enabled]
     if silent:
         return _outdated(spec, f"these triggers are missing or disabled: {', '.join(silent)}")
     return None
@@ -69,18 +65,3 @@ def _outdated(spec: QueueSpec, what: str) -> str:
         f"{spec.model.__name__}: the table {spec.table.fullname} is not up to date: {what}. Run {UPDATE_COMMAND}; "
         "env.py needs the line `import sqlaqueue.alembic` for that"
     )
-
-
-def _comments(spec: QueueSpec, names: list[str]) -> AnySelect:
-    function = system_table("pg_proc", "oid", "proname", "pronamespace")
-    relation = system_table("pg_class", "oid", "relnamespace")
-    comment = sa.func.obj_description(function.c.oid, "pg_proc")
-    return (
-        sa.select(sa.cast(function.c.proname, sa.Text), comment)
-        .join_from(function, relation, relation.c.relnamespace == function.c.pronamespace)
-        .where(relation.c.oid == TableId(spec.table), function.c.proname.in_(names))
-    )
-
-
-def _firing(spec: QueueSpec) -> AnySelect:
-    return triggers_of(spec).where(sa.cast(TRIGGERS.c.tgenabled, sa.Text).in_(["O", "A"]))

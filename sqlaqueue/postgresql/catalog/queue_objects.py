@@ -1,0 +1,111 @@
+"""The tables, columns, triggers, function versions and policies of one queue, as the current session finds them.
+
+The queries name tables as any statement does, by the search path and ``schema_translate_map``, and run at each start of
+a Consumer. :mod:`.reader` reads whole schemas for migrations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.postgresql.catalog.table_id import TableId, TableName, system_table
+
+Executor = Session | sa.Connection
+
+
+def missing_tables(session: Executor, tables: Sequence[sa.Table]) -> list[sa.Table]:
+    """Return the tables that do not exist."""
+    found = session.execute(sa.select(*map(TableId, tables))).one()
+    return [table for table, oid in zip(tables, found, strict=True) if oid is None]
+
+
+def missing_columns(session: Executor, tables: Sequence[sa.Table]) -> list[sa.Column[Any]]:
+    """Return the columns that do not exist in existing tables."""
+    attribute = system_table("pg_attribute", "attname", "attrelid", "attisdropped")
+    ids = [TableId(table) for table in tables]
+    # One flag for each table: drivers differ in how they return a regclass.
+    flags: list[Any] = [attribute.c.attrelid == each for each in ids]
+    exists = sa.and_(attribute.c.attrelid.in_(ids), ~attribute.c.attisdropped)
+    rows: Any = session.execute(sa.select(sa.cast(attribute.c.attname, sa.Text), *flags).where(exists))
+    found = {(name, number) for name, *of in rows for number, is_of_table in enumerate(of) if is_of_table}
+    return [column for number, table in enumerate(tables) for column in table.c if (column.name, number) not in found]
+
+
+def trigger_names(session: Executor, table: sa.Table, *, enabled_only: bool = False) -> set[str]:
+    """Return the names of the triggers of a table."""
+    trigger = system_table("pg_trigger", "tgname", "tgrelid", "tgenabled")
+    query = sa.select(sa.cast(trigger.c.tgname, sa.Text)).where(trigger.c.tgrelid == TableId(table))
+    if enabled_only:
+        query = query.where(sa.cast(trigger.c.tgenabled, sa.Text).in_(["O", "A"]))
+    return set(session.execute(query).scalars())
+
+
+def function_comments(session: Executor, table: sa.Table, names: Sequence[str]) -> dict[str, str | None]:
+    """Return the comments of the functions of these names in the schema of a table, by name."""
+    function = system_table("pg_proc", "oid", "proname", "pronamespace")
+    relation = system_table("pg_class", "oid", "relnamespace")
+    rows: Any = session.execute(
+        sa.select(sa.cast(function.c.proname, sa.Text), sa.func.obj_description(function.c.oid, "pg_proc"))
+        .join_from(function, relation, relation.c.relnamespace == function.c.pronamespace)
+        .where(relation.c.oid == TableId(table), function.c.proname.in_(names))
+    ).all()
+    return dict(rows)
+
+
+def schemas_of(session: Executor, tables: Sequence[sa.Table]) -> dict[str, str]:
+    """Return the schema in which the session finds each table, by the table's name."""
+    relation = system_table("pg_class", "oid", "relname", "relnamespace")
+    schema = system_table("pg_namespace", "oid", "nspname")
+    rows: Any = session.execute(
+        sa.select(sa.cast(relation.c.relname, sa.Text), sa.cast(schema.c.nspname, sa.Text))
+        .join_from(relation, schema, schema.c.oid == relation.c.relnamespace)
+        .where(relation.c.oid.in_([TableId(table) for table in tables]))
+    ).all()
+    return dict(rows)
+
+
+def schemas_with_table(session: Executor, name: str) -> list[tuple[str, bool]]:
+    """Return all schemas that have a table of a name, and whether the role has USAGE on each."""
+    relation = system_table("pg_class", "relname", "relnamespace", "relkind")
+    schema = system_table("pg_namespace", "oid", "nspname")
+    usable = sa.func.has_schema_privilege(schema.c.oid, sa.literal_column("'USAGE'"))
+    rows: Any = session.execute(
+        sa.select(sa.cast(schema.c.nspname, sa.Text), usable)
+        .join_from(relation, schema, schema.c.oid == relation.c.relnamespace)
+        .where(relation.c.relname == name, sa.cast(relation.c.relkind, sa.Text).in_(["r", "p"]))
+    )
+    return [(schema_name, may_use) for schema_name, may_use in rows]
+
+
+def policy_commands(connection: sa.Connection, table: sa.Table) -> set[str]:
+    """Return the commands (``pg_policy.polcmd``) for which the role has a permissive policy on a table."""
+    policy = system_table("pg_policy", "polrelid", "polpermissive", "polcmd", "polroles")
+    roles = sa.func.unnest(policy.c.polroles).column_valued("role")
+    applies = sa.or_(roles == sa.literal_column("0"), sa.func.pg_has_role(roles, sa.literal_column("'USAGE'")))
+    query = sa.select(sa.cast(policy.c.polcmd, sa.Text)).where(
+        policy.c.polrelid == TableId(table), policy.c.polpermissive, sa.exists(sa.select(roles).where(applies))
+    )
+    return set(connection.execute(query).scalars())
+
+
+def quoted_role() -> sa.ColumnElement[str]:
+    """Return the current role as an identifier, quoted if necessary."""
+    role: sa.ColumnElement[str] = sa.func.quote_ident(sa.cast(sa.literal_column("current_user"), sa.Text()))
+    return role
+
+
+def unusable_schemas(connection: sa.Connection, table: sa.Table) -> list[tuple[str, str]]:
+    """Return the schema of a table and the role, both quoted, if the role lacks USAGE on the schema."""
+    name = sa.func.parse_ident(TableName(table), type_=sa.ARRAY(sa.Text()))
+    schema = system_table("pg_namespace", "oid", "nspname")
+    usable = sa.func.has_schema_privilege(schema.c.oid, sa.literal_column("'USAGE'"))
+    rows: Any = connection.execute(
+        sa.select(sa.func.quote_ident(schema.c.nspname), quoted_role()).where(
+            name[2].is_not(None), schema.c.nspname == name[1], ~usable
+        )
+    )
+    return [(schema_name, role) for schema_name, role in rows]

@@ -1,7 +1,7 @@
 """The contract between a queue and its claim strategy: the data that both exchange, and what a strategy has to offer.
 
 This module imports only leaves of the library, so that every folder can name a strategy in a type. The base class for
-strategies, with the contract in its docstrings, is :class:`sqlaqueue.strategies.ClaimStrategy`.
+strategies, with the contract in its docstrings, is :class:`sqlaqueue.strategies.base.ClaimStrategy`.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class RequiredPrivilege:
 
 
 class Strategy(Protocol):
-    """What the library asks of a strategy. :class:`sqlaqueue.strategies.ClaimStrategy` documents each member."""
+    """What the library asks of a strategy. :class:`sqlaqueue.strategies.base.ClaimStrategy` documents each member."""
 
     name: ClassVar[str]
     holds_transaction: ClassVar[bool]

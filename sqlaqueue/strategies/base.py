@@ -68,7 +68,7 @@ class ClaimStrategy:
     """Whether a claim is served by an index of the claim order, so that it may begin at a position."""
 
     supports_claim_token: ClassVar[bool] = False
-    """Whether a claim writes ``ClaimRequest.token`` into the rows, see :mod:`sqlaqueue.strategies.claim_tokens`."""
+    """Whether a claim writes ``ClaimRequest.token`` into the rows, see ``sqlaqueue.strategies.claim_tokens``."""
 
     required_roles: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The roles this strategy cannot do without, each with the reason for the error message."""

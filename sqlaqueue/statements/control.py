@@ -1,4 +1,4 @@
-"""Statements about a queue as a whole: let it pause, let it go on, and see who serves it.
+"""Statements about a queue as a whole: ``pause()``, ``resume()``, ``paused()``, ``consumers()``.
 
 ::
 
@@ -7,8 +7,8 @@
     for consumer in session.execute(consumers(Email)):
         print(consumer.host, consumer.pid, consumer.running)
 
-A pause is kept in the database, and every claim obeys it: those of Consumers and those of your own code. What is
-running goes on to its end.
+A pause is stored in the database. It applies to every claim, of Consumers and of the application. Running jobs are not
+affected.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 
 
 def pause(model: type[Any], /) -> Any:
-    """Return the statement after whose commit nobody claims jobs of this queue.
+    """Return a statement that pauses a queue: after its commit no job is claimed.
 
-    :raises NotAQueueError: when ``model`` is no queue.
+    :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, _ = _queue(model, "pause", CONTROL)
     return backend().side_tables.pause(spec)
 
 
 def resume(model: type[Any], /) -> Any:
-    """Return the statement after whose commit jobs of this queue are claimed again.
+    """Return a statement that resumes a queue: after its commit jobs are claimed again.
 
-    :raises NotAQueueError: when ``model`` is no queue.
+    :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, table = _queue(model, "resume", CONTROL)
     paused = sa.and_(table.c.queue == spec.name, table.c.key == backend().side_tables.PAUSE)
@@ -45,23 +45,23 @@ def resume(model: type[Any], /) -> Any:
 
 
 def paused(model: type[Any], /) -> Any:
-    """Return a SELECT of one truth value: whether a queue is paused.
+    """Return a SELECT of one boolean: whether the queue is paused.
 
-    :raises NotAQueueError: when ``model`` is no queue.
+    :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, _ = _queue(model, "paused", CONTROL)
     return sa.select(backend().side_tables.is_paused(spec).label("paused"))
 
 
 def consumers(model: type[Any], /) -> Any:
-    """Return a SELECT of the Consumers that serve a queue now, the oldest first.
+    """Return a SELECT of the Consumers of a queue that are alive, the oldest first.
 
-    Its columns: ``name`` as jobs show it in ``claimed_by``, ``host``, ``pid``, ``version``, ``created_at``,
-    ``heartbeat_at``, ``listening`` (true: notifications wake it; false: it polls), ``running``, the keys of the jobs
-    whose handler ran at the heartbeat, as lists of texts, and ``claimed``, the number of other jobs it had claimed. A
-    Consumer writes a heartbeat every ten seconds, and less often if there are many Consumers.
+    Its columns are ``name`` (as in ``claimed_by`` of its jobs), ``host``, ``pid``, ``version``, ``created_at``,
+    ``heartbeat_at``, ``listening`` (True if notifications wake it, False if it only polls), ``running`` (the keys of
+    the jobs whose handlers were running at the last heartbeat, each a list of texts), and ``claimed`` (the number of
+    its other claimed jobs). A Consumer writes a heartbeat every ten seconds, less often if there are many Consumers.
 
-    :raises NotAQueueError: when ``model`` is no queue.
+    :raises NotAQueueError: if ``model`` is not a queue.
     """
     spec, table = _queue(model, "consumers", CONSUMERS)
     shown = ("name", "host", "pid", "version", "created_at", "heartbeat_at", "listening", "running", "claimed")
@@ -72,6 +72,6 @@ def consumers(model: type[Any], /) -> Any:
 def _queue(model: Any, verb: str, needed: str) -> tuple[QueueSpec, sa.Table]:
     spec = spec_of(model)
     if needed not in spec.side_tables:
-        msg = f"{verb}({model.__name__}): its strategy {spec.strategy.name!r} attaches no table {needed}"
+        msg = f"{verb}({model.__name__}): the strategy {spec.strategy.name!r} does not attach the table {needed}"
         raise StatementError(msg)
     return spec, spec.side_tables[needed]

@@ -1,4 +1,4 @@
-"""What the verbs return: keys, tuples for composite ones, and instances whose row the claim deleted."""
+"""The results of verbs: primary keys, and detached instances of rows that a claim deleted."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from sqlaqueue.strategies.base import TOKEN, attribute_names, column_of, named
 RowProcessor = Callable[[Any], Any]
 
 JOBS_OPTION = "sqlaqueue_jobs"
-"""The execution option that carries the instances a verb was given."""
+"""The execution option with the instances that were given to a verb."""
 
 ENTITY_OPTION = "sqlaqueue_entity"
-"""The execution option that carries the queue and the class of which instances are made."""
+"""The execution option with the queue and the class of the instances."""
 
 
 class _Key(Bundle[Any]):
-    """A key as one column of the result: the value itself, a tuple for composite keys.
+    """A primary key as one column of the result: a value, or a tuple for composite keys.
 
-    The instances whose runs a statement ends travel with it as an execution option; what they show of the queue is
-    expired when it is executed, whether or not anybody reads the keys, as an UPDATE by the ORM does for what it cannot
-    compute.
+    Executing the statement expires the queue attributes of the instances that were given to the verb, even if the
+    caller reads no keys. An UPDATE by the ORM does the same for values that it cannot compute.
     """
 
     inherit_cache = True
@@ -53,13 +52,13 @@ class _Key(Bundle[Any]):
 
 
 @event.listens_for(sa.Engine, "handle_error")
-def _refuse_to_stream(failed: ExceptionContext) -> None:
-    """Say what to do when the server refuses to read a claim by a cursor, which is what ``yield_per`` asks for."""
+def _explain_yield_per(failed: ExceptionContext) -> None:
+    """Explain the error of a claim with ``yield_per``, for which SQLAlchemy uses a server-side cursor."""
     options = getattr(failed.execution_context, "execution_options", {})
     if options.get("yield_per") and (CLAIM_OPTION in options or ENTITY_OPTION in options):
         msg = (
-            f"claim(): with yield_per={options['yield_per']} SQLAlchemy reads the result by a cursor of the server, "
-            "and those take no statement that changes rows; leave yield_per out, and claim fewer jobs at a time instead"
+            f"claim(): with yield_per={options['yield_per']} SQLAlchemy uses a server-side cursor, which does not "
+            "support statements that change rows; leave out yield_per and claim fewer jobs at a time"
         )
         raise StatementError(msg)
 
@@ -71,16 +70,16 @@ def _expire(job: Any) -> None:
 
 
 class _DetachedRow(Bundle[Any]):
-    """An instance made from a row that is already deleted.
+    """A detached instance made from a deleted row.
 
-    The Session would take such an instance for persistent: setting an attribute would flush an UPDATE that finds no
-    row, and reading after the commit would look for it in vain.
+    In a Session the instance would be persistent: setting an attribute would flush an UPDATE that matches no row, and
+    reading one after the commit would raise ObjectDeletedError.
     """
 
     inherit_cache = True
 
     def create_row_processor(self, query: Any, procs: Sequence[RowProcessor], labels: Sequence[str]) -> RowProcessor:
-        # Not kept in the Bundle: SQLAlchemy takes two of them for the same when their columns are.
+        # Not attributes of the Bundle: the statement cache compares only its columns.
         spec, entity = query.get_execution_options()[ENTITY_OPTION]
         columns = [spec.table.c.get(label, label) for label in labels]
         base: Mapper[Any] = sa.inspect(entity)
@@ -101,7 +100,7 @@ class _DetachedRow(Bundle[Any]):
 
 
 def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> AnySelect:
-    """Return ``rows`` of the model's table, which the claim deleted, as detached instances in claim order."""
+    """Return a SELECT of detached instances, in claim order, of ``rows`` that the claim deletes."""
     deleted = rows.subquery("deleted")
     order = (column_of(deleted, column) for column in spec.claim_order)
     statement = sa.select(_DetachedRow("job", *deleted.c)).order_by(*order)
@@ -109,9 +108,9 @@ def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> A
 
 
 def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any:
-    """Return ``verb`` as a statement whose one column is the key of each job that it changed.
+    """Return ``verb`` with the keys of the changed jobs as its only result column.
 
-    :param jobs: the instances it is about, for which see :class:`_Key`.
+    :param jobs: the instances whose queue attributes expire, see :class:`_Key`.
     """
     attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
     if isinstance(verb, sa.Update | sa.Delete):
@@ -122,7 +121,7 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
         verb = sa.select(*inserted.c)
     elif any(described["expr"] is spec.model for described in verb.column_descriptions):
         verb = verb.with_only_columns(*attributes)
-    # A new SELECT, as it is select() that hands the ORM's part of a Bundle on; with_only_columns() does not.
+    # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
     keys = backend().guarded(
         sa.select(_Key("key", *verb.subquery("changed_keys").c)).where(backend().claims.planned_anew())
     )

@@ -1,4 +1,4 @@
-"""What the verbs are given, checked: the jobs of a select, the instances that a claim handed out."""
+"""Checks the arguments of verbs: classes, selects and instances."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from sqlaqueue.strategies import ClaimedJobs
 
 
 class JobSelection(NamedTuple):
-    """A queue and a SELECT of some of its jobs."""
+    """Some jobs of a queue, as a SELECT."""
 
     spec: QueueSpec
     entity: type[Any]
     select: AnySelect
     options: tuple[Any, ...]
-    """Loader options, which belong to the statement that returns instances and nowhere else."""
+    """Loader options of the SELECT, which only a statement that returns instances accepts."""
 
 
 def select_jobs(target: Any, verb: str) -> JobSelection:
-    """Return the jobs that a model class or a ``select(Model).where(...)`` stands for.
+    """Return the jobs selected by a queue class or ``select(Model).where(...)``.
 
-    :raises NotAQueueError: when there is no queue behind it.
-    :raises StatementError: when rows of such a select cannot be locked one by one.
+    :raises NotAQueueError: if the class is not a queue.
+    :raises StatementError: if rows of the select cannot be locked individually.
     """
     if not isinstance(target, sa.Select):
         spec = _spec_for_selecting(target, verb)
@@ -42,14 +42,14 @@ def select_jobs(target: Any, verb: str) -> JobSelection:
     described = target.column_descriptions
     entity = described[0]["entity"] if len(described) == 1 else None
     if entity is None or described[0]["expr"] is not entity:
-        msg = f"{verb}(select(...)): select exactly one queue class, as in select(Email), and put the rest into where()"
+        msg = f"{verb}(select(...)): select exactly one queue class, as in select(Email), and filter with where()"
         raise StatementError(msg)
     spec = _spec_for_selecting(entity, verb)
     _check_lockable(target, entity, verb)
     _check_connected(target, entity, verb)
     bare = target.with_only_columns(*described[:0], entity, maintain_column_froms=True)
-    options = target._with_options  # noqa: SLF001 - there is no public way to move a select's options to another
-    bare._with_options = ()  # noqa: SLF001 - as above; `bare` is our own copy
+    options = target._with_options  # noqa: SLF001 - SQLAlchemy has no public access to the options of a select
+    bare._with_options = ()  # noqa: SLF001 - as above; `bare` is a copy
     return JobSelection(spec, entity, bare, options)
 
 
@@ -57,19 +57,18 @@ def _spec_for_selecting(entity: Any, verb: str) -> QueueSpec:
     spec = spec_of(entity)
     if sa.inspect(entity).local_table is not spec.table:
         msg = (
-            f"{verb}({entity.__name__}): its columns are spread over two tables (joined inheritance), and one "
-            f"statement cannot lock and update both; use {verb}({spec.model.__name__}), "
-            "which returns instances of its subclasses"
+            f"{verb}({entity.__name__}): its columns are in two tables (joined inheritance), and one statement cannot "
+            f"lock and update both; use {verb}({spec.model.__name__}), which returns instances of subclasses"
         )
         raise StatementError(msg)
     return spec
 
 
 def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
-    """Refuse clauses under which rows cannot be locked, or are picked more than once."""
+    """Refuse clauses with which rows cannot be locked, or are returned more than once."""
     name = entity.__name__
     clauses = {
-        "DISTINCT": target._distinct,  # noqa: SLF001 - a Select shows its clauses only to itself
+        "DISTINCT": target._distinct,  # noqa: SLF001 - SQLAlchemy has no public access to the clauses
         "GROUP BY": target._group_by_clauses,  # noqa: SLF001 - as above
         "HAVING": target._having_criteria,  # noqa: SLF001 - as above
         "LIMIT": target._limit_clause is not None,  # noqa: SLF001 - as above
@@ -80,8 +79,8 @@ def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
     for clause, used in clauses.items():
         if used:
             msg = (
-                f"{verb}(select({name})...): {clause} cannot be combined with claiming rows one by one; leave it out "
-                "(the queue orders and limits by itself) and express conditions on other tables with exists()"
+                f"{verb}(select({name})...): {clause} cannot be combined with locking rows; leave it out (the verb "
+                "orders and limits the jobs) and use exists() for conditions on other tables"
             )
             raise StatementError(msg)
     for joined, onclause, _, flags in target._setup_joins:  # noqa: SLF001 - as above
@@ -89,17 +88,17 @@ def _check_lockable(target: AnySelect, entity: type[Any], verb: str) -> None:
         many = isinstance(prop, RelationshipProperty) and prop.uselist
         if many or flags.get("full"):
             what = f"the to-many join {prop}" if many else "a full outer join"
-            msg = f"{verb}(select({name})...): {what} yields a job several times; use exists() in where() instead"
+            msg = f"{verb}(select({name})...): {what} returns a job more than once; use exists() in where() instead"
             raise StatementError(msg)
 
 
 def _check_connected(target: AnySelect, entity: type[Any], verb: str) -> None:
-    """Refuse tables that no condition connects: each job would come as often as they have rows."""
+    """Refuse cartesian products: each job would be returned once for every row of the other table."""
     if len(target.get_final_froms()) == 1:
         return
     compiled: Any = target.compile(dialect=backend().dialect, linting=COLLECT_CARTESIAN_PRODUCTS)
-    apart, _ = compiled.from_linter.lint()
-    if apart:
+    unconnected, _ = compiled.from_linter.lint()
+    if unconnected:
         msg = (
             f"{verb}(select({entity.__name__})...): no condition connects the tables "
             f"{' and '.join(sorted(compiled.from_linter.froms.values()))}; add it to where(), or use exists()"
@@ -110,8 +109,8 @@ def _check_connected(target: AnySelect, entity: type[Any], verb: str) -> None:
 def instances(jobs: Any, verb: str) -> list[Any]:
     """Return one instance or an iterable of instances as a list.
 
-    :raises NotAQueueError: for anything but instances of queue classes.
-    :raises StatementError: when the instances belong to different queues.
+    :raises NotAQueueError: if one of them is not an instance of a queue class.
+    :raises StatementError: if they belong to different queues.
     """
     found = [jobs] if isinstance(jobs, QueueMixin) else jobs
     if isinstance(found, str | bytes | sa.Select | type) or not isinstance(found, Iterable):
@@ -124,7 +123,7 @@ def instances(jobs: Any, verb: str) -> list[Any]:
             raise NotAQueueError(msg)
     if len({id(spec_of(type(job))) for job in listed}) > 1:
         names = ", ".join(sorted({spec_of(type(job)).model.__name__ for job in listed}))
-        msg = f"{verb}(): the jobs belong to different queues ({names}); call it once a queue"
+        msg = f"{verb}(): the jobs belong to different queues ({names}); call it once for each queue"
         raise StatementError(msg)
     return listed
 
@@ -132,7 +131,7 @@ def instances(jobs: Any, verb: str) -> list[Any]:
 def key_of(job: Any, verb: str) -> Key:
     """Return the primary key of an instance.
 
-    :raises StatementError: when it has none yet.
+    :raises StatementError: if the instance has no row yet.
     """
     key: Key | None = sa.inspect(job).identity
     if key is None:
@@ -141,26 +140,26 @@ def key_of(job: Any, verb: str) -> Key:
     return key
 
 
-def held_run(job: Any, verb: str) -> Run:
-    """Return the run for which this instance is held.
+def claimed_run(job: Any, verb: str) -> Run:
+    """Return the run of a claimed instance.
 
-    :raises NotClaimedError: when it is not held, saying why.
+    :raises NotClaimedError: if it has no run, or its transaction has ended.
     """
     run = run_of(job)
     name = f"{type(job).__name__} {key_text(sa.inspect(job).identity or ())}"
     if run is None:
-        msg = f"{verb}(): {name} was not handed out by a claim; pass what session.execute(claim(...)) returned"
+        msg = f"{verb}(): {name} was not claimed; pass an instance that session.execute(claim(...)) returned"
         raise NotClaimedError(msg)
     if isinstance(run.transaction, CopiedTransaction):
         msg = (
-            f"{verb}(): {name} is a copy of what a claim handed out (by pickle or deepcopy), and the transaction that "
-            "held the job could not be copied; pass the instance itself, or claim the job anew"
+            f"{verb}(): {name} is a copy of a claimed instance (by pickle or deepcopy), without the transaction that "
+            "holds the job; pass the original instance, or claim the job again"
         )
         raise NotClaimedError(msg)
     if run.transaction is not None:
         session = object_session(job)
         if not run.transaction.is_active or (session is not None and session.get_transaction() is not run.transaction):
-            msg = f"{verb}(): the transaction that held {name} has ended, so the job is free again; claim it anew"
+            msg = f"{verb}(): the transaction that held {name} has ended; claim the job again"
             raise NotClaimedError(msg)
     return run
 
@@ -170,7 +169,7 @@ def claimed_jobs(jobs: list[Any], verb: str) -> ClaimedJobs:
 
     :raises NotClaimedError: if an instance is not claimed.
     """
-    claims = keys_by_token(held_run(job, verb) for job in jobs)
+    claims = keys_by_token(claimed_run(job, verb) for job in jobs)
     return ClaimedJobs(list(claims.items()), jobs)
 
 

@@ -120,8 +120,8 @@ SELECTS = {
     "OFFSET cannot be combined": sa.select(Order).offset(5),
     "ORDER BY cannot be combined": sa.select(Order).order_by(Order.id),
     "FOR UPDATE cannot be combined": sa.select(Order).with_for_update(),
-    r"the to-many join Order\.lines yields a job several times; use exists": sa.select(Order).join(Order.lines),
-    "a full outer join yields a job several times": sa.select(Order).join(Order.customer, full=True),
+    r"the to-many join Order\.lines returns a job more than once; use exists": sa.select(Order).join(Order.lines),
+    "a full outer join returns a job more than once": sa.select(Order).join(Order.customer, full=True),
     "no condition connects the tables email and orders": sa.select(Order).where(Email.id == 1),
     "no condition connects the tables customer and orders": sa.select(Order).where(Customer.vip),
 }
@@ -198,7 +198,7 @@ def test_settling_a_job_that_was_not_claimed_is_refused(verb: str, session: Sess
     job = Order()
     session.add(job)
     session.flush()
-    with pytest.raises(NotClaimedError, match=rf"{verb}\(\): Order \d+ was not handed out by a claim"):
+    with pytest.raises(NotClaimedError, match=rf"{verb}\(\): Order \d+ was not claimed"):
         SETTLING[verb](job)
 
 
@@ -210,7 +210,9 @@ def test_settling_after_the_transaction_ended_is_refused(verb: str, end: str, en
         session.commit()
         jobs = session.scalars(claim(Order, 1)).all()
         getattr(session, end)()
-        with pytest.raises(NotClaimedError, match=rf"{verb}\(\): the transaction that held Order .* claim it anew"):
+        with pytest.raises(
+            NotClaimedError, match=rf"{verb}\(\): the transaction that held Order .* claim the job again"
+        ):
             SETTLING[verb](jobs)
 
 

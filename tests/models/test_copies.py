@@ -95,7 +95,7 @@ def test_a_copy_of_a_held_job_is_not_held(engine: sa.Engine, model: Any) -> None
         for other in (pickle.loads(pickle.dumps(job)), copy.deepcopy(job)):  # noqa: S301 - the test's own
             assert (other.id, other.attempts) == (job.id, 1)
             for verb in (complete, release, extend):
-                with pytest.raises(NotClaimedError, match=r"is a copy of what a claim .* claim the job anew"):
+                with pytest.raises(NotClaimedError, match=r"is a copy of a claimed instance .* claim the job again"):
                     verb(other)
         assert session.scalars(complete(job)).all() == [*key]
         session.commit()

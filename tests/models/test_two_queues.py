@@ -97,7 +97,7 @@ def test_jobs_of_two_queues_in_one_call_are_refused(queues: Queues, engine: sa.E
         session.add_all([queues.First(), queues.Second()])
         session.commit()
         jobs = [session.scalars(claim(model, 1)).one() for model in (queues.First, queues.Second)]
-        with pytest.raises(StatementError, match=r"different queues \(First, Second\); call it once a queue"):
+        with pytest.raises(StatementError, match=r"different queues \(First, Second\); call it once for each queue"):
             complete(jobs)
 
 

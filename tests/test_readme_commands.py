@@ -1,4 +1,4 @@
-"""The README's commands are the ones that are run: a reader can trust them."""
+"""The README shows the command that CI runs."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.consumer.processes import wait_until
-from tests.docs.test_snippets import FENCED, ROOT
+from tests.docs.pages import ROOT, SNIPPET
 from tests.servers import Database
 
 PAGE = (ROOT / "docs" / "recipes" / "web-servers.md").read_text()
@@ -47,7 +47,7 @@ async def app(scope, receive, send):
 
 
 def blocks(section: str, database: Database) -> list[str]:
-    found = [match[3] for match in FENCED.finditer(SECTIONS[section]) if match[2] == "python"]
+    found = [match[3] for match in SNIPPET.finditer(SECTIONS[section]) if match[2] == "python"]
     for driver in ("psycopg", "asyncpg"):
         url = repr(database.url(driver))  # type: ignore[arg-type] # one of the drivers
         found = [code.replace(f'"postgresql+{driver}://localhost/app"', url) for code in found]

@@ -1,4 +1,4 @@
-"""What a recipe says of the tables is what its model says."""
+"""The SQL that a recipe shows is the SQL that its model needs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.seeds.recipes import ROOT, Recipe
+from tests.recipes.recipe_page import ROOT, Recipe
 
 if TYPE_CHECKING:
-    from tests.seeds.conftest import Seed
+    from tests.recipes.conftest import ExistingSystem
     from tests.servers import Database, Server
 
-    Plant = Callable[..., Seed]
+    MakeSystem = Callable[..., ExistingSystem]
 
 RECIPES = ["message-table", "rows-as-messages", "status-column", "worker-script"]
 
@@ -36,8 +36,10 @@ def objects(database: Database) -> set[Any]:
 
 @pytest.mark.once
 @pytest.mark.parametrize("name", RECIPES)
-def test_the_recipe_adds_what_the_model_needs(plant: Plant, name: str, database: Database, server: Server) -> None:
-    plant(name)
+def test_the_recipe_adds_what_the_model_needs(
+    make_system: MakeSystem, name: str, database: Database, server: Server
+) -> None:
+    make_system(name)
     with server.database() as fresh:
         program = Recipe(name).program(fresh.url())
         program.Base.metadata.create_all(program.engine)

@@ -1,8 +1,7 @@
-"""A worker process, which runs a recipe's consumer until a signal comes: ``worker RECIPE URL HOLD POISON``.
+"""A worker process that runs a recipe's Consumer until a signal: ``worker_process RECIPE URL HOLD POISON``.
 
-Each job has an effect in the database, through the session of its handler. From its HOLD-th job on the worker says so
-and stops there, to be killed; with 0 it never does. The job whose key is POISON kills it, and another worker takes its
-place.
+Each job writes an effect through the session of its handler. In its HOLD-th job the worker prints this and waits to be
+killed; with 0 it does not. The job whose key is POISON kills the worker, and another one replaces it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.claiming import batch_size
-from tests.seeds.recipes import Recipe
+from tests.recipes.recipe_page import Recipe
 
 DEADLY = 13
 """The exit code of a worker that a job has killed."""
@@ -26,12 +25,12 @@ EFFECT = sa.text("INSERT INTO effect (job, worker) VALUES (:job, :worker)")
 
 
 def say(line: str) -> None:
-    """Write a line, whole and at once: the next moment may be this process's last."""
+    """Write a line unbuffered, because the process may be killed at any moment."""
     os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
 def main() -> None:
-    """Work, in a process that is replaced whenever a job has killed it if there may be such a job."""
+    """Run the worker; if a job may kill it, in a child process that is then replaced."""
     if sys.argv[-1] == "0":
         work(*sys.argv[1:])
         return
@@ -49,7 +48,7 @@ def main() -> None:
 
 
 def work(name: str, url: str, hold: str, poison: str) -> None:
-    """Run the consumer until a signal comes."""
+    """Run the Consumer until a signal arrives."""
     batch_size.SWEEP = 0.2
     program = Recipe(name).program(url)
     consumer, numbers = program.consumer, itertools.count(1)

@@ -6,17 +6,17 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).parents[2]
+from tests.docs.pages import ROOT
+
 BLOCK = re.compile(r"^```(python|sql)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One page."""
+    """A page of docs/recipes."""
 
     name: str
 
@@ -52,7 +52,7 @@ class Recipe:
         code = "".join([*self.blocks("The model", "python"), *added, consumer])
         code = code.replace('"postgresql+psycopg://localhost/app"', repr(url)).replace("\nconsumer.run()", "")
         module = ModuleType(f"recipe_{self.name.replace('-', '_')}")
-        # SQLAlchemy looks the names of annotations up in the module of a class.
+        # SQLAlchemy looks up the names of annotations in the module of a class.
         sys.modules[module.__name__] = module
         exec(compile(code, f"{self.name}.md", "exec", dont_inherit=True), vars(module))  # noqa: S102 - the project's own
         return module

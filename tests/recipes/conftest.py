@@ -14,7 +14,7 @@ import pytest
 
 from tests.consumer.bench import wait_until
 from tests.consumer.hands import DEADLINE
-from tests.seeds.recipes import ROOT, Recipe
+from tests.recipes.recipe_page import ROOT, Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,12 +28,12 @@ Rows = list[tuple[Any, ...]]
 
 
 class Worker:
-    """A process with the consumer of a recipe."""
+    """A worker process that runs the Consumer of a recipe."""
 
     def __init__(self, recipe: Recipe, database: Database, hold: int, poison: int) -> None:
         self.lines: list[str] = []
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.seeds.worker", recipe.name, database.url(), str(hold), str(poison)],
+            [sys.executable, "-m", "tests.recipes.worker_process", recipe.name, database.url(), str(hold), str(poison)],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
@@ -47,11 +47,11 @@ class Worker:
 
     @property
     def held(self) -> list[int]:
-        """The job that it holds, as soon as it does."""
+        """The key of the job whose handler has stopped in the middle; empty before that."""
         return [int(line.split()[1]) for line in list(self.lines) if line.startswith("holds ")]
 
     def end(self, number: int) -> None:
-        """Send a signal, and wait for the end."""
+        """Send a signal, and wait until the process has ended."""
         self.process.send_signal(number)
         self.process.wait(DEADLINE)
         self._reader.join()
@@ -65,8 +65,8 @@ class Worker:
         self.process.stdout.close()
 
 
-class Seed:
-    """The tables of a recipe in a database of their own."""
+class ExistingSystem:
+    """A database with the tables of a recipe, and worker processes that run its jobs."""
 
     def __init__(self, recipe: Recipe, database: Database, connection: psycopg.Connection[Any]) -> None:
         self.recipe, self.database, self._connection = recipe, database, connection
@@ -84,38 +84,38 @@ class Seed:
         return program
 
     def worker(self, hold: int = 0, poison: int = 0) -> Worker:
-        """Start a worker; at its ``hold``-th job it stops for ever, and the job ``poison`` kills it, time and again."""
+        """Start a worker process. It stops for ever in its ``hold``-th job; the job ``poison`` kills it each time."""
         worker = Worker(self.recipe, self.database, hold, poison)
         self._stack.callback(worker.close)
         return worker
 
     def effects(self) -> Counter[int]:
-        """Return how often each job has had its effect."""
+        """Return how many times each job has written its effect."""
         return Counter(job for (job,) in self.execute("SELECT job FROM effect"))
 
     def kill_one_of_two(
         self, done: Callable[[], Any], *, hold: int, then: Callable[[int], Any] = lambda dead: None
     ) -> int:
-        """Let two processes work and kill one in the middle of a job; return the job when ``done`` tells of the end.
+        """Run two worker processes, kill one in the middle of a job, and return that job's key when ``done()`` is true.
 
-        :param then: what happens after the kill, given the process that is dead.
+        :param then: called after the kill, with the id of the killed process.
         """
         victim = self.worker(hold)
-        wait_until(lambda: victim.held, "a job in the hands of the worker")
+        wait_until(lambda: victim.held, "a job whose handler has stopped")
         before = sum(self.effects().values())
         survivor = self.worker()
-        wait_until(lambda: sum(self.effects().values()) > before, "a job of the other worker")
+        wait_until(lambda: sum(self.effects().values()) > before, "a job run by the other worker")
         victim.end(signal.SIGKILL)
         then(victim.process.pid)
-        wait_until(done, "the end of the work")
+        wait_until(done, "the last job")
         survivor.end(signal.SIGTERM)
         assert survivor.process.returncode == 0
         return victim.held[0]
 
     def kill_by_job(self, poison: int, done: Callable[[], Any]) -> int:
-        """Let a worker and those that take its place work until ``done``; return how many of them a job has killed."""
+        """Run a worker, replaced when it dies, until ``done()`` is true; return how many workers the job has killed."""
         worker = self.worker(poison=poison)
-        wait_until(done, "the end of the work")
+        wait_until(done, "the last job")
         worker.end(signal.SIGTERM)
         return worker.lines.count("died")
 
@@ -124,20 +124,20 @@ class Seed:
 
 
 @pytest.fixture
-def plant(database: Database) -> Iterator[Callable[..., Seed]]:
-    """Make the tables of a recipe as they were before the library came, and then what it adds."""
+def make_system(database: Database) -> Iterator[Callable[..., ExistingSystem]]:
+    """Create the existing tables of a recipe, and then what the library adds."""
     with contextlib.ExitStack() as stack:
         connection = stack.enter_context(database.connect())
 
-        def make(name: str, *, time_zone: str = "UTC") -> Seed:
-            # For all sessions that begin from now on, as if it were the server's own.
+        def make(name: str, *, time_zone: str = "UTC") -> ExistingSystem:
+            # For all later sessions, like a setting of the server.
             connection.execute(f"ALTER DATABASE {database.name} SET timezone = '{time_zone}'".encode())
-            seed = Seed(Recipe(name), database, connection)
-            stack.callback(seed.close)
-            seed.execute("CREATE TABLE effect (job bigint NOT NULL, worker integer NOT NULL)")
-            seed.execute(f"SET timezone = '{time_zone}'")
-            seed.execute(seed.recipe.tables)
-            seed.execute(seed.recipe.added)
-            return seed
+            system = ExistingSystem(Recipe(name), database, connection)
+            stack.callback(system.close)
+            system.execute("CREATE TABLE effect (job bigint NOT NULL, worker integer NOT NULL)")
+            system.execute(f"SET timezone = '{time_zone}'")
+            system.execute(system.recipe.tables)
+            system.execute(system.recipe.added)
+            return system
 
         yield make

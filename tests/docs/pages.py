@@ -1,0 +1,18 @@
+"""The pages of the documentation, and how tests find snippets, links and the names of tests in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("**/*.md"))]
+
+SNIPPET = re.compile(r"^( *)```(python|sql)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#]+?)(?:#[^)]*)?\)")
+TEST_NAME = re.compile(r"`(test_\w+)`(?:\]\(([^)]+)\))?")
+
+
+def page_id(page: Path) -> str:
+    return str(page.relative_to(ROOT))

@@ -1,4 +1,4 @@
-"""Enqueue many jobs by COPY in async code: :func:`async_copy_in`, which does what :func:`~sqlaqueue.copy_in` does."""
+"""Bulk enqueueing by COPY in async code: :func:`async_copy_in`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sqlaqueue.exc import StatementError
 async def async_copy_in(
     session: AsyncSession | async_scoped_session[Any], model: type[Any], rows: Iterable[Mapping[str, Any]], /
 ) -> int:
-    """Enqueue a job for each row by one COPY; see :func:`~sqlaqueue.copy_in` for parameters and errors.
+    """Enqueue a job for each row by COPY, like :func:`~sqlaqueue.copy_in`, which documents parameters and errors.
 
-    With asyncpg each value must be of its column's type in the database, of which the driver takes no other.
+    asyncpg accepts only values of the type of the column in the database.
     """
     if isinstance(session, async_scoped_session):
         session = session()
     if not isinstance(session, AsyncSession):
-        msg = f"async_copy_in({session!r}, ...): give an AsyncSession; for a Session there is copy_in"
+        msg = f"async_copy_in({session!r}, ...): use an AsyncSession, or copy_in() for a Session"
         raise StatementError(msg)
     return await session.run_sync(copy_rows, model, rows, "async_copy_in")

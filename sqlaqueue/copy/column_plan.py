@@ -1,4 +1,4 @@
-"""Which columns a COPY fills, and what is done with each value: found out once, before the first row is sent."""
+"""The columns of a COPY and the conversion of their values, determined once from the first row."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from sqlaqueue.queue.spec import QueueSpec
 
 Row = Mapping[str, Any]
 Process = Callable[[Any], Any]
-"""Makes of a value what the driver takes, as the column's type does for any statement."""
+"""Converts a value for the driver: the bind processor of the column's type."""
 
 
 @dataclass(frozen=True)
 class Constant:
-    """The same value in each row."""
+    """A default that is the same for each row."""
 
     value: Any
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What one COPY fills: first what the rows give, then constants, then what is called for in each row."""
+class ColumnPlan:
+    """The columns of one COPY, in this order: attributes of the rows, constant defaults, defaults that are called."""
 
     what: str
-    """Who copies, for the texts of errors: ``copy_in(Email)``."""
+    """The call, for errors: ``copy_in(Email)``."""
     attributes: tuple[str, ...]
-    """One for each column."""
+    """The attribute of each column."""
     columns: tuple[sa.Column[Any], ...]
     given: int
-    """How many attributes each row gives."""
+    """The number of attributes of each row."""
     take: Callable[[Row], tuple[Any, ...]]
-    """Reads them off a row."""
+    """Returns the values of a row."""
     constants: tuple[Any, ...]
+    """The constant defaults, converted for the driver."""
     scalars: Mapping[str, Any]
-    """The same by the keys of their columns, as they were before their types saw them."""
+    """The constant defaults by column key, not converted."""
     calls: tuple[Callable[[Any], Any], ...]
-    """Defaults that are functions; each is handed what SQLAlchemy calls the context."""
+    """The defaults that are functions of the context, see :class:`Context`."""
     processors: tuple[tuple[int, Process], ...]
-    """By position; most types need none."""
+    """The conversions, with the positions of their columns; most types need none."""
 
     @property
     def names(self) -> list[str]:
@@ -54,29 +55,29 @@ class Plan:
         return [column.name for column in self.columns]
 
 
-def make_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any, dialect: sa.Dialect) -> Plan:
-    """Return what to copy for rows like ``first``.
+def make_column_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any, dialect: sa.Dialect) -> ColumnPlan:
+    """Return the plan for rows with the attributes of ``first``.
 
-    :raises StatementError: when a row cannot be written by COPY, or not like this.
+    :raises StatementError: if COPY cannot write such rows.
     """
     what = f"{verb}({mapper.class_.__name__})"
     if len(mapper.tables) > 1:
         tables = " and ".join(str(table) for table in mapper.tables)
-        msg = f"{what}: its rows are in {tables}, and COPY fills one table; use session.add_all()"
+        msg = f"{what}: its rows are in {tables}, but COPY writes to one table; use session.add_all()"
         raise StatementError(msg)
     check_mapping(what, mapper, first, 1)
     given = {key: _column(what, mapper, key) for key in first}
     constants, calls = _defaults(what, mapper, given)
     columns = {**given, **{key: column for key, (column, _) in (constants | calls).items()}}
     if not columns:
-        msg = f"{what}: the rows are empty, and no column has a default in Python; give at least one attribute"
+        msg = f"{what}: the rows are empty, and no column has a default in Python; set at least one attribute"
         raise StatementError(msg)
     processors = [
         (place, process)
         for place, (key, column) in enumerate(columns.items())
         if key not in constants and (process := _process(what, spec, key, column, dialect)) is not None
     ]
-    return Plan(
+    return ColumnPlan(
         what=what,
         attributes=tuple(columns),
         columns=tuple(columns.values()),
@@ -92,24 +93,24 @@ def make_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any, diale
 
 
 def check_mapping(what: str, mapper: Mapper[Any], row: Any, number: int) -> None:
-    """Refuse a row that is none.
+    """Refuse a row that is not a mapping.
 
-    :raises StatementError: saying what a row is.
+    :raises StatementError: with the number of the row.
     """
     if isinstance(row, Mapping):
         return
     if isinstance(row, mapper.class_):
-        fix = "give dicts of its attributes, or session.add_all() the instances"
+        fix = "use dicts of its attributes, or session.add_all() for instances"
     else:
-        fix = "give mappings from attribute names to values, such as dicts"
-    msg = f"{what}: row {number} is {type(row).__name__}, no mapping; {fix}"
+        fix = "use mappings from attribute names to values, such as dicts"
+    msg = f"{what}: row {number} is {type(row).__name__}, not a mapping; {fix}"
     raise StatementError(msg)
 
 
 def _taker(keys: tuple[str, ...]) -> Callable[[Row], tuple[Any, ...]]:
     if len(keys) > 1:
         return itemgetter(*keys)
-    # Of one key it would return the value itself.
+    # itemgetter() of one key returns the value, not a tuple.
     return lambda row: tuple(row[key] for key in keys)
 
 
@@ -120,21 +121,21 @@ def _column(what: str, mapper: Mapper[Any], key: Any) -> sa.Column[Any]:
     name = f"{mapper.class_.__name__}.{key}" if isinstance(key, str) else repr(key)
     if isinstance(found, RelationshipProperty):
         names = sorted(mapper.get_property_by_column(column).key for column in found.local_columns)
-        msg = f"{what}: {name} is a relationship, which COPY does not follow; give {', '.join(names)}"
+        msg = f"{what}: {name} is a relationship, which COPY does not follow; set {', '.join(names)}"
     else:
         names = [each.key for each in mapper.column_attrs if isinstance(each.columns[0], sa.Column)]
-        msg = f"{what}: {name} is no attribute that holds a column; those are {', '.join(names)}"
+        msg = f"{what}: {name} is not an attribute of a column; those are {', '.join(names)}"
     raise StatementError(msg)
 
 
-# -- what the rows leave out ---------------------------------------------------------------------------------------
+# -- defaults of attributes that the rows leave out ----------------------------------------------------------------
 
 _Constants = dict[str, tuple[sa.Column[Any], Any]]
 _Calls = dict[str, tuple[sa.Column[Any], Callable[[Any], Any]]]
 
 
 def _defaults(what: str, mapper: Mapper[Any], given: Collection[str]) -> tuple[_Constants, _Calls]:
-    """Return the defaults that are Python's, by attribute: constants, and functions."""
+    """Return the Python-side defaults by attribute: constants and functions."""
     constants: _Constants = {}
     calls: _Calls = {}
     for prop in mapper.column_attrs:
@@ -152,11 +153,11 @@ def _defaults(what: str, mapper: Mapper[Any], given: Collection[str]) -> tuple[_
 def _default(
     what: str, mapper: Mapper[Any], key: str, column: sa.Column[Any]
 ) -> Constant | Callable[[Any], Any] | None:
-    """Return what a row has that does not give this column, None where the database decides."""
+    """Return the default of a column, None if the database sets it."""
     if column is mapper.polymorphic_on and mapper.polymorphic_identity is not None:
         return Constant(mapper.polymorphic_identity)
     if column is mapper.version_id_col and callable(generate := mapper.version_id_generator):
-        return lambda context: generate(None)  # noqa: ARG005 - called like a default
+        return lambda context: generate(None)  # noqa: ARG005 - has the signature of a default
     default: Any = column.default
     if default is None:
         return None
@@ -168,15 +169,15 @@ def _default(
     kind = "a sequence" if default.is_sequence else "an SQL expression"
     msg = (
         f"{what}: the default of {mapper.class_.__name__}.{key} is {kind}, which COPY does not evaluate; "
-        "give it as server_default=..., or give the attribute in each row"
+        "use server_default=..., or set the attribute in each row"
     )
     raise StatementError(msg)
 
 
 class Context:
-    """What a default that takes a context may ask for: the values that its row gives, and constant defaults."""
+    """The context of a default function: the values of its row and the constant defaults."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ColumnPlan) -> None:
         self._scalars = plan.scalars
         self._keys = [column.key for column in plan.columns[: plan.given]]
         self._take = plan.take
@@ -184,15 +185,15 @@ class Context:
 
     @property
     def current_parameters(self) -> dict[str, Any]:
-        """The values of the row, by the keys of its columns."""
+        """The values of the row, by column key."""
         return {**self._scalars, **dict(zip(self._keys, self._take(self.row), strict=True))}
 
-    def get_current_parameters(self, isolate_multiinsert_groups: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - SQLAlchemy's signature
-        """Return the values of the row, by the keys of its columns."""
+    def get_current_parameters(self, isolate_multiinsert_groups: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - the signature in SQLAlchemy
+        """Return the values of the row, by column key."""
         return self.current_parameters
 
 
-# -- what types do with values -------------------------------------------------------------------------------------
+# -- conversion of values ------------------------------------------------------------------------------------------
 
 
 def _process(what: str, spec: QueueSpec, key: str, column: sa.Column[Any], dialect: sa.Dialect) -> Process | None:
@@ -201,9 +202,9 @@ def _process(what: str, spec: QueueSpec, key: str, column: sa.Column[Any], diale
         return process
 
     def check(value: Any) -> Any:
-        # The server would read it in the zone of its session, whichever that is.
+        # The server would interpret it in the time zone of its session.
         if isinstance(value, datetime) and value.tzinfo is None:
-            msg = "the column has a time zone; give a datetime with tzinfo, as datetime.now(UTC)"
+            msg = "the column has a time zone; use a datetime with tzinfo, e.g. datetime.now(UTC)"
             raise ValueError(msg)
         return _processed(value, process)
 
@@ -228,16 +229,16 @@ def _processed(value: Any, process: Process | None) -> Any:
 # -- the table -----------------------------------------------------------------------------------------------------
 
 
-def place_of(table: sa.Table, connection: sa.Connection) -> tuple[str | None, str]:
-    """Return schema and name of a table, as the connection's ``schema_translate_map`` has it."""
+def translated_name(table: sa.Table, connection: sa.Connection) -> tuple[str | None, str]:
+    """Return schema and name of a table, with the ``schema_translate_map`` of the connection."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
     schema: str | None = translated.get(table.schema, table.schema)
     return schema, table.name
 
 
-def copy_command(place: tuple[str | None, str], columns: Sequence[sa.Column[Any]]) -> str:
-    """Return the COPY statement, in which no percent sign is doubled: no driver looks for parameters there."""
+def copy_command(table: tuple[str | None, str], columns: Sequence[sa.Column[Any]]) -> str:
+    """Return the COPY statement, without doubled percent signs, as drivers do not look for parameters in it."""
     quote: Any = backend().dialect.identifier_preparer
-    schema, name = place
+    schema, name = table
     target = quote.quote(name) if schema is None else f"{quote.quote_schema(schema)}.{quote.quote(name)}"
     return f"COPY {target} ({', '.join(quote.quote(column.name) for column in columns)}) FROM STDIN"

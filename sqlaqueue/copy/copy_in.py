@@ -1,4 +1,4 @@
-"""Enqueue many jobs by COPY, faster than in any other way: :func:`copy_in`.
+"""Bulk enqueueing by COPY, the fastest way to enqueue many jobs: :func:`copy_in`.
 
 ::
 
@@ -16,49 +16,49 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 
-from sqlaqueue.copy.column_plan import make_plan
+from sqlaqueue.copy.column_plan import make_column_plan
 from sqlaqueue.copy.drivers import Copy, check_driver, send
-from sqlaqueue.copy.rows import Feed
+from sqlaqueue.copy.rows import RowStream
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 
 
 def copy_in(session: Session | scoped_session[Any], model: type[Any], rows: Iterable[Mapping[str, Any]], /) -> int:
-    """Enqueue a job for each row by one COPY in the session's transaction, and return how many there are.
+    """Enqueue a job for each row by COPY, in the session's transaction, and return the number of rows.
 
-    The rows are streamed, so a generator of millions takes no memory. What is pending in the session is flushed before.
-    All rows give the same attributes as the first one; what they leave out has its default, in Python or in the
-    database. As with ``session.execute(insert(model), rows)``, types do with values what they always do, and no
-    instance is made: ``@validates``, attribute events and relationships see nothing. Nothing else can be done on the
-    session's connection before the last row, so what makes the rows must not read from it bit by bit.
+    The rows are streamed: a generator of millions of rows needs little memory. Pending changes of the session are
+    flushed first. All rows must give the same attributes as the first one; other attributes get their defaults, in
+    Python or in the database. As with ``session.execute(insert(model), rows)``, types convert values as usual, and no
+    instances are made: ``@validates``, attribute events and relationships have no effect. Until the last row is sent,
+    the connection can do nothing else, so a generator of rows must not use the session.
 
-    After an error nothing is enqueued. If it comes from the server or from a row behind the first, the transaction has
-    to be rolled back, or the savepoint: ``with session.begin_nested(): copy_in(...)``.
+    If an error is raised, no row is enqueued. After an error of the server or of a row other than the first, roll back
+    the transaction, or the savepoint: ``with session.begin_nested(): copy_in(...)``.
 
     :param model: a queue class whose rows are in one table.
-    :param rows: mappings from the names of attributes to values. Without any, no statement is sent.
-    :raises NotAQueueError: when ``model`` is no queue.
-    :raises StatementError: when a row is no mapping, has an attribute that the class or the first row does not have,
-        or lacks one, or holds a value that cannot be written; naming the row, counted from 1.
-    :raises ConfigurationError: when the driver is none of psycopg, asyncpg and psycopg2.
-    :raises sqlalchemy.exc.DBAPIError: when the server refuses a row, as for any statement.
+    :param rows: mappings from attribute names to values. Without rows, no statement is sent.
+    :raises NotAQueueError: if ``model`` is not a queue.
+    :raises StatementError: if a row is not a mapping, does not have the attributes of the first row, or has a value
+        that cannot be written. The error contains the number of the row, from 1.
+    :raises ConfigurationError: if the driver is not psycopg, asyncpg or psycopg2.
+    :raises sqlalchemy.exc.DBAPIError: if the server refuses a row.
     """
     if isinstance(session, scoped_session):
         session = session()
     if not isinstance(session, Session):
-        msg = f"copy_in({session!r}, ...): give a Session; for an AsyncSession there is async_copy_in"
+        msg = f"copy_in({session!r}, ...): use a Session, or async_copy_in() for an AsyncSession"
         raise StatementError(msg)
     return copy_rows(session, model, rows, "copy_in")
 
 
 def copy_rows(session: Session, model: type[Any], rows: Iterable[Mapping[str, Any]], verb: str) -> int:
-    """Do what :func:`copy_in` does, under whichever name.
+    """Enqueue a job for each row, as :func:`copy_in` documents.
 
-    :param verb: who is at work, for the texts of errors.
+    :param verb: the name of the called function, for errors.
     """
     spec = spec_of(model)
     mapper, what = sa.inspect(model), f"{verb}({model.__name__})"
-    # A session that chooses among engines looks at these.
+    # Sessions with several engines choose one by these.
     target: dict[str, Any] = {"mapper": mapper, "clause": sa.insert(mapper.local_table)}
     check_driver(session.get_bind(**target).dialect, what)
     remaining = _iterate(what, rows)
@@ -69,13 +69,13 @@ def copy_rows(session: Session, model: type[Any], rows: Iterable[Mapping[str, An
     if session.autoflush:
         session.flush()
     connection = session.connection(bind_arguments=target)
-    plan = make_plan(verb, spec, mapper, first, connection.dialect)
-    return send(Copy(connection, spec.table, Feed(plan, mapper, chain((first,), remaining))))
+    plan = make_column_plan(verb, spec, mapper, first, connection.dialect)
+    return send(Copy(connection, spec.table, RowStream(plan, mapper, chain((first,), remaining))))
 
 
 def _iterate(what: str, rows: Any) -> Iterator[Any]:
-    # A mapping would be iterated over as well, by its keys.
+    # A mapping is iterable as well, over its keys.
     if not isinstance(rows, Iterable) or isinstance(rows, Mapping | str | bytes):
-        msg = f"{what}: the rows are {type(rows).__name__}; give an iterable of mappings, such as a list of dicts"
+        msg = f"{what}: the rows are {type(rows).__name__}; use an iterable of mappings, such as a list of dicts"
         raise StatementError(msg)
     return iter(rows)

@@ -1,4 +1,4 @@
-"""Errors of a driver that was used past SQLAlchemy, as SQLAlchemy raises them."""
+"""Conversion of driver errors to those of SQLAlchemy, for statements that bypass SQLAlchemy."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _ASYNCPG = {
     "SyntaxOrAccessError": "ProgrammingError",
     "PostgresError": "Error",
 }
-"""Classes of asyncpg that are called otherwise in the DBAPI which SQLAlchemy makes of it; others keep their names."""
+"""Classes of asyncpg whose names differ in SQLAlchemy's DBAPI for asyncpg."""
 
 
 def raise_as_sqlalchemy(connection: sa.Connection, statement: str, error: Exception) -> None:
-    """Raise what SQLAlchemy would have raised for a driver's error in a statement of its own; return for others.
+    """Raise the error that SQLAlchemy raises for an error of the driver; return for other errors.
 
-    A connection that is found lost is invalidated, as SQLAlchemy does.
+    A disconnect invalidates the connection.
 
-    :raises sqlalchemy.exc.DBAPIError: of the class that fits.
+    :raises sqlalchemy.exc.DBAPIError: of the matching subclass.
     """
     dialect = connection.dialect
     dbapi: Any = dialect.loaded_dbapi
@@ -43,7 +43,7 @@ def raise_as_sqlalchemy(connection: sa.Connection, statement: str, error: Except
 
 
 def _adapted(dbapi: Any, error: Exception) -> Any:
-    """Return an error as one of SQLAlchemy's DBAPI, None when it is none of the driver's."""
+    """Return an error as one of SQLAlchemy's DBAPI, None if it is not an error of the driver."""
     if isinstance(error, dbapi.Error):
         return error
     if not type(error).__module__.startswith("asyncpg."):

@@ -1,4 +1,4 @@
-"""The rows of a COPY, one by one as the driver asks for them, and what is wrong with one."""
+"""The rows of a COPY as the driver reads them, and the errors of rows."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import Any
 from sqlalchemy.orm import Mapper
 from sqlalchemy.sql import ClauseElement
 
-from sqlaqueue.copy.column_plan import Context, Plan, check_mapping
+from sqlaqueue.copy.column_plan import ColumnPlan, Context, check_mapping
 from sqlaqueue.exc import StatementError
 
 
-class Feed:
-    """Iterates once over rows, of which it keeps the one at hand only."""
+class RowStream:
+    """Iterates once over rows, and keeps only the current one."""
 
-    def __init__(self, plan: Plan, mapper: Mapper[Any], rows: Iterable[Any]) -> None:
+    def __init__(self, plan: ColumnPlan, mapper: Mapper[Any], rows: Iterable[Any]) -> None:
         self.plan = plan
         self.number = 0
-        """Of the row at hand, from 1; 0 before the first and after the last."""
+        """The number of the current row, from 1; 0 before the first and after the last."""
         self.error: Exception | None = None
-        """What ended the iteration early: drivers replace it by an error of their own, or of the server."""
+        """The error that ended the iteration; drivers raise another one instead."""
         self._mapper = mapper
         self._rows = rows
         self._row: Any = {}
 
     def __iter__(self) -> Iterator[Sequence[Any]]:
-        """Iterate over the values of rows, in the order of the plan's columns."""
+        """Iterate over the values of each row, in the order of the columns."""
         plan = self.plan
         take, given, constants, calls = plan.take, plan.given, plan.constants, plan.calls
         processors, context = plan.processors, Context(plan)
-        is_made = bool(calls or processors)
+        must_convert = bool(calls or processors)
         try:
-            for self.number, self._row in enumerate(self._rows, 1):  # noqa: B020 - what explain() looks at
+            for self.number, self._row in enumerate(self._rows, 1):  # noqa: B020 - explain() reads it
                 row = self._row
                 values: Any = take(row)
-                # After that, since a defaultdict makes up what it lacks.
+                # Afterwards, because take() adds missing keys to a defaultdict.
                 if len(row) != given:
-                    raise KeyError  # noqa: TRY301 - as for a key that is missing
-                if not is_made:
+                    raise KeyError  # noqa: TRY301 - as for a missing key
+                if not must_convert:
                     yield values + constants
                     continue
                 values = [*values, *constants]
@@ -54,9 +54,9 @@ class Feed:
             raise
 
     def explain(self) -> None:
-        """Raise an error that says what is wrong with the row at hand, if anything is.
+        """Raise an error if the current row is invalid.
 
-        :raises StatementError: naming the class, the row and the attribute.
+        :raises StatementError: with the class, the row and the attribute.
         """
         if not self.number:
             return
@@ -73,7 +73,7 @@ class Feed:
             try:
                 values.append(call(context))
             except Exception as error:
-                raise self._refusal(key, call, f"this default raises {error!r}") from error
+                raise self._refusal(key, call, f"the default raised {error!r}") from error
         for place, process in plan.processors:
             try:
                 values[place] = process(values[place])
@@ -81,29 +81,29 @@ class Feed:
                 raise self._refusal(plan.attributes[place], values[place], str(error)) from error
         for key, value in zip(plan.attributes, values, strict=True):
             if isinstance(value, ClauseElement) or hasattr(value, "__clause_element__"):
-                why = "it is SQL, which COPY does not evaluate; use session.execute(insert(...), rows)"
+                why = "COPY does not evaluate SQL; use session.execute(insert(...), rows)"
                 raise self._refusal(key, value, why)
 
     def refused(self, error: Exception) -> StatementError:
-        """Return the error for a row that the driver cannot write."""
-        return StatementError(f"{self.plan.what}: the driver refuses row {self.number}: {error}. {UNDO}")
+        """Return the error for a row that the driver refuses."""
+        return StatementError(f"{self.plan.what}: the driver refused row {self.number}: {error}. {UNDO}")
 
     def busy(self) -> StatementError:
-        """Return the error for rows that need the connection on which they are being copied."""
+        """Return the error for a generator of rows that uses the connection of the COPY."""
         msg = (
-            f"{self.plan.what}: what makes row {self.number + 1} uses the session, whose connection is busy with "
-            "the COPY; make a list of the rows before, or read in another session"
+            f"{self.plan.what}: the generator of row {self.number + 1} uses the session, whose connection is busy with "
+            "the COPY; make a list of the rows first, or read in another session"
         )
         return StatementError(f"{msg}. {UNDO}")
 
     def _check_keys(self, row: Mapping[str, Any]) -> None:
         first = set(self.plan.attributes[: self.plan.given])
-        for differing, words in ((first - set(row), "lacks"), (set(row) - first, "has")):
+        for differing, verb, other in ((first - set(row), "lacks", "has"), (set(row) - first, "has", "lacks")):
             if differing:
                 names = ", ".join(sorted(map(str, differing)))
-                than = "the first row gives" if words == "lacks" else "the first row does not give"
                 msg = (
-                    f"{self.plan.what}: row {self.number} {words} {names}, which {than}; give the same keys in each row"
+                    f"{self.plan.what}: row {self.number} {verb} {names}, which the first row {other}; use the same "
+                    "keys in each row"
                 )
                 raise StatementError(f"{msg}. {UNDO}")
 
@@ -112,5 +112,5 @@ class Feed:
         return StatementError(f"{self.plan.what}: {name}.{key} = {value!r} in row {self.number}: {why}. {UNDO}")
 
 
-UNDO = "None of the rows is enqueued; roll the transaction, or the savepoint around the call, back"
-"""What is left to the caller when the server has been told to give a COPY up: its transaction is aborted."""
+UNDO = "No row is enqueued; roll back the transaction, or the savepoint around the call"
+"""The fix after an aborted COPY, which also aborts the transaction."""

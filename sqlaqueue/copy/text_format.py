@@ -1,7 +1,6 @@
-"""COPY's text format, for a driver that does not write it: psycopg2.
+"""The text format of COPY, for psycopg2, which does not write it.
 
-A value is written as PostgreSQL reads it in a string, and then with a backslash before what separates values and
-rows.
+A value is written as PostgreSQL reads it in a string; separators in it are then escaped with a backslash.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from typing import Any
 
 Write = Callable[[Any], str]
 
-_AT_ONCE = 100
-"""Rows in one piece."""
+_ROWS_PER_READ = 100
+"""Rows per read."""
 
 
 class TextStream:
-    """A file of rows that are written only when they are read."""
+    """A file object that formats rows when they are read."""
 
     def __init__(self, rows: Iterable[Sequence[Any]]) -> None:
         self.error: BaseException | None = None
         self._lines = _lines(rows)
 
     def read(self, size: int = -1) -> str:
-        """Return the next rows, "" when there are no more; ``size`` is no more than a wish."""
+        """Return the next rows, "" after the last; ``size`` is ignored."""
         try:
-            return "".join(islice(self._lines, _AT_ONCE))
+            return "".join(islice(self._lines, _ROWS_PER_READ))
         except BaseException as error:
             self.error = error
             raise
@@ -52,7 +51,7 @@ def _lines(rows: Iterable[Sequence[Any]]) -> Iterator[str]:
 
 
 def escape(text: str) -> str:
-    """Return a value such that nothing in it ends it, or its row."""
+    """Escape the separators of values and rows in a value."""
     if "\\" in text:
         text = text.replace("\\", "\\\\")
     if "\n" in text or "\t" in text or "\r" in text:
@@ -65,17 +64,19 @@ def _escaped(write: Write) -> Write:
 
 
 def writer_for(kind: type[Any]) -> Write:
-    """Return what writes values of a class as PostgreSQL reads them in a string.
+    """Return the function that formats values of a class.
 
-    :raises TypeError: for a class of which that is not known.
+    :raises TypeError: if the class is not supported.
     """
     for known, write in _WRITERS:
         if issubclass(kind, known):
             return write
     if hasattr(kind, "adapted"):
-        # SQLAlchemy wraps bytes into psycopg2's Binary, which knows how to be a literal and no more.
+        # SQLAlchemy wraps bytes in psycopg2.Binary, which can only be formatted as a literal.
         return lambda value: writer_for(type(value.adapted))(value.adapted)
-    msg = f"psycopg2 has no COPY for {kind.__name__}; use psycopg 3, or session.execute(insert(...), rows)"
+    msg = (
+        f"values of {kind.__name__} cannot be copied by psycopg2; use psycopg 3, or session.execute(insert(...), rows)"
+    )
     raise TypeError(msg)
 
 
@@ -104,7 +105,7 @@ def _element(value: Any) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-# Of a subclass, such as an IntEnum, PostgreSQL wants the value that it is. A bool is an int, a datetime a date.
+# Subclasses such as IntEnum are formatted like their base. bool is a subclass of int, and datetime of date.
 _WRITERS: tuple[tuple[Any, Write], ...] = (
     (str, str.__str__),
     (bool, _bool),

@@ -1,1 +1,1 @@
-"""Enqueueing by COPY."""
+"""Tests of bulk enqueueing by COPY."""

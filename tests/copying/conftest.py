@@ -1,4 +1,4 @@
-"""One database with the tables of :mod:`tests.copying.models`, and each way into it."""
+"""A database with the tables of :mod:`tests.copying.models`, and each driver."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from tests.servers import Database, Server
 
 HERE = Path(__file__).parent
-WAYS = ("psycopg", "psycopg2", "async psycopg", "asyncpg")
-ALIKE = ("psycopg2", "async psycopg")
-"""Both are a half of each of the others: one has its colour, one its protocol."""
-ON_ALL = ("test_each_type", "test_a_key_that_is_there_already", "test_it_is_rolled_back_with_its_transaction")
+DRIVERS = ("psycopg", "psycopg2", "async psycopg", "asyncpg")
+REDUNDANT = ("psycopg2", "async psycopg")
+"""Each shares its protocol with one of the others, and sync or async code with the other."""
+ON_ALL = ("test_copied_values_equal_inserted_values", "test_a_duplicate_key_", "test_a_rollback_undoes_the_copy")
 Step = Callable[[Session], Any]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what is alike to the session that runs everything."""
+    """Run redundant combinations only in the thorough session."""
     for item in items:
         parameters: dict[str, object] = getattr(getattr(item, "callspec", None), "params", {})
-        if HERE in item.path.parents and parameters.get("way") in ALIKE and not item.name.startswith(ON_ALL):
+        if HERE in item.path.parents and parameters.get("driver") in REDUNDANT and not item.name.startswith(ON_ALL):
             item.add_marker(pytest.mark.thorough)
 
 
@@ -39,14 +39,14 @@ def nothing(session: Session) -> None:
     pass
 
 
-class Way:
-    """A driver, and the function of its colour."""
+class Driver:
+    """A driver with ``copy_in()`` or ``async_copy_in()``."""
 
     def __init__(self, name: str, database: Database) -> None:
         self.name = name
-        self.driver: Any = name.removeprefix("async ")
+        self.driver_name: Any = name.removeprefix("async ")
         self.is_async = name in {"async psycopg", "asyncpg"}
-        self.url = database.url(self.driver)
+        self.url = database.url(self.driver_name)
 
     def copy(
         self,
@@ -57,7 +57,7 @@ class Way:
         after: Step = Session.commit,
         options: dict[str, Any] | None = None,
     ) -> int:
-        """Copy in a session of its own; ``before`` and ``after`` are run in the same one."""
+        """Copy in a new session, in which ``before`` and ``after`` are called as well."""
         arguments: dict[str, Any] = {"poolclass": NullPool, "execution_options": options or {}}
         if self.is_async:
             return asyncio.run(self._copy(model, rows, before, after, arguments))
@@ -94,7 +94,7 @@ def copy_database(server: Server) -> Iterator[Database]:
 
 @pytest.fixture
 def engine(copy_database: Database) -> Iterator[sa.Engine]:
-    """An engine on empty tables."""
+    """An engine; all tables are empty."""
     engine = sa.create_engine(copy_database.url())
     with engine.begin() as connection:
         for table in reversed(Base.metadata.sorted_tables):
@@ -103,11 +103,11 @@ def engine(copy_database: Database) -> Iterator[sa.Engine]:
     engine.dispose()
 
 
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, copy_database: Database, engine: sa.Engine) -> Way:
-    return Way(request.param, copy_database)
+@pytest.fixture(params=DRIVERS)
+def driver(request: pytest.FixtureRequest, copy_database: Database, engine: sa.Engine) -> Driver:
+    return Driver(request.param, copy_database)
 
 
 @pytest.fixture
-def one_way(copy_database: Database, engine: sa.Engine) -> Way:
-    return Way("psycopg", copy_database)
+def psycopg_driver(copy_database: Database, engine: sa.Engine) -> Driver:
+    return Driver("psycopg", copy_database)

@@ -1,4 +1,4 @@
-"""What is copied into: each kind of column, and tables of each shape."""
+"""Models for COPY: columns of each type, with each kind of default, and tables of each kind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Base(DeclarativeBase):
 
 
 Unmapped = sa.MetaData()
-"""Tables that exist in another schema."""
+"""The MetaData of a table that is in another schema."""
 
 
 class Colour(enum.Enum):
@@ -97,7 +97,7 @@ class Defaults(QueueMixin, Base):
     server: Mapped[str] = mapped_column(server_default="from the server")
     double: Mapped[int] = mapped_column(sa.Computed("size * 2", persisted=True))
 
-    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - SQLAlchemy's own
+    __mapper_args__ = {"version_id_col": version}  # noqa: RUF012 - as SQLAlchemy reads it
 
 
 class SqlDefault(QueueMixin, Base):
@@ -129,32 +129,32 @@ class Message(QueueMixin, Base):
     """Single-table inheritance."""
 
     __tablename__ = "message"
-    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "message"}  # noqa: RUF012 - SQLAlchemy's own
+    __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "message"}  # noqa: RUF012 - as SQLAlchemy reads it
 
     id: Mapped[int] = mapped_column(primary_key=True)
     kind: Mapped[str]
 
 
 class Email(Message):
-    __mapper_args__ = {"polymorphic_identity": "email"}  # noqa: RUF012 - SQLAlchemy's own
+    __mapper_args__ = {"polymorphic_identity": "email"}  # noqa: RUF012 - as SQLAlchemy reads it
 
     address: Mapped[str | None]
 
 
 class Parcel(Message):
-    """Of a table of its own, beside the one that it inherits."""
+    """Joined-table inheritance."""
 
     __tablename__ = "parcel"
-    __mapper_args__ = {"polymorphic_identity": "parcel"}  # noqa: RUF012 - SQLAlchemy's own
+    __mapper_args__ = {"polymorphic_identity": "parcel"}  # noqa: RUF012 - as SQLAlchemy reads it
 
     id: Mapped[int] = mapped_column(sa.ForeignKey(Message.id), primary_key=True)
 
 
 class Odd(QueueMixin, Base):
-    """Names that have to be quoted, with what a driver may take for a parameter."""
+    """Names that need quotes, and that a driver could take for parameters."""
 
     __tablename__ = 'Odd "table" 100%'
-    __table_args__ = {"schema": "Post Office"}  # noqa: RUF012 - SQLAlchemy's own
+    __table_args__ = {"schema": "Post Office"}  # noqa: RUF012 - as SQLAlchemy reads it
 
     id: Mapped[int] = mapped_column(primary_key=True)
     share: Mapped[int] = mapped_column('%(share)s "of" all')
@@ -175,7 +175,7 @@ for _strategy in ("update_status", "delete_returning", "batch_select"):
 
 
 def make_elsewhere() -> Any:
-    """Map a class whose schema is only known to the engine."""
+    """Map a class whose schema is set by the engine's ``schema_translate_map``."""
 
     class Here(DeclarativeBase):
         metadata = Unmapped
@@ -192,7 +192,7 @@ Moved = make_elsewhere()
 
 
 def rows_of(engine: sa.Engine, model: Any, *attributes: str) -> list[Any]:
-    """Return what the table holds, in the order of its key."""
+    """Return the rows of the table, in the order of the key."""
     columns = [getattr(model, attribute) for attribute in attributes]
     with Session(engine) as session:
         return [tuple(row) for row in session.execute(sa.select(*columns).order_by(model.id))]

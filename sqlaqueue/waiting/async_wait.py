@@ -1,4 +1,4 @@
-"""Wait for the end of a job in async code: :func:`async_wait`, by the same script as :func:`~sqlaqueue.wait`."""
+"""Wait for the end of a job in async code: :func:`async_wait`, with the same routine as :func:`~sqlaqueue.wait`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sqlaqueue.consumer.sessions.write_routing import open_session, primary_bind
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
-from sqlaqueue.waiting.job_end import DEFAULT_TIMEOUT, Listen, Waiter, await_end, make_waiter
+from sqlaqueue.waiting.job_end import Listen, wait_for_end
+from sqlaqueue.waiting.waiter import DEFAULT_TIMEOUT, Waiter, make_waiter
 
 T = TypeVar("T")
 AsyncSessionFactory = Callable[[], AsyncSession]
@@ -60,45 +61,45 @@ async def async_wait(
     timeout: Delay | None = DEFAULT_TIMEOUT,
     check: bool = False,
 ) -> JobResult[Any]:
-    """Return how a job has ended, as soon as it has; see :func:`~sqlaqueue.wait` for parameters and errors.
+    """Wait until a job has finished, and return its result; see :func:`~sqlaqueue.wait` for parameters and errors.
 
-    :param session_factory: makes sessions on the primary, such as an ``async_sessionmaker(engine)``.
+    :param session_factory: makes sessions of the primary, such as an ``async_sessionmaker(engine)``.
     """
-    bell = asyncio.Event()
-    waiter = make_waiter("async_wait", job, key, timeout, bell.set, check=check)
-    make = resolve_factory(session_factory, "async_wait", is_async=True)
-    engine = await _engine_of(make, waiter)
-    script, ear = await_end(waiter), None
+    wake = asyncio.Event()
+    waiter = make_waiter("async_wait", job, key, timeout, wake.set, check=check)
+    factory = resolve_factory(session_factory, "async_wait", is_async=True)
+    engine = await _engine_of(factory, waiter)
+    routine, listener = wait_for_end(waiter), None
     try:
         result: Any = None
         raised: Exception | None = None
         while True:
-            step = script.send(result) if raised is None else script.throw(raised)
+            effect = routine.send(result) if raised is None else routine.throw(raised)
             result = raised = None
             try:
-                match step:
+                match effect:
                     case Beside():
-                        async with open_session(make) as session:
-                            result = await session.run_sync(step)
+                        async with open_session(factory) as session:
+                            result = await session.run_sync(effect)
                     case Pause():
-                        await wait_for_event(bell, step.seconds)
-                        bell.clear()
+                        await wait_for_event(wake, effect.seconds)
+                        wake.clear()
                     case Listen():
-                        ear = async_listener_of(engine)
-                        ear.add(backend().channel_of(waiter.spec), waiter.waiting)
-            except Exception as error:  # noqa: BLE001 - the script decides
+                        listener = async_listener_of(engine)
+                        listener.add(backend().channel_of(waiter.spec), waiter.state)
+            except Exception as error:  # noqa: BLE001 - the routine handles it
                 raised = error
     except StopIteration as end:
-        ended: JobResult[Any] = end.value
-        return ended
+        settled: JobResult[Any] = end.value
+        return settled
     finally:
-        if ear is not None:
-            await ear.remove(waiter.waiting)
+        if listener is not None:
+            await listener.remove(waiter.state)
 
 
-async def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
-    """Return the engine of the sessions that ``make`` makes."""
-    session: AsyncSession = make()
-    check_session_class(type(session), make, "async_wait", is_async=True)
+async def _engine_of(factory: Any, waiter: Waiter) -> sa.Engine:
+    """Return the engine to which a session of the factory writes."""
+    session: AsyncSession = factory()
+    check_session_class(type(session), factory, "async_wait", is_async=True)
     async with session:
         return primary_bind(session.sync_session, waiter.spec.mapper).engine

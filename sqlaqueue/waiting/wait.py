@@ -7,7 +7,7 @@
     result = wait(sessionmaker(engine), email, timeout=10)
     print(result.state, result.job)
 
-Whoever waits is woken by the Consumer that ends the job. Nothing of that is sent for jobs that nobody waits for.
+The Consumer that settles the job wakes the caller by a notification. It sends none for jobs without a waiting caller.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from sqlaqueue.consumer.sessions.write_routing import open_session, primary_bind
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
-from sqlaqueue.waiting.job_end import DEFAULT_TIMEOUT, Listen, Waiter, await_end, make_waiter
+from sqlaqueue.waiting.job_end import Listen, wait_for_end
+from sqlaqueue.waiting.waiter import DEFAULT_TIMEOUT, Waiter, make_waiter
 
 T = TypeVar("T")
 
@@ -68,56 +69,56 @@ def wait(
     timeout: Delay | None = DEFAULT_TIMEOUT,
     check: bool = False,
 ) -> JobResult[Any]:
-    """Return how a job has ended, as soon as it has: completed, failed for good, cancelled, or its row gone.
+    """Wait until a job is completed, has failed for good, is cancelled or deleted, and return its result.
 
-    An attempt that fails and is to be repeated is no end. It looks at the database in sessions of its own, so the job
-    has to be committed.
+    A failed attempt that will be retried does not end the wait. The job must be committed, as ``wait()`` reads it in
+    sessions of its own.
 
-    :param session_factory: makes sessions on the primary, such as a ``sessionmaker(engine)``.
+    :param session_factory: makes sessions of the primary, such as a ``sessionmaker(engine)``.
     :param job: an instance, or a class with a key, as for ``session.get()``: ``wait(sessions, Email, 5)``. The pair
-        ``(Email, 5)`` says the same.
-    :param key: the key of the job, when ``job`` is a class; a tuple for a composite key.
-    :param timeout: seconds or timedelta, 10 seconds by default; None waits for as long as it takes.
+        ``(Email, 5)`` is equivalent.
+    :param key: the primary key of the job if ``job`` is a class; a tuple for a composite key.
+    :param timeout: seconds or timedelta, 10 seconds by default; None for no limit.
     :param check: raise :class:`~sqlaqueue.exc.JobFailed` unless the job is completed.
-    :raises WaitTimeout: when the job has not ended within ``timeout``; it is a :class:`TimeoutError`. The job goes on.
-    :raises StatementError: when nobody else can see the job, since the transaction that wrote it is still open.
-    :raises NotAQueueError: when the class is no queue.
+    :raises WaitTimeout: if the job has not finished within ``timeout``; a :class:`TimeoutError`. The job goes on.
+    :raises StatementError: if the transaction that wrote the job is still open, or the key is malformed.
+    :raises NotAQueueError: if the class is not a queue.
     """
-    bell = threading.Event()
-    waiter = make_waiter("wait", job, key, timeout, bell.set, check=check)
-    make = resolve_factory(session_factory, "wait", is_async=False)
-    engine = _engine_of(make, waiter)
-    script, is_listening = await_end(waiter), False
+    wake = threading.Event()
+    waiter = make_waiter("wait", job, key, timeout, wake.set, check=check)
+    factory = resolve_factory(session_factory, "wait", is_async=False)
+    engine = _engine_of(factory, waiter)
+    routine, subscribed = wait_for_end(waiter), False
     try:
         result: Any = None
         raised: Exception | None = None
         while True:
-            step = script.send(result) if raised is None else script.throw(raised)
+            effect = routine.send(result) if raised is None else routine.throw(raised)
             result = raised = None
             try:
-                match step:
+                match effect:
                     case Beside():
-                        with open_session(make) as session:
-                            result = step(session)
+                        with open_session(factory) as session:
+                            result = effect(session)
                     case Pause():
-                        bell.wait(None if step.seconds == float("inf") else step.seconds)
-                        bell.clear()
+                        wake.wait(None if effect.seconds == float("inf") else effect.seconds)
+                        wake.clear()
                     case Listen():
-                        is_listening = True
-                        listener.listen(engine, backend().channel_of(waiter.spec), waiter.waiting)
-            except Exception as error:  # noqa: BLE001 - the script decides
+                        subscribed = True
+                        listener.listen(engine, backend().channel_of(waiter.spec), waiter.state)
+            except Exception as error:  # noqa: BLE001 - the routine handles it
                 raised = error
     except StopIteration as end:
-        ended: JobResult[Any] = end.value
-        return ended
+        settled: JobResult[Any] = end.value
+        return settled
     finally:
-        if is_listening:
-            listener.unlisten(engine, waiter.waiting)
+        if subscribed:
+            listener.unlisten(engine, waiter.state)
 
 
-def _engine_of(make: Any, waiter: Waiter) -> sa.Engine:
-    """Return the engine of the sessions that ``make`` makes."""
-    session: Session = make()
-    check_session_class(type(session), make, "wait", is_async=False)
+def _engine_of(factory: Any, waiter: Waiter) -> sa.Engine:
+    """Return the engine to which a session of the factory writes."""
+    session: Session = factory()
+    check_session_class(type(session), factory, "wait", is_async=False)
     with session:
         return primary_bind(session, waiter.spec.mapper).engine

@@ -1,4 +1,4 @@
-"""The state of one call of ``wait()``: when to announce it, and when to read the job's row. Pure, no I/O."""
+"""The state of one call of ``wait()``: when to announce it, and when to poll the job. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -9,117 +9,119 @@ from collections.abc import Callable
 
 from sqlaqueue.payloads import MAX_BYTES, Payload, Settled, Wait
 
-REPEAT = 20.0
-"""Seconds between announcements of one waiter, for Consumers that have come since, and for those that forget."""
+ANNOUNCE_INTERVAL = 20.0
+"""Seconds between announcements, for Consumers that have started since, and as Consumers forget them."""
 
-FIRST_PAUSE = 0.05
-LONGEST_PAUSE, LONGEST_DEAF_PAUSE = 5.0, 1.0
-"""Seconds between looks: in the beginning, and at most for one who hears what is said, and for one who does not."""
+FIRST_DELAY = 0.05
+"""Seconds before the second poll; the delay grows with the time waited."""
+
+MAX_DELAY, MAX_DELAY_NOT_LISTENING = 5.0, 1.0
+"""Maximum seconds between two polls, if notifications arrive and if not."""
 
 
 class WaitState:
-    """The ear and the patience of one who waits for the end of one job.
+    """Decides when to announce and when to poll. A subscriber of the queue's channel; safe for use by several threads.
 
-    :param name: the text by which the job is known.
-    :param called: called when a look may be due.
-    :param timeout: seconds; None to wait without an end.
+    :param job: the text of the job's key.
+    :param wake: called when a poll may be due.
+    :param timeout: seconds; None for no limit.
     :param now: the clock.
-    :param draw: returns numbers from [0, 1), to spread announcements.
+    :param draw: returns random numbers from [0, 1).
     """
 
     def __init__(
         self,
-        name: str,
-        called: Callable[[], object],
+        job: str,
+        wake: Callable[[], object],
         timeout: float | None = None,
         *,
         now: Callable[[], float] = time.monotonic,
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self._name, self._called, self._now, self._draw = name, called, now, draw
+        self._job, self._wake, self._now, self._draw = job, wake, now, draw
         self.id = uuid.uuid4().hex
-        self.announcement = Wait(self.id, [name])
-        """What it announces."""
+        self.announcement = Wait(self.id, [job])
+        """The notification to send."""
         self._since = self._announce_at = now()
         self._deadline = float("inf") if timeout is None else self._since + timeout
-        self._look_at = self._since + FIRST_PAUSE
-        self._tries = 0
-        self._is_called = False
-        self.hears = False
-        """Whether it has heard its own announcement, and so would hear of the end."""
+        self._poll_at = self._since + FIRST_DELAY
+        self._unanswered = 0
+        self._is_woken = False
+        self.listening = False
+        """Whether it has received its own announcement, and so will receive that the job was settled."""
         self.announces = len(str(self.announcement)) <= MAX_BYTES
-        """Whether it says for what it waits; else it only looks."""
+        """Whether it sends announcements; else it only polls."""
 
-    # -- what is heard, in whichever thread ------------------------------------------------------------------------
+    # -- notifications, received in the listener's thread or event loop --------------------------------------------
 
     def receive(self, payload: Payload) -> None:
-        """Take in a notification."""
+        """Poll when the own announcement arrives, and when the job was settled."""
         match payload:
             case Wait(self.id):
-                if not self.hears:
-                    # The job may have ended before anybody knew that it is waited for.
-                    self.hears, self._announce_at = True, self._now() + self._repeat()
-                    self._call()
-            case Settled(jobs) if self._name in jobs:
-                # From now on it is looked for more often: what is read may be behind what is said.
+                if not self.listening:
+                    # The job may have been settled before a Consumer received the announcement.
+                    self.listening, self._announce_at = True, self._now() + self._interval()
+                    self._wake_up()
+            case Settled(jobs) if self._job in jobs:
+                # The row may be read from a snapshot before the notification: poll with short delays again.
                 self._since = self._now()
-                self._call()
+                self._wake_up()
 
     def listening_lost(self) -> None:
-        """Announce again, such as when the channel is listened to by another connection."""
-        self.hears = False
-        self._announce_at, self._tries = self._now(), 0
-        self._called()
+        """Announce again, as notifications may have been missed."""
+        self.listening = False
+        self._announce_at, self._unanswered = self._now(), 0
+        self._wake()
 
     def until_overdue(self) -> float:
-        """Whoever waits looks again by itself."""
+        """Return inf: no notification is ever overdue, as the caller polls as well."""
         return float("inf")
 
     def notification_overdue(self) -> None:
-        """Nothing is counted on."""
+        """Never called."""
 
-    def _call(self) -> None:
-        self._is_called = True
-        self._called()
+    def _wake_up(self) -> None:
+        self._is_woken = True
+        self._wake()
 
     # -- what is due -----------------------------------------------------------------------------------------------
 
     @property
-    def is_over(self) -> bool:
-        """Whether the time to wait is over."""
+    def timed_out(self) -> bool:
+        """Whether the timeout has passed."""
         return self._deadline <= self._now()
 
-    def pause(self) -> float:
-        """Return the seconds until something is due."""
-        if self._is_called:
+    def seconds_until_due(self) -> float:
+        """Return the seconds until an announcement or a poll is due, or the timeout."""
+        if self._is_woken:
             return 0.0
-        due = min(self._look_at, self._deadline, self._announce_at if self.announces else float("inf"))
+        due = min(self._poll_at, self._deadline, self._announce_at if self.announces else float("inf"))
         return max(0.0, due - self._now())
 
-    def wants_announcement(self) -> bool:
-        """Return whether it is time to announce; if so it is taken for done."""
+    def take_announcement(self) -> bool:
+        """Return whether an announcement is due; if so, schedule the next one."""
         now = self._now()
         if not self.announces or self._announce_at > now:
             return False
-        # One that is not heard may have come before anybody listened.
-        soon = 2 * FIRST_PAUSE * 2.0 ** min(self._tries, 20)
-        self._announce_at = now + (self._repeat() if self.hears else min(soon, self._repeat()))
-        self._tries += 1
+        # Until one is received: the connection may not have been listening when it was sent.
+        soon = 2 * FIRST_DELAY * 2.0 ** min(self._unanswered, 20)
+        self._announce_at = now + (self._interval() if self.listening else min(soon, self._interval()))
+        self._unanswered += 1
         return True
 
-    def _repeat(self) -> float:
-        # Spread: many may have begun to wait in one moment.
-        return REPEAT * (0.8 + 0.4 * self._draw())
+    def _interval(self) -> float:
+        # Jittered, as many callers may have started to wait at the same time.
+        return ANNOUNCE_INTERVAL * (0.8 + 0.4 * self._draw())
 
-    def wants_look(self) -> bool:
-        """Return whether it is time to look; if so, calls from now on ask for another look."""
-        if self._is_called or min(self._look_at, self._deadline) <= self._now():
-            self._is_called = False
+    def take_poll(self) -> bool:
+        """Return whether a poll is due; notifications received after this call make another one due."""
+        if self._is_woken or min(self._poll_at, self._deadline) <= self._now():
+            self._is_woken = False
             return True
         return False
 
-    def looked(self) -> None:
-        """Note that a look has found the job still on its way: the longer it takes, the longer is the next pause."""
+    def not_settled(self) -> None:
+        """Schedule the next poll, after the last one has found the job pending or running."""
         now = self._now()
-        longest = LONGEST_PAUSE if self.hears else LONGEST_DEAF_PAUSE
-        self._look_at = now + min(max(FIRST_PAUSE, (now - self._since) / 2), longest)
+        longest = MAX_DELAY if self.listening else MAX_DELAY_NOT_LISTENING
+        self._poll_at = now + min(max(FIRST_DELAY, (now - self._since) / 2), longest)

@@ -38,7 +38,7 @@ from sqlaqueue.consumer.startup import check_database
 from sqlaqueue.exc import Retry
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
-from sqlaqueue.waiting import job_end
+from sqlaqueue.waiting import job_end, waiter
 from tests.servers import Server
 from tests.strategies.status_columns import DOMAIN, KINDS, STRATEGIES, Model, make_model
 
@@ -169,8 +169,8 @@ def serving(walk: Walk) -> None:
         outcome = RELEASED if error is None else plan.judge(error, run)
         assert settle.settle_and_commit(session, plan, [Ended(run, outcome, jobs[0])]) == []
     assert walk.states() == Counter(pending=2, completed=2, failed=2)
-    waiter = job_end.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
-    result = job_end.first_look(session, waiter)
+    caller = waiter.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
+    result = job_end.first_poll(session, caller)
     assert result is not None
     assert (result.state, result.job.status) == ("completed", spec.config.states.completed)
     deletes_old(walk, plan)

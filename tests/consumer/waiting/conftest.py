@@ -1,4 +1,4 @@
-"""Queues of which somebody waits for a job. Nobody polls here unless a test is about that."""
+"""Queues with a caller that waits for a job. Nothing polls unless a test is about that."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ALL = [*MIXED, ("own_message", "sync")]
 
 @pytest.fixture(params=ALL, ids="-".join)
 def mixed(request: pytest.FixtureRequest, supply: Any) -> Bench:
-    """Each strategy, rows that are their own messages too, and each colour."""
+    """Each strategy, also with rows that are messages, sync and async."""
     return supply.take(*request.param)
 
 
@@ -28,14 +28,14 @@ def leased(supply: Any) -> Bench:
 
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits looks when it begins, and when it is told something; until it hears, as ever."""
+    """Once it is listening, a waiting caller polls only after notifications."""
     monkeypatch.setattr(batch_size, "SWEEP", LATER)
-    monkeypatch.setattr(wait_state, "LONGEST_PAUSE", LATER)
-    looked = wait_state.WaitState.looked
+    monkeypatch.setattr(wait_state, "MAX_DELAY", LATER)
+    not_settled = wait_state.WaitState.not_settled
 
-    def not_again(self: wait_state.WaitState) -> None:
-        looked(self)
-        if self.hears:
-            self._look_at = self._now() + LATER
+    def no_next_poll(self: wait_state.WaitState) -> None:
+        not_settled(self)
+        if self.listening:
+            self._poll_at = self._now() + LATER
 
-    monkeypatch.setattr(wait_state.WaitState, "looked", not_again)
+    monkeypatch.setattr(wait_state.WaitState, "not_settled", no_next_poll)

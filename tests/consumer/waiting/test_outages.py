@@ -1,4 +1,4 @@
-"""Races, lost connections and dead workers while somebody waits for a job."""
+"""Races, lost connections and dead workers during a wait."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from sqlaqueue.consumer.claiming import batch_size
 from sqlaqueue.waiting import wait_state
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.hearing import LATER
-from tests.consumer.waiting.waiter import Gate, Waiter, enqueue_for_later, heard, knows, make_due, serving
+from tests.consumer.waiting.waiter import (
+    Gate,
+    Waiter,
+    enqueue_for_later,
+    make_due,
+    remembers,
+    serving,
+    settled_notifications,
+)
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_the_job_ends_between_the_first_look_and_the_announcement(
+def test_a_job_settled_between_the_first_poll_and_the_announcement(
     leased: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (key,) = leased.enqueue()
@@ -29,31 +37,31 @@ def test_the_job_ends_between_the_first_look_and_the_announcement(
         announce(session, waiter)
 
     monkeypatch.setattr(sqlaqueue.waiting.job_end, "announce", drained_before)
-    # Were there no look after the announcement, nobody would ever tell.
-    monkeypatch.setattr(wait_state, "FIRST_PAUSE", LATER)
+    # Without a poll after the announcement the caller would never return.
+    monkeypatch.setattr(wait_state, "FIRST_DELAY", LATER)
     assert wait(leased.sessions, (leased.Job, key), timeout=60).state == "completed"
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_a_consumer_that_comes_later_learns_of_it(mixed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_state, "REPEAT", 0.2)
+def test_a_consumer_started_later_receives_an_announcement(mixed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wait_state, "ANNOUNCE_INTERVAL", 0.2)
     key = enqueue_for_later(mixed)
     waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
     gate = Gate()
     with serving(mixed, gate) as server:
-        wait_until(lambda: knows(server, key))
+        wait_until(lambda: remembers(server, key))
         make_due(mixed)
         gate.go_on.release()
         assert waiter.end().state == "completed"
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_connections_are_lost_meanwhile(mixed: Bench) -> None:
+def test_connections_lost_during_a_wait(mixed: Bench) -> None:
     gate = Gate()
     with serving(mixed, gate) as server:
         key = enqueue_for_later(mixed)
         waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
-        wait_until(lambda: knows(server, key))
+        wait_until(lambda: remembers(server, key))
         mixed.database.kill_backends()
         make_due(mixed)
         gate.await_start()
@@ -61,27 +69,27 @@ def test_connections_are_lost_meanwhile(mixed: Bench) -> None:
         assert waiter.end().state == "completed"
 
 
-def test_the_driver_complains_of_itself(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What asyncpg says of a connection that was ended between two statements, which SQLAlchemy lets through as it is.
+def test_an_internal_error_of_asyncpg_is_retried(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that asyncpg raises for a connection closed between two statements; SQLAlchemy does not wrap it.
 
-    It takes a moment that cannot be arranged: the server's last word has been read, the end of the socket has not.
+    It is simulated, as it depends on timing: the server's last message has been read, the end of the socket has not.
     """
-    announce, complaints = sqlaqueue.waiting.job_end.announce, [InternalClientError("another operation is in progress")]
+    announce, errors = sqlaqueue.waiting.job_end.announce, [InternalClientError("another operation is in progress")]
 
-    def announce_at_a_bad_time(session: Session, waiter: Any) -> None:
-        if complaints:
-            raise complaints.pop()
+    def announce_with_error(session: Session, waiter: Any) -> None:
+        if errors:
+            raise errors.pop()
         announce(session, waiter)
 
-    monkeypatch.setattr(sqlaqueue.waiting.job_end, "announce", announce_at_a_bad_time)
+    monkeypatch.setattr(sqlaqueue.waiting.job_end, "announce", announce_with_error)
     (key,) = leased.enqueue()
     waiter = Waiter(leased, (leased.Job, key), timeout=60)
-    wait_until(lambda: not complaints)
+    wait_until(lambda: not errors)
     leased.consumer().drain()
     assert waiter.end().state == "completed"
 
 
-def test_a_rescued_job_that_fails_for_good_is_an_end(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rescued_job_that_fails_for_good_ends_the_wait(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_size, "SWEEP", 0.1)
     (key,) = leased.enqueue(max_attempts=1)
     with leased.sessions() as session:
@@ -89,11 +97,11 @@ def test_a_rescued_job_that_fails_for_good_is_an_end(leased: Bench, monkeypatch:
         session.commit()
     with serving(leased, Gate()) as server:
         waiter = Waiter(leased, (leased.Job, key), timeout=60)
-        wait_until(lambda: knows(server, key))
-        with heard(leased) as said:
+        wait_until(lambda: remembers(server, key))
+        with settled_notifications(leased) as received:
             leased.execute("UPDATE job SET lease_expires_at = now()")
             result = waiter.end()
-            assert said() == [f'settled ["{key}"]']
+            assert received() == [f'settled ["{key}"]']
     assert result.state == "failed"
     assert result.error is not None
     assert "lease expired" in result.error

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sqlaqueue.payloads import Payload, Pending, Settled, Wait
-from sqlaqueue.waiting.wait_state import FIRST_PAUSE, LONGEST_DEAF_PAUSE, LONGEST_PAUSE, REPEAT, WaitState
+from sqlaqueue.waiting.wait_state import ANNOUNCE_INTERVAL, FIRST_DELAY, MAX_DELAY, MAX_DELAY_NOT_LISTENING, WaitState
 
 pytestmark = pytest.mark.once
 
@@ -24,127 +24,127 @@ def clock() -> Clock:
     return Clock()
 
 
-def waiting(clock: Clock, name: str = "5", timeout: float | None = None) -> WaitState:
+def new_state(clock: Clock, name: str = "5", timeout: float | None = None) -> WaitState:
     return WaitState(name, lambda: None, timeout, now=clock, draw=lambda: 0.5)
 
 
-def hearing(clock: Clock, timeout: float | None = None) -> WaitState:
-    """Return one that has announced, been heard, and looked."""
-    one = waiting(clock, timeout=timeout)
-    assert one.wants_announcement()
-    one.receive(one.announcement)
-    assert one.wants_look()
-    one.looked()
-    return one
+def listening(clock: Clock, timeout: float | None = None) -> WaitState:
+    """Return a state that has received its announcement, and polled."""
+    state = new_state(clock, timeout=timeout)
+    assert state.take_announcement()
+    state.receive(state.announcement)
+    assert state.take_poll()
+    state.not_settled()
+    return state
 
 
-def test_it_announces_at_once_and_then_now_and_then(clock: Clock) -> None:
-    one = waiting(clock)
-    assert one.pause() == 0
-    assert one.wants_announcement()
-    assert not one.wants_announcement()
-    one.receive(one.announcement)
-    clock.now += REPEAT - 1
-    one.wants_announcement()
+def test_it_announces_immediately_and_then_at_intervals(clock: Clock) -> None:
+    state = new_state(clock)
+    assert state.seconds_until_due() == 0
+    assert state.take_announcement()
+    assert not state.take_announcement()
+    state.receive(state.announcement)
+    clock.now += ANNOUNCE_INTERVAL - 1
+    state.take_announcement()
     announced = 0
     for _ in range(100):
         clock.now += 1
-        announced += one.wants_announcement()
-    assert announced == 100 // REPEAT
+        announced += state.take_announcement()
+    assert announced == 100 // ANNOUNCE_INTERVAL
 
 
-def test_until_it_is_heard_it_announces_again_at_growing_distances(clock: Clock) -> None:
-    one, times = waiting(clock), []
+def test_the_delay_between_unanswered_announcements_grows(clock: Clock) -> None:
+    state, times = new_state(clock), []
     for _ in range(10_000):
-        if one.wants_announcement():
+        if state.take_announcement():
             times.append(clock.now)
         clock.now += 0.01
     between = [second - first for first, second in itertools.pairwise(times)]
     assert between == sorted(between)
-    assert between[0] <= 3 * FIRST_PAUSE
-    assert max(between) <= REPEAT + 0.02
+    assert between[0] <= 3 * FIRST_DELAY
+    assert max(between) <= ANNOUNCE_INTERVAL + 0.02
 
 
-def test_it_looks_when_it_is_heard_and_when_its_job_has_ended(clock: Clock) -> None:
-    one = waiting(clock)
-    assert not one.wants_look()
-    one.receive(one.announcement)
-    assert one.pause() == 0
-    assert one.wants_look()
-    one.looked()
-    assert not one.wants_look()
-    one.receive(Settled(["4", "5"]))
-    assert one.wants_look()
-    assert not one.wants_look()
+def test_it_polls_after_its_own_announcement_and_when_the_job_is_settled(clock: Clock) -> None:
+    state = new_state(clock)
+    assert not state.take_poll()
+    state.receive(state.announcement)
+    assert state.seconds_until_due() == 0
+    assert state.take_poll()
+    state.not_settled()
+    assert not state.take_poll()
+    state.receive(Settled(["4", "5"]))
+    assert state.take_poll()
+    assert not state.take_poll()
 
 
-def test_what_it_hears_while_it_looks_asks_for_another_look(clock: Clock) -> None:
-    one = hearing(clock)
-    clock.now += LONGEST_PAUSE
-    assert one.wants_look()
-    one.receive(Settled(["5"]))
-    one.looked()
-    assert one.pause() == 0
-    assert one.wants_look()
+def test_a_notification_during_a_poll_makes_another_one_due(clock: Clock) -> None:
+    state = listening(clock)
+    clock.now += MAX_DELAY
+    assert state.take_poll()
+    state.receive(Settled(["5"]))
+    state.not_settled()
+    assert state.seconds_until_due() == 0
+    assert state.take_poll()
 
 
 @pytest.mark.parametrize(
     "payload", [Settled(["55"]), Settled(["4"]), Settled([]), Wait("x", ["5"]), Pending("5", 1)], ids=str
 )
-def test_what_others_wait_for_does_not_concern_it(clock: Clock, payload: Payload) -> None:
-    one = hearing(clock)
-    one.receive(payload)
-    assert one.pause() > 0
+def test_notifications_about_other_jobs_are_ignored(clock: Clock, payload: Payload) -> None:
+    state = listening(clock)
+    state.receive(payload)
+    assert state.seconds_until_due() > 0
 
 
-@pytest.mark.parametrize(("hears", "longest"), [(True, LONGEST_PAUSE), (False, LONGEST_DEAF_PAUSE)])
-def test_its_pauses_grow_with_the_time_that_it_waits(clock: Clock, hears: bool, longest: float) -> None:  # noqa: FBT001 - a parameter
-    one = hearing(clock) if hears else waiting(clock)
-    one.announces = False
+@pytest.mark.parametrize(("is_listening", "longest"), [(True, MAX_DELAY), (False, MAX_DELAY_NOT_LISTENING)])
+def test_the_delay_between_polls_grows_up_to_a_limit(clock: Clock, is_listening: bool, longest: float) -> None:  # noqa: FBT001 - a parameter
+    state = listening(clock) if is_listening else new_state(clock)
+    state.announces = False
     pauses = []
     for _ in range(100):
-        pauses.append(one.pause())
+        pauses.append(state.seconds_until_due())
         clock.now += pauses[-1]
-        assert one.wants_look()
-        one.looked()
+        assert state.take_poll()
+        state.not_settled()
     assert pauses == sorted(pauses)
-    assert pauses[0] == pytest.approx(FIRST_PAUSE)
+    assert pauses[0] == pytest.approx(FIRST_DELAY)
     assert pauses[-1] == pytest.approx(longest)
     assert len([pause for pause in pauses if pause < longest]) < 20
 
 
-def test_what_has_just_been_said_is_looked_for_more_often(clock: Clock) -> None:
-    one = hearing(clock)
-    one.announces = False
+def test_the_delay_between_polls_is_short_after_a_notification(clock: Clock) -> None:
+    state = listening(clock)
+    state.announces = False
     clock.now += 1000
-    one.looked()
-    one.receive(Settled(["5"]))
-    assert one.wants_look()
-    one.looked()
-    assert one.pause() == pytest.approx(FIRST_PAUSE)
+    state.not_settled()
+    state.receive(Settled(["5"]))
+    assert state.take_poll()
+    state.not_settled()
+    assert state.seconds_until_due() == pytest.approx(FIRST_DELAY)
 
 
-def test_its_time_comes_to_an_end(clock: Clock) -> None:
-    one = hearing(clock, timeout=3)
+def test_the_timeout_ends_the_wait_after_a_last_poll(clock: Clock) -> None:
+    state = listening(clock, timeout=3)
     clock.now += 2.9
-    one.looked()
-    assert one.pause() == pytest.approx(0.1)
-    assert not one.is_over
+    state.not_settled()
+    assert state.seconds_until_due() == pytest.approx(0.1)
+    assert not state.timed_out
     clock.now += 0.1
-    assert one.is_over
-    assert one.wants_look(), "once more"
+    assert state.timed_out
+    assert state.take_poll(), "once more"
 
 
-def test_one_who_goes_deaf_announces_again(clock: Clock) -> None:
-    one = hearing(clock)
-    assert one.hears
-    one.listening_lost()
-    assert not one.hears
-    assert one.wants_announcement()
+def test_it_announces_again_when_the_listener_is_lost(clock: Clock) -> None:
+    state = listening(clock)
+    assert state.listening
+    state.listening_lost()
+    assert not state.listening
+    assert state.take_announcement()
 
 
-def test_a_key_too_long_for_a_notification_is_only_looked_for(clock: Clock) -> None:
-    one = waiting(clock, "x" * 8000)
-    assert not one.announces
-    assert not one.wants_announcement()
-    assert one.pause() > 0
+def test_a_key_too_long_for_a_notification_is_only_polled(clock: Clock) -> None:
+    state = new_state(clock, "x" * 8000)
+    assert not state.announces
+    assert not state.take_announcement()
+    assert state.seconds_until_due() > 0

@@ -1,4 +1,4 @@
-"""Somebody who waits for the end of a job, a handler that lets him wait, and what is said meanwhile."""
+"""A caller that waits for a job, a handler that a test can hold back, and the notifications in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.consumer.bench import Bench, Server, wait_until
 
 
 class Waiter:
-    """Somebody who waits in a thread, in the colour of a bench."""
+    """Calls ``wait()`` or ``async_wait()`` in a thread."""
 
     def __init__(self, bench: Bench, job: Any, **options: Any) -> None:
         self.bench, self.job, self.options = bench, job, options
@@ -35,7 +35,7 @@ class Waiter:
                 self.result = wait(sessionmaker(engine), self.job, **self.options)
             else:
                 self.result = asyncio.run(self._wait_async())
-        except BaseException as error:  # noqa: BLE001 - for the test to see
+        except BaseException as error:  # noqa: BLE001 - end() raises it
             self.error = error
 
     async def _wait_async(self) -> JobResult[Any]:
@@ -51,7 +51,7 @@ class Waiter:
 
     def end(self) -> JobResult[Any]:
         self._thread.join(30)
-        assert not self._thread.is_alive(), "it waits on"
+        assert not self._thread.is_alive(), "still waiting"
         if self.error is not None:
             raise self.error
         assert self.result is not None
@@ -59,7 +59,7 @@ class Waiter:
 
 
 class Gate:
-    """A handler that waits for its turn, and then does as it is told."""
+    """A handler that waits until the test releases it; it raises the given errors, then none."""
 
     def __init__(self, *raised: Exception) -> None:
         self.started, self.go_on = threading.Semaphore(0), threading.Semaphore(0)
@@ -87,26 +87,26 @@ def serving(bench: Bench, gate: Gate, **options: Any) -> Iterator[Server]:
         yield server
 
 
-def knows(server: Server, key: int) -> bool:
-    """Tell whether a Consumer knows that somebody waits for a job."""
+def remembers(server: Server, key: int) -> bool:
+    """Return whether a Consumer remembers that a caller waits for a job."""
     return str(key) in server.consumer._shift.plan.awaited._until
 
 
 @contextlib.contextmanager
-def heard(bench: Bench) -> Iterator[Callable[[], list[str]]]:
-    """Give a function that returns what has been said of ends by now."""
+def settled_notifications(bench: Bench) -> Iterator[Callable[[], list[str]]]:
+    """Yield a function that returns the ``settled`` notifications received so far."""
     with bench.database.connect() as connection:
         connection.execute(f'LISTEN "{channel_of(spec_of(bench.Job))}"'.encode())
 
-        def said() -> list[str]:
+        def received() -> list[str]:
             connection.execute("SELECT 1")
             return [each.payload for each in connection.notifies(timeout=0.1) if each.payload.startswith("settled")]
 
-        yield said
+        yield received
 
 
 def enqueue_for_later(bench: Bench) -> int:
-    """Add a job that is not due before a test says so: a Consumer that holds a transaction hears when it is idle."""
+    """Add a job that make_due() makes due: a Consumer that holds a transaction receives notifications while idle."""
     bench.execute("INSERT INTO job (run_at) VALUES (now() + interval '1 h')")
     (key,) = bench.rows()
     return key

@@ -1,4 +1,4 @@
-"""Whoever waits for a job learns how it ends, or that it has not ended in time."""
+"""A waiting caller receives the result of the job, or a timeout."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import sqlaqueue
 from sqlaqueue import JobFailed, JobResult, WaitTimeout, async_wait, cancel, claim, fail, wait
 from sqlaqueue.exc import StatementError
 from tests.consumer.bench import Bench, wait_until
-from tests.consumer.waiting.waiter import Gate, Waiter, heard, knows, serving
+from tests.consumer.waiting.waiter import Gate, Waiter, remembers, serving, settled_notifications
 from tests.servers import Database
 from tests.servers import Server as PostgresServer
 
@@ -27,18 +27,18 @@ from tests.servers import Server as PostgresServer
     [(None, "completed"), (sqlaqueue.Fail("broken"), "failed"), (sqlaqueue.Cancel("unwanted"), "cancelled")],
     ids=["completed", "failed", "cancelled"],
 )
-def test_whoever_waits_is_woken_by_the_end(mixed: Bench, raised: Exception | None, state: str) -> None:
+def test_the_caller_is_woken_when_the_job_is_settled(mixed: Bench, raised: Exception | None, state: str) -> None:
     gate = Gate(*([raised] if raised else []))
-    with serving(mixed, gate) as server, heard(mixed) as said:
+    with serving(mixed, gate) as server, settled_notifications(mixed) as received:
         (key,) = mixed.enqueue(payload="x")
         gate.await_start()
         waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
-        wait_until(lambda: knows(server, key))
-        assert said() == []
+        wait_until(lambda: remembers(server, key))
+        assert received() == []
         gate.go_on.release()
         result = waiter.end()
-        wait_until(lambda: said() == [f'settled ["{key}"]'])
-        assert not knows(server, key)
+        wait_until(lambda: received() == [f'settled ["{key}"]'])
+        assert not remembers(server, key)
     assert result.state == state
     assert result.error == {"completed": None, "failed": "Fail: broken", "cancelled": "unwanted"}[state]
     if mixed.has_status:
@@ -51,41 +51,41 @@ def test_whoever_waits_is_woken_by_the_end(mixed: Bench, raised: Exception | Non
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_another_attempt_is_no_end(mixed: Bench) -> None:
+def test_a_retried_attempt_does_not_end_the_wait(mixed: Bench) -> None:
     gate = Gate(ValueError("again"), sqlaqueue.Snooze(0))
-    with serving(mixed, gate) as server, heard(mixed) as said:
+    with serving(mixed, gate) as server, settled_notifications(mixed) as received:
         (key,) = mixed.enqueue()
         gate.await_start()
         waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
-        wait_until(lambda: knows(server, key))
+        wait_until(lambda: remembers(server, key))
         for _ in range(2):
             gate.go_on.release()
             gate.await_start()
             assert waiter.is_waiting
-            assert said() == []
+            assert received() == []
         gate.go_on.release()
         assert waiter.end().state == "completed"
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_nothing_is_said_of_jobs_that_nobody_waits_for(mixed: Bench) -> None:
+def test_no_notification_for_jobs_without_a_waiting_caller(mixed: Bench) -> None:
     gate = Gate()
-    with serving(mixed, gate, batch_size=1) as server, heard(mixed) as said:
+    with serving(mixed, gate, batch_size=1) as server, settled_notifications(mixed) as received:
         key, other = mixed.enqueue(2)
         gate.await_start()
         waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
-        wait_until(lambda: knows(server, key))
+        wait_until(lambda: remembers(server, key))
         gate.go_on.release()
         gate.go_on.release()
         wait_until(lambda: mixed.states()["pending"] == mixed.states()["processing"] == 0)
         waiter.end()
-        assert said() == [f'settled ["{key}"]']
+        assert received() == [f'settled ["{key}"]']
         assert other
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_many_wait_for_many(leased: Bench) -> None:
-    """One connection listens for all of them."""
+def test_many_callers_wait_for_many_jobs(leased: Bench) -> None:
+    """One connection listens for all callers."""
     engine = sa.create_engine(leased.database.url(), pool_size=5)
     sessions, results = sessionmaker(engine), []
     gate = Gate()
@@ -97,7 +97,7 @@ def test_many_wait_for_many(leased: Bench) -> None:
         ]
         for thread in threads:
             thread.start()
-        wait_until(lambda: all(knows(server, key) for key in keys))
+        wait_until(lambda: all(remembers(server, key) for key in keys))
         listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND datname = current_database()"
         wait_until(lambda: leased.execute(listening) == 2)
         for _ in keys:
@@ -108,14 +108,14 @@ def test_many_wait_for_many(leased: Bench) -> None:
     engine.dispose()
 
 
-def test_a_job_that_has_ended_is_not_waited_for(mixed: Bench) -> None:
+def test_a_finished_job_returns_immediately(mixed: Bench) -> None:
     (key,) = mixed.enqueue()
     mixed.consumer().drain()
     assert Waiter(mixed, (mixed.Job, key), timeout=0).end().state == "completed"
 
 
-def test_a_job_is_looked_for_where_nobody_says_anything(mixed: Bench) -> None:
-    """Somebody ends it who is no Consumer, or does not hear."""
+def test_polling_finds_jobs_settled_without_a_notification(mixed: Bench) -> None:
+    """They are settled by SQL, or by a Consumer that does not receive announcements."""
     gone, cancelled = mixed.enqueue(2)
     waiters = [Waiter(mixed, (mixed.Job, key), timeout=60) for key in (gone, cancelled)]
     with mixed.sessions() as session:
@@ -127,7 +127,7 @@ def test_a_job_is_looked_for_where_nobody_says_anything(mixed: Bench) -> None:
     assert second.state == "cancelled"
 
 
-def test_without_notifications_it_looks(server: PostgresServer) -> None:
+def test_without_notifications_the_caller_polls(server: PostgresServer) -> None:
     with server.database() as database:
         bench = Bench(database, "update_status", notify=False)
         bench.create()
@@ -137,7 +137,7 @@ def test_without_notifications_it_looks(server: PostgresServer) -> None:
         assert waiter.end().state == "completed"
 
 
-def test_a_job_that_is_deleted_when_completed(database: Database) -> None:
+def test_a_job_deleted_when_completed(database: Database) -> None:
     class Base(sa.orm.DeclarativeBase):
         pass
 
@@ -154,19 +154,19 @@ def test_a_job_that_is_deleted_when_completed(database: Database) -> None:
         task = Task(left=1, right="a b")
         session.add(task)
         session.commit()
-        with pytest.raises(WaitTimeout, match=r"Task \(1, 'a b'\) has not ended within 0 s"):
+        with pytest.raises(WaitTimeout, match=r"Task 1,a b has not finished within 0 s"):
             wait(sessions, task, timeout=0)
         sqlaqueue.Consumer(Task, lambda session, task: None, sessions).drain()
         assert wait(sessions, task) == JobResult("completed", None)
         with pytest.raises(
-            StatementError, match=r"wait\(..., Task, 1\): that is not its key, which is \(left, right\)"
+            StatementError, match=r"wait\(..., Task, 1\): this is not a primary key, which is \(left, right\)"
         ):
             wait(sessions, (Task, 1))
     engine.dispose()
 
 
 @pytest.mark.once
-def test_a_state_that_is_none_of_the_queue_s(leased: Bench) -> None:
+def test_an_unknown_status_value(leased: Bench) -> None:
     (key,) = leased.enqueue()
     leased.execute("UPDATE job SET status = 'archived'")
     result = wait(leased.sessions, (leased.Job, key))
@@ -174,10 +174,10 @@ def test_a_state_that_is_none_of_the_queue_s(leased: Bench) -> None:
     assert result.job.status == "archived"
 
 
-# -- with check, and in time ----------------------------------------------------------------------------------------------
+# -- check and timeout ------------------------------------------------------------------------------------------------
 
 
-def test_what_has_not_been_completed_raises_when_asked_to(mixed: Bench) -> None:
+def test_check_raises_unless_the_job_is_completed(mixed: Bench) -> None:
     (key,) = mixed.enqueue()
     with mixed.sessions() as session:
         session.execute(fail(session.scalars(claim(mixed.Job, 1)).all(), error="no such address"))
@@ -189,14 +189,14 @@ def test_what_has_not_been_completed_raises_when_asked_to(mixed: Bench) -> None:
 
 
 @pytest.mark.parametrize("timeout", [0, 0.3, timedelta(seconds=0.3)])
-def test_the_time_comes_to_an_end(mixed: Bench, timeout: Any) -> None:
+def test_the_timeout_raises(mixed: Bench, timeout: Any) -> None:
     (key,) = mixed.enqueue()
-    with pytest.raises(TimeoutError, match=f"Job {key} has not ended within 0") as raised:
+    with pytest.raises(TimeoutError, match=f"Job {key} has not finished within 0") as raised:
         Waiter(mixed, (mixed.Job, key), timeout=timeout).end()
     assert isinstance(raised.value, sqlaqueue.SqlaqueueError)
 
 
-def test_a_task_that_waits_can_be_cancelled(supply: Any) -> None:
+def test_a_waiting_task_can_be_cancelled(supply: Any) -> None:
     bench = supply.take("update_status", "async")
     (key,) = bench.enqueue()
 

@@ -17,7 +17,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.strategies.job_listing import key_labels
+from sqlaqueue.strategies.parts.job_listing import key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
 
 NO_ERROR = ""

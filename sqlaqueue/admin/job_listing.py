@@ -16,7 +16,7 @@ from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.backend import DEAD_LETTER, backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.strategies.job_listing import SHOWN, key_labels
+from sqlaqueue.strategies.parts.job_listing import SHOWN, key_labels
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,8 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.claim import claim_statement, worker_name
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
-from sqlaqueue.strategies.base import named
-from sqlaqueue.strategies.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token
+from sqlaqueue.strategies.parts.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token
+from sqlaqueue.strategies.parts.columns import named
 
 BATCH = 500
 """How many jobs one statement claims at most, unless somebody says otherwise or more handlers run at once."""

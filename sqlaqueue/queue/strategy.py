@@ -77,7 +77,7 @@ class Settlement:
     """When the run began, for a strategy whose claim writes nothing; None leaves ``claimed_by`` as well."""
     worker: sa.ColumnElement[Any] | None = None
     """The text for ``claimed_by``; written with ``started_at`` only."""
-    suspect: bool = False
+    quarantine: bool = False
     """Whether a job that becomes pending is quarantined: whether it fulfils :meth:`Strategy.quarantined` afterwards."""
 
 

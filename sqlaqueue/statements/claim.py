@@ -20,7 +20,7 @@ from sqlaqueue.queue.config import is_count
 from sqlaqueue.statements.returning import returning_detached
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
-from sqlaqueue.strategies.claim_tokens import alone_token
+from sqlaqueue.strategies.parts.claim_tokens import alone_token
 
 _CACHED_STATEMENTS = 64
 _cache: dict[tuple[type[Any], int], Any] = {}
@@ -80,7 +80,7 @@ def claim_statement(
     :param limit: a bound number, the maximum number of jobs.
     :param lease: by default the lease of the queue.
     :param worker: a bound text for ``claimed_by``, by default :func:`worker_name`.
-    :param token: makes the token of each execution, see :mod:`sqlaqueue.strategies.claim_tokens`.
+    :param token: makes the token of each execution, see :mod:`sqlaqueue.strategies.parts.claim_tokens`.
     :param scan_range: the part of the claim order to scan, see :class:`~sqlaqueue.strategies.ClaimRequest`.
     :param tickets: the announcements that the claim answers. The claim notifies the other Consumers that it has taken
         their jobs.

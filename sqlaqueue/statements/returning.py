@@ -18,7 +18,8 @@ from sqlaqueue.mapping.runs import CLAIM_OPTION, record_run
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
-from sqlaqueue.strategies.base import TOKEN, attribute_names, column_of, named
+from sqlaqueue.strategies.base import TOKEN
+from sqlaqueue.strategies.parts.columns import attribute_names, column_of, named
 
 RowProcessor = Callable[[Any], Any]
 

@@ -1,7 +1,7 @@
-"""The claim strategies: this folder's listing answers which ones there are.
+"""The claim strategies, one in each module; ``parts`` contains what they are built from.
 
-A name is looked up among the built-in strategies and then among the entry points of the group
-``sqlaqueue.strategies``, so another package adds one with a class and a line in its ``pyproject.toml``::
+A name is looked up among the built-in strategies, then among the entry points of the group ``sqlaqueue.strategies``. So
+another package adds a strategy with a class and a line in its ``pyproject.toml``::
 
     [project.entry-points."sqlaqueue.strategies"]
     my_strategy = "my_package:MyStrategy"
@@ -38,14 +38,14 @@ _BUILT_IN = {
 
 
 def strategy_names() -> list[str]:
-    """Return the names of all strategies that can be configured."""
+    """Return the names of the built-in strategies, then those of other packages."""
     return [*_BUILT_IN, *sorted({point.name for point in entry_points(group=GROUP)} - set(_BUILT_IN))]
 
 
 def find_strategy(wanted: str | Strategy) -> ClaimStrategy:
-    """Return the strategy of that name, or ``wanted`` itself when it is one.
+    """Return the strategy of this name, or ``wanted`` itself if it is one.
 
-    :raises UnknownStrategyError: listing the names there are.
+    :raises UnknownStrategyError: for an unknown name, listing the known ones.
     """
     if isinstance(wanted, ClaimStrategy):
         return wanted

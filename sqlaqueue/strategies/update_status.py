@@ -1,14 +1,13 @@
-"""Claim by UPDATE: a lease with a token, no open transaction while a job runs.
+"""Claim by UPDATE: a lease with a token, and no open transaction while a job runs.
 
-* **Stores** the state, the lease's end and the token of the claim in the row itself.
-* **Claims** by locking the best waiting rows (SKIP LOCKED) and updating them in one statement.
+* **Stores** the status, the lease's end and the claim's token in the row itself.
+* **Claims** by locking the first due rows (SKIP LOCKED) and updating them in one statement.
 * **While a job runs** nothing is locked; a live worker extends its leases.
-* **When a worker dies** its leases expire, and any consumer rescues the jobs. Those that it had claimed
-  together are claimed one by one from then on, since one of them may have killed it.
+* **When a worker dies** its leases expire, and any Consumer rescues the jobs. Jobs that were claimed together are
+  claimed one by one from then on, since one of them may have killed the worker.
 
-The token is new for each execution of a claim. Whoever ends or extends a run names the token that was handed
-out; a worker that lost its lease names a stale one and changes nothing. Fencing tokens are described by
-Martin Kleppmann in "How to do distributed locking" (2016).
+Each execution of a claim has a new token. A statement that settles or extends a run compares it, so a worker that lost
+its lease changes nothing. Martin Kleppmann describes fencing tokens in "How to do distributed locking" (2016).
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, Settlement, Verb
-from sqlaqueue.strategies.base import ClaimStrategy, named
-from sqlaqueue.strategies.claim_tokens import ran_beside_others
-from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.base import ClaimStrategy
+from sqlaqueue.strategies.parts.claim_tokens import ran_beside_others
+from sqlaqueue.strategies.parts.columns import named
+from sqlaqueue.strategies.parts.indexes import add_index
 
 LEASE_EXPIRED = "the lease expired: its worker died or lost the database"
-"""What the row of a rescued job says."""
+"""The ``last_error`` of a rescued job."""
 
 
 class UpdateStatus(ClaimStrategy):
@@ -40,26 +40,26 @@ class UpdateStatus(ClaimStrategy):
     required_roles: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
     def attach(self, spec: QueueSpec) -> None:
-        """Add the claim's index of waiting rows, the suspects' of a few of these, and the rescue's of running ones."""
+        """Add three partial indexes: of pending rows, of quarantined ones among them, and of processing rows."""
         super().attach(spec)
         if spec.config.states.processing is None:
             msg = (
-                f'{spec.model.__name__}: strategy "update_status" needs a value for jobs that are running; '
+                f'{spec.model.__name__}: strategy "update_status" needs a status value for running jobs; '
                 "give one with QueueConfig(states=States(processing=...))"
             )
             raise ConfigurationError(msg)
         add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
-        suspect = self.quarantined(spec)
-        if suspect is not None:
-            add_index(spec, "suspect", spec.claim_order, where=sa.and_(spec.in_state("pending"), suspect))
+        quarantined = self.quarantined(spec)
+        if quarantined is not None:
+            add_index(spec, "quarantined", spec.claim_order, where=sa.and_(spec.in_state("pending"), quarantined))
         if spec.has("lease_expires_at"):
             add_index(spec, "lease", [spec.columns["lease_expires_at"]], where=spec.in_state("processing"))
 
     def claim(self, request: ClaimRequest) -> AnySelect:
-        """Lock the best waiting rows and mark them as processing in one statement."""
+        """Lock the first due rows and set them to processing, in one statement."""
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.keys).where(spec.in_state("pending"))
-        picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.best)
+        picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
         claimed = (
             sa.update(spec.table)
             .where(self.among(spec, spec.keys, picked))
@@ -84,15 +84,15 @@ class UpdateStatus(ClaimStrategy):
         return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
 
     def quarantined(self, spec: QueueSpec) -> sa.ColumnElement[bool] | None:
-        """A rescued job keeps its last token while it waits: that is the mark."""
+        """Return the condition that a pending row has a token: a rescued job keeps its last one."""
         if not spec.has("lease_token"):
             return None
         return spec.columns["lease_token"].is_not(None)
 
     def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:
-        """The token that was handed out must still be in the row, and the row still processing.
+        """Return the condition that a row still has the claim's token and is processing.
 
-        The state is compared as well because plain SQL may have settled the row and left the token.
+        The status is compared as well because plain SQL may have settled the row and left the token.
         """
         running = self._is_running(spec)
         if not spec.has("lease_token"):
@@ -104,24 +104,24 @@ class UpdateStatus(ClaimStrategy):
 
     @staticmethod
     def _is_running(spec: QueueSpec) -> sa.ColumnElement[bool]:
-        """Return the condition that a row is processing, hidden from the planner, for rows that are found by their key.
+        """Return the condition that a row is processing, in a form that the planner cannot use for an index.
 
-        It would take the index of the running rows for a short way to the few that it expects there: while an old
-        snapshot is held, that index has an entry for each run that there has been.
+        It is for rows that are found by their key. The planner would prefer the index of processing rows, in which it
+        expects few entries; while an old snapshot is held, that index has an entry for every run since.
         """
         return sa.case((spec.in_state("processing"), sa.true()))
 
     def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
-        """The claim has counted already; giving an attempt back takes it off again."""
+        """Return the count without this attempt if it is returned; the claim has counted it."""
         if isinstance(settlement.starts, int) and settlement.starts == 0:
             return sa.func.greatest(attempts - 1, 0)
         return None
 
     def extend(self, spec: QueueSpec, held: ClaimedJobs, lease: Any) -> Verb:
-        """Move the lease's end, passing locked rows over.
+        """Extend leases, passing over locked rows.
 
-        A handler that has flushed its own row holds its lock until it commits; waiting for it here would
-        keep the leases of all its batch-mates from being extended. A locked row cannot be rescued either.
+        A handler that has flushed its own row holds its lock until it commits. Waiting for that lock would keep the
+        leases of all other jobs from being extended. A locked row cannot be rescued either.
         """
         expires = spec.column("lease_expires_at", "extend()")
         mine = sa.select(*(getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys))
@@ -129,11 +129,11 @@ class UpdateStatus(ClaimStrategy):
         return sa.update(spec.model).where(self.among(spec, spec.keys, mine)).values({expires: clock() + lease})
 
     def rescue(self, spec: QueueSpec) -> Verb:
-        """Take back what expired: to pending, or to failed when a job that ran alone has no attempt left.
+        """Set jobs with an expired lease to pending, or to failed if a job ran alone and has no attempt left.
 
-        A job ran alone when no other row is processing under its token, or was until it was rescued, and its worker
-        ran no jobs of other claims. One that did not gets its attempt back, for the blame is not known, and keeps
-        the token as the mark of a suspect.
+        A job ran alone if no other job of its claim was running, and its worker ran no job of another claim. Any other
+        job gets its attempt back, since it is not known which job killed the worker. Both keep the token, which
+        quarantines them.
         """
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")
         job = spec.table.alias("expired_job")
@@ -153,8 +153,8 @@ class UpdateStatus(ClaimStrategy):
         status = spec.columns["status"]
         alone = self._ran_alone(spec)
         spent = sa.and_(alone, self._attempts_spent(spec)) if spec.has("attempts") else sa.false()
-        # Of words alone the server makes a text, which an enum column refuses. The column as the last branch gives the
-        # CASE the column's own type, whatever type the model says it has.
+        # A CASE of literals has type text, which an enum column refuses. With the column as its last branch it has the
+        # column's type, whatever type the model declares.
         branches = ((spent, spec.literal("failed")), (sa.true(), spec.literal("pending")))
         values: dict[str, Any] = {
             "status": sa.case(*branches, else_=status),
@@ -180,11 +180,10 @@ class UpdateStatus(ClaimStrategy):
         mate, token = spec.table.alias("mate"), spec.columns["lease_token"]
         status, tokens = mate.c[spec.columns["status"].key], mate.c[token.key]
         running = sa.and_(status == spec.literal("processing"), tokens.is_not(None))
-        suspect = sa.and_(status == spec.literal("pending"), tokens.is_not(None))
-        # All shared tokens at once: asked for each expired job by itself, a thousand of them would be a
-        # thousand looks at everything that runs.
-        shared = sa.select(tokens).where(sa.or_(running, suspect)).group_by(tokens).having(sa.func.count() > 1)
-        return sa.or_(token.is_(None), sa.and_(~ran_beside_others(token), token.not_in(shared)))
+        quarantined = sa.and_(status == spec.literal("pending"), tokens.is_not(None))
+        # All tokens of several jobs at once: a subquery for each expired job would scan the processing rows each time.
+        several = sa.select(tokens).where(sa.or_(running, quarantined)).group_by(tokens).having(sa.func.count() > 1)
+        return sa.or_(token.is_(None), sa.and_(~ran_beside_others(token), token.not_in(several)))
 
     @staticmethod
     def _attempts_spent(spec: QueueSpec) -> sa.ColumnElement[bool]:

@@ -12,7 +12,7 @@ from sqlaqueue import cancel, complete, fail, retry
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.config import STATES
-from sqlaqueue.strategies.job_listing import OTHER, SHOWN, key_labels
+from sqlaqueue.strategies.parts.job_listing import OTHER, SHOWN, key_labels
 from sqlaqueue.testing.queue import HOUR, QueueUnderTest, needs
 
 

@@ -11,7 +11,7 @@ from sqlaqueue import QueueConfig, QueueMixin, claim, complete
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.config import ROLES
-from sqlaqueue.strategies.delete_row import OwnMessage
+from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from tests.models.test_names import MakeModel, every_way
 from tests.models.tidy import created
@@ -175,7 +175,7 @@ def test_a_queue_without_a_status_deletes_nothing_by_a_slip(slip: str) -> None:
 def test_rows_that_are_messages_say_so(columns: dict[str, Any]) -> None:
     order = model(QueueConfig(strategy="delete_returning", rows_are_messages=True, **columns), priority=None)
     spec = spec_of(order)
-    assert isinstance(spec.strategy, OwnMessage)
+    assert isinstance(spec.strategy, DeleteRow)
     assert bool(spec.attributes) is (columns == {})
     assert not spec.has("status")
 
@@ -191,4 +191,4 @@ def test_rows_stay_under_other_strategies(strategy: Any) -> None:
 @once
 def test_a_strategy_that_deletes_rows_has_to_be_allowed_to() -> None:
     with pytest.raises(ConfigurationError, match=r"Order: .*rows_are_messages=True"):
-        model(QueueConfig(strategy=OwnMessage(), columns={"status": None}), priority=None)
+        model(QueueConfig(strategy=DeleteRow(), columns={"status": None}), priority=None)

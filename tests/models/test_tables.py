@@ -37,7 +37,7 @@ OF_THE_TABLE = {
     ("type", "job"),
     ("type", "job[]"),
 }
-LEASES = {("relation", "ix_job_queue_lease"), ("relation", "ix_job_queue_suspect")}
+LEASES = {("relation", "ix_job_queue_lease"), ("relation", "ix_job_queue_quarantined")}
 CONTROL = {
     ("relation", "sqlaqueue_control"),
     ("relation", "sqlaqueue_control_pkey"),

@@ -13,7 +13,7 @@ from sqlaqueue.queue.config import STATES
 from sqlaqueue.strategies import ClaimedJobs, ClaimRequest, ClaimStrategy, Settlement, Verb
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
-from sqlaqueue.strategies.delete_row import OwnMessage
+from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.update_status import UpdateStatus
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class DeleteReturningWaits(_Waits, DeleteReturning):
     """Without SKIP LOCKED."""
 
 
-class OwnMessageWaits(_Waits, OwnMessage):
+class DeleteRowWaits(_Waits, DeleteRow):
     """Without SKIP LOCKED."""
 
 
@@ -81,7 +81,7 @@ class DeleteReturningLocksKeys(_LocksKeys, DeleteReturning):
     """FOR UPDATE in place of FOR NO KEY UPDATE."""
 
 
-class OwnMessageSharesKeys(OwnMessage):
+class DeleteRowSharesKeys(DeleteRow):
     """FOR NO KEY UPDATE where the full lock is needed."""
 
     lock = staticmethod(ClaimStrategy.lock)
@@ -140,7 +140,7 @@ class UpdateStatusRunsAgain(_RunsAgain, UpdateStatus):
     """IN (SELECT .. LIMIT .. FOR UPDATE): nothing keeps a join from running it once a row."""
 
 
-class OwnMessageRunsAgain(_RunsAgain, OwnMessage):
+class DeleteRowRunsAgain(_RunsAgain, DeleteRow):
     """IN (SELECT .. LIMIT .. FOR UPDATE): nothing keeps a join from running it once a row."""
 
 
@@ -233,7 +233,7 @@ class NeverReconciles(DeleteReturning):
     reconcile = ClaimStrategy.reconcile
 
 
-class OwnMessageBelievesAnybody(OwnMessage):
+class DeleteRowBelievesAnybody(DeleteRow):
     """Ends runs that an earlier transaction held."""
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
@@ -260,7 +260,7 @@ class RequeuesWithItsPast(BatchSelect):
         return sa.update(spec.model).where(self.among(spec, spec.keys, finished)).values(status="pending")
 
 
-class SurveysOneTable(OwnMessage):
+class SurveysOneTable(DeleteRow):
     """survey() of the rows, without the dead letters."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
@@ -268,7 +268,7 @@ class SurveysOneTable(OwnMessage):
         return sa.select(*every.c).where(every.c.state == "pending")
 
 
-class SurveysAllLetters(OwnMessage):
+class SurveysAllLetters(DeleteRow):
     """survey() of all dead letters, whatever the filter."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:

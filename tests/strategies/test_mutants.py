@@ -12,7 +12,7 @@ from sqlaqueue import purge, retry
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.strategies.batch_select import BatchSelect
 from sqlaqueue.strategies.delete_returning import DeleteReturning
-from sqlaqueue.strategies.delete_row import OwnMessage
+from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.update_status import UpdateStatus
 from sqlaqueue.testing import QueueUnderTest, StrategyConformance
 from tests.strategies import mutants as m
@@ -48,14 +48,14 @@ CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.UpdateStatusWaits, another_claim),
     (m.BatchSelectWaits, another_claim),
     (m.DeleteReturningWaits, another_claim),
-    (m.OwnMessageWaits, another_claim),
+    (m.DeleteRowWaits, another_claim),
     (m.CancelWaits, by("test_cancel_does_not_wait", lock="another claim")),
     (m.ExtendWaits, by("test_extend_passes_over_a_locked_job")),
     (m.UpdateStatusLocksKeys, foreign_key),
     (m.BatchSelectLocksKeys, foreign_key),
     (m.BatchSelectLocksKeys, by("test_a_claim_holds_up_no_child_rows")),
     (m.DeleteReturningLocksKeys, foreign_key),
-    (m.OwnMessageSharesKeys, foreign_key),
+    (m.DeleteRowSharesKeys, foreign_key),
     (m.UpdateStatusLocksEverything, second_table),
     (m.BatchSelectLocksEverything, second_table),
     (m.BatchSelectLocksEverything, by("test_a_claim_does_not_lock_the_second_table_of_its_filter")),
@@ -67,9 +67,9 @@ CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.LocksOnlyTheJob, by("test_a_job_is_judged_again_when_it_is_locked", change="moved to the future")),
     (m.UpdateStatusRunsAgain, every_plan),
     (m.UpdateStatusRunsAgain, generic_plan),
-    (m.OwnMessageRunsAgain, every_plan),
+    (m.DeleteRowRunsAgain, every_plan),
     (m.UpdateStatusRunsAgain, every_plan._replace(composite=True)),
-    (m.OwnMessageRunsAgain, every_plan._replace(composite=True)),
+    (m.DeleteRowRunsAgain, every_plan._replace(composite=True)),
     (m.PurgeCorrelates, by("test_a_verb_takes_a_filter_with_a_second_table", verb=purge)),
     (m.UpdateStatusUnsorted, every_plan),
     (m.ComparesNoToken, by("test_a_late_result_changes_nothing", taken_over=True)),
@@ -82,7 +82,7 @@ CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.LosesReleasedMessages, by("test_release")),
     (m.NeverReconciles, by("test_reconcile_mends_what_bypassed_the_triggers")),
     (m.NeverReconciles, by("test_a_claim_that_is_committed_unsettled_comes_back")),
-    (m.OwnMessageBelievesAnybody, by("test_a_result_after_the_rollback_changes_nothing", done=True)),
+    (m.DeleteRowBelievesAnybody, by("test_a_result_after_the_rollback_changes_nothing", done=True)),
     (m.PurgesTooMuch, by("test_purge_obeys_a_filter_and_a_limit")),
     (m.RequeuesWithItsPast, by("test_requeue_starts_from_zero")),
     (m.SurveysOneTable, by("test_a_survey_shows_each_job_once_in_its_state")),
@@ -161,7 +161,7 @@ REWRITTEN: list[tuple[type[ClaimStrategy], str, str, Caught]] = [
 
 
 def _assert_caught(engine: sa.Engine, strategy: type[ClaimStrategy], caught: Caught) -> None:
-    columns = {"status": None} if issubclass(strategy, OwnMessage) else {}
+    columns = {"status": None} if issubclass(strategy, DeleteRow) else {}
     test = getattr(StrategyConformance(), caught.test)
     queue = QueueUnderTest(engine, strategy(), columns, composite=caught.composite)
     with queue, pytest.raises((AssertionError, sa.exc.DBAPIError, SqlaqueueError)):

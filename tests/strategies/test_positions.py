@@ -164,7 +164,7 @@ def test_a_claim_of_a_strategy_without_positions_is_the_plain_one() -> None:
             spec = request.spec
             assert request.scan_range is None
             waiting = self.pick(spec, request.candidates, *spec.table.c).where(spec.in_state("pending"))
-            rows = self.best(spec, waiting, spec.table, request.limit, request.scan_range)
+            rows = self.first_due(spec, waiting, spec.table, request.limit, request.scan_range)
             return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
 
     model = make_model(ByLock(), {}, Order())

@@ -34,7 +34,7 @@ class ByLock(ClaimStrategy):
     def claim(self, request):
         spec = request.spec
         waiting = self.pick(spec, request.candidates, *spec.table.c).where(spec.in_state("pending"))
-        rows = self.best(spec, waiting, spec.table, request.limit, request.scan_range)
+        rows = self.first_due(spec, waiting, spec.table, request.limit, request.scan_range)
         return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
 
     def fence(self, spec, held):

@@ -84,7 +84,7 @@ def _lease_conditions(diff: DiffContext, table: ComparedTable, spec: QueueSpec) 
 
 def _former_lease_condition(diff: DiffContext, table: ComparedTable) -> str | None:
     """Return the condition that a job has a lease in the database, taken from its indexes on leases."""
-    lease, quarantine = (object_name("ix", table.name, "queue", purpose) for purpose in ("lease", "suspect"))
+    lease, quarantine = (object_name("ix", table.name, "queue", purpose) for purpose in ("lease", "quarantined"))
     if table.database_table is not None:
         for index in table.database_table.indexes:
             if index.name == lease and len(index.columns) == 1:

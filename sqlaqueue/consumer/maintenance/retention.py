@@ -25,7 +25,7 @@ from sqlaqueue.queue.backend import DEAD_LETTER, ForeignKey, backend
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_keys
-from sqlaqueue.strategies.retention_index import index_name
+from sqlaqueue.strategies.parts.retention_index import index_name
 
 BATCH = 500
 """How many jobs are deleted at once, at most."""

@@ -57,7 +57,7 @@ class Outcome:
         return Settlement(
             self.state,
             starts=0 if self.ending == "released" else starts,
-            suspect=self.suspect,
+            quarantine=self.suspect,
             run_at=None if self.delay is None else delayed(self.delay),
             error=None if self.error is None else sa.literal(self.error, sa.Text()),
         )

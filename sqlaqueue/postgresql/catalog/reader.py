@@ -108,7 +108,7 @@ class CatalogReader:
     def is_queue(self, table: QualifiedName) -> bool:
         """Return whether a table has the triggers or the indexes of a queue."""
         schema, name = self.resolve(table)
-        pattern = re.compile(rf"ix_{re.escape(name)}_queue_(claim|lease|suspect)$")
+        pattern = re.compile(rf"ix_{re.escape(name)}_queue_(claim|lease|quarantined)$")
         return any(trigger.startswith(PREFIX) for trigger in self.triggers_of(table)) or any(
             index_schema == schema and pattern.match(index) for index_schema, index in self._indexes
         )

@@ -117,7 +117,7 @@ def take(
     large one.
 
     :param lock_rows: locks rows as the strategy does, see ``ClaimStrategy.lock()``.
-    :param first_due: narrows and orders rows as the strategy does, see ``ClaimStrategy.best()``.
+    :param first_due: narrows and orders rows as the strategy does, see ``ClaimStrategy.first_due()``.
     """
     spec, limit, scan_range = request.spec, request.limit, request.scan_range
 

@@ -6,7 +6,7 @@ CREATE INDEX ix_email_queue_claim ON email (priority, run_at, id) WHERE status =
 
 CREATE INDEX ix_email_queue_lease ON email (lease_expires_at) WHERE status = 'processing'
 
-CREATE INDEX ix_email_queue_suspect ON email (priority, run_at, id) WHERE status = 'pending' AND lease_token IS NOT NULL
+CREATE INDEX ix_email_queue_quarantined ON email (priority, run_at, id) WHERE status = 'pending' AND lease_token IS NOT NULL
 
 CREATE OR REPLACE FUNCTION sqlaqueue_wake_email() RETURNS trigger
 LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off AS $sqlaqueue$
@@ -108,7 +108,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     )
     op.create_index(op.f('ix_email_queue_claim'), 'email', ['priority', 'run_at', 'id'], unique=False, postgresql_where=sa.text("status = 'pending'"))
     op.create_index(op.f('ix_email_queue_lease'), 'email', ['lease_expires_at'], unique=False, postgresql_where=sa.text("status = 'processing'"))
-    op.create_index(op.f('ix_email_queue_suspect'), 'email', ['priority', 'run_at', 'id'], unique=False, postgresql_where=sa.text("status = 'pending' AND lease_token IS NOT NULL"))
+    op.create_index(op.f('ix_email_queue_quarantined'), 'email', ['priority', 'run_at', 'id'], unique=False, postgresql_where=sa.text("status = 'pending' AND lease_token IS NOT NULL"))
     op.create_table('sqlaqueue_consumer',
     sa.Column('id', sa.Text(), nullable=False),
     sa.Column('queue', sa.Text(), nullable=False),
@@ -186,7 +186,7 @@ CREATE TRIGGER sqlaqueue_wake_update_22793158 AFTER UPDATE ON email FOR EACH ROW
     op.drop_queue_function('sqlaqueue_wake_email')
     op.drop_table('sqlaqueue_control')
     op.drop_table('sqlaqueue_consumer')
-    op.drop_index(op.f('ix_email_queue_suspect'), table_name='email', postgresql_where=sa.text("status = 'pending' AND lease_token IS NOT NULL"))
+    op.drop_index(op.f('ix_email_queue_quarantined'), table_name='email', postgresql_where=sa.text("status = 'pending' AND lease_token IS NOT NULL"))
     op.drop_index(op.f('ix_email_queue_lease'), table_name='email', postgresql_where=sa.text("status = 'processing'"))
     op.drop_index(op.f('ix_email_queue_claim'), table_name='email', postgresql_where=sa.text("status = 'pending'"))
     op.drop_table('email')

@@ -1,4 +1,4 @@
-"""What is in a queue, as its operator sees it: one row a job with its key, its state and what it shows of its life."""
+"""A list of jobs for operators: one row for each job, with its key, its state and the columns of its life."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import QueueSpec
 
 OTHER = "other"
-"""The state of rows whose status is none of the queue's words."""
+"""The state of rows whose status is none of the queue's values."""
 
 SHOWN = (
     "priority",
@@ -26,18 +26,18 @@ SHOWN = (
     "claimed_by",
     "lease_expires_at",
 )
-"""The roles that a survey shows; those that the model leaves out are no columns of it."""
+"""The roles that a listing has as columns, unless the model leaves them out."""
 
 
 def key_labels(spec: QueueSpec) -> list[str]:
-    """Return the names under which a survey shows the parts of a key."""
+    """Return the names of the columns of a listing that contain the key."""
     return [f"key_{number}" for number in range(len(spec.keys))]
 
 
 def labelled_keys(spec: QueueSpec, chosen: AnySelect) -> list[Any]:
-    """Return the key of the jobs that ``chosen`` selects, under the names that a survey has for it.
+    """Return the key columns of the jobs that ``chosen`` selects, labelled for a listing.
 
-    As attributes of the entity: by these the ORM knows to add the discriminator of a single-table subclass.
+    They are attributes of the entity, for which the ORM adds the discriminator of a single-table subclass.
     """
     entity = chosen.column_descriptions[0]["entity"]
     mapper = sa.inspect(entity)
@@ -46,11 +46,11 @@ def labelled_keys(spec: QueueSpec, chosen: AnySelect) -> list[Any]:
 
 
 def job_listing(spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None) -> AnySelect:
-    """Return the survey of a queue whose rows have a status."""
+    """Return the listing of a queue whose rows have a status."""
     status = spec.columns["status"]
-    words = [state for state in STATES if getattr(spec.config.states, state) is not None]
-    state = sa.case(*((status == spec.literal(each), sa.literal_column(f"'{each}'")) for each in words), else_=OTHER)
+    named = [state for state in STATES if getattr(spec.config.states, state) is not None]
+    state = sa.case(*((status == spec.literal(each), sa.literal_column(f"'{each}'")) for each in named), else_=OTHER)
     columns = [*labelled_keys(spec, chosen), sa.type_coerce(state, sa.Text()).label("state")]
     columns.extend(spec.columns[role].label(role) for role in SHOWN if spec.has(role))
-    survey = chosen.with_only_columns(*columns, maintain_column_froms=True)
-    return survey if states is None else survey.where(spec.in_state(*states))
+    listing = chosen.with_only_columns(*columns, maintain_column_froms=True)
+    return listing if states is None else listing.where(spec.in_state(*states))

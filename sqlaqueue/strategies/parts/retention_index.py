@@ -1,9 +1,9 @@
-"""What the deletion of finished jobs needs: an index by which the oldest of a state are found.
+"""The index by which the deletion of finished jobs finds the oldest ones of a state.
 
-It is there only where ``QueueConfig(retention=...)`` is. Without it each look for jobs whose time is over would read
-the whole table, to find nothing most of the time. It costs one entry for each job that ends, and none for jobs that
-wait or run. One index serves all states that are deleted, the state first: were it by time alone, each look for
-completed jobs would walk over those that failed and are kept for longer.
+It exists only with ``QueueConfig(retention=...)``. Without it each search would read the whole table, mostly to find
+nothing. It costs one entry for each finished job, and none for pending or processing ones. One index serves all states
+that are deleted, with the state first: ordered by time alone, the search for completed jobs would walk over failed ones
+that are kept for longer.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sqlalchemy.sql.elements import conv
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, check_roles
-from sqlaqueue.strategies.indexes import add_index
+from sqlaqueue.strategies.parts.indexes import add_index
 
 PURPOSE = "finished"
 
@@ -25,26 +25,26 @@ PURPOSE = "finished"
 def attach_retention(spec: QueueSpec) -> None:
     """Add the index of finished jobs to the model's table.
 
-    :raises ConfigurationError: when the queue has no such state, or does not know since when a job is finished.
+    :raises ConfigurationError: when the status column cannot hold one of the states, or ``finished_at`` is left out.
     """
     model = spec.model.__name__
     for state in spec.config.retention:
         if getattr(spec.config.states, state) is None:
             msg = (
-                f"{model}: QueueConfig(retention={{{state!r}: ...}}) is for a state that its table has no word for; "
-                f"leave it out, or give a word with QueueConfig(states=States({state}=...))"
+                f"{model}: QueueConfig(retention={{{state!r}: ...}}) is for a state that has no status value; "
+                f"leave it out, or give it one with QueueConfig(states=States({state}=...))"
             )
             raise ConfigurationError(msg)
     check_roles(model, {"finished_at": "QueueConfig(retention=...)"}, spec.columns, spec.config)
     columns = [spec.columns["status"], spec.columns["finished_at"]]
-    # Not IN: the server shows that otherwise than it was told, and otherwise again when it is told that.
+    # Not IN: the server prints it in another form, and that form in yet another one when it parses it again.
     add_index(spec, PURPOSE, columns, where=sa.or_(*(spec.in_state(state) for state in spec.config.retention)))
 
 
 def attach_to_dead_letters(spec: QueueSpec, dead: sa.Table) -> None:
-    """Add the index of finished jobs to the dead letters, which are those of a queue without a state.
+    """Add the index of finished jobs to the dead letters, for a queue without a status.
 
-    :raises ConfigurationError: for completed jobs, of which nothing is left.
+    :raises ConfigurationError: for completed jobs, whose rows are deleted.
     """
     if "completed" in spec.config.retention:
         msg = (
@@ -64,8 +64,9 @@ def index_name(table: sa.Table) -> str:
 
 
 def oldest_first(spec: QueueSpec, states: Sequence[str], moment: sa.ColumnElement[Any]) -> Iterable[Any]:
-    """Return the order in which jobs are deleted: by age where the index gives it, which keeps to the index.
+    """Return the order in which jobs are deleted: by age where the index provides it.
 
-    Without it the planner may read the table from its beginning for as many old jobs as it believes to find there.
+    With this order the planner uses the index. Without it, it may read the table from its beginning until it has as
+    many old jobs as it expects to find there.
     """
     return (moment,) if len(states) == 1 and states[0] in spec.config.retention else ()

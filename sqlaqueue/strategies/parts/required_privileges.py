@@ -1,7 +1,6 @@
-"""What the role of a Consumer has to be granted.
+"""The privileges that a Consumer's role needs. A Consumer checks them when it starts.
 
-Consumers compare it with what their role has (:mod:`sqlaqueue.postgresql.privilege_checks`). Those who enqueue need the
-right to insert into the job table and nothing else of this library: the triggers bring their own rights.
+A role that only enqueues needs INSERT on the job table: the triggers run with their owner's privileges.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from sqlaqueue.queue.strategy import Privilege, RequiredPrivilege
 
 _EVERYTHING: dict[Privilege, Sequence[str]] = {"SELECT": (), "INSERT": (), "UPDATE": (), "DELETE": ()}
 _SIDE_TABLES: dict[str, dict[Privilege, Sequence[str]]] = {
-    # To lock a row takes the right to update some column of it.
+    # Locking a row requires UPDATE on one of its columns.
     CONTROL: {"SELECT": (), "UPDATE": ("created_at",), "DELETE": ()},
     DEAD_LETTER: {"SELECT": (), "INSERT": (), "UPDATE": ()},
 }
-"""What is needed on which columns of side tables; on others everything."""
+"""The privileges on side tables, with the columns to which each may be limited; on other side tables all."""
 
 _WRITTEN = (
     "status",
@@ -33,16 +32,16 @@ _WRITTEN = (
     "claimed_by",
     "started_at",
 )
-"""The roles that claims and the ends of runs write."""
+"""The roles whose columns claims and settlements write."""
 
 
 def everything(table: sa.Table) -> Iterator[RequiredPrivilege]:
-    """Return the rights of somebody by whom rows come and go; to lock one takes the right to update it."""
+    """Return the privileges to insert and delete rows; locking one requires UPDATE."""
     return (RequiredPrivilege(privilege, table) for privilege in _EVERYTHING)
 
 
 def consumer_privileges(spec: QueueSpec) -> Iterator[RequiredPrivilege]:
-    """Return what it takes to read jobs, to write what the end of a run writes, and to use the side tables."""
+    """Return the privileges to read jobs, to write what a settlement writes, and to use the side tables."""
     yield RequiredPrivilege("SELECT", spec.table, list(spec.table.c))
     yield RequiredPrivilege("UPDATE", spec.table, [spec.columns[role] for role in _WRITTEN if spec.has(role)])
     if spec.config.on_complete == "delete":

@@ -1,7 +1,7 @@
-"""sqlaqueue: your mapped class is the job.
+"""sqlaqueue: job queues in PostgreSQL whose jobs are rows of mapped classes.
 
-Inherit :class:`QueueMixin`, pick a strategy in its :class:`QueueConfig`, and
-``session.execute(claim(Model, n))`` hands out rows of that class, to one worker each.
+Inherit :class:`QueueMixin` and choose a strategy in the :class:`QueueConfig`. ``session.execute(claim(Model, n))`` then
+returns instances that no other worker gets, and a :class:`Consumer` runs a handler for each job.
 """
 
 from importlib import import_module
@@ -75,7 +75,7 @@ __all__ = [
 ]
 
 
-# SQLAlchemy's asyncio part needs greenlet, without which sync code must be able to import this package.
+# SQLAlchemy's asyncio extension needs greenlet; sync code must be able to import this package without it.
 _ASYNC = {
     "AsyncConsumer": "sqlaqueue.consumer.aio",
     "async_copy_in": "sqlaqueue.copy.async_copy_in",
@@ -83,13 +83,13 @@ _ASYNC = {
 }
 
 
-def _leave_out(names: list[str]) -> None:
-    """Keep ``from sqlaqueue import *`` from failing for what cannot be imported."""
+def _remove_async(names: list[str]) -> None:
+    """Remove names that ``from sqlaqueue import *`` cannot import."""
     names[:] = [name for name in names if name not in _ASYNC]
 
 
 if find_spec("greenlet") is None:
-    _leave_out(__all__)
+    _remove_async(__all__)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,20 +1,17 @@
-"""What has to be written otherwise for each type checker, or for each version of SQLAlchemy.
+"""Types that differ between type checkers, or between versions of SQLAlchemy.
 
-What is typed differently by SQLAlchemy 2.0 and 2.1 are SELECTs, and so :func:`sqlaqueue.claim`.
+``session.execute(claim(Email, 10)).scalars().all()`` must have the type ``Sequence[Email]``. A statement that returns
+one entity has the type ``TypedReturnsRows[tuple[Email]]`` in SQLAlchemy 2.0 and ``TypedReturnsRows[Email]`` in 2.1, and
+no annotation means the one of the installed version. The type of :func:`sqlaqueue.claim` is therefore derived from that
+of :func:`sqlalchemy.select`. mypy and pyright need different code for this.
 
-``session.execute(claim(Email, 10)).scalars().all()`` must be a ``Sequence[Email]`` to a type checker. The type of a
-statement that returns one entity is spelled ``TypedReturnsRows[tuple[Email]]`` for SQLAlchemy 2.0 and
-``TypedReturnsRows[Email]`` for 2.1, and no annotation can say "whichever is installed". So it is derived from the
-type of :func:`sqlalchemy.select`, which each version annotates for itself: mypy and pyright solve the same
-question by different means, hence the two branches.
+The type of a queue attribute, :data:`Role`, is a union with Any, so that a class may redefine the attribute with the
+type of its own column, such as an Enum or an optional type.
 
-A queue attribute (:data:`Role`) reads as its own type or Any: a class may define it again with the type that its table
-has, such as an Enum or one with None, which type checkers allow only if the type that it replaces leaves that open.
-
-At run time nothing of that exists.
+None of these types exists at run time.
 """
 
-# Each checker meets the branch of the other one here, and would comment on it.
+# Each checker reads the branch of the other as well, and would report errors in it.
 # pyright: reportAssignmentType=false, reportUnnecessaryTypeIgnoreComment=false
 # pyright: reportInvalidTypeArguments=false, reportRedeclaration=false
 
@@ -32,9 +29,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MYPY = False
-"""mypy takes a variable of this name for true, other checkers do not."""
+"""mypy treats a variable of this name as true; other checkers do not."""
 
-# A SELECT of whatever columns: it has one type parameter in SQLAlchemy 2.0, as many as columns in 2.1.
+# A SELECT of any columns. Select has one type parameter in SQLAlchemy 2.0, and one for each column in 2.1.
 if MYPY:
     AnySelect: TypeAlias = Select[Any]
 else:
@@ -67,8 +64,8 @@ if TYPE_CHECKING:
         def __get__(self, instance: Any, owner: Any) -> Any: ...
         def __set__(self, instance: Any, value: SQLCoreOperations[T] | T) -> None: ...
 
-    # mypy compares what can be read from a class's own attribute and from the one that it replaces, and knows nothing
-    # of a SELECT of a union with Any; pyright compares the declarations. It takes the last one of these two.
+    # mypy compares the types that a redefined attribute and the original return, and does not accept a union with Any
+    # in a SELECT. pyright compares the declarations, and uses the last of these two.
     if MYPY:
         Role: TypeAlias = _Role[T]
     else:

@@ -1,4 +1,4 @@
-"""What users write, as type checkers see it: the queue attributes, as they are added, adopted and declared."""
+"""Type checks: queue attributes that are added, adopted and declared."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.typing.claiming import Email
 
 
 class Base(DeclarativeBase):
-    """The user's own."""
+    """The declarative base."""
 
 
 class DataclassBase(MappedAsDataclass, DeclarativeBase):
-    """Another one."""
+    """Another declarative base."""
 
 
 class Phase(enum.Enum):
@@ -31,26 +31,26 @@ class Phase(enum.Enum):
 
 
 def attributes_are_typed(email: Email) -> None:
-    """Each reads as its type; Any leaves open that a class adopts a column of another one."""
+    """Attributes have the type of the role or Any, since a class may adopt a column of another type."""
     assert_type(email.status, str | Any)
     assert_type(email.priority, int | Any)
     assert_type(email.run_at, datetime | Any)
     assert_type(email.last_error, str | Any | None)
     assert_type(email.lease_token, uuid.UUID | Any | None)
-    email.last_error = email.priority  # type: ignore[assignment] # the point of this test
+    email.last_error = email.priority  # type: ignore[assignment] # what the test is about
     email.priority = "high"  # type: ignore[assignment] # the same
     email.finished_at.isoformat()  # type: ignore[union-attr] # it may be None
 
 
 def expressions_are_typed(session: Session) -> None:
-    """The attributes of the class are columns of that type."""
+    """Class attributes are columns of the type of the role."""
     select(Email).where(Email.status == "failed", Email.priority > 3, Email.run_at.is_(None)).order_by(Email.run_at)
     assert_type(session.scalars(select(Email.status)).one(), str)
     assert_type(session.scalars(select(Email.priority)).one(), int)
 
 
 class Order(QueueMixin, Base):
-    """Roles on attributes of other names."""
+    """Roles of attributes with other names."""
 
     __tablename__ = "orders"
 
@@ -61,16 +61,16 @@ class Order(QueueMixin, Base):
 
 
 def declared_attributes_are_typed(order: Order) -> None:
-    """An attribute that plays a role is seen as it is declared."""
+    """A declared attribute has its declared type."""
     assert_type(order.queue_status, str)
     assert_type(order.status, int)
     assert_type(Order.queue_status, InstrumentedAttribute[str])
     assert_type(Order.queue_status == "failed", ColumnElement[bool])
-    order.importance = "high"  # type: ignore[assignment] # the point of this test
+    order.importance = "high"  # type: ignore[assignment] # what the test is about
 
 
 class Parcel(QueueMixin, Base):
-    """An existing table, with columns that may be null and an enum of its own."""
+    """An existing table with nullable columns and an Enum."""
 
     __tablename__ = "parcel"
     __queue__ = QueueConfig(adopt={"status": "status", "attempts": "attempts", "run_at": "run_at"})
@@ -84,7 +84,7 @@ class Parcel(QueueMixin, Base):
 
 
 class Stated(QueueMixin, Base):
-    """A status that the queue stores as an enum of the application."""
+    """A status stored as an Enum of the application."""
 
     __tablename__ = "stated"
 
@@ -93,7 +93,7 @@ class Stated(QueueMixin, Base):
 
 
 def adopted_attributes_are_typed(parcel: Parcel, stated: Stated) -> None:
-    """They read as the class says."""
+    """Adopted attributes have the types that the class declares."""
     assert_type(parcel.status, Phase)
     assert_type(parcel.attempts, int | None)
     assert_type(parcel.run_at, datetime | None)
@@ -113,7 +113,7 @@ class Letter(QueueMixin, DataclassBase):
 
 
 class Newsletter(Letter):
-    """A subclass in its table."""
+    """A subclass in the same table."""
 
     topic: Mapped[str] = mapped_column(default="")
 
@@ -137,7 +137,7 @@ class AdoptedText(QueueMixin, SQLModel, table=True):
 
 
 def constructors_take_the_attributes(moment: datetime) -> None:
-    """Plain models, dataclasses and SQLModels do."""
+    """Constructors of plain models, dataclasses and SQLModels accept queue attributes."""
     Email(to="a", priority=3, run_at=moment)
     Letter("a", priority=3, run_at=moment, max_attempts=None)
     Newsletter("a", topic="b", priority=3)

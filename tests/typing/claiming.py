@@ -1,4 +1,4 @@
-"""What users write, as type checkers see it: claims and verbs on both kinds of session."""
+"""Type checks: claims and verbs with Session and AsyncSession."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from sqlaqueue import (
 
 
 class Base(DeclarativeBase):
-    """The user's own."""
+    """The declarative base."""
 
 
 class User(Base):
-    """Somebody who gets mail."""
+    """A table that is not a queue."""
 
     __tablename__ = "user"
 
@@ -52,32 +52,32 @@ class Email(QueueMixin, Base):
 
 
 def claims_are_of_the_model(session: Session) -> None:
-    """A claim gives instances of the class that was asked for."""
+    """A claim returns instances of the given class."""
     assert_type(session.execute(claim(Email, 10)).scalars().all(), Sequence[Email])
     assert_type(session.scalars(claim(Email, 10)).all(), Sequence[Email])
     assert_type(session.scalars(claim(Email, 1)).one_or_none(), Email | None)
 
 
 def a_select_keeps_its_type(session: Session) -> None:
-    """A claim from a select gives what the select would."""
+    """A claim from a select returns the type of the select."""
     some = select(Email).join(Email.user).where(User.id == 1, Email.to != "")
     assert_type(session.execute(claim(some, 10)).scalars().all(), Sequence[Email])
     assert_type(session.scalars(claim(some, 10).options(selectinload(Email.user))).all(), Sequence[Email])
 
 
 async def claims_are_the_same_when_async(session: AsyncSession) -> None:
-    """An AsyncSession says the same of them."""
+    """An AsyncSession returns the same types."""
     assert_type((await session.execute(claim(Email, 10))).scalars().all(), Sequence[Email])
     assert_type((await session.scalars(claim(select(Email), 10))).all(), Sequence[Email])
 
 
 def a_claim_takes_no_further_conditions() -> None:
-    """What is chained on a claim would filter nothing: it is too late."""
-    claim(Email, 10).where(Email.id == 1)  # type: ignore[attr-defined] # the point of this test
+    """A claim has no where(), which would have no effect."""
+    claim(Email, 10).where(Email.id == 1)  # type: ignore[attr-defined] # what the test is about
 
 
 def verbs_take_one_or_many(session: Session) -> None:
-    """The verbs take instances, and options with units."""
+    """Verbs accept instances, and durations as options."""
     emails = session.scalars(claim(Email, 10)).all()
     session.execute(complete(emails))
     session.execute(complete(emails[0]))

@@ -1,4 +1,4 @@
-"""What users write, as type checkers see it: consumers and their handlers."""
+"""Type checks: Consumers, their handlers, waiting and bulk enqueueing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def send_all(session: Session, emails: list[Email]) -> None:
 
 
 def greet(session: Session, user: User) -> None:
-    """Handle something else."""
+    """Handle jobs of another model."""
 
 
 async def send_async(session: AsyncSession, email: Email) -> None:
@@ -52,18 +52,18 @@ async def send_all_async(session: AsyncSession, emails: list[Email]) -> None:
 
 
 def policy(attempt: int, error: BaseException) -> float | None:
-    """Decide for oneself when to try again."""
+    """A custom retry policy."""
     return None if isinstance(error, ValueError) else 2.0 * attempt
 
 
 def handlers_are_checked_against_the_model() -> None:
-    """A handler of another model, or of the other colour, is an error before anything runs."""
+    """A handler of another model, or for sessions of another kind, is a type error."""
     Consumer(Email, send, make_session, concurrency=4, retry=Exponential(base=1)).run()
     Consumer(Email, send_all, make_session, batch=True, retry=policy).run()
     Consumer(select(Email).where(Email.to != ""), send, make_session).run()
-    Consumer(Email, greet, make_session)  # type: ignore[arg-type] # the point of this test
+    Consumer(Email, greet, make_session)  # type: ignore[arg-type] # what the test is about
     Consumer(Email, send_all, make_session)  # type: ignore[arg-type] # batch=True is missing
-    Consumer(Email, send, make_async_session)  # type: ignore[misc] # sessions of the other colour
+    Consumer(Email, send, make_async_session)  # type: ignore[misc] # sessions of the other kind
 
 
 class Newsletter(Email):
@@ -75,14 +75,14 @@ def send_newsletter(session: Session, newsletter: Newsletter) -> None:
 
 
 def handlers_by_class() -> None:
-    """A handler for each class of a table; the classes are those of the model."""
+    """One handler for each class of the table."""
     Consumer(Email, {Email: send}, make_session, concurrency=4).run()
     Consumer(Email, {Email: send, Newsletter: send_newsletter}, make_session).run()
     Consumer(Email, {Email: send_all}, make_session, batch=True).run()
     Consumer(select(Email), {Email: send}, make_session).run()
-    Consumer(Email, {Email: send}, make_async_session)  # type: ignore[misc] # sessions of the other colour
+    Consumer(Email, {Email: send}, make_async_session)  # type: ignore[misc] # sessions of the other kind
     Consumer.run_all(Consumer(Email, send, make_session), Consumer(User, greet, make_session))
-    Consumer.run_all(AsyncConsumer(Email, send_async, make_async_session))  # type: ignore[arg-type] # of the other colour
+    Consumer.run_all(AsyncConsumer(Email, send_async, make_async_session))  # type: ignore[arg-type] # of the other kind
 
 
 async def async_handlers_as_well() -> None:
@@ -111,7 +111,7 @@ async def blocks_give_their_consumer() -> None:
 
 
 def events_are_typed(consumer: Consumer[Email]) -> None:
-    """Listeners take a JobEvent."""
+    """Listeners are called with a JobEvent."""
 
     def count(event: JobEvent) -> None:
         assert_type(event.attempt, int | None)
@@ -121,14 +121,14 @@ def events_are_typed(consumer: Consumer[Email]) -> None:
 
 
 def results_have_the_type_of_the_job(email: Email) -> None:
-    """An instance, or its class and key."""
+    """wait() accepts an instance, or a class and a key."""
     result = wait(make_session, email, timeout=timedelta(seconds=10))
     assert_type(result, JobResult[Email])
     assert_type(result.job, Email | None)
     assert_type(wait(make_session, (Email, 5), timeout=10, check=True), JobResult[Email])
     assert_type(wait(make_session, Email, 5), JobResult[Email])
     assert_type(wait(make_session, (Email, (5, "a"))).error, str | None)
-    wait(make_async_session, email)  # type: ignore[arg-type] # sessions of the other colour
+    wait(make_async_session, email)  # type: ignore[arg-type] # sessions of the other kind
     assert_type(JobFailed("broken", result).result.state == "failed", bool)
 
 
@@ -140,20 +140,20 @@ async def async_results_as_well(email: Email) -> None:
 
 
 def a_retention_is_time() -> None:
-    """Seconds or timedelta."""
+    """Durations are seconds or timedelta."""
     QueueConfig(retention={"completed": timedelta(days=7), "failed": 90 * 86400})
-    QueueConfig(retention={"completed": "7 days"})  # type: ignore[dict-item] # no time
+    QueueConfig(retention={"completed": "7 days"})  # type: ignore[dict-item] # not a duration
 
 
 def copying(session: Session, async_session: AsyncSession) -> None:
-    """Rows are mappings, in any iterable."""
+    """Rows are any iterable of mappings."""
     assert_type(copy_in(session, Email, [{"to": "a"}]), int)
     assert_type(copy_in(session, Email, ({"id": number, "to": "a"} for number in range(5))), int)
     copy_in(session, Email, [Email(to="a")])  # type: ignore[list-item] # instances are for add_all()
-    copy_in(async_session, Email, [])  # type: ignore[arg-type] # a session of the other colour
+    copy_in(async_session, Email, [])  # type: ignore[arg-type] # a session of the other kind
 
 
 async def copying_async(session: Session, async_session: AsyncSession) -> None:
     """The same for async_copy_in()."""
     assert_type(await async_copy_in(async_session, Email, [{"to": "a"}]), int)
-    await async_copy_in(session, Email, [])  # type: ignore[arg-type] # a session of the other colour
+    await async_copy_in(session, Email, [])  # type: ignore[arg-type] # a session of the other kind

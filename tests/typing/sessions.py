@@ -1,4 +1,4 @@
-"""What users write, as type checkers see it: handlers whose sessions are of a class of their own."""
+"""Type checks: handlers for sessions of a subclass of Session or AsyncSession."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def plain(session: Session, email: Email) -> None:
 
 
 def own(session: SQLModelSession, email: Email) -> None:
-    """A handler that takes a session of its own class."""
+    """A handler for a subclass of the session."""
     session.exec(sql_model_select(Email)).all()
 
 
@@ -37,7 +37,7 @@ async def plain_async(session: AsyncSession, email: Email) -> None:
 
 
 async def own_async(session: AsyncSQLModelSession, email: Email) -> None:
-    """A handler that takes a session of its own class."""
+    """A handler for a subclass of the session."""
 
 
 async def own_async_batch(session: AsyncSQLModelSession, emails: list[Email]) -> None:

@@ -1,6 +1,6 @@
-"""Consumers beside a host: ``with Consumer(...)`` and ``async with AsyncConsumer(...)`` start and stop them in order.
+"""Consumers in the background: ``with Consumer(...)`` and ``async with AsyncConsumer(...)``.
 
-The host is a program with another main duty, such as a web server. Its signals are its own.
+They are for a host program such as a web server, which handles signals itself.
 """
 
 from __future__ import annotations
@@ -21,44 +21,44 @@ from sqlaqueue.consumer.sessions.connection_checks import check_shared_pool
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 
-LONGEST_START = 10.0
-"""Seconds for which a start is waited for. A database that does not answer must not keep the host from starting."""
+START_TIMEOUT = 10.0
+"""Seconds to wait for the first claim. A host must be able to start without its database."""
 
 _pools: dict[ConsumerBase, sa.Engine] = {}
-"""The engines of the Consumers that run beside this host."""
+"""The engines of the Consumers that run in the background of this process."""
 _pools_lock = threading.Lock()
 
 
 class _Background:
-    """One run beside a host.
+    """One run in the background.
 
-    :param start_known: called when the run has begun to serve, has failed, or is going to try again.
+    :param start_known: called when the first claim has succeeded, the run has failed, or the claim is tried again.
     """
 
     def __init__(self, start_known: Callable[[], object]) -> None:
         self.start_known = start_known
         self.entered, self.stopping = False, False
         self.worker: Any = None
-        """Its thread or task."""
+        """The thread or task of the run."""
 
 
 class _InBackground(ConsumerBase):
-    """What threads and tasks have in common."""
+    """What both kinds of Consumers share."""
 
     _background: _Background | None = None
     _error: BaseException | None = None
 
     @property
     def running(self) -> bool:
-        """Whether it serves its queue: ``run()`` or ``drain()`` is under way, or the block of a ``with``.
+        """Whether it serves its queue, in ``run()``, ``drain()`` or a ``with`` block.
 
-        ScanRange such a block it is False when the Consumer has ended before its host; then :attr:`error` says why.
+        If it is False within the block, the Consumer has ended; :attr:`error` contains the reason.
         """
         return self._shift is not None
 
     @property
     def error(self) -> BaseException | None:
-        """The error with which the Consumer of a ``with`` block has ended; None as long as there is none."""
+        """The error that ended the Consumer of a ``with`` block; None if there is none."""
         return self._error
 
     def _begin(self, shift: Shift) -> None:
@@ -82,13 +82,13 @@ class _InBackground(ConsumerBase):
             raise ConfigurationError(msg)
         background = self._background = _Background(start_known)
         self._error = None
-        # A stop before the beginning would have nothing to end.
+        # A stop before the run begins would have no effect.
         self.stop_requested = lambda: background.stopping
         return background
 
     def _enter(self, background: _Background) -> None:
-        """Let the block begin, or raise why the Consumer cannot serve it."""
-        # In this order: an error that comes now is either seen here, or logged by the one that fails.
+        """Begin the block, or raise the error that ended the Consumer."""
+        # Set first: an error that occurs now is either raised here, or logged.
         background.entered = True
         if self._error is not None:
             raise self._error
@@ -96,7 +96,7 @@ class _InBackground(ConsumerBase):
     def _stop_background(self) -> _Background:
         background = self._background
         if background is None:
-            msg = f"{self!r} has not been entered: its end belongs to `with`"
+            msg = f"{self!r} has not been entered; use it in a `with` statement"
             raise ConfigurationError(msg)
         background.stopping = True
         self.stop()
@@ -105,7 +105,7 @@ class _InBackground(ConsumerBase):
     def _failed_in_background(self, background: _Background, error: BaseException) -> None:
         self._error = error
         if background.entered:
-            text = "%r ended with %s: %s; its host goes on, and the queue is not served by it any more"
+            text = "%r raised %s: %s; it no longer serves its queue, and the program continues"
             kind = type(error).__name__
             extra = fields("consumer_failed", queue=self.queue, worker=self._plan.worker(), error_kind=kind)
             logger.error(text, self, kind, error, exc_info=error, extra=extra)
@@ -123,20 +123,20 @@ class RunsInThread(_InBackground):
     """The ``with`` of a Consumer."""
 
     def __enter__(self) -> Self:
-        """Serve the queue in a thread of its own until the block ends; signals are the host's.
+        """Serve the queue in a background thread until the block ends; signals are left to the host.
 
-        :raises ConfigurationError: when the connection pool is too small for all Consumers of this process that share
-            it, or the database lacks something, as far as that is known within ten seconds.
+        :raises ConfigurationError: if the pool is too small for the Consumers of this process that share it, or the
+            database lacks something. If the database does not answer within ten seconds, the block begins.
         """
         known = threading.Event()
         background = self._new_background(known.set)
         thread = threading.Thread(
-            target=self._run_beside, args=(background,), name=f"sqlaqueue-{self.queue}", daemon=True
+            target=self._run_in_background, args=(background,), name=f"sqlaqueue-{self.queue}", daemon=True
         )
         background.worker = thread
         thread.start()
         try:
-            known.wait(LONGEST_START)
+            known.wait(START_TIMEOUT)
             self._enter(background)
         except BaseException:
             self._end_thread()
@@ -144,10 +144,7 @@ class RunsInThread(_InBackground):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Stop as :meth:`stop` does, wait for the end, and raise the error that the Consumer has ended with, if any.
-
-        An error of the block itself comes first.
-        """
+        """Stop the Consumer, wait for its end, and raise the error that ended it, unless the block raised one."""
         self._end_thread()
         if error is None and self._error is not None:
             raise self._error
@@ -159,7 +156,7 @@ class RunsInThread(_InBackground):
         finally:
             self._left_background()
 
-    def _run_beside(self, background: _Background) -> None:
+    def _run_in_background(self, background: _Background) -> None:
         try:
             self._serve(draining=False)
         except BaseException as error:  # noqa: BLE001 - it is raised in the host's thread
@@ -175,17 +172,17 @@ class RunsInTask(_InBackground):
     """The ``async with`` of an AsyncConsumer."""
 
     async def __aenter__(self) -> Self:
-        """Serve the queue in a task of its own until the block ends; signals are the host's.
+        """Serve the queue in a task until the block ends; signals are left to the host.
 
-        :raises ConfigurationError: when the connection pool is too small for all Consumers of this process that share
-            it, or the database lacks something, as far as that is known within ten seconds.
+        :raises ConfigurationError: if the pool is too small for the Consumers of this process that share it, or the
+            database lacks something. If the database does not answer within ten seconds, the block begins.
         """
         known = asyncio.Event()
         background = self._new_background(known.set)
-        background.worker = asyncio.create_task(self._run_beside(background), name=f"sqlaqueue-{self.queue}")
+        background.worker = asyncio.create_task(self._run_in_background(background), name=f"sqlaqueue-{self.queue}")
         try:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LONGEST_START):
+                async with asyncio.timeout(START_TIMEOUT):
                     await known.wait()
             self._enter(background)
         except BaseException:
@@ -194,9 +191,9 @@ class RunsInTask(_InBackground):
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Stop as :meth:`stop` does, wait for the end, and raise the error that the Consumer has ended with, if any.
+        """Stop the Consumer, wait for its end, and raise the error that ended it, unless the block raised one.
 
-        An error of the block itself comes first. Cancelling this cancels the handlers; their jobs are given back.
+        Cancelling this cancels the handlers, whose jobs are released.
         """
         await self._end_task()
         if error is None and self._error is not None:
@@ -213,7 +210,7 @@ class RunsInTask(_InBackground):
         finally:
             self._left_background()
 
-    async def _run_beside(self, background: _Background) -> None:
+    async def _run_in_background(self, background: _Background) -> None:
         try:
             await self._serve(draining=False)
         except asyncio.CancelledError as error:

@@ -1,4 +1,4 @@
-"""What Consumer and AsyncConsumer have in common: arguments, checks, listeners."""
+"""The base of Consumer and AsyncConsumer: arguments, their checks, event listeners, ``stop()``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 
 
 class ConsumerBase:
-    """The part of a Consumer that neither waits nor talks to a database."""
+    """The part of a Consumer that needs no I/O."""
 
     _is_async = False
     """Whether its sessions are AsyncSessions."""
@@ -58,9 +58,7 @@ class ConsumerBase:
         )
         interval = seconds(poll_interval, "Consumer(poll_interval=...)")
         if interval <= 0:
-            msg = (
-                f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or the database gets no rest"
-            )
+            msg = f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or it never pauses"
             raise ConfigurationError(msg)
         self._handler: Any = handler if self._plan.dispatch is None else self._plan.dispatch
         self._factory = resolve_factory(session_factory, self._kind, is_async=self._is_async)
@@ -72,19 +70,19 @@ class ConsumerBase:
         self.stop_requested: Callable[[], bool] | None = None
 
     def on(self, event: EventName, listener: EventListener) -> None:
-        """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` whenever ``event`` happens.
+        """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` after each event of this name.
 
-        Listeners run in the thread or task that makes the event happen; keep them short. One that raises is logged.
+        Listeners run in the Consumer's threads or tasks, so keep them short. An exception of a listener is logged.
 
-        :raises ConfigurationError: for a name that is no event.
+        :raises ConfigurationError: if there is no event of this name.
         """
         self._emitter.add(event, listener)
 
     def stop(self) -> None:
-        """Take on no more work and let ``run()`` return, at the latest when the grace period is over.
+        """Claim no more jobs, and make ``run()`` or ``drain()`` return, at the latest after the grace period.
 
-        May be called from any thread, from a handler, and from a signal handler. It ends the ``run()`` or ``drain()``
-        that is under way; without one it does nothing.
+        It can be called from any thread, from a handler and from a signal handler. It has no effect on a Consumer that
+        is not running.
         """
         shift = self._shift
         if shift is not None:
@@ -97,12 +95,12 @@ class ConsumerBase:
 
     @property
     def model(self) -> type[Any]:
-        """The class that owns the queue's table."""
+        """The mapped class of the queue."""
         return self._plan.spec.model
 
     @property
     def session_factory(self) -> Any:
-        """What makes its sessions."""
+        """The factory of its sessions."""
         return self._factory
 
     def __repr__(self) -> str:
@@ -122,7 +120,7 @@ class ConsumerBase:
 
     @property
     def connections(self) -> int:
-        """How many connections it may need at once: one for each handler, and one to tend the queue."""
+        """The most connections it uses at once: one per handler and one for its maintenance."""
         return self._plan.concurrency + 1
 
     @property
@@ -137,7 +135,7 @@ class ConsumerBase:
         try:
             signature = inspect.signature(handler)
         except (TypeError, ValueError):
-            return  # a callable without a signature, such as some built-ins; the call will tell
+            return  # some built-in callables have no signature
         try:
             signature.bind(None, None)
         except TypeError as error:
@@ -150,14 +148,16 @@ class ConsumerBase:
         return "AsyncConsumer" if self._is_async else "Consumer"
 
     def _check_maker(self, session: Any) -> None:
-        """Refuse a factory that makes sessions of the other kind, and one that gives the same session twice.
+        """Refuse a factory that makes the other kind of sessions, or returns the same session twice.
 
-        A Consumer uses several at once, and what one of them commits or closes must not be another one's.
+        A Consumer uses several sessions at once, which are committed and closed separately.
+
+        :raises ConfigurationError: if it does.
         """
         check_session_class(type(session), self._factory, self._kind, is_async=self._is_async)
         if self._factory() is session:
             msg = (
-                f"{type(self).__name__}({self._plan.spec.model.__name__}, ...): {self._factory!r} gives the same "
+                f"{type(self).__name__}({self._plan.spec.model.__name__}, ...): {self._factory!r} returns the same "
                 "session each time; give a sessionmaker, which makes a new one"
             )
             raise ConfigurationError(msg)
@@ -176,9 +176,9 @@ class ConsumerBase:
 
 
 def function_of(handler: Any) -> Any:
-    """Return the function that runs when ``handler`` is called: what a partial calls, the method of an object."""
+    """Return the function that a call of ``handler`` executes, of a partial or a callable object as well."""
     while isinstance(handler, partial):
         handler = handler.func
     if inspect.isfunction(handler) or inspect.ismethod(handler):
         return handler
-    return getattr(handler, "__call__", handler)  # noqa: B004 - asks what calling it gives
+    return getattr(handler, "__call__", handler)  # noqa: B004 - it needs the method itself

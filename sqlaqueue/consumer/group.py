@@ -32,12 +32,12 @@ class ConsumerGroup:
     def of(cls, kind: type[ConsumerBase], consumers: Sequence[Any]) -> Self:
         """Return the group that one call of ``run_all()`` runs.
 
-        :raises ConfigurationError: when there is no Consumer, one is of another kind, or one is given twice.
+        :raises ConfigurationError: for no Consumer, one of the other kind, one given twice, or different ``signals=``.
         """
         name = kind.__name__
         for consumer in consumers:
             if not isinstance(consumer, kind):
-                msg = f"{name}.run_all({consumer!r}): give it {name}s, one after the other: {name}.run_all(one, other)"
+                msg = f"{name}.run_all({consumer!r}): give {name}s as separate arguments: {name}.run_all(one, other)"
                 raise ConfigurationError(msg)
         if not consumers:
             msg = f"{name}.run_all(): give at least one {name}"
@@ -46,29 +46,30 @@ class ConsumerGroup:
             msg = f"{name}.run_all(): one of the {name}s is given twice; make another one, or raise its concurrency"
             raise ConfigurationError(msg)
         if len({consumer.handles_signals for consumer in consumers}) > 1:
-            msg = f"{name}.run_all(): signals=False is given to some only; signals stop all of them, or none"
+            msg = f"{name}.run_all(): signals=False is given to some only; a signal stops all of them or none"
             raise ConfigurationError(msg)
         return cls(consumers)
 
     def check_pools(self, engines: Sequence[sa.Engine]) -> None:
-        """Refuse a pool that is too small for all Consumers that share it.
+        """Refuse a pool that is too small for the Consumers that share it.
 
-        :param engines: those of the Consumers, in their order.
+        :param engines: the engines of the Consumers, in their order.
+        :raises ConfigurationError: if one is too small.
         """
         for engine in dict.fromkeys(engines):
             sharing = [one for one, its in zip(self.consumers, engines, strict=True) if its is engine]
             check_shared_pool(engine, sharing, "the Consumers of run_all()")
 
     def stop(self) -> None:
-        """Stop all of them, those as well that have not begun."""
-        # In this order: one that is about to begin either sees the word, or can be told.
+        """Stop all Consumers, including those that have not started yet."""
+        # Set first: a Consumer that is starting either sees this value, or is running and can be stopped.
         self._stopped = True
         for consumer in self.consumers:
             consumer.stop()
 
     @contextmanager
     def running(self, *, signals: bool) -> Iterator[None]:
-        """Let a Consumer that begins after :meth:`stop` end at once; re-raise the error of the one that failed first.
+        """End Consumers that start after :meth:`stop` at once; at the end of the block, raise the first error.
 
         :param signals: whether SIGTERM and SIGINT stop the group.
         """
@@ -115,12 +116,12 @@ class ConsumerGroup:
             waker.close()
 
     def failed(self, consumer: ConsumerBase, error: BaseException) -> None:
-        """Note that one has ended with an error, and stop the others."""
+        """Store and log the error that a Consumer raised, and stop the others."""
         kind = type(error).__name__
         extra = fields("consumer_failed", queue=consumer.queue, error_kind=kind)
         if self.error is None:
             self.error = error
-            logger.error("%r ended with %s: %s; the others are stopped", consumer, kind, error, extra=extra)
+            logger.error("%r raised %s: %s; stopping the other Consumers", consumer, kind, error, extra=extra)
         else:
-            logger.error("%r ended with an error as well", consumer, exc_info=error, extra=extra)
+            logger.error("%r raised an error as well", consumer, exc_info=error, extra=extra)
         self.stop()

@@ -1,4 +1,4 @@
-"""What the log says of a Consumer as a whole: that it has started, that it shuts down, that it has stopped."""
+"""The log records of a Consumer's start, its shutdown and its end."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 def log_started(shift: Shift, *, told: bool) -> None:
-    """Say once what is served, where, by how many, and how new jobs are found.
+    """Log once which queue is served, its database, the concurrency, and how new jobs are found.
 
-    :param told: whether the queue's table sends notifications, which the database has just been asked.
+    :param told: whether the table in the database sends notifications.
     """
     if shift.said_start:
         return
@@ -44,7 +44,7 @@ def log_started(shift: Shift, *, told: bool) -> None:
 
 
 def log_shutdown(shift: Shift, grace: float) -> None:
-    """Say once for how many jobs the shutdown waits, and for how long; nothing where a queue was drained to its end."""
+    """Log once how many jobs the shutdown waits for, and how long; nothing after a completed ``drain()``."""
     crew = shift.crew
     if shift.before_shutdown is not None:
         return
@@ -53,17 +53,16 @@ def log_shutdown(shift: Shift, grace: float) -> None:
     shift.before_shutdown = crew.jobs_ended, crew.jobs_released
     if shift.drained:
         return
-    # A signal that came before belongs to another run, or to the host.
+    # Without handling signals, this run was not stopped by the one that was received.
     signal = signal_handlers.received if shift.handles_signals else None
     reason = signal or ("stop requested" if shift.error is None else type(shift.error).__name__)
     logger.info(
-        "queue %s: %s: stopping, %s to finish within %g s, %s not begun %s back%s",
+        "queue %s: %s: stopping, %s to finish within %g s, %s to release%s",
         shift.plan.spec.name,
         reason,
         _running(running),
         grace,
         _jobs(waiting),
-        "goes" if waiting == 1 else "go",
         "; a second signal aborts" if signal and signal_handlers.next_signal_aborts else "",
         extra=shift.fields(
             "shutdown_started", signal=signal, count=running, running=running, waiting=waiting, grace=grace
@@ -72,30 +71,30 @@ def log_shutdown(shift: Shift, grace: float) -> None:
 
 
 def log_grace_period_over(shift: Shift, grace: float) -> None:
-    """Say how many running jobs have outlived the grace period."""
+    """Log how many jobs still run after the grace period."""
     running = sum(len(hand.unit) for hand in shift.crew.at_work())
     if running:
         logger.warning(
-            "queue %s: the grace period of %g s is over, %s: given back",
+            "queue %s: the grace period of %g s has passed, releasing %s",
             shift.plan.spec.name,
             grace,
             _running(running),
-            extra=shift.fields("grace_over", count=running, running=running, grace=grace),
+            extra=shift.fields("grace_period_over", count=running, running=running, grace=grace),
         )
 
 
 def log_stopped(shift: Shift) -> None:
-    """Say how many runs have ended since the shutdown began, and how many jobs have been given back."""
+    """Log how many runs were settled during the shutdown, and how many jobs were released."""
     crew = shift.crew
     if shift.drained:
         return
     ended_before, released_before = shift.before_shutdown or (0, 0)
     finished = crew.jobs_ended - ended_before
-    # A held transaction that a handler keeps open gives its jobs back when it ends, at the latest with the process.
+    # A transaction that a handler keeps open releases its jobs when it ends, at the latest with the process.
     held = len(crew.held()) if shift.plan.holds_transaction else 0
     released = crew.jobs_released - released_before + held
     logger.info(
-        "queue %s: stopped, %s finished and %s given back",
+        "queue %s: stopped, %s finished and %s released",
         shift.plan.spec.name,
         _jobs(finished),
         _jobs(released),

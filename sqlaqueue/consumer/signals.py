@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT stop the Consumers of a process: all of them, once. The host's own handlers are called as well."""
+"""SIGTERM and SIGINT stop all Consumers of a process; the program's own signal handlers are called as well."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class SignalHandlers:
-    """The signal handlers of this process, there as long as a Consumer that answers signals runs in its main thread."""
+    """The signal handlers of this process, installed while a Consumer that handles signals runs in its main thread."""
 
     def __init__(self) -> None:
         self._stops: list[Callable[[], None]] = []
         self._in_main = 0
         self._before: dict[signal.Signals, Any] = {}
-        """The handlers that were there before."""
+        """The handlers that were installed before."""
         self._installed: dict[signal.Signals, Any] = {}
-        """The handlers that have been set here last."""
+        """The handlers that this object installed last."""
         self._forking = threading.local()
         self._raised: BaseException | None = None
-        """What a handler of the host has raised."""
+        """What a handler of the program has raised."""
         self.received: str | None = None
-        """The name of the signal that stops the Consumers which are there now."""
+        """The name of the signal that has stopped the Consumers; None if there was none."""
         self.next_signal_aborts = True
-        """Whether a second signal ends the process at once; else the host answers it."""
+        """Whether a second signal ends the process at once; otherwise the program's handler is called."""
 
     @contextmanager
     def stop_on_signal(self, stop: Callable[[], None], *, wanted: bool = True) -> Iterator[None]:
-        """Have ``stop`` called when a signal arrives.
+        """Call ``stop`` when a signal arrives within this block; then raise what the program's handler has raised.
 
-        :param wanted: False leaves signals to the host.
+        :param wanted: False leaves signals to the program.
         """
         if not wanted:
             yield
@@ -49,10 +49,10 @@ class SignalHandlers:
         if in_main:
             self._in_main += 1
             if self._in_main == 1:
-                # Not by the event loop: two Consumers in one loop would take the handlers away from each other.
-                self._before = {number: signal.signal(number, self._ring) for number in _NUMBERS}
+                # Not by the event loop, which keeps one handler per signal: two Consumers may share a loop.
+                self._before = {number: signal.signal(number, self._handle) for number in _NUMBERS}
                 self._raised = None
-                self._installed = dict.fromkeys(_NUMBERS, self._ring)
+                self._installed = dict.fromkeys(_NUMBERS, self._handle)
         try:
             yield
         finally:
@@ -64,24 +64,23 @@ class SignalHandlers:
         if in_main and self._in_main == 0:
             self._raise()
 
-    def _ring(self, number: int, frame: FrameType | None) -> None:
-        """Stop all, and call the host's handler.
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        """Stop all Consumers, and call the program's handler.
 
-        The next signal, whichever it is, is the host's, or ends the process at once where the host has no handler.
+        The next signal of either kind calls only the program's handler, or ends the process at once if there is none.
         """
         for either in _NUMBERS:
             before = self._before[either]
-            self._install(either, before if _is_of_host(before) else signal.SIG_DFL)
-        host = self._before[signal.Signals(number)]
-        # Each Consumer logs it with its counts: the lock of a log's handler may be held by the thread that is
-        # interrupted here.
-        self.received, self.next_signal_aborts = signal.Signals(number).name, not _is_of_host(host)
+            self._install(either, before if _is_custom(before) else signal.SIG_DFL)
+        before = self._before[signal.Signals(number)]
+        # It is not logged here, as the interrupted thread may hold the lock of a log handler. Each Consumer logs it.
+        self.received, self.next_signal_aborts = signal.Signals(number).name, not _is_custom(before)
         for stop in list(self._stops):
             stop()
-        if _is_of_host(host):
+        if _is_custom(before):
             try:
-                host(number, frame)
-            except BaseException as error:  # noqa: BLE001 - sys.exit() in it must not cut the grace period short
+                before(number, frame)
+            except BaseException as error:  # noqa: BLE001 - sys.exit() must not end the grace period
                 self._raised = error
 
     def _install(self, number: signal.Signals, handler: Any) -> None:
@@ -90,9 +89,9 @@ class SignalHandlers:
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
-            # A host that has set its handler in the meantime would lose it.
+            # The program may have installed another handler in the meantime.
             if signal.getsignal(number) == self._installed[number]:
-                # None: somebody has set it without Python's knowledge, and only they could set it again.
+                # None: the handler was not installed by Python, which cannot install it again.
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _raise(self) -> None:
@@ -101,18 +100,18 @@ class SignalHandlers:
             raise error
 
     def before_fork(self) -> None:
-        """Hold signals back: Python forgets one that reaches a copy before it has got ready."""
+        """Block signals: Python would lose one that reaches the child before it is initialized."""
         if self._in_main:
             self._forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _NUMBERS)
 
     def after_fork(self) -> None:
-        """Let them through."""
+        """Unblock signals."""
         mask, self._forking.mask = getattr(self._forking, "mask", None), None
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    def leave_copy(self) -> None:
-        """Give signals back in a copy of this process, which runs no Consumer: its parent ends it by SIGTERM."""
+    def after_fork_in_child(self) -> None:
+        """Restore the handlers in a forked child, which runs no Consumer, so that its parent can end it by SIGTERM."""
         self._stops.clear()
         if self._in_main:
             self._in_main = 0
@@ -120,10 +119,10 @@ class SignalHandlers:
         self.after_fork()
 
 
-def _is_of_host(handler: Any) -> bool:
-    """Return whether a signal handler is the host's own: not the system's, Python's or that of asyncio.run().
+def _is_custom(handler: Any) -> bool:
+    """Return whether a signal handler is the program's own: not the system's, Python's or that of asyncio.run().
 
-    The latter two raise KeyboardInterrupt or cancel the main task, which would cut the grace period short.
+    The last two raise KeyboardInterrupt or cancel the main task, which would end the grace period.
     """
     if not callable(handler) or handler is signal.default_int_handler:
         return False
@@ -135,5 +134,5 @@ signal_handlers = SignalHandlers()
 os.register_at_fork(
     before=signal_handlers.before_fork,
     after_in_parent=signal_handlers.after_fork,
-    after_in_child=signal_handlers.leave_copy,
+    after_in_child=signal_handlers.after_fork_in_child,
 )

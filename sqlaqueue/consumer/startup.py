@@ -1,4 +1,4 @@
-"""What a Consumer finds out about its database before its first claim: plain functions ``operation(session, plan)``."""
+"""The checks of the database before the first claim: transactions, isolation level, tables, triggers, privileges."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from sqlaqueue.queue.spec import QueueSpec
 
 
 def check_transactions(session: Session, plan: Plan) -> None:
-    """Refuse sessions in which every statement commits by itself, and learn which isolation level they have.
+    """Refuse sessions without transactions, and sessions that write to a read-only server; read the isolation level.
 
-    A held batch would be handed out to others at once, and nothing would commit or roll back together. Refuse those as
-    well that route their writes to a read-only server.
+    Under AUTOCOMMIT other Consumers could claim the jobs of a held batch, and writes could not be rolled back.
 
-    :raises ConfigurationError: saying which engine to change.
+    :raises ConfigurationError: if a Consumer cannot work with these sessions.
     """
     check_writable(session, plan.spec.model.__name__, plan.bind)
     asked = sa.select(sa.func.txid_current(), isolation_level.SETTING)
@@ -38,7 +37,7 @@ def check_transactions(session: Session, plan: Plan) -> None:
 
 
 def _check_level(session: Session, plan: Plan, level: str) -> None:
-    """Note the level that transactions have by default, and refuse a strict one that cannot be changed."""
+    """Store the default isolation level, and refuse a strict one that the Consumer cannot override."""
     plan.level = level.upper()
     if not isolation_level.is_strict(plan):
         return
@@ -47,20 +46,20 @@ def _check_level(session: Session, plan: Plan, level: str) -> None:
     session.rollback()
     if kept == level:
         msg = (
-            f"the sessions for {plan.spec.model.__name__} set their transactions to {level.upper()} after they have "
-            "begun, and a Consumer claims and settles at READ COMMITTED; give the level to the engine "
-            "(create_engine(..., isolation_level=...)), which a Consumer can override for its own transactions"
+            f"the sessions for {plan.spec.model.__name__} set the isolation level {level.upper()} within each "
+            "transaction, but a Consumer claims and settles at READ COMMITTED; give the level to the engine "
+            "(create_engine(..., isolation_level=...)), which a Consumer overrides for its own transactions"
         )
         raise ConfigurationError(msg)
 
 
 def check_database(session: Session, plan: Plan) -> bool:
-    """Refuse a database that lacks what the queue needs, or a role that lacks rights; say what is of another version.
+    """Refuse a database that lacks tables, triggers or privileges of the queue; log outdated triggers and indexes.
 
-    :return: whether the queue's table tells idle consumers of new jobs.
-    :raises DatabaseNotReadyError: naming what is missing, and what makes it or grants it.
+    :return: whether the table sends notifications.
+    :raises DatabaseNotReadyError: if something is missing; the message names the fix.
     """
-    # Asked by its connection: some of it names no mapped class, and a session may have several engines.
+    # By the connection, as some statements name no mapped class, and a session may have several engines.
     connection = session.connection(bind_arguments=plan.bind)
     try:
         check_ready(connection, plan.spec)
@@ -69,9 +68,9 @@ def check_database(session: Session, plan: Plan) -> bool:
     finally:
         session.rollback()
     if outdated is not None:
-        extra = fields("objects_outdated", queue=plan.spec.name, worker=plan.worker())
-        until = "; until then new jobs are found by polling" if plan.is_told else ""
-        logger.warning("%s%s", outdated, until, extra=extra)
+        extra = fields("triggers_outdated", queue=plan.spec.name, worker=plan.worker())
+        consequence = "; until then new jobs are found by polling" if plan.is_told else ""
+        logger.warning("%s%s", outdated, consequence, extra=extra)
     if slow is not None:
         extra = fields("indexes_missing", queue=plan.spec.name, worker=plan.worker())
         logger.warning("%s", slow, extra=extra)
@@ -79,15 +78,15 @@ def check_database(session: Session, plan: Plan) -> bool:
 
 
 def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
-    """Refuse a database that lacks what the queue needs, or a role that lacks rights.
+    """Refuse a database that lacks tables, triggers or privileges of the queue.
 
-    :raises DatabaseNotReadyError: naming what is missing, and what makes it or grants it.
+    :raises DatabaseNotReadyError: if something is missing; the message names the fix.
     """
-    _check_there(connection, spec)
-    _check_rights(connection, spec)
+    _check_objects(connection, spec)
+    _check_privileges(connection, spec)
 
 
-def _check_there(connection: sa.Connection, spec: QueueSpec) -> None:
+def _check_objects(connection: sa.Connection, spec: QueueSpec) -> None:
     name = spec.model.__name__
     _refuse(name, backend().checks.missing_schema_grants(connection, spec))
     backend().checks.check_complete(connection, spec)
@@ -96,7 +95,7 @@ def _check_there(connection: sa.Connection, spec: QueueSpec) -> None:
         raise DatabaseNotReadyError(apart)
 
 
-def _check_rights(connection: sa.Connection, spec: QueueSpec) -> None:
+def _check_privileges(connection: sa.Connection, spec: QueueSpec) -> None:
     name = spec.model.__name__
     _refuse(name, backend().checks.missing_grants(connection, spec))
     policies = backend().checks.missing_policies(connection, spec)
@@ -111,7 +110,7 @@ def _check_rights(connection: sa.Connection, spec: QueueSpec) -> None:
 def _refuse(name: str, grants: Sequence[str]) -> None:
     if grants:
         msg = (
-            f"the role of this Consumer of {name} may not do what its queue needs; let the owner of the tables "
+            f"the role of this Consumer of {name} lacks privileges that its queue needs; let the owner of the tables "
             f"execute: {'; '.join(grants)}"
         )
         raise DatabaseNotReadyError(msg)

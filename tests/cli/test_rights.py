@@ -41,7 +41,7 @@ def test_a_worker_without_rights(shop: Shop, role: str, name: str) -> None:
     assert "INSERT INTO" not in worker.output
     errors = [line for line in worker.lines if " INFO " not in line]
     assert len(errors) == 1, worker.output
-    assert errors[0].startswith(f"Error: the role of this Consumer of {name} may not do what its queue needs;")
+    assert errors[0].startswith(f"Error: the role of this Consumer of {name} lacks privileges that its queue needs;")
     assert "GRANT SELECT" in errors[0]
 
 

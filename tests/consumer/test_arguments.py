@@ -144,14 +144,14 @@ def test_what_is_no_session_factory_is_refused() -> None:
 def test_a_factory_that_gives_one_session_twice_is_refused(server: Server) -> None:
     """What one statement commits or closes would be another one's: a held batch would be handed out to others."""
     session = Session(sa.create_engine(server.url()))
-    with pytest.raises(ConfigurationError, match="gives the same session each time; give a sessionmaker"):
+    with pytest.raises(ConfigurationError, match="returns the same session each time; give a sessionmaker"):
         Consumer(Job, handler, lambda: session).run()
 
     async def run() -> None:
         async with AsyncSession(create_async_engine(server.url("asyncpg"))) as session:
             await AsyncConsumer(Job, async_handler, lambda: session).run()
 
-    with pytest.raises(ConfigurationError, match="gives the same session each time; give a sessionmaker"):
+    with pytest.raises(ConfigurationError, match="returns the same session each time; give a sessionmaker"):
         asyncio.run(run())
 
 

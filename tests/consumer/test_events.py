@@ -90,7 +90,7 @@ def test_a_listener_that_raises_disturbs_nobody(bench: Bench, error: BaseExcepti
         server.consumer.on(name, fail)
     assert server.drain() == 5
     assert bench.states() == {"completed": 5}
-    assert log.text.count("a listener for 'completed' failed") == 5
+    assert log.text.count("an event listener for 'completed' failed") == 5
     bench.assert_tidy()
 
 

@@ -87,7 +87,7 @@ def test_a_block_serves_and_stops_in_order(mixed: Bench) -> None:
         assert during == before
     else:
         # That of asyncio.run().
-        assert all("_ring" not in repr(each) for each in during)
+        assert all("SignalHandlers" not in repr(each) for each in during)
 
 
 def test_the_end_of_a_block_keeps_to_the_grace_period(leased: Bench) -> None:
@@ -133,7 +133,7 @@ def test_the_host_learns_that_one_has_ended(leased: Bench, log: pytest.LogCaptur
     server = leased.consumer()
     with pytest.raises(LookupError, match="broken"):
         hosted(server, fail)
-    assert "ended with LookupError: broken; its host goes on" in log.text
+    assert "raised LookupError: broken; it no longer serves its queue" in log.text
     with pytest.raises(KeyError, match="the host's own"):
         hosted(server, fail_as_well)
     assert str(server.consumer.error) == "broken"
@@ -152,7 +152,7 @@ def test_one_that_is_stopped_before_the_end_of_its_block(leased: Bench) -> None:
 def test_a_database_that_is_away_does_not_keep_the_host(
     leased: Bench, log: pytest.LogCaptureFixture, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background, "LONGEST_START", 3600.0)
+    monkeypatch.setattr(background, "START_TIMEOUT", 3600.0)
     url = leased.engine.url.set(host="127.0.0.1", port=unused_tcp_port, query={})
     server: Any = leased.consumer()
     if leased.colour == "sync":
@@ -336,8 +336,8 @@ def test_signals_can_be_left_to_the_host(leased: Bench, host: list[int]) -> None
     leased.enqueue()
     server = leased.consumer(work, signals=False)
     server.drain()
-    with ConsumerGroup(type(server.consumer), [server.consumer]).running():
+    with ConsumerGroup([server.consumer]).running(signals=server.consumer.handles_signals):
         during.append(signal.getsignal(signal.SIGTERM))
     assert during == [mine, mine]
     with pytest.raises(ConfigurationError, match="signals=False is given to some only"):
-        ConsumerGroup(type(server.consumer), [server.consumer, leased.consumer(nothing).consumer])
+        ConsumerGroup.of(type(server.consumer), [server.consumer, leased.consumer(nothing).consumer])

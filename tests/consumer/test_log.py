@@ -126,12 +126,12 @@ def test_the_shutdown_counts_its_jobs(mixed: Bench, log: Any) -> None:
     [began], [stopped] = of(log, "shutdown_started"), of(log, "consumer_stopped")
     # How many a claim with leases takes is the Consumer's decision.
     waiting = began.waiting if mixed.strategy == "update_status" else 4
-    jobs, go = f"{waiting} job{'s' * (waiting != 1)}", "goes" if waiting == 1 else "go"
+    jobs = f"{waiting} job{'s' * (waiting != 1)}"
     assert began.getMessage() == (
-        f"queue job: stop requested: stopping, 1 running job to finish within 20 s, {jobs} not begun {go} back"
+        f"queue job: stop requested: stopping, 1 running job to finish within 20 s, {jobs} to release"
     )
     assert (began.running, began.waiting, began.grace, began.signal) == (1, waiting, 20, None)
-    assert stopped.getMessage() == f"queue job: stopped, 1 job finished and {jobs} given back"
+    assert stopped.getMessage() == f"queue job: stopped, 1 job finished and {jobs} released"
     assert (stopped.finished, stopped.released) == (1, waiting)
 
 
@@ -148,8 +148,8 @@ def test_what_outlives_the_grace_period_is_counted_as_given_back(mixed: Bench, l
         server.stop()
         wait_until(lambda: of(log, "consumer_stopped"))
         go_on.set()
-    [over], [stopped] = of(log, "grace_over"), of(log, "consumer_stopped")
-    assert over.getMessage() == "queue job: the grace period of 0.05 s is over, 1 running job: given back"
+    [over], [stopped] = of(log, "grace_period_over"), of(log, "consumer_stopped")
+    assert over.getMessage() == "queue job: the grace period of 0.05 s has passed, releasing 1 running job"
     [began] = of(log, "shutdown_started")
     assert (stopped.finished, stopped.released) == (0, 1 + began.waiting)
 

@@ -126,7 +126,7 @@ def test_an_error_of_one_ends_the_others_and_is_raised(mixed: Bench, log: pytest
     assert [str(error) for error in errors] == ["this one is broken"]
     # The other one was stopped in order: its job is done.
     assert mixed.states() == {"completed": 1}
-    assert "ended with LookupError: this one is broken; the others are stopped" in log.text
+    assert "raised LookupError: this one is broken; stopping the other Consumers" in log.text
 
 
 def test_one_that_cannot_begin_ends_the_others(mixed: Bench) -> None:
@@ -239,12 +239,12 @@ def test_arguments_that_cannot_be_meant(leased: Bench) -> None:
     for given, said in [
         ([], "give at least one"),
         ([[consumer]], rf"{kind.__name__}.run_all\(one, other\)"),
-        ([leased.Job], "give it"),
+        ([leased.Job], "as separate arguments"),
         ([consumer, consumer], "is given twice"),
     ]:
         with pytest.raises(ConfigurationError, match=said):
             call(kind, *given)
-    with pytest.raises(ConfigurationError, match="give it"):
+    with pytest.raises(ConfigurationError, match="as separate arguments"):
         call(other, consumer)
 
 

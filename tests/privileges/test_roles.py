@@ -127,7 +127,7 @@ def test_a_consumer_names_each_right_that_it_lacks(roles: Roles) -> None:
         with pytest.raises(ConfigurationError) as refused:
             consumer.drain()
         said = str(refused.value)
-        assert f"the role of this Consumer of {roles.Job.__name__} may not do what its queue needs" in said
+        assert f"the role of this Consumer of {roles.Job.__name__} lacks privileges that its queue needs" in said
         kind = where if where.startswith("SEQUENCE") else f"TABLE {where}"
         name = kind.removeprefix("SEQUENCE ")
         assert re.search(rf"GRANT {re.escape(right)} ON (SEQUENCE public\.)?{re.escape(name)} TO worker_", said), said

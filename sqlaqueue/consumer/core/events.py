@@ -109,8 +109,8 @@ class EventEmitter:
             try:
                 listener(event)
             except BaseException:
-                extra = self._fields(event) | {"event": "listener_failed"}
-                logger.exception("a listener for %r failed", event.name, extra=extra)
+                extra = self._fields(event) | {"event": "event_listener_failed"}
+                logger.exception("an event listener for %r failed", event.name, extra=extra)
 
     def _fields(self, event: JobEvent) -> dict[str, Any]:
         return fields(

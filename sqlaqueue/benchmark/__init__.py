@@ -1,7 +1,7 @@
-"""What a queue of yours does on your own database: ``sqlaqueue bench``, and :func:`run_benchmark` for programs.
+"""Benchmark a copy of your queue in your own database: ``sqlaqueue bench``, or :func:`run_benchmark` for programs.
 
-A table of the same shape as your model's is made in a schema of its own, filled, drained and dropped. Nothing names a
-table, a sequence, a type or a default of yours.
+The copy is a table with the same types of columns as your model's, in a schema of its own; it is filled, drained and
+dropped. It uses none of your tables, sequences, types or defaults.
 """
 
 from sqlaqueue.benchmark.run import Benchmark, BenchmarkError, run_benchmark

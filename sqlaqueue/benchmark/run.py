@@ -1,4 +1,4 @@
-"""Fill a queue, drain it, wait for single jobs: on a database of the user, in a schema that goes again."""
+"""Fill a queue, drain it, and measure the latency of single jobs, in a temporary schema of the user's database."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 
 PREFIX = "sqlaqueue_bench_"
-"""How the names of the schemas begin."""
+"""The prefix of the schema's name."""
 
 _CHUNK = 1000
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 _PAUSE = 0.02
-"""Seconds between single jobs: enough for a consumer to become idle again."""
+"""Seconds between single jobs, after which the Consumer is idle again."""
 
 
 class BenchmarkError(RuntimeError):
@@ -36,11 +36,12 @@ class BenchmarkError(RuntimeError):
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What was measured.
+    """The result of a benchmark.
 
-    :param enqueued_per_second: rows, by ``session.add_all()`` in transactions of 1,000.
-    :param done_per_second: jobs whose handler does nothing, by all processes together.
-    :param picked_up: seconds from the call of ``commit()`` to the beginning of the handler in an idle Consumer.
+    :param enqueued_per_second: rows inserted by ``session.add_all()``, in transactions of 1,000.
+    :param done_per_second: jobs with an empty handler, completed by all processes together.
+    :param picked_up: latencies of single jobs: seconds from ``commit()`` to the start of the handler, in an idle
+        Consumer; sorted.
     """
 
     strategy: str
@@ -53,13 +54,13 @@ class Benchmark:
     picked_up: Sequence[float]
 
     def picked_up_within(self, share: float) -> float:
-        """Return the seconds within which this share of the single jobs began, 0.5 for half of them."""
+        """Return a percentile of the latencies in seconds, for ``share=0.5`` the median."""
         return self.picked_up[min(int(share * len(self.picked_up)), len(self.picked_up) - 1)]
 
 
 @dataclass(frozen=True)
-class _Task:
-    """What a worker process is told; it makes the classes anew."""
+class _Arguments:
+    """The arguments of a worker process, which creates the copy of the model itself."""
 
     url: str
     schema: str
@@ -80,36 +81,36 @@ def run_benchmark(
     concurrency: int = 1,
     singles: int = 100,
 ) -> Benchmark:
-    """Measure a queue of the shape of ``model`` on a database.
+    """Benchmark a copy of a queue in a database.
 
-    It makes a schema of its own with a new name, works only in there, and drops it in the end, whatever happens. The
-    database is busy meanwhile: it writes as much as the same number of real jobs would.
+    The copy is in a new schema, which is dropped afterwards, also after an error. The database writes as much as for
+    the same number of real jobs.
 
-    The workers are processes of :mod:`multiprocessing` that are spawned: a script calls this under
+    The workers are processes spawned by :mod:`multiprocessing`, so a script must call this under
     ``if __name__ == "__main__":``.
 
-    :param url: the database, by a synchronous driver; the user needs the right to create a schema there.
-    :param model: a queue class as ``"package.module:Class"``; None for a table of a key and a text.
-    :param strategy: another strategy than the model's, by its name.
-    :param jobs: how many jobs are enqueued, and drained.
-    :param processes: how many processes drain them.
+    :param url: the database, with a synchronous driver; the role needs the privilege to create a schema.
+    :param model: a queue class as ``"package.module:Class"``; None for a table with a key and a text.
+    :param strategy: the name of a strategy that overrides the model's.
+    :param jobs: number of jobs that are enqueued and drained.
+    :param processes: number of worker processes.
     :param batch_size: as for :class:`~sqlaqueue.Consumer`.
     :param concurrency: as for :class:`~sqlaqueue.Consumer`.
-    :param singles: how many jobs are enqueued one by one, for the time until they begin.
-    :raises ConfigurationError: when the model cannot be imitated, or ``url`` is an engine.
-    :raises BenchmarkError: when a worker process fails.
+    :param singles: number of jobs that are enqueued one by one to measure the latency.
+    :raises ConfigurationError: if the model cannot be copied, or ``url`` is an engine.
+    :raises BenchmarkError: if a worker process fails.
     """
-    given: object = url  # what a caller without a type checker passes may be anything
+    given: object = url  # a caller without a type checker may pass any object
     if not isinstance(given, str | sa.URL):
-        # Its processes connect by themselves: an engine cannot be handed to them. An address may hold a password.
+        # An engine cannot be sent to the worker processes. The error does not repeat a URL, which may hold a password.
         msg = (
-            f"run_benchmark(url=...): give the address of the database as text, not of type {type(given).__name__}; "
+            f"run_benchmark(url=...): give the URL of the database as text, not of type {type(given).__name__}; "
             "that of an engine is engine.url.render_as_string(hide_password=False)"
         )
         raise ConfigurationError(msg)
     schema = PREFIX + secrets.token_hex(6)
-    task = _Task(url, schema, model, strategy, batch_size, concurrency)
-    shape = _shape(task)
+    arguments = _Arguments(url, schema, model, strategy, batch_size, concurrency)
+    shape = _shape(arguments)
     copy = shape.model(schema)
     engine = sa.create_engine(url)
     with contextlib.ExitStack() as stack:
@@ -117,8 +118,8 @@ def run_benchmark(
         stack.enter_context(_schema(engine, schema))
         spec_of(copy).table.metadata.create_all(engine)
         enqueued = _enqueue(engine, copy, shape, jobs)
-        done = _drain(engine, copy, task, processes)
-        picked_up = _pick_up(engine, copy, shape, task, first=jobs + 1, number=singles)
+        done = _drain(engine, copy, arguments, processes)
+        latencies = _measure_latency(engine, copy, shape, arguments, first=jobs + 1, number=singles)
     return Benchmark(
         strategy=str(shape.config.strategy),
         jobs=jobs,
@@ -127,21 +128,21 @@ def run_benchmark(
         concurrency=concurrency,
         enqueued_per_second=jobs / enqueued,
         done_per_second=jobs / done,
-        picked_up=sorted(picked_up),
+        picked_up=sorted(latencies),
     )
 
 
 def find_model(path: str) -> type[Any]:
     """Import a class by ``"package.module:Class"``.
 
-    :raises ValueError: when the path has another form, or there is no such class.
+    :raises ValueError: if the path is malformed, or there is no such class.
     """
     module, colon, name = path.partition(":")
     if not (module and colon and name):
         msg = f"{path!r}: give a queue class as package.module:Class"
         raise ValueError(msg)
     try:
-        found: type[Any] = getattr(importlib.import_module(module), name)
+        model: type[Any] = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
@@ -150,19 +151,19 @@ def find_model(path: str) -> type[Any]:
     except AttributeError:
         msg = f"{path!r}: the module {module} has no {name}"
         raise ValueError(msg) from None
-    return found
+    return model
 
 
-def _shape(task: _Task) -> Shape:
-    shape = PLAIN if task.model is None else shape_of(find_model(task.model))
-    if task.strategy is None:
+def _shape(arguments: _Arguments) -> Shape:
+    shape = PLAIN if arguments.model is None else shape_of(find_model(arguments.model))
+    if arguments.strategy is None:
         return shape
-    return replace(shape, config=replace(shape.config, strategy=task.strategy))
+    return replace(shape, config=replace(shape.config, strategy=arguments.strategy))
 
 
 @contextlib.contextmanager
 def _schema(engine: sa.Engine, name: str) -> Iterator[None]:
-    # Without IF NOT EXISTS: what is dropped in the end is what was made here.
+    # Without IF NOT EXISTS: only a schema created here may be dropped.
     with engine.begin() as connection:
         connection.execute(CreateSchema(name))
     try:
@@ -173,25 +174,27 @@ def _schema(engine: sa.Engine, name: str) -> Iterator[None]:
 
 
 def _enqueue(engine: sa.Engine, copy: type[Any], shape: Shape, jobs: int) -> float:
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     for first in range(1, jobs + 1, _CHUNK):
         with Session(engine) as session:
             session.add_all(copy(**row) for row in shape.rows(min(_CHUNK, jobs + 1 - first), first))
             session.commit()
-    return time.perf_counter() - begun
+    return time.perf_counter() - start_time
 
 
-def _drain(engine: sa.Engine, copy: type[Any], task: _Task, processes: int) -> float:
+def _drain(engine: sa.Engine, copy: type[Any], arguments: _Arguments, processes: int) -> float:
     context = multiprocessing.get_context("spawn")
     start = context.Barrier(processes + 1)
-    workers = [context.Process(target=_drain_here, args=(task, start), daemon=True) for _ in range(processes)]
+    workers = [
+        context.Process(target=_drain_in_process, args=(arguments, start), daemon=True) for _ in range(processes)
+    ]
     with _running(workers):
-        _meet(start, workers)
-        begun = time.perf_counter()
+        _start_together(start, workers)
+        start_time = time.perf_counter()
         while _has_jobs(engine, copy):
             _check(workers, may_end=True)
             time.sleep(0.005)
-        took = time.perf_counter() - begun
+        took = time.perf_counter() - start_time
         for worker in workers:
             worker.join()
         _check(workers, may_end=True)
@@ -207,30 +210,32 @@ def _has_jobs(engine: sa.Engine, copy: type[Any]) -> bool:
         return bool(connection.scalar(sa.select(left.exists())))
 
 
-def _pick_up(engine: sa.Engine, copy: type[Any], shape: Shape, task: _Task, *, first: int, number: int) -> list[float]:
+def _measure_latency(
+    engine: sa.Engine, copy: type[Any], shape: Shape, arguments: _Arguments, *, first: int, number: int
+) -> list[float]:
     context = multiprocessing.get_context("spawn")
-    start, begun = context.Barrier(2), context.Queue()
-    worker = context.Process(target=_wait_here, args=(task, start, begun), daemon=True)
-    took: list[float] = []
+    start, started = context.Barrier(2), context.Queue()
+    worker = context.Process(target=_run_in_process, args=(arguments, start, started), daemon=True)
+    latencies: list[float] = []
     with _running([worker]), Session(engine) as session:
-        _meet(start, [worker])
+        _start_together(start, [worker])
         for row in shape.rows(number + 1, first):
             session.add(copy(**row))
             sent = time.time()
             session.commit()
-            took.append(_next(begun, worker) - sent)
+            latencies.append(_next_start(started, worker) - sent)
             time.sleep(_PAUSE)
-    # The first one meets a Consumer that is still looking around.
-    return took[1:]
+    # The first one starts while the Consumer is still starting up.
+    return latencies[1:]
 
 
-def _next(begun: Any, worker: Any) -> float:
-    deadline = time.monotonic() + _PATIENCE
+def _next_start(started: Any, worker: Any) -> float:
+    deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
         _check([worker], may_end=False)
         with contextlib.suppress(Empty):
-            return float(begun.get(timeout=0.5))
-    msg = f"a single job has not begun within {_PATIENCE:g} seconds"
+            return float(started.get(timeout=0.5))
+    msg = f"a single job has not started within {_TIMEOUT:g} seconds"
     raise BenchmarkError(msg)
 
 
@@ -246,13 +251,13 @@ def _running(workers: Sequence[Any]) -> Iterator[None]:
             worker.join()
 
 
-def _meet(start: Any, workers: Sequence[Any]) -> None:
-    """Wait until all workers are ready, and let them begin."""
-    deadline = time.monotonic() + _PATIENCE
+def _start_together(start: Any, workers: Sequence[Any]) -> None:
+    """Wait until all workers are ready, and let them start."""
+    deadline = time.monotonic() + _TIMEOUT
     while start.n_waiting < len(workers):
         _check(workers, may_end=False)
         if time.monotonic() > deadline:
-            msg = f"the worker processes were not ready within {_PATIENCE:g} seconds"
+            msg = f"the worker processes were not ready within {_TIMEOUT:g} seconds"
             raise BenchmarkError(msg)
         time.sleep(0.005)
     start.wait()
@@ -268,28 +273,30 @@ def _check(workers: Sequence[Any], *, may_end: bool) -> None:
 # -- in the worker processes ------------------------------------------------------------------------------------
 
 
-def _drain_here(task: _Task, start: Any) -> None:
-    consumer = _consumer(task, _do_nothing)
+def _drain_in_process(arguments: _Arguments, start: Any) -> None:
+    consumer = _consumer(arguments, _do_nothing)
     start.wait()
     consumer.drain()
 
 
-def _wait_here(task: _Task, start: Any, begun: Any) -> None:
-    def tell(session: Session, job: Any) -> None:  # noqa: ARG001 - the time is all
-        begun.put(time.time())
+def _run_in_process(arguments: _Arguments, start: Any, started: Any) -> None:
+    def handle(session: Session, job: Any) -> None:  # noqa: ARG001 - only the time matters
+        started.put(time.time())
 
-    consumer = _consumer(task, tell)
+    consumer = _consumer(arguments, handle)
     start.wait()
     consumer.run()
 
 
 def _do_nothing(session: Session, job: Any) -> None:
-    """Be the handler."""
+    """Do nothing, as an empty handler."""
 
 
-def _consumer(task: _Task, handler: Any) -> Consumer[Any]:
-    engine = sa.create_engine(task.url, pool_size=task.concurrency + 1)
+def _consumer(arguments: _Arguments, handler: Any) -> Consumer[Any]:
+    engine = sa.create_engine(arguments.url, pool_size=arguments.concurrency + 1)
     with engine.connect():
         pass
-    model = _shape(task).model(task.schema)
-    return Consumer(model, handler, sessionmaker(engine), batch_size=task.batch_size, concurrency=task.concurrency)
+    model = _shape(arguments).model(arguments.schema)
+    return Consumer(
+        model, handler, sessionmaker(engine), batch_size=arguments.batch_size, concurrency=arguments.concurrency
+    )

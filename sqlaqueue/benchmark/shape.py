@@ -1,4 +1,4 @@
-"""The shape of a queue: which columns its rows have, and how it is configured, without anything that it refers to."""
+"""The shape of a queue: its columns and configuration, without the objects that they refer to."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.queue.config import ROLES, QueueConfig, States
 
-_LONGEST = 20
-"""Characters of the texts in the columns of a copy, at most."""
+_MAX_TEXT = 20
+"""Maximum number of characters of the texts in a copy."""
 
 
 @dataclass(frozen=True)
 class Field:
-    """One column of a model that is none of the queue's.
+    """A column of a model that is not a queue attribute.
 
-    :param value: what each row has there; None for a key, which counts up.
+    :param value: its value in all rows; None for a key, which is numbered.
     """
 
     name: str
@@ -37,34 +37,39 @@ class Field:
 
 @dataclass(frozen=True)
 class Shape:
-    """What a copy of a model is made of."""
+    """The columns and the configuration of a copy."""
 
     fields: tuple[Field, ...]
     config: QueueConfig
 
     def model(self, schema: str) -> type[Any]:
-        """Map a class of this shape, whose tables are in ``schema``."""
+        """Return a mapped class of this shape, with its tables in ``schema``."""
         metadata = sa.MetaData(schema=schema)
         columns = [
-            sa.Column(field.name, field.type, primary_key=field.is_key, nullable=field.nullable, autoincrement=alone)
-            for field, alone in self._with_counting()
+            sa.Column(
+                field.name, field.type, primary_key=field.is_key, nullable=field.nullable, autoincrement=is_serial
+            )
+            for field, is_serial in self._fields_with_serial()
         ]
         table = sa.Table("job", metadata, *columns)
-        # Its name is that of the channel as well: consumers of the original must not hear of these jobs.
+        # The name of the channel depends on it: Consumers of the original must not be notified of these jobs.
         config = replace(self.config, name=f"{schema}.job")
         model = type("Job", (QueueMixin,), {"__queue__": config})
         registry(metadata=metadata).map_imperatively(model, table)
         return model
 
     def rows(self, number: int, first: int = 1) -> Iterator[dict[str, Any]]:
-        """Return the values of ``number`` rows, counted from ``first``."""
-        fixed = {field.name: field.value for field in self.fields if not field.is_key and field.value is not None}
-        counted = [field for field, alone in self._with_counting() if field.is_key and not alone]
-        for count in range(first, first + number):
-            yield fixed | {field.name: _key(field, count) for field in counted}
+        """Yield the values of ``number`` rows.
 
-    def _with_counting(self) -> Iterator[tuple[Field, bool]]:
-        """Return each field, and whether the database counts it up."""
+        :param first: the number of the first row, for its key.
+        """
+        fixed = {field.name: field.value for field in self.fields if not field.is_key and field.value is not None}
+        numbered = [field for field, is_serial in self._fields_with_serial() if field.is_key and not is_serial]
+        for count in range(first, first + number):
+            yield fixed | {field.name: _key(field, count) for field in numbered}
+
+    def _fields_with_serial(self) -> Iterator[tuple[Field, bool]]:
+        """Yield each field, and whether the database numbers it."""
         keys = [field for field in self.fields if field.is_key]
         for field in self.fields:
             yield field, field.is_key and len(keys) == 1 and _kind(field.type) is int
@@ -73,28 +78,28 @@ class Shape:
 PLAIN = Shape(
     (
         Field("id", sa.BigInteger(), nullable=False, is_key=True, value=None),
-        Field("payload", sa.String(), nullable=False, is_key=False, value="x" * _LONGEST),
+        Field("payload", sa.String(), nullable=False, is_key=False, value="x" * _MAX_TEXT),
     ),
     QueueConfig(),
 )
-"""A key and a text."""
+"""A table with a key and a text."""
 
 
 def shape_of(model: type[Any]) -> Shape:
     """Return the shape of a queue class.
 
-    Its queue attributes are there, those that it leaves out are not. Its other columns keep their types, sizes and
-    nullability. Defaults, foreign keys, sequences and enums are left behind, for the database has only one of each.
+    It has the same queue attributes. The other columns keep their types, sizes and nullability, but not defaults,
+    foreign keys, sequences and enums, which would refer to objects of the original.
 
-    :raises NotAQueueError: when ``model`` is no queue.
-    :raises ConfigurationError: when its rows cannot be imitated, saying which column is in the way.
+    :raises NotAQueueError: if ``model`` is not a queue.
+    :raises ConfigurationError: if a column cannot be copied; the error names it.
     """
     spec = spec_of(model)
     config = spec.config
     if not isinstance(config.strategy, str):
         msg = (
-            f"{model.__name__}: its strategy {config.strategy!r} is an object, which may have tables of its own; only "
-            "strategies that are given by their name can be copied"
+            f"{model.__name__}: its strategy {config.strategy!r} is an object, which may have tables of its own; the "
+            "benchmark supports strategies that are given by name"
         )
         raise ConfigurationError(msg)
     roles = {column for column in spec.columns.values() if not column.primary_key}
@@ -110,20 +115,20 @@ def _field(model: type[Any], number: int, column: sa.Column[Any]) -> Field:
     kind = _plain(column.type)
     value = None if column.primary_key else _value(kind)
     if column.primary_key and _kind(kind) not in {int, str, uuid.UUID}:
-        msg = f"{model.__name__}: the key {column.name} is {column.type!r}, of which no values can be made"
+        msg = f"{model.__name__}: cannot make values for the key {column.name} of type {column.type!r}"
         raise ConfigurationError(msg)
     if value is None and not column.nullable and not column.primary_key:
         msg = (
-            f"{model.__name__}: the column {column.name} is not nullable, and is {column.type!r}, of which no "
-            "value can be made"
+            f"{model.__name__}: the column {column.name} is not nullable, and the benchmark cannot make a value of "
+            f"type {column.type!r}"
         )
         raise ConfigurationError(msg)
-    # Not its own name, which may be that of a queue attribute.
+    # Not the original name, which may be that of a queue attribute.
     return Field(f"column_{number}", kind, bool(column.nullable), column.primary_key, value)
 
 
 def _plain(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Return a type that belongs to nobody: enums and domains are objects of the database, decorators run code."""
+    """Return a built-in type: enums and domains are objects of the database, and decorators run the user's code."""
     if isinstance(kind, sa.types.TypeDecorator):
         return _plain(kind.impl_instance)
     if isinstance(kind, sa.Enum):
@@ -147,7 +152,7 @@ _VALUES: dict[type[Any], Any] = {
     int: 1,
     bool: False,
     float: 0.5,
-    bytes: b"x" * _LONGEST,
+    bytes: b"x" * _MAX_TEXT,
     list: [],
     decimal.Decimal: decimal.Decimal(1),
     uuid.UUID: uuid.UUID(int=1),
@@ -160,10 +165,10 @@ _VALUES: dict[type[Any], Any] = {
 
 def _value(kind: TypeEngine[Any]) -> Any:
     if isinstance(kind, sa.JSON):
-        return {}  # its python_type says something else in each version of SQLAlchemy
+        return {}  # its python_type differs between versions of SQLAlchemy
     python = _kind(kind)
     if python is str:
-        return "x" * min(getattr(kind, "length", None) or _LONGEST, _LONGEST)
+        return "x" * min(getattr(kind, "length", None) or _MAX_TEXT, _MAX_TEXT)
     if python is dt.datetime and not getattr(kind, "timezone", False):
         return dt.datetime(2000, 1, 1)  # noqa: DTZ001 - the column has no zone
     return None if python is None else _VALUES.get(python)

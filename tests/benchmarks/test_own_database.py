@@ -1,4 +1,4 @@
-"""`sqlaqueue bench` measures on the user's database, and leaves it as it was."""
+"""`sqlaqueue bench` runs in the user's database, and leaves it unchanged."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from tests.servers import Database, Server
 MODULE = "tests.benchmarks.copied"
 
 
-def everything(database: Database) -> Any:
-    """What is in a database: schemas, tables, types, functions, and how far its sequences have counted."""
+def contents(database: Database) -> Any:
+    """Return the contents of a database: schemas, tables, types, functions, sequences and numbers of writes."""
     statement = """
         SELECT 'schema', nspname, '' FROM pg_namespace WHERE nspname !~ '^pg_'
         UNION ALL SELECT 'table', relname, relkind::text FROM pg_class WHERE relnamespace = 'public'::regnamespace
@@ -34,26 +34,26 @@ def everything(database: Database) -> Any:
         return connection.execute(statement).fetchall()
 
 
-def test_it_leaves_the_database_as_it_was(database: Database) -> None:
+def test_the_database_is_unchanged(database: Database) -> None:
     engine = sa.create_engine(database.url())
     copied.Base.metadata.create_all(engine)
     engine.dispose()
-    before = everything(database)
-    found = run_benchmark(database.url(), f"{MODULE}:Email", jobs=120, batch_size=50, singles=3)
-    assert everything(database) == before
-    assert (found.strategy, found.jobs, len(found.picked_up)) == ("delete_returning", 120, 3)
-    assert min(found.enqueued_per_second, found.done_per_second, *found.picked_up) > 0
-    assert found.picked_up_within(0.5) == found.picked_up[1]
+    before = contents(database)
+    result = run_benchmark(database.url(), f"{MODULE}:Email", jobs=120, batch_size=50, singles=3)
+    assert contents(database) == before
+    assert (result.strategy, result.jobs, len(result.picked_up)) == ("delete_returning", 120, 3)
+    assert min(result.enqueued_per_second, result.done_per_second, *result.picked_up) > 0
+    assert result.picked_up_within(0.5) == result.picked_up[1]
 
 
-def test_it_needs_nothing_in_the_database(database: Database) -> None:
-    before = everything(database)
+def test_an_empty_database_is_enough(database: Database) -> None:
+    before = contents(database)
     result = CliRunner().invoke(
         bench, ["--url", database.url(), "--jobs", "100", "--singles", "3", "--strategy", "batch_select", "--json"]
     )
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)["strategy"] == "batch_select"
-    assert everything(database) == before
+    assert contents(database) == before
 
 
 @pytest.mark.once
@@ -63,15 +63,15 @@ def test_an_engine_is_refused(server: Server) -> None:
         run_benchmark(engine)
 
 
-def test_the_schema_goes_when_a_worker_fails(database: Database) -> None:
-    before = everything(database)
+def test_the_schema_is_dropped_when_a_worker_fails(database: Database) -> None:
+    before = contents(database)
     with pytest.raises(BenchmarkError, match="a worker process failed"):
         run_benchmark(database.url(), f"{MODULE}:FragileThere", jobs=100)
-    assert everything(database) == before
+    assert contents(database) == before
 
 
 @pytest.mark.once
-def test_a_copy_has_the_shape_and_nothing_of_the_original() -> None:
+def test_a_copy_refers_to_nothing_of_the_original() -> None:
     shape = shape_of(copied.Email)
     spec = spec_of(shape.model("elsewhere"))
     table, original = spec.table, spec_of(copied.Email).table
@@ -85,7 +85,7 @@ def test_a_copy_has_the_shape_and_nothing_of_the_original() -> None:
 
 
 @pytest.mark.once
-def test_the_keys_of_a_copy_differ() -> None:
+def test_the_keys_of_a_copy_are_unique() -> None:
     rows = list(shape_of(copied.Pair).rows(3, first=7))
     assert [next(iter(row.values())) for row in rows] == [7, 8, 9]
     assert len({tuple(row.values()) for row in rows}) == 3
@@ -99,7 +99,7 @@ def test_the_keys_of_a_copy_differ() -> None:
         (copied.Customer, NotAQueueError, "Customer is not a queue"),
     ],
 )
-def test_what_cannot_be_copied_is_said(model: type[Any], error: type[Exception], message: str) -> None:
+def test_a_model_that_cannot_be_copied_is_an_error(model: type[Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         shape_of(model)
 
@@ -108,8 +108,8 @@ def test_what_cannot_be_copied_is_said(model: type[Any], error: type[Exception],
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--url", "nonsense"], "give something like postgresql://"),
-        (["--url", "sqlite://"], "is not served"),
+        (["--url", "nonsense"], "give a URL such as postgresql://"),
+        (["--url", "sqlite://"], "is not supported"),
         (["--url", "postgresql+asyncpg://localhost/app"], "with a synchronous driver"),
         (["--url", "postgresql+pg8000://localhost/app"], "its driver pg8000 is not installed"),
         (["Email", "--url", "postgresql://localhost/app"], "give a queue class as package.module:Class"),
@@ -119,7 +119,7 @@ def test_what_cannot_be_copied_is_said(model: type[Any], error: type[Exception],
         (["--url", "postgresql://localhost:1/app"], "Connection refused"),
     ],
 )
-def test_mistakes_are_said_in_a_line(arguments: list[str], message: str) -> None:
+def test_input_errors_are_one_line(arguments: list[str], message: str) -> None:
     result = CliRunner().invoke(bench, arguments)
     assert result.exit_code in {1, 2}
     assert message in result.output.replace("\n", " ")

@@ -1,4 +1,4 @@
-"""The tables of a shop, the command line in this process or in others, and jobs to work on."""
+"""The tables of a shop, its jobs, and the command line in this process or in others."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ MODELS, TASKS, QUEUES = "tests.cli.shop.models", "tests.cli.shop.tasks", "tests.
 DEADLINE = 60
 
 
-def wait_until(condition: Callable[[], Any], what: Callable[[], str] = lambda: "it") -> None:
+def wait_until(condition: Callable[[], Any], what: Callable[[], str] = lambda: "a condition") -> None:
     deadline = time.monotonic() + DEADLINE
     while not condition():
-        assert time.monotonic() < deadline, f"waited for in vain: {what()}"
+        assert time.monotonic() < deadline, f"timeout: {what()}"
         time.sleep(0.02)
 
 
 class Process:
-    """A command line of its own, whose output is read while it runs."""
+    """A command in a process of its own, whose output is read while it runs."""
 
     def __init__(self, *arguments: str, environment: dict[str, str], directory: Path) -> None:
         self.process = subprocess.Popen(
@@ -68,13 +68,13 @@ class Process:
         self.process.send_signal(number)
 
     def end(self) -> int:
-        """Wait for its end, and for that of whoever writes to the same output; return the exit code."""
+        """Wait until it and its child processes have ended; return the exit code."""
         try:
             code = self.process.wait(DEADLINE)
         except subprocess.TimeoutExpired:
-            pytest.fail(f"it does not end:\n{self.output}")
+            pytest.fail(f"the process does not end:\n{self.output}")
         self._reader.join(DEADLINE)
-        assert not self._reader.is_alive(), "somebody of it is left"
+        assert not self._reader.is_alive(), "a child process is left"
         return code
 
     def clear(self) -> None:
@@ -87,7 +87,7 @@ class Process:
 
 
 class Shop:
-    """A database with the tables of the shop, and command lines that use it."""
+    """A database with the tables of the shop, and commands that use it."""
 
     def __init__(self, database: Database, directory: Path) -> None:
         self.database, self.directory = database, directory
@@ -103,7 +103,7 @@ class Shop:
         }
         self.processes: list[Process] = []
 
-    # -- command lines -----------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------------------
 
     def invoke(self, *arguments: str, answer: str | None = None, **environment: str | None) -> Result:
         """Run a command in this process."""
@@ -111,7 +111,7 @@ class Shop:
         return CliRunner().invoke(main, arguments, input=answer, env=settings, prog_name="sqlaqueue")
 
     def ok(self, *arguments: str, **options: Any) -> str:
-        """Run a command that has to succeed, and return what it prints."""
+        """Run a command that must succeed, and return its output."""
         result = self.invoke(*arguments, **options)
         assert result.exception is None, result.output
         return result.stdout
@@ -142,7 +142,7 @@ class Shop:
         return dict(self.execute(f"SELECT status, count(*) FROM {table} GROUP BY 1"))
 
     def done(self) -> Counter[tuple[str, str]]:
-        """Return how often each job has been done."""
+        """Return the number of runs of each job."""
         with Session(self.engine) as session:
             return Counter((one.queue, one.job) for one in session.scalars(sa.select(Done)))
 

@@ -1,4 +1,4 @@
-"""``sqlaqueue.admin``: what the command line does, as plain calls, and their twins."""
+"""``sqlaqueue.admin``: the functions behind the command line, and their async versions."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ pytestmark = pytest.mark.once
 
 
 @pytest.mark.parametrize("model", [Email, Letter, Row, Task])
-def test_cancel_tells_cancelled_asked_and_missing_apart(shop: Shop, model: Any) -> None:
-    """A running job is one that another worker holds, by a lease or by its transaction."""
+def test_cancel_returns_the_outcome_of_each_job(shop: Shop, model: Any) -> None:
+    """A running job is held by another worker, by a lease or its transaction."""
     new: Any = (lambda number: Row(year=1, number=str(number))) if model is Row else (lambda _: model())
     with Session(shop.engine) as session, Session(shop.engine) as worker:
         jobs = [new(number) for number in range(4)]
@@ -38,16 +38,16 @@ def test_cancel_tells_cancelled_asked_and_missing_apart(shop: Shop, model: Any) 
         session.commit()
         done = admin.cancel(session, jobs)
         assert done == admin.Cancelled(cancelled=waiting[1:], asked=[running], missing=[waiting[0]])
-        # Of a class or a select nothing can be missing that was not named.
+        # Of a class or a select no job is missing.
         assert admin.cancel(session, model) == admin.Cancelled(asked=[running])
-        nobody = "9,9" if model is Row else "99"
-        named = admin.JobFilter(states=("pending", "processing"), keys=(nobody,))
-        assert admin.cancel(session, sa.select(model), named) == admin.Cancelled(missing=[nobody])
+        unknown = "9,9" if model is Row else "99"
+        named = admin.JobFilter(states=("pending", "processing"), keys=(unknown,))
+        assert admin.cancel(session, sa.select(model), named) == admin.Cancelled(missing=[unknown])
         worker.rollback()
 
 
 @pytest.mark.parametrize("size", [1, 1000])
-def test_cancel_goes_batch_by_batch(shop: Shop, size: int) -> None:
+def test_cancel_in_batches(shop: Shop, size: int) -> None:
     shop.add(*(Email() for _ in range(5)), Email(status="processing"), Email(status="completed"))
     with Session(shop.engine) as session:
         done = admin.cancel(session, sa.select(Email).where(Email.id != 2), batch_size=size)
@@ -57,7 +57,7 @@ def test_cancel_goes_batch_by_batch(shop: Shop, size: int) -> None:
         assert done == admin.Cancelled(cancelled=[2], asked=[6], missing=[1, 3, 4, 5, 7])
 
 
-async def test_what_is_no_session_is_refused() -> None:
+async def test_other_objects_than_sessions_are_refused() -> None:
     engine: Any = sa.create_engine("postgresql+psycopg://")
     async_engine: Any = create_async_engine("postgresql+psycopg://")
     async_session: Any = AsyncSession(async_engine)
@@ -82,7 +82,7 @@ async def test_what_is_no_session_is_refused() -> None:
             await admin.async_stats(given, Email)
 
 
-def test_every_call_has_a_twin() -> None:
+def test_every_function_has_an_async_version() -> None:
     plain = {name for name in admin.__all__ if name.islower() and not name.startswith("async_")}
     primitive = {"cancel_some", "requeue_some", "purge_some", "in_batches", "execute", "preview"}
     assert {name.removeprefix("async_") for name in admin.__all__ if name.startswith("async_")} == plain - primitive
@@ -90,7 +90,7 @@ def test_every_call_has_a_twin() -> None:
         assert inspect.iscoroutinefunction(getattr(admin, f"async_{name}"))
 
 
-async def test_the_twins_do_the_same(shop: Shop) -> None:
+async def test_the_async_versions(shop: Shop) -> None:
     shop.add(*(Email(status="failed", last_error="ValueError: a") for _ in range(3)), Email())
     engine = create_async_engine(shop.database.url("asyncpg"))
     async with AsyncSession(engine) as session:
@@ -116,7 +116,7 @@ async def test_the_twins_do_the_same(shop: Shop) -> None:
     await engine.dispose()
 
 
-def test_a_job_whose_row_is_a_dead_letter_is_shown(shop: Shop) -> None:
+def test_a_job_with_a_dead_letter_is_shown(shop: Shop) -> None:
     with Session(shop.engine) as session:
         session.add(Task())
         session.commit()

@@ -1,4 +1,4 @@
-"""What cannot be meant, or cannot be done: one line that says what to do, and a code that says whose business it is."""
+"""Errors of the command line: one line that names the fix, and an exit code."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ HANDLER = ("--handler", f"{TASKS}:send")
 
 
 def refused(*arguments: str, code: int = 2, **environment: str | None) -> str:
-    """Run a command that has to be refused, and return the one line that it says."""
+    """Run a command that must fail, and return its one line of output."""
     settings: dict[str, str | None] = {"SQLAQUEUE_URL": NOWHERE, **environment}
     result = CliRunner().invoke(main, arguments, env=settings, prog_name="sqlaqueue")
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "hush-hush" not in result.stderr
     said = result.stderr
-    # Click shows its own errors under the usage of the command.
+    # Click prints the usage of the command before its own errors.
     if said.startswith("Usage:"):
         said = said.split("\n\n", 1)[1]
     assert said.startswith("Error: ")
@@ -69,7 +69,7 @@ def refused(*arguments: str, code: int = 2, **environment: str | None) -> str:
         (f"{QUEUES}:mixed", "it is 'letter'"),
     ],
 )
-def test_targets_that_are_none(command: str, target: str, said: str) -> None:
+def test_wrong_targets(command: str, target: str, said: str) -> None:
     assert said in refused(command, target, *(HANDLER if command == "worker" else ()))
 
 
@@ -101,7 +101,7 @@ def test_targets_that_are_none(command: str, target: str, said: str) -> None:
         ([f"{MODELS}:Email", *HANDLER, "--processes", "0"], "--processes"),
     ],
 )
-def test_workers_that_cannot_be(arguments: list[str], said: str) -> None:
+def test_wrong_arguments_of_worker(arguments: list[str], said: str) -> None:
     assert said in refused("worker", *arguments)
 
 
@@ -116,17 +116,17 @@ def test_workers_that_cannot_be(arguments: list[str], said: str) -> None:
     ],
 )
 @pytest.mark.parametrize("command", ["stats", "worker"])
-def test_addresses_that_are_none(command: str, url: str, said: str) -> None:
+def test_wrong_urls(command: str, url: str, said: str) -> None:
     assert said in refused(command, f"{MODELS}:Email", *(HANDLER if command == "worker" else ()), SQLAQUEUE_URL=url)
     assert said in refused("stats", f"{MODELS}:Email", "--url", url)
 
 
-def test_without_an_address() -> None:
+def test_a_missing_url() -> None:
     assert "the database is missing; give --url" in refused("stats", f"{MODELS}:Email", SQLAQUEUE_URL=None)
     assert "or set SQLAQUEUE_URL" in refused("worker", f"{MODELS}:Email", *HANDLER, SQLAQUEUE_URL=None)
 
 
-def test_a_driver_that_cannot_serve_the_handler() -> None:
+def test_a_driver_that_does_not_fit_the_handler() -> None:
     url = "postgresql+{}://ada:hush-hush@localhost:1/shop"
     said = refused("worker", f"{MODELS}:Email", *HANDLER, SQLAQUEUE_URL=url.format("asyncpg"))
     assert said == "--url: asyncpg cannot be used with sync handlers; use postgresql+psycopg://"
@@ -150,7 +150,7 @@ def test_a_database_that_does_not_answer(command: str, driver: str) -> None:
 
 @pytest.fixture
 def strict_server(postgres_server: Server) -> Server:
-    """A server that asks for a password."""
+    """A server that requires a password."""
     with psycopg.connect(postgres_server.dsn(), autocommit=True) as connection:
         connection.execute("CREATE ROLE ada LOGIN PASSWORD 'right'")
     rules = postgres_server.data / "pg_hba.conf"
@@ -181,7 +181,7 @@ def test_missing_tables(shop: Shop) -> None:
     )
 
 
-def test_a_statement_that_the_server_refuses(shop: Shop) -> None:
+def test_a_statement_that_fails(shop: Shop) -> None:
     shop.add(Email(status="failed"))
     shop.execute("CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'not today'; END $$")
     shop.execute("CREATE TRIGGER refuse BEFORE UPDATE ON email EXECUTE FUNCTION refuse()")
@@ -199,7 +199,7 @@ def test_a_key_of_another_type(shop: Shop) -> None:
 
 @pytest.fixture
 def project(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, somewhere below the file with the settings."""
+    """A working directory below that of the file with the settings."""
     below = tmp_path / "src" / "app"
     below.mkdir(parents=True)
     monkeypatch.chdir(below)
@@ -216,7 +216,7 @@ def found(*arguments: str, **environment: str) -> int:
     return int(json.loads(result.stdout)[0]["found"])
 
 
-def test_flags_go_before_the_environment_and_that_before_the_project(shop: Shop, project: Path) -> None:
+def test_options_override_the_environment_which_overrides_the_project(shop: Shop, project: Path) -> None:
     project.write_text(
         f'[tool.sqlaqueue]\nurl = "{shop.database.url()}"\n[tool.sqlaqueue.requeue]\nstate = ["completed"]\n'
     )
@@ -228,7 +228,7 @@ def test_flags_go_before_the_environment_and_that_before_the_project(shop: Shop,
     assert result.exit_code == 3
 
 
-def test_the_project_sets_options_of_workers(shop: Shop, project: Path) -> None:
+def test_the_project_sets_options_of_the_worker(shop: Shop, project: Path) -> None:
     project.write_text(
         f'[tool.sqlaqueue.worker]\nhandler = ["{TASKS}:send"]\nbatch-size = 7\ndrain = true\ngrace = "1m"\nlease = 30\n'
         f'[tool.sqlaqueue]\nurl = "{shop.database.url()}"\n'
@@ -252,16 +252,16 @@ def test_the_project_sets_options_of_workers(shop: Shop, project: Path) -> None:
     ids=["setting", "setting of a command", "command", "no TOML"],
 )
 @pytest.mark.usefixtures("project")
-def test_settings_that_are_none(tmp_path: Path, text: str, said: str) -> None:
+def test_wrong_settings(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "pyproject.toml").write_text(text)
     assert said in refused("stats", f"{MODELS}:Email")
 
 
-def test_the_demo_does_not_run_in_the_database_of_the_project(project: Path) -> None:
+def test_the_demo_ignores_the_url_of_the_project(project: Path) -> None:
     project.write_text('[tool.sqlaqueue]\nurl = "postgresql://ada:hush-hush@localhost:1/shop"\n')
     result = CliRunner().invoke(main, ["demo", "--path", str(project.parent), "--help"])
     assert result.exit_code == 0
-    from sqlaqueue.cli.shared.settings import apply_settings  # noqa: PLC0415 - only here
+    from sqlaqueue.cli.shared.settings import apply_settings  # noqa: PLC0415 - needed by this test only
 
     context = main.make_context("sqlaqueue", ["demo"])
     apply_settings(context)

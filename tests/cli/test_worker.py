@@ -26,7 +26,7 @@ def drained(shop: Shop, *arguments: str, **environment: str | None) -> str:
 @pytest.mark.parametrize(
     ("model", "handler"), [("Email", "send"), ("Letter", "send_async"), ("Row", "send_async"), ("Task", "send")]
 )
-def test_a_class_and_its_handler(shop: Shop, model: str, handler: str) -> None:
+def test_a_class_with_a_handler_of_each_kind(shop: Shop, model: str, handler: str) -> None:
     jobs = {
         "Email": [Email(), Email()],
         "Letter": [Letter(), Letter()],
@@ -42,8 +42,8 @@ def test_a_class_and_its_handler(shop: Shop, model: str, handler: str) -> None:
     assert sorted(shop.done().values()) == [1, 1]
 
 
-def test_each_class_is_bound_to_its_handler(shop: Shop) -> None:
-    """Whatever their order; a handler that the settings name is for those that have none of their own."""
+def test_each_class_has_a_handler_of_its_own(shop: Shop) -> None:
+    """In any order; a handler from the settings is for classes without one."""
     shop.add(Email(), Letter(), Row(year=1, number="1"))
     bound = (f"{MODELS}:Email={TASKS}:send", f"{MODELS}:Row", f"{MODELS}:Letter={TASKS}:send_async")
     drained(shop, *bound, "--handler", f"{TASKS}:send_async")
@@ -53,10 +53,10 @@ def test_each_class_is_bound_to_its_handler(shop: Shop) -> None:
     assert shop.states("email") == {"completed": 2}
 
 
-def test_python_is_told_that_it_serves_jobs(shop: Shop) -> None:
-    """The garbage collector is spared them, and threads that wait for the database get on sooner."""
+def test_garbage_collector_and_thread_switching_are_tuned(shop: Shop) -> None:
+    """The garbage collector runs less often, and threads are switched more often."""
     shop.add(Email())
-    output = drained(shop, *EMAILS[1:], "--handler", f"{TASKS}:tell_of_python")
+    output = drained(shop, *EMAILS[1:], "--handler", f"{TASKS}:log_interpreter_settings")
     assert "young: 50000 frozen: True switch: 0.001" in output
 
 
@@ -82,28 +82,28 @@ def test_a_list_of_consumers_is_drained(shop: Shop) -> None:
     assert "finished runs: 2" in drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
 
 
-def test_what_one_queue_puts_into_another_is_drained_as_well(shop: Shop) -> None:
+def test_jobs_enqueued_by_a_handler_are_drained_as_well(shop: Shop) -> None:
     shop.add(Email())
     handlers = ("--handler", f"{TASKS}:send", "--handler", f"{TASKS}:send_on")
     assert "finished runs: 2" in drained(shop, f"{MODELS}:Letter", f"{MODELS}:Email", *handlers)
     assert shop.done() == {("email", "1"): 1, ("letter", "1"): 1}
 
 
-def test_a_consumer_that_cannot_serve_ends_them_all(shop: Shop) -> None:
+def test_a_consumer_that_cannot_start_stops_the_others(shop: Shop) -> None:
     worker = shop.start("worker", f"{QUEUES}:too_few_connections")
     assert worker.end() == 2
     assert "Error: Consumer(concurrency=3) needs 4 connections" in worker.output
     assert "Traceback" not in worker.output
 
 
-def test_a_handler_that_takes_batches(shop: Shop) -> None:
+def test_a_batch_handler(shop: Shop) -> None:
     shop.add(*(Email() for _ in range(5)))
     drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send_all", "--batch", "--batch-size", "3")
     assert sorted(shop.done()) == [("batch", "2"), ("batch", "3")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_the_handler_finish(shop: Shop, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_running_handler_finishes_after_a_signal(shop: Shop, tmp_path: Path, number: signal.Signals) -> None:
     shop.add(Email(), Email())
     worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly")
     wait_until((tmp_path / "at_work").exists, lambda: worker.output)
@@ -115,7 +115,7 @@ def test_a_signal_lets_the_handler_finish(shop: Shop, tmp_path: Path, number: si
     assert shop.states("email") == {"completed": 1, "pending": 1}
 
 
-def test_what_outlives_the_grace_period_goes_back(shop: Shop, tmp_path: Path) -> None:
+def test_jobs_are_released_after_the_grace_period(shop: Shop, tmp_path: Path) -> None:
     shop.add(Email())
     worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly", "--grace", "100ms")
     wait_until((tmp_path / "at_work").exists, lambda: worker.output)
@@ -125,7 +125,7 @@ def test_what_outlives_the_grace_period_goes_back(shop: Shop, tmp_path: Path) ->
     assert shop.done() == {}
 
 
-def test_a_second_signal_ends_it_at_once(shop: Shop, tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_worker_immediately(shop: Shop, tmp_path: Path) -> None:
     shop.add(Email())
     worker = shop.start(*EMAILS, "--handler", f"{TASKS}:send_slowly", "--grace", "1h")
     wait_until((tmp_path / "at_work").exists, lambda: worker.output)
@@ -135,14 +135,14 @@ def test_a_second_signal_ends_it_at_once(shop: Shop, tmp_path: Path) -> None:
     assert worker.end() == -signal.SIGTERM
 
 
-def test_the_log_names_no_password(shop: Shop) -> None:
+def test_the_log_contains_no_password(shop: Shop) -> None:
     url = shop.database.url().replace("postgres@", "postgres:hush-hush@")
     output = drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--log-level", "debug", SQLAQUEUE_URL=url)
     assert f"serves database {shop.database.name}" in output
     assert "hush-hush" not in output
 
 
-def test_verbose_tells_of_every_job(shop: Shop) -> None:
+def test_verbose_logs_every_job(shop: Shop) -> None:
     shop.add(Email())
     assert "job 1 of queue email: completed in" in drained(shop, f"{MODELS}:Email", "--handler", f"{TASKS}:send", "-v")
     shop.add(Email())

@@ -1,1 +1,1 @@
-"""An application, as somebody would write it, whose queues the tests of the command line work on."""
+"""An application whose queues the tests of the command line use."""

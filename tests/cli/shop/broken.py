@@ -1,3 +1,3 @@
 """A module that cannot be imported."""
 
-1 // 0  # noqa: B018 - it is meant to fail
+1 // 0  # noqa: B018 - it must fail

@@ -1,4 +1,4 @@
-"""Its queues: one for each way in which jobs are kept."""
+"""Its queues, one for each strategy."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from sqlaqueue import Constant, QueueConfig, QueueMixin
 
-AT_ONCE = Constant(delay=0.05, jitter=0)
+SOON = Constant(delay=0.05, jitter=0)
 
 
 class Base(DeclarativeBase):
@@ -16,7 +16,7 @@ class Base(DeclarativeBase):
 
 class Email(QueueMixin, Base):
     __tablename__ = "email"
-    __queue__ = QueueConfig(strategy="update_status", max_attempts=2, retry=AT_ONCE)
+    __queue__ = QueueConfig(strategy="update_status", max_attempts=2, retry=SOON)
 
     id: Mapped[int] = mapped_column(primary_key=True)
     to: Mapped[str] = mapped_column(default="ada@example.com")
@@ -31,21 +31,21 @@ class Newsletter(Email):
 
 class Letter(QueueMixin, Base):
     __tablename__ = "letter"
-    __queue__ = QueueConfig(strategy="delete_returning", max_attempts=2, retry=AT_ONCE)
+    __queue__ = QueueConfig(strategy="delete_returning", max_attempts=2, retry=SOON)
 
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
 class Row(QueueMixin, Base):
     __tablename__ = "row"
-    __queue__ = QueueConfig(strategy="batch_select", max_attempts=2, retry=AT_ONCE)
+    __queue__ = QueueConfig(strategy="batch_select", max_attempts=2, retry=SOON)
 
     year: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     number: Mapped[str] = mapped_column(primary_key=True)
 
 
 class Task(QueueMixin, Base):
-    """A job without a status: its row is its message."""
+    """A job without a status, whose row is a message."""
 
     __tablename__ = "task"
     __queue__ = QueueConfig(strategy="delete_returning", max_attempts=1, rows_are_messages=True)
@@ -54,7 +54,7 @@ class Task(QueueMixin, Base):
 
 
 class Bare(QueueMixin, Base):
-    """A queue that leaves out whatever can be left out."""
+    """A queue without optional attributes."""
 
     __tablename__ = "bare"
     __queue__ = QueueConfig(
@@ -68,7 +68,7 @@ class Bare(QueueMixin, Base):
 
 
 class Done(Base):
-    """What handlers have done, and in which process."""
+    """A run of a handler, and its process."""
 
     __tablename__ = "done"
 

@@ -1,4 +1,4 @@
-"""Consumers that the application makes itself."""
+"""Consumers of the application."""
 
 from __future__ import annotations
 

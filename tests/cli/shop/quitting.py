@@ -1,3 +1,3 @@
-"""A module that ends the program."""
+"""A module that exits the process."""
 
 raise SystemExit("configure me")

@@ -39,7 +39,7 @@ async def send_async(session: AsyncSession, job: object) -> None:
 
 
 def send_slowly(session: Session, job: object) -> None:
-    """Wait in between until the file that the environment names is there."""
+    """Wait until the file $SHOP_GO_ON exists."""
     session.add(_done(job))
     at_work = Path(os.environ["SHOP_AT_WORK"])
     at_work.write_text(str(os.getpid()))
@@ -53,7 +53,7 @@ def fall_ill(session: Session, job: object) -> None:
 
 
 def send_on(session: Session, job: object) -> None:
-    """Put a job into another queue."""
+    """Enqueue a job into another queue."""
     session.add_all([_done(job), Letter()])
 
 
@@ -65,6 +65,6 @@ def without_arguments() -> None:
     pass
 
 
-def tell_of_python(session: Session, job: object) -> None:
+def log_interpreter_settings(session: Session, job: object) -> None:
     said = f"young: {gc.get_threshold()[0]} frozen: {gc.get_freeze_count() > 0} switch: {sys.getswitchinterval()}"
     logging.getLogger("sqlaqueue").info(said)

@@ -25,7 +25,7 @@ def keys(shop: Shop, where: str, table: str = "email") -> list[int]:
     return [row[0] for row in shop.execute(f"SELECT id FROM {table} WHERE {where} ORDER BY id")]
 
 
-def test_requeue_takes_what_failed_and_nothing_else(shop: Shop) -> None:
+def test_requeue_changes_failed_jobs_only(shop: Shop) -> None:
     shop.add(Email(status="failed", attempts=2), Email(status="completed"), Email(status="cancelled"), Email())
     printed = shop.ok("requeue", f"{MODELS}:Email", "--yes")
     assert printed == "email: 1 job requeued\n"
@@ -33,7 +33,7 @@ def test_requeue_takes_what_failed_and_nothing_else(shop: Shop) -> None:
     assert keys(shop, "attempts = 0") == [1, 2, 3, 4]
 
 
-def test_which_jobs_are_meant(shop: Shop) -> None:
+def test_options_select_jobs(shop: Shop) -> None:
     shop.add(
         *(
             Email(status="failed", last_error=error, finished_at=days(age))
@@ -41,25 +41,25 @@ def test_which_jobs_are_meant(shop: Shop) -> None:
         ),
     )
 
-    def meant(*options: str) -> int:
+    def selected(*options: str) -> int:
         (found,) = shop.json("requeue", f"{MODELS}:Email", "--dry-run", *options)
         assert found["changed"] == 0
         return int(found["found"])
 
-    assert meant() == 4
-    assert meant("--error", "ValueError") == 2
-    assert meant("--error", "ValueError", "--older-than", "7d") == 1
-    assert meant("--newer-than", "1w") == 1
-    assert meant("--error", "") == 1
-    assert meant("--key", "1", "--key", "3", "--key", "99") == 2
-    assert meant("--state", "cancelled", "--state", "completed") == 0
-    assert meant("--limit", "3") == 3
+    assert selected() == 4
+    assert selected("--error", "ValueError") == 2
+    assert selected("--error", "ValueError", "--older-than", "7d") == 1
+    assert selected("--newer-than", "1w") == 1
+    assert selected("--error", "") == 1
+    assert selected("--key", "1", "--key", "3", "--key", "99") == 2
+    assert selected("--state", "cancelled", "--state", "completed") == 0
+    assert selected("--limit", "3") == 3
     assert keys(shop, "status = 'failed'") == [1, 2, 3, 4]
     shop.ok("requeue", f"{MODELS}:Email", "--yes", "--error", "ValueError", "--older-than", "7d12h")
     assert keys(shop, "status = 'pending'") == [1]
 
 
-def test_it_asks_before_it_changes_anything(shop: Shop) -> None:
+def test_it_asks_for_confirmation(shop: Shop) -> None:
     shop.add(Email(status="failed"), Email(status="completed"))
     for answer in ("n\n", ""):
         result = shop.invoke("purge", f"{MODELS}:Email", answer=answer)
@@ -69,11 +69,11 @@ def test_it_asks_before_it_changes_anything(shop: Shop) -> None:
     result = shop.invoke("purge", f"{MODELS}:Email", answer="y\n")
     assert (result.exit_code, result.stdout) == (0, "email: 2 jobs deleted\n")
     assert keys(shop, "true") == []
-    # Where there is nothing to do there is nothing to ask.
+    # Without jobs it does not ask.
     assert shop.ok("purge", f"{MODELS}:Email") == "email: no jobs to delete\n"
 
 
-def test_a_dry_run_says_how_many_and_changes_nothing(shop: Shop) -> None:
+def test_a_dry_run_shows_the_number_and_changes_nothing(shop: Shop) -> None:
     shop.add(Email(status="failed"), Email(), Email())
     assert shop.ok("purge", f"{MODELS}:Email", "--dry-run") == "email: 1 job (1 failed) would be deleted\n"
     printed = shop.ok("cancel", f"{MODELS}:Email", "--dry-run")
@@ -99,7 +99,7 @@ def test_purge_deletes_old_jobs_in_batches(shop: Shop) -> None:
     assert len(keys(shop, "true")) == 3
 
 
-def test_cancel_cancels_what_waits_and_asks_what_runs(shop: Shop) -> None:
+def test_cancel_cancels_pending_jobs_and_asks_running_ones_to_stop(shop: Shop) -> None:
     shop.add(Email(), Email(created_at=days(2)), Email(status="processing"), Newsletter())
     assert shop.ok("cancel", f"{MODELS}:Newsletter", "--yes") == "email: 1 job cancelled\n"
     assert shop.ok("cancel", f"{MODELS}:Email", "--yes", "--older-than", "1d") == "email: 1 job cancelled\n"
@@ -126,20 +126,20 @@ def test_composite_keys(shop: Shop) -> None:
     assert "Row has a key of 2 columns; write it as year,number" in result.stderr
 
 
-def test_rows_that_are_their_own_message(shop: Shop) -> None:
+def test_rows_that_are_messages(shop: Shop) -> None:
     shop.add(*(Task() for _ in range(4)))
     shop.ok("cancel", f"{MODELS}:Task", "--yes", "--key", "4")
     assert shop.start("worker", f"{MODELS}:Task", "--handler", f"{TASKS}:fall_ill", "--drain").end() == 0
     assert keys(shop, "true", "task") == []
 
-    def meant(*options: str) -> int:
+    def selected(*options: str) -> int:
         return int(shop.json("requeue", f"{MODELS}:Task", "--dry-run", *options)[0]["found"])
 
-    assert meant() == 3
-    assert meant("--state", "cancelled") == 1
-    assert meant("--error", "ValueError") == 3
-    assert meant("--error", "ValueError", "--newer-than", "1h", "--key", "2") == 1
-    assert meant("--older-than", "1h") == 0
+    assert selected() == 3
+    assert selected("--state", "cancelled") == 1
+    assert selected("--error", "ValueError") == 3
+    assert selected("--error", "ValueError", "--newer-than", "1h", "--key", "2") == 1
+    assert selected("--older-than", "1h") == 0
     shop.ok("requeue", f"{MODELS}:Task", "--yes", "--key", "2")
     assert keys(shop, "true", "task") == [2]
     assert shop.ok("purge", f"{MODELS}:Task", "--yes", "--state", "cancelled") == "task: 1 job deleted\n"
@@ -148,7 +148,7 @@ def test_rows_that_are_their_own_message(shop: Shop) -> None:
         assert "0 jobs" in shop.ok(verb, f"{MODELS}:Task")
 
 
-def test_a_job_that_has_changed_since_it_was_counted_is_left_alone(shop: Shop) -> None:
+def test_a_job_changed_after_it_was_counted_is_not_changed(shop: Shop) -> None:
     shop.add(Email(status="failed"), Email(status="failed"))
     which = admin.JobFilter(states=("failed",))
     with Session(shop.engine) as session:
@@ -158,7 +158,7 @@ def test_a_job_that_has_changed_since_it_was_counted_is_left_alone(shop: Shop) -
     assert shop.states("email") == {"completed": 1, "pending": 1}
 
 
-def test_a_row_that_somebody_holds_does_not_hold_up_the_others(shop: Shop) -> None:
+def test_a_locked_row_is_skipped(shop: Shop) -> None:
     shop.add(*(Email(status="completed") for _ in range(3)))
     with shop.engine.begin() as other:
         other.execute(sa.text("SELECT FROM email WHERE id = 2 FOR UPDATE"))
@@ -166,7 +166,7 @@ def test_a_row_that_somebody_holds_does_not_hold_up_the_others(shop: Shop) -> No
     assert keys(shop, "true") == [2]
 
 
-def test_rescue_takes_back_what_expired(shop: Shop) -> None:
+def test_rescue_releases_expired_leases(shop: Shop) -> None:
     shop.add(*(Email(status="processing", attempts=1, lease_expires_at=days(1)) for _ in range(2)))
     shop.execute("UPDATE email SET lease_token = gen_random_uuid()")
     assert shop.ok("rescue", f"{MODELS}:Email", "--dry-run") == "email: 2 jobs would be rescued\n"
@@ -182,7 +182,7 @@ def test_reconcile_mends_what_bypassed_the_triggers(shop: Shop) -> None:
     assert shop.ok("reconcile", f"{MODELS}:Letter") == "letter: 0 jobs reconciled\n"
 
 
-def test_what_a_model_leaves_out_cannot_be_asked_for(shop: Shop) -> None:
+def test_options_for_attributes_that_the_model_leaves_out(shop: Shop) -> None:
     shop.add(Bare(status="failed"))
     for option, attribute in [("--older-than=1d", "finished_at"), ("--error=ValueError", "last_error")]:
         result = shop.invoke("requeue", f"{MODELS}:Bare", "--yes", option)
@@ -204,7 +204,7 @@ def test_pause_and_resume(shop: Shop) -> None:
     assert ("letter", "1") in shop.done()
 
 
-def test_between_two_batches_nothing_is_locked(shop: Shop) -> None:
+def test_no_row_is_locked_between_two_batches(shop: Shop) -> None:
     shop.add(*(Email(status="failed") for _ in range(4)))
     with Session(shop.engine) as session:
         batches = admin.in_batches(session, Email, admin.JobFilter(states=("failed",)), admin.requeue_some, size=2)

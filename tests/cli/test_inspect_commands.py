@@ -48,20 +48,20 @@ def test_stats_of_jobs_in_all_states(shop: Shop) -> None:
     }
 
 
-def test_stats_name_an_index_that_is_missing(shop: Shop) -> None:
+def test_stats_show_a_missing_index(shop: Shop) -> None:
     shop.execute("DROP INDEX ix_email_queue_claim")
     assert stats(shop, f"{MODELS}:Email")["missing_indexes"] == ["ix_email_queue_claim"]
     said = " ".join(shop.ok("stats", f"{MODELS}:Email").split())
     assert "missing indexes: ix_email_queue_claim; `alembic revision" in said
 
 
-def test_stats_of_those_that_are_not_over_leave_the_others_out(shop: Shop) -> None:
+def test_stats_of_active_jobs_only(shop: Shop) -> None:
     shop.add(Email(status="completed"), Email())
     found = stats(shop, f"{MODELS}:Email", "--active")
     assert (found["states"], found["failed_by_attempts"]) == ({"pending": 1, "processing": 0}, {})
 
 
-def test_stats_of_rows_that_are_their_own_message(shop: Shop) -> None:
+def test_stats_of_rows_that_are_messages(shop: Shop) -> None:
     shop.add(Task(), Task(run_at=LATER), Task())
     shop.execute("UPDATE task SET run_at = now() - interval '1 hour' WHERE id = 1")
     shop.ok("cancel", f"{MODELS}:Task", "--key", "3", "--yes")
@@ -73,24 +73,24 @@ def test_stats_of_rows_that_are_their_own_message(shop: Shop) -> None:
     assert found["failed_by_attempts"] == {"1": 1}
 
 
-def test_stats_of_a_queue_that_leaves_everything_out(shop: Shop) -> None:
+def test_stats_of_a_model_with_few_attributes(shop: Shop) -> None:
     shop.add(Bare(), Bare(status="failed"))
     found = stats(shop, f"{MODELS}:Bare")
     assert (found["due"], found["oldest_due"], found["failed_by_attempts"]) == (1, None, {})
 
 
-def test_stats_of_a_subclass_count_its_jobs_only(shop: Shop) -> None:
+def test_stats_of_a_subclass_count_only_its_jobs(shop: Shop) -> None:
     shop.add(Email(), Newsletter(), Newsletter(status="failed"))
     assert stats(shop, f"{MODELS}:Newsletter")["states"]["pending"] == 1
     assert stats(shop, f"{MODELS}:Email")["states"]["pending"] == 2
 
 
-def test_stats_count_rows_that_speak_another_language(shop: Shop) -> None:
+def test_stats_count_unknown_status_values(shop: Shop) -> None:
     shop.add(Email(status="archived"), Email())
     assert stats(shop, f"{MODELS}:Email")["states"]["other"] == 1
 
 
-def test_stats_for_people_tell_what_is_paused(shop: Shop) -> None:
+def test_the_table_of_stats_shows_paused_queues(shop: Shop) -> None:
     shop.add(Email(), Letter(status="failed", attempts=2))
     shop.ok("pause", f"{MODELS}:Letter")
     printed = shop.ok("stats", f"{MODELS}:Email", f"{MODELS}:Letter")
@@ -116,7 +116,7 @@ def test_watching_ends_with_ctrl_c(shop: Shop, options: tuple[str, ...]) -> None
         assert json.loads(process.lines[0])[0]["states"]["pending"] == 1
 
 
-def test_what_failed_is_grouped_by_the_kind_of_its_error(shop: Shop) -> None:
+def test_failed_jobs_are_grouped_by_kind_of_error(shop: Shop) -> None:
     now = datetime.now(UTC)
     shop.add(
         *(
@@ -142,7 +142,7 @@ def test_what_failed_is_grouped_by_the_kind_of_its_error(shop: Shop) -> None:
     assert "6 h ago" in printed
 
 
-def test_each_order_number_is_no_kind_of_its_own(shop: Shop) -> None:
+def test_an_order_number_is_not_a_kind_of_error(shop: Shop) -> None:
     texts = [
         *("order 1: no stock", "order 2: no stock", "order-3: no stock"),
         *("no_stock: order 4: none", "no_stock: order 5: none", "shop.no_stock: order 6"),
@@ -151,11 +151,11 @@ def test_each_order_number_is_no_kind_of_its_own(shop: Shop) -> None:
     shop.add(*(Email(status="failed", last_error=text) for text in texts))
     found = {group["kind"]: group["count"] for group in shop.json("failed", f"{MODELS}:Email")}
     assert found == {"other": 3, "no_stock": 2, "shop.no_stock": 1, "ValueError": 1, "LeaseExpired": 1}
-    (meant,) = shop.json("requeue", f"{MODELS}:Email", "--dry-run", "--error", "no_stock")
-    assert meant["found"] == 2
+    (selected,) = shop.json("requeue", f"{MODELS}:Email", "--dry-run", "--error", "no_stock")
+    assert selected["found"] == 2
 
 
-def test_what_failed_with_a_composite_key_and_without_a_status(shop: Shop) -> None:
+def test_failed_jobs_with_a_composite_key_and_without_a_status(shop: Shop) -> None:
     shop.add(Row(year=2024, number="a", status="failed", last_error="Oh: no"), Task())
     assert shop.json("failed", f"{MODELS}:Row")[0]["keys"] == ["2024,a"]
     assert shop.ok("failed", f"{MODELS}:Task") == "task: no failed jobs\n"
@@ -165,16 +165,16 @@ def test_what_failed_with_a_composite_key_and_without_a_status(shop: Shop) -> No
     assert group["newest"] is not None
 
 
-def test_what_failed_where_no_error_is_kept(shop: Shop) -> None:
+def test_failed_jobs_of_a_model_without_last_error(shop: Shop) -> None:
     shop.add(Bare(status="failed"))
     assert shop.json("failed", f"{MODELS}:Bare") == [
         {"kind": "", "count": 1, "newest": None, "error": None, "keys": ["1"]}
     ]
 
 
-def test_workers_shows_who_serves_a_queue(shop: Shop) -> None:
-    nobody = shop.invoke("workers", f"{MODELS}:Email")
-    assert (nobody.exit_code, nobody.stdout) == (1, "no Consumers\n")
+def test_workers_shows_the_consumers_of_a_queue(shop: Shop) -> None:
+    without = shop.invoke("workers", f"{MODELS}:Email")
+    assert (without.exit_code, without.stdout) == (1, "no Consumers\n")
     worker = shop.start("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send", "--name", "postman")
     wait_until(lambda: shop.invoke("workers", f"{MODELS}:Email", "--here").exit_code == 0, lambda: worker.output)
     (row,) = shop.json("workers", f"{MODELS}:Email")
@@ -184,7 +184,7 @@ def test_workers_shows_who_serves_a_queue(shop: Shop) -> None:
     printed = shop.ok("workers", f"{MODELS}:Email")
     assert "postman" in printed
     assert stats(shop, f"{MODELS}:Email")["consumers"] == 1
-    # The other queue has nobody.
+    # The other queue has no Consumer.
     assert shop.invoke("workers", f"{MODELS}:Email", f"{MODELS}:Letter").exit_code == 1
     worker.signal()
     assert worker.end() == 0
@@ -198,18 +198,18 @@ def test_workers_of_another_machine_are_not_here(shop: Shop) -> None:
     )
     assert shop.invoke("workers", f"{MODELS}:Letter").exit_code == 0
     assert shop.invoke("workers", f"{MODELS}:Letter", "--here").exit_code == 1
-    # A strategy that holds a transaction writes nothing into the row: what runs is told by its Consumer.
+    # Under a strategy that holds a transaction the number comes from the Consumer's heartbeat.
     assert stats(shop, f"{MODELS}:Letter")["running"] == 1
 
 
-def test_a_consumer_brings_its_database_along(shop: Shop) -> None:
+def test_the_database_of_a_consumer_is_used(shop: Shop) -> None:
     for target in ("consumer", "async_consumer", "make"):
         process = shop.start("stats", f"{QUEUES}:{target}", "--json", SQLAQUEUE_URL=None)
         assert process.end() == 0, process.output
         assert json.loads(process.output)[0]["consumers"] == 0
 
 
-def test_an_async_driver_will_do(shop: Shop) -> None:
+def test_an_async_driver(shop: Shop) -> None:
     shop.add(Email())
     url = shop.database.url("asyncpg")
     assert json.loads(shop.ok("stats", f"{MODELS}:Email", "--json", SQLAQUEUE_URL=url))[0]["due"] == 1

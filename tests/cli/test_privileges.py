@@ -1,4 +1,4 @@
-"""A role that lacks rights: one line with the GRANT that is missing, and the code of a database that is not ready."""
+"""A role without privileges: one line with the missing GRANT, and the exit code of a database that is not ready."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OTHERS = ("Letter", "Task")
 
 @pytest.fixture
 def role(shop: Shop) -> Iterator[str]:
-    """Yield a role that may connect, and nothing else."""
+    """Yield a role that may only connect."""
     role = f"role_{uuid.uuid4().hex[:8]}"
     shop.execute(f"CREATE ROLE {role} LOGIN")
     yield role
@@ -35,7 +35,7 @@ def url_of(shop: Shop, role: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["Email", *(pytest.param(each, marks=pytest.mark.thorough) for each in OTHERS)])
-def test_a_worker_without_rights(shop: Shop, role: str, name: str) -> None:
+def test_a_worker_without_privileges(shop: Shop, role: str, name: str) -> None:
     worker = shop.start("worker", f"{MODELS}:{name}", "--handler", f"{TASKS}:send", SQLAQUEUE_URL=url_of(shop, role))
     assert worker.end() == 3, worker.output
     assert "INSERT INTO" not in worker.output
@@ -57,8 +57,8 @@ COMMANDS = {
 }
 
 
-def test_a_consumer_without_rights(shop: Shop, role: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What it does beside claiming says nothing: the error says it all."""
+def test_a_consumer_without_privileges(shop: Shop, role: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The maintenance tasks log nothing, as the error is raised."""
     engine = sa.create_engine(url_of(shop, role), poolclass=sa.NullPool)
     consumer = Consumer(Email, lambda session, job: None, sessionmaker(engine))
     with pytest.raises(DatabaseNotReadyError, match="GRANT SELECT"):
@@ -70,7 +70,7 @@ def test_a_consumer_without_rights(shop: Shop, role: str, caplog: pytest.LogCapt
     "command",
     [each if each in {"stats", "cancel"} else pytest.param(each, marks=pytest.mark.thorough) for each in COMMANDS],
 )
-def test_a_command_without_rights(shop: Shop, role: str, command: str) -> None:
+def test_a_command_without_privileges(shop: Shop, role: str, command: str) -> None:
     result = shop.invoke(command, f"{MODELS}:Email", *COMMANDS[command], SQLAQUEUE_URL=url_of(shop, role))
     assert result.exit_code == 3, result.output
     (line,) = result.stderr.splitlines()

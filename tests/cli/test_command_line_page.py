@@ -1,4 +1,4 @@
-"""The commands of docs/command-line.md print what the page says, for a reader who does what it says."""
+"""The commands of docs/command-line.md print what the page shows."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def commands(block: str) -> Iterator[tuple[list[str], str]]:
 
 
 def plain(output: str) -> list[list[str]]:
-    """Return the words of an output: it does not matter how wide columns are, and how long ago something was."""
+    """Return the words of an output, without widths of columns and ages."""
     return [re.sub(r"\d+ s ago", "N s ago", line).split() for line in output.splitlines()]
 
 
-def test_the_page(database: Database, tmp_path: Path) -> None:
+def test_the_commands_of_the_page(database: Database, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "SQLAQUEUE_URL": database.url()}
 
     def run(*command: str) -> str:
@@ -62,10 +62,10 @@ def test_the_page(database: Database, tmp_path: Path) -> None:
     assert ran == 11
 
 
-def test_the_page_knows_every_command_and_option() -> None:
+def test_the_page_documents_every_command_and_option() -> None:
     for name, command in main.commands.items():
         assert f"`{name}`" in PAGE or f"sqlaqueue {name}" in PAGE, name
-        if name in {"bench", "demo", "alembic-template"}:  # the pages that are named there have more
+        if name in {"bench", "demo", "alembic-template"}:  # documented on other pages
             continue
         for option in command.params:
             for flag in option.opts:

@@ -45,6 +45,23 @@ class LinkToSourcePage(SphinxTransform):
             anchor = f"#{text}" if text in definitions(path) else ""
             link = nodes.reference("", "", *download.children, refuri=f"{page}.html{anchor}", internal=True)
             download.replace_self(link)
+        self._link_paths()
+
+    def _link_paths(self) -> None:
+        """Make links of the paths that stand in the text, such as ``queue/config.py``."""
+        for literal in list(self.document.findall(nodes.literal)):
+            text = literal.astext()
+            if isinstance(literal.parent, nodes.reference) or not text.endswith(".py") or "/" not in text:
+                continue
+            for file in (ROOT / text, ROOT / "sqlaqueue" / text):
+                if file.is_file():
+                    path = file.relative_to(ROOT).as_posix()
+                    page = posixpath.relpath(page_name(path), posixpath.dirname(self.env.docname) or ".")
+                    linked_in(self.env).setdefault(self.env.docname, set()).add(path)
+                    literal.replace_self(
+                        nodes.reference("", "", literal.deepcopy(), refuri=f"{page}.html", internal=True)
+                    )
+                    break
 
 
 def linked_in(env: Any) -> dict[str, set[str]]:

@@ -110,7 +110,7 @@ class ClaimStrategy:
         locked, nor wait for a lock; whatever the plan, and whatever ``request.candidates`` joins.
 
         A strategy that deletes the rows may add a column named :data:`TOKEN`; its value comes back in
-        :class:`~sqlaqueue.strategies.ClaimedJobs`.
+        :class:`~sqlaqueue.queue.strategy.ClaimedJobs`.
         """
         raise NotImplementedError
 

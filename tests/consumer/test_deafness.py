@@ -1,4 +1,4 @@
-"""When notifications do not arrive: Consumers poll, and say so where somebody can do something about it."""
+"""Consumers that receive no notifications poll, and log it where the operator can change it."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
         wait_until(lambda: mixed.states() == {"completed": 2})
 
 
-def test_whoever_hears_nothing_polls_and_says_so_once(
+def test_a_consumer_without_notifications_polls_and_logs_it_once(
     mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
-    """As behind a pooler in transaction mode, by which nothing arrives, though nothing fails."""
+    """As behind a pooler in transaction mode, where LISTEN succeeds and nothing arrives."""
     monkeypatch.setattr(poll_schedule, "PATIENCE", 0.05)
     monkeypatch.setattr(batch_size, "CHECK_IN", 0.2)
     monkeypatch.setattr(poll_schedule.Calls, "receive", lambda self, words: None)
@@ -46,10 +46,10 @@ def test_whoever_hears_nothing_polls_and_says_so_once(
     assert log.text.count("notifications do not arrive") == 1
 
 
-def test_a_long_drain_does_not_say_so(
+def test_a_long_drain_does_not_log_it(
     mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
-    """It does not listen, and needs no advice on that."""
+    """A drain does not listen."""
     monkeypatch.setattr(poll_schedule, "PATIENCE", 0.05)
     monkeypatch.setattr(batch_size, "CHECK_IN", 0.1)
     check_ins, enough = list[Any](), threading.Event()
@@ -71,7 +71,7 @@ def test_a_long_drain_does_not_say_so(
 
 
 @pytest.mark.parametrize("trigger", ["sqlaqueue_wake_insert"])
-def test_a_disabled_trigger_is_noticed(mixed: Bench, trigger: str, log: pytest.LogCaptureFixture) -> None:
+def test_a_disabled_trigger_is_detected(mixed: Bench, trigger: str, log: pytest.LogCaptureFixture) -> None:
     mixed.execute(f"ALTER TABLE job DISABLE TRIGGER {trigger}")
     try:
         with idle(mixed, poll_interval=0.05).running() as server:

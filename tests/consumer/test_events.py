@@ -1,4 +1,4 @@
-"""What a Consumer tells: its events, and the log."""
+"""The events of jobs, for event listeners and in the log."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ ENDS: dict[str, tuple[str, Any]] = {
 
 
 async def end(hands: Any, job: Any) -> None:
-    """End as the job's payload says."""
+    """Settle the run as the job's payload says."""
     _, error = ENDS[job.payload]
     if error is not None:
         raise error
 
 
-def test_each_end_has_its_event(bench: Bench) -> None:
+def test_each_outcome_has_an_event(bench: Bench) -> None:
     keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
     server = bench.consumer(end, retry=lambda *_: 7200)
     server.drain()
@@ -43,7 +43,7 @@ def test_each_end_has_its_event(bench: Bench) -> None:
 
 
 def test_an_event_follows_the_commit(bench: Bench) -> None:
-    """What it tells can be seen by everybody."""
+    """Other transactions see the change."""
     keys = {payload: bench.enqueue(1, payload=payload)[0] for payload in ENDS}
     seen: dict[int, tuple[str, str]] = {}
     server = bench.consumer(end, retry=lambda *_: 7200)
@@ -58,7 +58,7 @@ def test_an_event_follows_the_commit(bench: Bench) -> None:
     assert seen == {keys[payload]: (name, states.get(name, "pending")) for payload, (name, _) in ENDS.items()}
 
 
-def test_the_attempt_is_counted_on(bench: Bench) -> None:
+def test_events_have_the_number_of_the_attempt(bench: Bench) -> None:
     [key] = bench.enqueue(1)
 
     async def work(hands: Any, job: Any) -> None:
@@ -79,7 +79,7 @@ def test_the_attempt_is_counted_on(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("in a listener"), SystemExit(1), KeyboardInterrupt()])
-def test_a_listener_that_raises_disturbs_nobody(bench: Bench, error: BaseException, log: Any) -> None:
+def test_an_event_listener_that_raises_changes_nothing(bench: Bench, error: BaseException, log: Any) -> None:
     bench.enqueue(5)
     server = bench.consumer(concurrency=2)
 
@@ -94,7 +94,7 @@ def test_a_listener_that_raises_disturbs_nobody(bench: Bench, error: BaseExcepti
     bench.assert_tidy()
 
 
-def test_an_event_that_does_not_exist_is_refused(leased: Bench) -> None:
+def test_an_unknown_event_is_refused(leased: Bench) -> None:
     with pytest.raises(ConfigurationError, match=r"'finished'.*claimed, completed"):
         leased.consumer().consumer.on("finished", print)
 

@@ -1,4 +1,4 @@
-"""Handlers that fork: a copy of the worker never serves the queue, whichever way it comes back."""
+"""Handlers that fork: the child never serves the queue, however it leaves the handler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.once
 WAYS = ["return", "raise", "exit", "commit", "statement", "suspend"]
 
 
-def test_a_copy_that_comes_back_ends(bench: Bench) -> None:
+def test_a_child_that_returns_from_the_handler_is_ended(bench: Bench) -> None:
     keys = [bench.enqueue(1, payload=way)[0] for way in WAYS for _ in range(2)]
     with bench.worker("forking", concurrency=2) as worker:
         wait_until(lambda: worker.has_ended or bench.states() == {"completed": len(keys)})
@@ -28,8 +28,8 @@ def test_a_copy_that_comes_back_ends(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_children_that_end_themselves_are_left_alone(bench: Bench) -> None:
-    """By os._exit(), by another program, and as the processes of multiprocessing do, which SIGTERM ends."""
+def test_children_that_exit_in_the_handler_are_left_alone(bench: Bench) -> None:
+    """By os._exit(), exec() and multiprocessing; SIGTERM ends them as well."""
     keys = [bench.enqueue(1, payload=way)[0] for way in ("_exit", "exec", "process", "pool", "terminate")]
     with bench.worker("with_children") as worker:
         wait_until(lambda: worker.has_ended or bench.states() == {"completed": len(keys)})

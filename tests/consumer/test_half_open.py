@@ -1,4 +1,4 @@
-"""A connection by which nothing arrives any more, though nobody has ended it: such as after a firewall forgot it."""
+"""Half-open connections, on which nothing arrives any more: a firewall has dropped their state."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class Through(Server):
         ("async", "asyncpg"),
     ],
 )
-def test_a_check_in_that_is_not_heard_gives_it_away(
+def test_a_half_open_connection_is_replaced(
     supply: Any, colour: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
-    """Another connection takes its place, and what was called out meanwhile is found by looking."""
+    """A heartbeat that is not received reveals it. Jobs announced meanwhile are found by a poll."""
     monkeypatch.setattr(batch_size, "CHECK_IN", 0.5)
     monkeypatch.setattr(poll_schedule, "PATIENCE", 0.3)
     bench: Bench = supply.take("update_status", colour)

@@ -1,4 +1,4 @@
-"""Consumers in a program with another main duty: `with`, `async with`, and signals that are the host's."""
+"""Consumers in the background of a host program: `with`, `async with`, and the program's own signal handlers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.servers import Database
 
 
 def hosted(server: Any, body: Callable[[Any], object]) -> None:
-    """Run ``body`` in the block of a Consumer, as the host's main duty."""
+    """Run ``body`` in the block of a Consumer."""
     consumer = server.consumer
     if isinstance(consumer, Consumer):
         try:
@@ -45,7 +45,7 @@ def hosted(server: Any, body: Callable[[Any], object]) -> None:
 
 
 def enter(consumer: Any) -> None:
-    """Enter the block of one that has to be refused."""
+    """Enter the block of a Consumer that cannot start."""
     if isinstance(consumer, Consumer):
         with consumer:
             pytest.fail("it has begun")
@@ -57,8 +57,8 @@ def enter(consumer: Any) -> None:
     asyncio.run(main())
 
 
-def test_a_block_serves_and_stops_in_order(mixed: Bench) -> None:
-    """What is at work when the block ends is finished, what has not begun goes back, and signals stay the host's."""
+def test_a_block_serves_the_queue_and_shuts_down(mixed: Bench) -> None:
+    """At the end of the block running jobs are finished and the others released. Signal handlers are not changed."""
     started, go_on = threading.Event(), threading.Event()
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     during: list[Any] = []
@@ -90,7 +90,7 @@ def test_a_block_serves_and_stops_in_order(mixed: Bench) -> None:
         assert all("SignalHandlers" not in repr(each) for each in during)
 
 
-def test_the_end_of_a_block_keeps_to_the_grace_period(leased: Bench) -> None:
+def test_the_end_of_a_block_has_a_grace_period(leased: Bench) -> None:
     started, never = threading.Event(), threading.Event()
 
     async def work(hands: Any, job: Any) -> None:
@@ -104,8 +104,8 @@ def test_the_end_of_a_block_keeps_to_the_grace_period(leased: Bench) -> None:
     assert leased.states() == {"pending": 1}
 
 
-def test_one_that_cannot_begin_is_refused_at_entry(database: Database, colour: str) -> None:
-    """And can be entered when its tables are there."""
+def test_a_block_raises_what_keeps_its_consumer_from_starting(database: Database, colour: str) -> None:
+    """After its tables are created, it can be entered."""
     bench = Bench(database, "update_status", colour)
     entered: list[Any] = []
     server = bench.consumer()
@@ -119,7 +119,7 @@ def test_one_that_cannot_begin_is_refused_at_entry(database: Database, colour: s
     assert server.consumer.error is None
 
 
-def test_the_host_learns_that_one_has_ended(leased: Bench, log: pytest.LogCaptureFixture) -> None:
+def test_an_error_that_ends_a_consumer_is_logged_and_raised(leased: Bench, log: pytest.LogCaptureFixture) -> None:
     def fail(consumer: Any) -> None:
         consumer._shift.fail(LookupError("broken"))
         wait_until(lambda: not consumer.running)
@@ -139,7 +139,7 @@ def test_the_host_learns_that_one_has_ended(leased: Bench, log: pytest.LogCaptur
     assert str(server.consumer.error) == "broken"
 
 
-def test_one_that_is_stopped_before_the_end_of_its_block(leased: Bench) -> None:
+def test_a_consumer_that_is_stopped_before_the_end_of_its_block(leased: Bench) -> None:
     def body(consumer: Any) -> None:
         consumer.stop()
         wait_until(lambda: not consumer.running)
@@ -149,7 +149,7 @@ def test_one_that_is_stopped_before_the_end_of_its_block(leased: Bench) -> None:
     assert server.consumer.error is None
 
 
-def test_a_database_that_is_away_does_not_keep_the_host(
+def test_a_block_begins_without_the_database(
     leased: Bench, log: pytest.LogCaptureFixture, unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "START_TIMEOUT", 3600.0)
@@ -175,7 +175,7 @@ def test_a_database_that_is_away_does_not_keep_the_host(
 
 
 def test_consumers_that_share_a_pool_that_is_too_small(leased: Bench) -> None:
-    """Each by itself would begin, and all of them would wait for connections in vain."""
+    """The pool is large enough for each of them, but not for both."""
     server = leased.consumer(engine={"pool_size": 3, "max_overflow": 0})
     other = type(server.consumer)(leased.Job, server.consumer._handler, server.session)
 
@@ -186,7 +186,7 @@ def test_consumers_that_share_a_pool_that_is_too_small(leased: Bench) -> None:
     hosted(server, body)
 
 
-def test_blocks_that_cannot_be_meant(leased: Bench) -> None:
+def test_wrong_uses_of_a_block_are_refused(leased: Bench) -> None:
     server = leased.consumer()
 
     def body(consumer: Any) -> None:
@@ -205,8 +205,8 @@ def test_blocks_that_cannot_be_meant(leased: Bench) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_host_that_is_cancelled(supply: Any, times: int) -> None:
-    """The first time handlers have their grace period, the second time they are cancelled as well."""
+def test_a_cancelled_block_shuts_down(supply: Any, times: int) -> None:
+    """At the first time handlers have their grace period; at the second they are cancelled."""
     bench = supply.take("update_status", "async")
     started, go_on = threading.Event(), threading.Event()
 
@@ -245,7 +245,7 @@ def test_a_host_that_is_cancelled(supply: Any, times: int) -> None:
 
 @pytest.fixture
 def host() -> Iterator[list[int]]:
-    """The signals that a host's own handlers have been called with."""
+    """The signals that the program's own handlers were called with."""
     heard: list[int] = []
     before = {number: signal.signal(number, lambda n, _: heard.append(n)) for number in (signal.SIGTERM, signal.SIGINT)}
     yield heard
@@ -254,8 +254,8 @@ def host() -> Iterator[list[int]]:
 
 
 @pytest.mark.once
-def test_the_host_s_handlers_are_called_as_well(host: list[int]) -> None:
-    """The first signal stops the Consumers and reaches the host; the second is the host's alone."""
+def test_signal_handlers_of_the_program_are_called_as_well(host: list[int]) -> None:
+    """The first signal stops the Consumers and calls the program's handler; the second only calls it."""
     stopped: list[str] = []
     mine = signal.getsignal(signal.SIGTERM)
     with (
@@ -272,7 +272,7 @@ def test_the_host_s_handlers_are_called_as_well(host: list[int]) -> None:
 
 
 @pytest.mark.once
-def test_a_host_s_handler_that_raises_does_not_cut_the_grace_period_short(host: list[int]) -> None:
+def test_a_signal_handler_that_raises_does_not_end_the_grace_period(host: list[int]) -> None:
     ended: list[str] = []
 
     def serve() -> None:
@@ -289,7 +289,7 @@ def test_a_host_s_handler_that_raises_does_not_cut_the_grace_period_short(host: 
 
 
 @pytest.mark.once
-def test_handlers_that_the_host_sets_meanwhile_stay(host: list[int]) -> None:
+def test_signal_handlers_installed_meanwhile_stay(host: list[int]) -> None:
     def later(number: int, _: Any) -> None: ...
 
     with signal_handlers.stop_on_signal(lambda: None):
@@ -298,8 +298,8 @@ def test_handlers_that_the_host_sets_meanwhile_stay(host: list[int]) -> None:
 
 
 @pytest.mark.once
-def test_handlers_of_the_event_loop_are_called_as_well(host: list[int]) -> None:
-    """Those of aiohttp and Hypercorn, for instance, which the loop calls itself."""
+def test_signal_handlers_of_the_event_loop_are_called_as_well(host: list[int]) -> None:
+    """As installed by aiohttp and Hypercorn, with ``loop.add_signal_handler()``."""
 
     async def main() -> None:
         heard = asyncio.Event()
@@ -313,8 +313,8 @@ def test_handlers_of_the_event_loop_are_called_as_well(host: list[int]) -> None:
 
 
 @pytest.mark.once
-def test_what_asyncio_does_at_a_signal_waits(host: list[int]) -> None:
-    """It would cancel the main task, and with it the handlers."""
+def test_the_signal_handler_of_asyncio_is_not_called(host: list[int]) -> None:
+    """It would cancel the main task and with it the job handlers."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
     async def main() -> str:
@@ -327,7 +327,7 @@ def test_what_asyncio_does_at_a_signal_waits(host: list[int]) -> None:
 
 
 @pytest.mark.once
-def test_signals_can_be_left_to_the_host(leased: Bench, host: list[int]) -> None:
+def test_signals_can_be_left_to_the_program(leased: Bench, host: list[int]) -> None:
     mine, during = signal.getsignal(signal.SIGTERM), []
 
     async def work(hands: Any, job: Any) -> None:

@@ -1,4 +1,4 @@
-"""Strict isolation levels, by default or by a handler's own choice: jobs end as they would at READ COMMITTED."""
+"""Strict isolation levels, by default or chosen by a handler: runs are settled as at READ COMMITTED."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LEASE = 1.0
 
 @contextlib.contextmanager
 def strict_by_default(bench: Bench, where: str, level: str) -> Iterator[dict[str, Any]]:
-    """Yield the options of an engine whose transactions are strict, unless it is the database that says so."""
+    """Yield engine options with a strict level, or set it as the default of the database."""
     if where != "database":
         yield {"engine": {"isolation_level": level}, "factory": {"execution_options": {"isolation_level": level}}}[
             where
@@ -37,7 +37,7 @@ def strict_by_default(bench: Bench, where: str, level: str) -> Iterator[dict[str
 
 
 def past_its_lease(bench: Bench) -> None:
-    """Wait for as long as a lease lives that is not extended, and a while longer."""
+    """Wait until a lease that is not extended has expired."""
     end = bench.execute(f"SELECT clock_timestamp() + interval '{1.2 * LEASE} s'")
     wait_until(lambda: bench.execute("SELECT clock_timestamp() > :end", end=end))
 
@@ -51,8 +51,8 @@ DEFAULTS = [
 
 
 @pytest.mark.parametrize(("where", "level"), DEFAULTS)
-def test_a_strict_default_costs_nothing(bench: Bench, where: str, level: str) -> None:
-    """No job runs twice, nor loses an attempt; handlers under a lease have that level, for longer than the lease."""
+def test_a_strict_default_changes_no_result(bench: Bench, where: str, level: str) -> None:
+    """No job runs twice or loses an attempt. Handlers under a lease have that level, for longer than the lease."""
     keys = bench.enqueue(5)
     patient, levels = threading.Event(), set[str]()
     begun = threading.Semaphore(0)
@@ -81,7 +81,7 @@ def test_a_strict_default_costs_nothing(bench: Bench, where: str, level: str) ->
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_a_handler_chooses_a_strict_level(leased: Bench, level: str) -> None:
-    """Several run at once for longer than their leases, and each completion succeeds at the first try."""
+    """Several run at once for longer than their leases, and each is settled at the first try."""
     keys = leased.enqueue(3)
     begun, patient = threading.Semaphore(0), threading.Event()
 
@@ -103,8 +103,8 @@ def test_a_handler_chooses_a_strict_level(leased: Bench, level: str) -> None:
     assert leased.execute("SHOW enable_seqscan") == "on"
 
 
-def test_handlers_that_are_in_each_others_way_run_again(leased: Bench) -> None:
-    """Each reads what the other writes: one of two must fail, at no cost, and not again at once."""
+def test_handlers_whose_transactions_conflict_run_again(leased: Bench) -> None:
+    """Each reads what the other writes, so one of them fails. It is retried after a delay, and costs no attempt."""
     keys = leased.enqueue(2)
     seen = list[int]()
 

@@ -1,4 +1,4 @@
-"""What operators read of a worker: its start, each failure, its shutdown; and the fields of each record."""
+"""The log records of a worker: its start, each failure, its shutdown, and the fields of each record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.consumer.bench import Bench, wait_until
 
 
 async def fail(hands: Any, job: Any) -> None:
-    """Fail in a place that a traceback shows."""
+    """Raise an error whose traceback names this function."""
     raise ValueError(job.payload)
 
 
@@ -30,7 +30,7 @@ def of(log: Any, event: str) -> list[Any]:
     return [record for record in log.records if getattr(record, "event", None) == event]
 
 
-def test_it_says_at_its_start_what_it_serves(mixed: Bench, log: Any) -> None:
+def test_the_start_is_logged_with_queue_database_and_mode(mixed: Bench, log: Any) -> None:
     with mixed.consumer(concurrency=2).running():
         wait_until(lambda: of(log, "consumer_started"))
     [record] = of(log, "consumer_started")
@@ -41,8 +41,8 @@ def test_it_says_at_its_start_what_it_serves(mixed: Bench, log: Any) -> None:
     assert (record.levelno, record.concurrency, record.mode) == (logging.INFO, 2, "listening")
 
 
-def test_without_its_triggers_it_says_that_it_polls(leased: Bench, log: Any) -> None:
-    """As the database has it, not as the model would."""
+def test_without_triggers_the_logged_mode_is_polling(leased: Bench, log: Any) -> None:
+    """The triggers in the database decide, not the model."""
     leased.execute("ALTER TABLE job DISABLE TRIGGER USER")
     try:
         with leased.consumer().running():
@@ -56,7 +56,7 @@ def test_without_its_triggers_it_says_that_it_polls(leased: Bench, log: Any) -> 
 
 
 @pytest.mark.once
-def test_the_log_knows_no_password() -> None:
+def test_the_log_contains_no_password() -> None:
     engine = sa.create_engine("postgresql+psycopg://me:hush@db.example.com:5433/app")
     assert database_text(engine) == "database app at db.example.com:5433"
 
@@ -80,7 +80,7 @@ def test_each_failed_attempt_has_one_record_with_its_traceback(mixed: Bench, log
         assert "in fail\n" in logging.Formatter().format(record)
 
 
-def test_an_event_says_when_and_for_how_long_the_handler_ran(mixed: Bench) -> None:
+def test_an_event_has_the_time_and_duration_of_the_handler(mixed: Bench) -> None:
     good, bad = mixed.enqueue(1, payload="good"), mixed.enqueue(1, payload="bad")
 
     async def work(hands: Any, job: Any) -> None:
@@ -135,7 +135,7 @@ def test_the_shutdown_counts_its_jobs(mixed: Bench, log: Any) -> None:
     assert (stopped.finished, stopped.released) == (1, waiting)
 
 
-def test_what_outlives_the_grace_period_is_counted_as_given_back(mixed: Bench, log: Any) -> None:
+def test_jobs_that_outlive_the_grace_period_are_counted_as_released(mixed: Bench, log: Any) -> None:
     mixed.enqueue(2)
     started, go_on = threading.Event(), threading.Event()
 
@@ -154,7 +154,7 @@ def test_what_outlives_the_grace_period_is_counted_as_given_back(mixed: Bench, l
     assert (stopped.finished, stopped.released) == (0, 1 + began.waiting)
 
 
-def test_a_drain_says_nothing_of_a_shutdown(mixed: Bench, log: Any) -> None:
+def test_a_drain_logs_no_shutdown(mixed: Bench, log: Any) -> None:
     mixed.enqueue(1)
     mixed.consumer().drain()
     assert of(log, "consumer_started")[0].mode == "draining"
@@ -166,7 +166,7 @@ def test_a_drain_says_nothing_of_a_shutdown(mixed: Bench, log: Any) -> None:
 
 
 @pytest.mark.once
-def test_fields_are_none_of_those_that_a_record_has() -> None:
+def test_fields_differ_from_the_attributes_of_a_record() -> None:
     record = logging.makeLogRecord({})
     assert not set(FIELDS) & set(vars(record))
     assert set(FIELDS) <= fields("claimed").keys()
@@ -174,7 +174,7 @@ def test_fields_are_none_of_those_that_a_record_has() -> None:
 
 @pytest.mark.once
 def test_every_record_of_the_library_has_the_fields() -> None:
-    """Found in the source: each call of the logger gives ``extra``, and no name in it is one of the record's own."""
+    """Each call of the logger in the source has ``extra``, without names that a record has itself."""
     own = {*vars(logging.makeLogRecord({})), "message", "asctime"}
     calls = 0
     for path in Path(sqlaqueue.__file__).parent.rglob("*.py"):
@@ -193,7 +193,7 @@ def test_every_record_of_the_library_has_the_fields() -> None:
 
 
 @pytest.mark.once
-def test_nothing_is_made_for_a_line_that_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_event_is_made_for_a_record_that_is_not_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events.logger, "level", logging.INFO)
     events.logger.manager._clear_cache()  # type: ignore[attr-defined] # as setLevel() does
     emitter = events.EventEmitter()
@@ -204,6 +204,6 @@ def test_nothing_is_made_for_a_line_that_is_not_written(monkeypatch: pytest.Monk
 
 @pytest.mark.once
 @pytest.mark.parametrize("kind", ["no stock", "", "a:b", "7", "a..b", 5])
-def test_a_kind_that_a_query_could_not_find_is_refused(kind: Any) -> None:
+def test_an_invalid_kind_of_failure_is_refused(kind: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Fail\(kind="):
         Fail("no", kind=kind)

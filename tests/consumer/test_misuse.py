@@ -1,4 +1,4 @@
-"""Handlers and programs that do what they must not: said aloud, and nobody else pays for it."""
+"""Handlers that do what they must not fail with an error that names the fix; other jobs are not affected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.consumer.bench import Bench
 @pytest.mark.parametrize("verb", ["commit", "rollback", "close"])
 @pytest.mark.parametrize("batch_size", [1, 10])
 def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, colour: str, verb: str, batch_size: int) -> None:
-    """It is counted as failed, and its mates run as if nothing had been."""
+    """Its attempt has failed; the other jobs of the batch complete."""
     for strategy in ("delete_returning", "batch_select"):
         bench = supply.take(strategy, colour)
         good = bench.enqueue(2)
@@ -41,7 +41,7 @@ def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, colour: s
         bench.assert_tidy()
 
 
-def test_a_handler_that_hides_its_misuse(supply: Any, colour: str) -> None:
+def test_a_handler_that_catches_the_error_of_its_misuse(supply: Any, colour: str) -> None:
     for strategy in ("delete_returning", "batch_select"):
         bench = supply.take(strategy, colour)
         keys = bench.enqueue(3, max_attempts=1)
@@ -58,7 +58,7 @@ def test_a_handler_that_hides_its_misuse(supply: Any, colour: str) -> None:
 
 
 def test_under_a_lease_a_handler_may_commit(leased: Bench) -> None:
-    """Its transaction is its own; what follows the commit is as safe as what went before."""
+    """Its transaction holds no other job; what it writes after the commit is as safe as before."""
     keys = leased.enqueue(3)
 
     async def work(hands: Any, job: Any) -> None:
@@ -78,7 +78,7 @@ def test_under_a_lease_a_handler_may_commit(leased: Bench) -> None:
 
 
 def test_a_handler_may_undo_a_part_of_its_own(bench: Bench) -> None:
-    """By a savepoint in its savepoint; or leave one open."""
+    """By a savepoint within the Consumer's; it may also leave one open."""
     keys = bench.enqueue(3)
 
     async def work(hands: Any, job: Any) -> None:
@@ -116,8 +116,8 @@ def test_a_handler_that_leaves_a_savepoint_open_and_fails(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_a_handler_that_hides_a_failed_flush(bench: Bench) -> None:
-    """The savepoint is of no use any more, and that is the job's error."""
+def test_a_handler_that_catches_a_failed_flush(bench: Bench) -> None:
+    """The savepoint cannot be released any more, and the attempt has failed."""
     good, bad = bench.enqueue(2, max_attempts=1)
 
     async def work(hands: Any, job: Any) -> None:
@@ -133,8 +133,8 @@ def test_a_handler_that_hides_a_failed_flush(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_a_handler_that_hides_a_failed_statement(bench: Bench) -> None:
-    """Nothing more can be done in its transaction, least of all the job be completed."""
+def test_a_handler_that_catches_a_failed_statement(bench: Bench) -> None:
+    """The transaction is aborted, so the job cannot be settled in it."""
     good, bad = bench.enqueue(2, max_attempts=1)
 
     async def work(hands: Any, job: Any) -> None:
@@ -183,7 +183,7 @@ def test_a_stale_handler_cannot_delete_its_job(leased: Bench) -> None:
 
 
 def test_a_handler_may_change_its_own_row(bench: Bench) -> None:
-    """What it writes there is kept, and the run ends as it ends."""
+    """Its writes are kept, and the Consumer settles the run."""
     keys = bench.enqueue(3)
 
     async def work(hands: Any, job: Any) -> None:
@@ -203,8 +203,8 @@ def test_a_handler_may_change_its_own_row(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_a_handler_that_returns_a_coroutine_is_said_not_to_have_run(supply: Any) -> None:
-    """It could not be seen before."""
+def test_a_handler_that_returns_a_coroutine_has_failed(supply: Any) -> None:
+    """Before the call the Consumer cannot know."""
     leased = supply.take("update_status", "sync")
 
     async def coroutine(session: Any, job: Any) -> None:

@@ -1,4 +1,4 @@
-"""Behind PgBouncer: producers and Consumers work, and a Consumer says when it hears nothing there."""
+"""Producers and Consumers behind PgBouncer; a Consumer logs that it receives no notifications there."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Behind(Server):
-    """A Consumer whose engine goes through a pooler."""
+    """A Consumer whose engine connects to a pooler."""
 
     def __init__(self, bench: Bench, pooler: Pooler, driver: str, **options: Any) -> None:
         super().__init__(bench)
@@ -85,7 +85,7 @@ class Behind(Server):
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Check in more often than usual, and believe sooner that nothing is heard."""
+    """Shorten the interval of heartbeats and the time in which their notifications have to arrive."""
     monkeypatch.setattr(batch_size, "CHECK_IN", 0.3)
     monkeypatch.setattr(poll_schedule, "PATIENCE", 0.2)
 
@@ -106,7 +106,7 @@ DRIVERS = pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "psycopg2"])
 
 @DRIVERS
 def test_a_consumer_works_behind_a_pooler(held: Bench, transactions: Pooler, driver: str) -> None:
-    """More than psycopg's five executions, after which it would prepare a statement, and asyncpg at once."""
+    """For more than five executions, after which psycopg prepares a statement; asyncpg does so at once."""
     held.enqueue(60)
     server = Behind(held, transactions, driver, batch_size=3, poll_interval=0.05)
     assert server.drain() == 60
@@ -116,8 +116,8 @@ def test_a_consumer_works_behind_a_pooler(held: Bench, transactions: Pooler, dri
 
 
 @DRIVERS
-def test_who_enqueues_may_be_behind_a_pooler(held: Bench, transactions: Pooler, driver: str) -> None:
-    """A Consumer with an engine of its own is woken by the commit, and verbs work as well."""
+def test_producers_work_behind_a_pooler(held: Bench, transactions: Pooler, driver: str) -> None:
+    """A Consumer that is connected to the server is woken by the commit; verbs work as well."""
     consumer = held.consumer(poll_interval=LATER)
     with consumer.running():
         await_hearing(consumer)
@@ -161,7 +161,7 @@ def test_verbs_behind_a_pooler(held: Bench, transactions: Pooler) -> None:
 
 @DRIVERS
 @pytest.mark.usefixtures("impatient")
-def test_a_consumer_that_hears_nothing_says_so_once_and_polls(
+def test_a_consumer_behind_a_pooler_polls_and_logs_it_once(
     held: Bench, transactions: Pooler, driver: str, log: pytest.LogCaptureFixture
 ) -> None:
     with Behind(held, transactions, driver, poll_interval=0.05).running():
@@ -177,7 +177,7 @@ def test_a_consumer_that_hears_nothing_says_so_once_and_polls(
 
 
 @DRIVERS
-def test_in_session_mode_notifications_arrive(held: Bench, driver: str) -> None:
+def test_notifications_arrive_in_session_mode(held: Bench, driver: str) -> None:
     with Pooler(held.database, "session", size=20) as pooler:
         server = Behind(held, pooler, driver, poll_interval=LATER)
         with server.running():
@@ -188,7 +188,7 @@ def test_in_session_mode_notifications_arrive(held: Bench, driver: str) -> None:
 
 
 def test_no_setting_outlives_its_transaction(held: Bench) -> None:
-    """What a Consumer sets for a transaction, another client of the pooler would be given with the connection."""
+    """Otherwise another client of the pooler would get the setting together with the connection."""
     settings = ("lock_timeout", "statement_timeout", "synchronous_commit", "idle_in_transaction_session_timeout")
     query = sa.text("SELECT " + ", ".join(f"current_setting('{name}')" for name in settings))
     # One connection to the server for one that runs and one that tends: each is everybody's in turn.
@@ -204,8 +204,8 @@ def test_no_setting_outlives_its_transaction(held: Bench) -> None:
         engine.dispose()
 
 
-def test_the_option_is_needed(supply: Any) -> None:
-    """Without it psycopg prepares a statement on one connection to the server, and executes it on another."""
+def test_without_the_option_statements_fail(supply: Any) -> None:
+    """Otherwise psycopg prepares a statement on one connection to the server, and executes it on another."""
     bench = supply.take("update_status", "sync")
     with Pooler(bench.database, "transaction", size=2) as pooler:
         engine = sa.create_engine(pooler.url("psycopg"), pool_size=2)

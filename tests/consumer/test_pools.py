@@ -1,4 +1,4 @@
-"""The connection pool: refused when it is too small, and enough when it is just large enough."""
+"""The size of the connection pool: too small a pool is refused, and the smallest allowed one is enough."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.consumer.bench import Bench, wait_until
 
 
 def test_a_pool_that_is_too_small_is_refused(bench: Bench) -> None:
-    """With the number to change; before anything is claimed."""
+    """Before the first claim; the error contains the size that is needed."""
     bench.enqueue(1)
     server = bench.consumer(concurrency=4, engine={"pool_size": 2, "max_overflow": 2})
     with pytest.raises(ConfigurationError, match=r"needs 5 connections.*allows 4.*pool_size=5"):
@@ -27,13 +27,13 @@ def test_a_pool_that_is_large_enough_is_not_refused(bench: Bench, engine: dict[s
     assert bench.consumer(concurrency=4, engine=engine).drain() == 3
 
 
-def test_without_a_pool_there_is_nothing_to_refuse(bench: Bench) -> None:
+def test_an_engine_without_a_pool_is_not_refused(bench: Bench) -> None:
     bench.enqueue(8)
     assert bench.consumer(concurrency=4, batch_size=2, engine={"poolclass": NullPool}).drain() == 8
 
 
-def test_a_pool_of_just_the_size_that_is_asked_for_is_enough(bench: Bench) -> None:
-    """All handlers at once in transactions of their own, while the queue is tended beside them."""
+def test_the_smallest_allowed_pool_is_enough(bench: Bench) -> None:
+    """All handlers use their sessions at once, and the maintenance loop works as well."""
     bench.enqueue(40)
     at_work, lock, full = [0], threading.Lock(), threading.Event()
 
@@ -54,8 +54,8 @@ def test_a_pool_of_just_the_size_that_is_asked_for_is_enough(bench: Bench) -> No
     bench.assert_tidy()
 
 
-def test_sessions_that_commit_each_statement_are_refused(bench: Bench) -> None:
-    """A batch would be everybody's, and a rollback would undo nothing."""
+def test_sessions_with_autocommit_are_refused(bench: Bench) -> None:
+    """Other Consumers could claim the jobs of a batch, and a rollback would undo nothing."""
     bench.enqueue(2)
     server = bench.consumer(engine={"isolation_level": "AUTOCOMMIT"})
     with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
@@ -66,7 +66,7 @@ def test_sessions_that_commit_each_statement_are_refused(bench: Bench) -> None:
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
 def test_stricter_isolation_still_drains(bench: Bench, level: str) -> None:
-    """Claims that meet each other may fail, and are tried again."""
+    """Claims may fail with conflicts, and are tried again."""
     bench.enqueue(20)
     servers = [bench.consumer(concurrency=2, batch_size=2, engine={"isolation_level": level}) for _ in range(2)]
     with servers[0].running(), servers[1].running():

@@ -1,4 +1,4 @@
-"""Sessions that are made in another way than usual: served all the same, or refused with the fix before any job runs."""
+"""Unusual sessions and factories: they work, or are refused before any job runs, with an error that names the fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ READ_ONLY = "default_transaction_read_only"
 
 
 def replica_of(bench: Bench) -> sa.Engine:
-    """Return an engine whose transactions write nothing, as those of a replica."""
+    """Return an engine with read-only transactions, as of a replica."""
     if bench.colour == "sync":
         return sa.create_engine(
             bench.database.url(), poolclass=NullPool, connect_args={"options": f"-c {READ_ONLY}=on"}
@@ -32,7 +32,7 @@ def replica_of(bench: Bench) -> sa.Engine:
 
 
 def routed(bench: Bench, handler: Any = nothing, *, writes: Any = (sa.Update, sa.Delete), **options: Any) -> Server:
-    """Return a Consumer with sessions that write to one engine and read from another, as SQLAlchemy's recipe has it."""
+    """Return a Consumer with sessions that write to one engine and read from another, as in SQLAlchemy's recipe."""
     replica = replica_of(bench)
 
     class RoutingSession(Session):
@@ -47,7 +47,7 @@ def routed(bench: Bench, handler: Any = nothing, *, writes: Any = (sa.Update, sa
 
 
 def test_a_session_that_reads_from_a_replica(bench: Bench) -> None:
-    """Claims, checks, completions and releases are writes; what a handler reads is its own affair."""
+    """Claims, checks, completions and releases use the primary; a handler may read from the replica."""
     keys = bench.enqueue(6)
     seen: set[str] = set()
 
@@ -66,7 +66,7 @@ def test_a_session_that_reads_from_a_replica(bench: Bench) -> None:
 
 
 def test_jobs_of_a_dead_worker_with_a_replica(leased: Bench, frequent_sweeps: None) -> None:
-    """A rescue is a write as well."""
+    """A rescue uses the primary as well."""
     [key] = leased.enqueue(1)
     with leased.sessions() as session:
         assert session.scalars(claim(leased.Job, 1)).one().id == key
@@ -90,7 +90,7 @@ def test_writes_that_are_routed_to_a_replica_are_refused(bench: Bench) -> None:
 
 @pytest.mark.once
 def test_waiting_in_a_session_that_reads_from_a_replica(supply: Any) -> None:
-    """An announcement is no SELECT, and what a replica shows may be old."""
+    """Announcements need the primary, and the rows of a replica may be old."""
     bench = supply.take("update_status", "sync")
     [key] = bench.enqueue(1)
     server = routed(bench)
@@ -98,8 +98,8 @@ def test_waiting_in_a_session_that_reads_from_a_replica(supply: Any) -> None:
         assert wait(server.session, (bench.Job, key), timeout=20).state == "completed"
 
 
-def test_sessions_that_do_not_begin_by_themselves(bench: Bench) -> None:
-    """A handler need not know what else its session is used for; it may begin, or leave it."""
+def test_sessions_without_autobegin(bench: Bench) -> None:
+    """A handler may begin a transaction or leave it to autobegin."""
     bench.enqueue(3)
 
     async def work(hands: Any, job: Any) -> None:
@@ -123,7 +123,7 @@ def test_a_pool_that_shares_a_connection_is_refused(supply: Any, poolclass: Any)
 
 @pytest.mark.once
 def test_an_engine_that_shares_a_connection_is_refused(supply: Any) -> None:
-    """Whatever its pool is called."""
+    """Whichever class its pool has."""
     bench = supply.take("update_status", "sync")
     bench.enqueue(2)
     with bench.engine.connect() as kept:
@@ -136,7 +136,7 @@ def test_an_engine_that_shares_a_connection_is_refused(supply: Any) -> None:
 
 @pytest.mark.once
 def test_sessions_of_one_connection_are_refused(supply: Any) -> None:
-    """And leave the transaction of whoever made them as it is."""
+    """The transaction of the given connection is not changed."""
     bench = supply.take("update_status", "sync")
     with bench.engine.connect() as connection, connection.begin() as transaction:
         make = sessionmaker(bind=connection, join_transaction_mode="create_savepoint")
@@ -157,7 +157,7 @@ def test_sessions_of_one_connection_are_refused(supply: Any) -> None:
 
 
 class _OfThisThread:
-    """Raises in other threads and tasks than that which made it, as what belongs to a web request does."""
+    """Raises in threads and tasks other than the one that made it, like a session of a web request."""
 
     def __init__(self) -> None:
         self._mine = self._here()
@@ -176,8 +176,8 @@ class _OfThisThread:
 
 
 @pytest.mark.parametrize(("fails", "verb"), [("making", "drain"), ("routing", "run")])
-def test_a_factory_that_works_in_one_thread_only(bench: Bench, fails: str, verb: str) -> None:
-    """It will not work in a moment either: the first try ends with its error."""
+def test_a_factory_that_works_in_one_thread_only_is_refused(bench: Bench, fails: str, verb: str) -> None:
+    """Trying again cannot help, so the first error is raised."""
     bench.enqueue(1)
     guards = list[_OfThisThread]()
     which = "class_" if bench.colour == "sync" else "sync_session_class"
@@ -200,8 +200,8 @@ def test_a_factory_that_works_in_one_thread_only(bench: Bench, fails: str, verb:
     assert bench.states() == {"pending": 1}
 
 
-def test_a_factory_that_fails_later_is_tried_again(leased: Bench) -> None:
-    """Once a claim has worked, it is something that passes."""
+def test_a_factory_that_fails_after_a_claim_is_tried_again(leased: Bench) -> None:
+    """After a successful claim the error is taken for a temporary one."""
     leased.enqueue(1)
     failures: list[int] = []
     which = "class_" if leased.colour == "sync" else "sync_session_class"

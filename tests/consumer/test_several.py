@@ -1,4 +1,4 @@
-"""Several queues in one process: run together, stopped together, and no error is lost."""
+"""run_all(): several Consumers run in one process, stop together, and no error is lost."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.consumer.hands import for_async, for_sync
 
 
 class Crowd:
-    """Two Consumers of a bench's queue, of its colour, that share one engine."""
+    """Two Consumers of a bench's queue that share one engine."""
 
     def __init__(self, bench: Bench, *handlers: Any, **engine: Any) -> None:
         self.bench = bench
@@ -77,7 +77,7 @@ def in_thread(crowd: Crowd) -> tuple[threading.Thread, list[BaseException]]:
     return thread, errors
 
 
-def test_all_serve_with_a_pool_of_just_the_size(bench: Bench) -> None:
+def test_all_consumers_work_with_the_smallest_allowed_pool(bench: Bench) -> None:
     started, go_on = threading.Semaphore(0), threading.Event()
 
     async def work(hands: Any, job: Any) -> None:
@@ -105,7 +105,7 @@ def test_all_serve_with_a_pool_of_just_the_size(bench: Bench) -> None:
     assert errors == []
 
 
-def test_an_error_of_one_ends_the_others_and_is_raised(mixed: Bench, log: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_one_consumer_stops_the_others_and_is_raised(mixed: Bench, log: pytest.LogCaptureFixture) -> None:
     started, go_on = threading.Event(), threading.Event()
 
     async def work(hands: Any, job: Any) -> None:
@@ -129,7 +129,7 @@ def test_an_error_of_one_ends_the_others_and_is_raised(mixed: Bench, log: pytest
     assert "raised LookupError: this one is broken; stopping the other Consumers" in log.text
 
 
-def test_one_that_cannot_begin_ends_the_others(mixed: Bench) -> None:
+def test_a_consumer_that_cannot_start_stops_the_others(mixed: Bench) -> None:
     crowd = Crowd(mixed, nothing, nothing)
     crowd.consumers[1]._shift = crowd.consumers[1].stop = Mock()
     with pytest.raises(ConfigurationError, match="is running already"):
@@ -137,8 +137,8 @@ def test_one_that_cannot_begin_ends_the_others(mixed: Bench) -> None:
     assert crowd.consumers[0]._shift is None
 
 
-def test_a_stop_before_the_beginning_counts(mixed: Bench) -> None:
-    """A signal may come when one has begun and the other has not."""
+def test_a_consumer_that_is_stopped_before_it_starts_ends_at_once(mixed: Bench) -> None:
+    """A signal may arrive when one has started and the other has not."""
     crowd = Crowd(mixed, nothing, nothing)
     one, other = crowd.consumers
     begin = other._begin
@@ -189,7 +189,7 @@ print("ended in order", flush=True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all(mixed: Bench, number: signal.Signals) -> None:
+def test_a_signal_stops_all_consumers(mixed: Bench, number: signal.Signals) -> None:
     driver = "psycopg" if mixed.colour == "sync" else "asyncpg"
     order = json.dumps([mixed.database.url(driver), mixed.strategy, mixed.colour])  # type: ignore[arg-type] # a driver's name
     mixed.enqueue(3)
@@ -208,7 +208,7 @@ def serving(bench: Bench) -> int:
     return int(bench.execute("SELECT count(*) FROM sqlaqueue_consumer"))
 
 
-def test_cancelling_the_task_ends_all(supply: Any, strategy: str) -> None:
+def test_cancelling_the_task_stops_all_consumers(supply: Any, strategy: str) -> None:
     bench: Bench = supply.take(strategy, "async")
 
     async def main() -> None:
@@ -233,7 +233,7 @@ def call(kind: Any, *given: Any) -> None:
         asyncio.run(found)
 
 
-def test_arguments_that_cannot_be_meant(leased: Bench) -> None:
+def test_wrong_arguments_are_refused(leased: Bench) -> None:
     consumer = leased.consumer(nothing).consumer
     kind, other = (Consumer, AsyncConsumer) if leased.colour == "sync" else (AsyncConsumer, Consumer)
     for given, said in [
@@ -248,7 +248,7 @@ def test_arguments_that_cannot_be_meant(leased: Bench) -> None:
         call(other, consumer)
 
 
-def test_a_pool_that_is_too_small_for_all(leased: Bench) -> None:
+def test_a_pool_that_is_too_small_for_all_consumers_is_refused(leased: Bench) -> None:
     crowd = Crowd(leased, nothing, nothing, nothing, pool_size=4, max_overflow=1)
     with pytest.raises(ConfigurationError, match=r"need 6 connections, .* allows 5; use .*pool_size=6"):
         crowd.run()

@@ -1,4 +1,4 @@
-"""The jobs for which callers of wait() wait, without a database and with a clock of its own."""
+"""The registry of jobs for which callers wait, without a database and with a clock of its own."""
 
 from __future__ import annotations
 

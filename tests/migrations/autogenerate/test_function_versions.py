@@ -15,8 +15,8 @@ from sqlaqueue import QueueConfig, claim
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks.versions import outdated_triggers, undefined_object_advice
 from sqlaqueue.postgresql.ddl.attach import objects_of
+from sqlaqueue.postgresql.ddl.message_triggers import VERSION
 from sqlaqueue.postgresql.ddl.objects import TriggerFunction
-from sqlaqueue.postgresql.ddl.wake_triggers import VERSION
 from tests.migrations.models import order
 from tests.migrations.project import Project, execute
 from tests.models.kind import STRATEGIES

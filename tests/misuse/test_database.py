@@ -62,7 +62,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("statement", MISSING)
-def test_what_is_missing_is_named_with_what_makes_it(engine: sa.Engine, statement: str) -> None:
+def test_a_missing_object_is_reported_with_the_fix(engine: sa.Engine, statement: str) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)
     with pytest.raises(ConfigurationError, match=MISSING[statement]) as refused:
@@ -78,7 +78,9 @@ def test_what_is_missing_is_named_with_what_makes_it(engine: sa.Engine, statemen
         pytest.param('DROP FUNCTION shop."sqlaqueue_wake_the order\'s" CASCADE', marks=pytest.mark.thorough),
     ],
 )
-def test_what_only_wakes_may_be_missing(engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_missing_wake_triggers_are_reported_and_jobs_are_polled(
+    engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)
     handled: queue.Queue[int] = queue.Queue()
@@ -103,7 +105,7 @@ INDEXES = {
 
 
 @pytest.mark.parametrize("statement", INDEXES)
-def test_an_index_that_is_missing_is_told(engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_index_is_reported(engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql(statement)
     assert Consumer(Order, handle, sessionmaker(engine)).drain() == 0
@@ -122,7 +124,7 @@ def test_an_index_that_is_missing_is_told(engine: sa.Engine, statement: str, cap
 
 
 @pytest.mark.once
-def test_an_index_of_the_job_table_that_is_missing_is_told(engine: sa.Engine) -> None:
+def test_a_missing_index_of_the_job_table_is_reported(engine: sa.Engine) -> None:
     class Other(DeclarativeBase):
         pass
 
@@ -141,7 +143,7 @@ def test_an_index_of_the_job_table_that_is_missing_is_told(engine: sa.Engine) ->
         assert missing_index_advice(connection, spec_of(Job)) is None
 
 
-def test_an_async_consumer_says_so_as_well(engine: sa.Engine) -> None:
+def test_an_async_consumer_reports_missing_objects(engine: sa.Engine) -> None:
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP TABLE shop.sqlaqueue_crash_journal")
 
@@ -157,7 +159,7 @@ def test_an_async_consumer_says_so_as_well(engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("comment", ["'sqlaqueue, version 0'", "NULL", "'something else'"])
-def test_a_function_of_an_older_version_is_told(
+def test_an_outdated_trigger_function_is_reported(
     engine: sa.Engine, comment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It goes on working: a later version writes what an earlier one reads."""
@@ -173,7 +175,7 @@ def test_a_function_of_an_older_version_is_told(
     assert "alembic upgrade head`" in caplog.text
 
 
-def test_nothing_is_said_of_a_database_that_is_up_to_date(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_complete_database_is_not_reported(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
     """In a schema that is called otherwise in the models, too."""
     with engine.begin() as connection:
         connection.exec_driver_sql('ALTER SCHEMA shop RENAME TO "o\'shop"')

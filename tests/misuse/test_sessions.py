@@ -55,7 +55,7 @@ def sqlite() -> Iterator[sa.Engine]:
     engine.dispose()
 
 
-def test_a_second_claim_in_the_transaction_of_the_first(engine: sa.Engine, model: Any) -> None:
+def test_a_second_claim_in_the_same_transaction(engine: sa.Engine, model: Any) -> None:
     """It would be handed the rows that its own transaction has locked, for these it does not pass over."""
     with Session(engine) as session:
         first = session.scalars(claim(model, 2)).all()
@@ -66,7 +66,7 @@ def test_a_second_claim_in_the_transaction_of_the_first(engine: sa.Engine, model
         assert len(session.scalars(claim(model, 2)).all()) == 1
 
 
-def test_a_claim_that_is_read_by_a_cursor(engine: sa.Engine, model: Any) -> None:
+def test_a_claim_with_yield_per(engine: sa.Engine, model: Any) -> None:
     """It works where a claim only locks, and is refused before anything is claimed where it writes."""
     with Session(engine) as session:
         statement = claim(model, 3).execution_options(yield_per=2)
@@ -79,7 +79,7 @@ def test_a_claim_that_is_read_by_a_cursor(engine: sa.Engine, model: Any) -> None
         assert len(session.scalars(claim(model, 3)).all()) == 3
 
 
-def test_a_claim_again_after_the_first_was_undone(engine: sa.Engine, model: Any) -> None:
+def test_a_claim_after_a_rollback(engine: sa.Engine, model: Any) -> None:
     with Session(engine) as session:
         savepoint = session.begin_nested()
         first = session.scalars(claim(model, 5)).all()
@@ -89,7 +89,7 @@ def test_a_claim_again_after_the_first_was_undone(engine: sa.Engine, model: Any)
         assert len(session.scalars(claim(model, 5)).all()) == len(first)
 
 
-def test_a_session_whose_transaction_has_failed(engine: sa.Engine, model: Any) -> None:
+def test_a_claim_in_an_aborted_transaction_raises_the_usual_error(engine: sa.Engine, model: Any) -> None:
     """The error is SQLAlchemy's or the server's, as for every other statement, and nothing is claimed."""
     with Session(engine) as session:
         with pytest.raises(sa.exc.DataError):
@@ -123,7 +123,7 @@ def test_a_consumer_on_another_database_is_refused(sqlite: sa.Engine, model: Any
 
 
 @pytest.mark.parametrize("pool_size", [1, 2])
-def test_a_pool_that_is_too_small(engine: sa.Engine, model: Any, pool_size: int) -> None:
+def test_a_pool_that_is_too_small_is_refused(engine: sa.Engine, model: Any, pool_size: int) -> None:
     small = create_async_engine(engine.url, pool_size=pool_size, max_overflow=0)
 
     async def handle(session: Any, job: Any) -> None:
@@ -134,7 +134,7 @@ def test_a_pool_that_is_too_small(engine: sa.Engine, model: Any, pool_size: int)
         asyncio.run(consumer.run())
 
 
-def test_an_engine_that_commits_each_statement(engine: sa.Engine, model: Any) -> None:
+def test_an_engine_with_autocommit_is_refused(engine: sa.Engine, model: Any) -> None:
     sessions = sessionmaker(engine.execution_options(isolation_level="AUTOCOMMIT"))
     with pytest.raises(ConfigurationError, match=r"Order commit each statement by itself \(AUTOCOMMIT\)"):
         Consumer(model, lambda session, job: None, sessions).run()

@@ -1,4 +1,4 @@
-"""A database for tests of models that clean up after themselves, as they have to show they can."""
+"""An empty database for tests of models, which must drop all that they create."""
 
 from __future__ import annotations
 
@@ -16,25 +16,22 @@ if TYPE_CHECKING:
     from tests.servers import Server
 
 
-class Supply:
-    """Hands out the same database again and again, and a new one when something was left behind.
-
-    Creating a database takes longer than most of these tests.
-    """
+class DatabasePool:
+    """Reuses one database while tests leave it empty, since creating a database takes longer than most tests."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._stack = contextlib.ExitStack()
         self._current: TidyDatabase | None = None
 
-    def take(self) -> TidyDatabase:
+    def acquire(self) -> TidyDatabase:
         if self._current is None:
             database = self._stack.enter_context(self._server.database())
             connection = self._stack.enter_context(database.connect())
             self._current = TidyDatabase(database, connection)
         return self._current
 
-    def give_back(self, database: TidyDatabase) -> None:
+    def release(self, database: TidyDatabase) -> None:
         if database.objects() != database.empty:
             self.close()
 
@@ -44,23 +41,23 @@ class Supply:
 
 
 @pytest.fixture(scope="session")
-def supply(server: Server) -> Iterator[Supply]:
-    supply = Supply(server)
+def supply(server: Server) -> Iterator[DatabasePool]:
+    supply = DatabasePool(server)
     yield supply
     supply.close()
 
 
 @pytest.fixture
-def tidy(supply: Supply) -> Iterator[TidyDatabase]:
-    """An empty database, which the test leaves as empty as it was."""
-    database = supply.take()
+def tidy(supply: DatabasePool) -> Iterator[TidyDatabase]:
+    """An empty database, which the test must leave empty."""
+    database = supply.acquire()
     yield database
-    supply.give_back(database)
+    supply.release(database)
 
 
 @pytest.fixture
 def engine(tidy: TidyDatabase) -> Iterator[sa.Engine]:
-    """An engine of the database ``tidy``."""
+    """An engine for the database ``tidy``."""
     engine = sa.create_engine(tidy.database.url())
     yield engine
     engine.dispose()

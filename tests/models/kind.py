@@ -1,4 +1,4 @@
-"""What the matrix of models is made of: a kind of model, and one model built from it."""
+"""The kinds of models of the test matrix, and the models built from them."""
 
 from __future__ import annotations
 
@@ -14,37 +14,34 @@ from sqlaqueue import QueueConfig, QueueMixin
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
 MakeConfig = Callable[..., QueueConfig]
-"""Makes a config with the strategy of the cell; options are those of `QueueConfig`."""
+"""Makes a QueueConfig with the strategy of the test and other options."""
 
 
 def payload(number: int) -> dict[str, Any]:
-    """Return what most kinds need to make their job of this number."""
+    """Return the values of a job that most kinds need."""
     return {"payload": f"job {number}"}
 
 
 @dataclass(kw_only=True)
 class Built:
-    """One mapped class and what a test has to know of it.
-
-    Every model has an attribute ``payload``, by which a test tells its jobs apart.
-    """
+    """A mapped class with an attribute ``payload``, and how to make its jobs."""
 
     model: type[Any]
     make: Callable[..., Any] | None = None
     """Makes an instance from values; the class itself by default."""
     values: Callable[[int], dict[str, Any]] = payload
-    """The values of a job, apart from its queue attributes."""
+    """Returns the values of a job by number, without queue attributes."""
     insert_into: Callable[[int], type[Any]] | None = None
-    """The class of the job of a number, where it is not the model."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """How the states read in the database, where they are not called as usual."""
+    """Returns the class of a job by number; the model by default."""
+    status_values: Mapping[str, str] = field(default_factory=dict)
+    """State to its value in the database, if they differ."""
     schemas: tuple[str, ...] = ()
-    """The schemas that must be there."""
+    """The schemas that must exist."""
     options: dict[str, Any] = field(default_factory=dict)
-    """The engine's execution options."""
+    """The execution options of the engine."""
 
     others: tuple[type[Any], ...] = ()
-    """Classes that the model refers to by name only; without a reference they would be collected."""
+    """Classes that the model refers to by name only. The reference keeps them from being garbage-collected."""
 
     @property
     def table(self) -> sa.Table:
@@ -63,7 +60,7 @@ class Built:
         return config
 
     def attribute(self, role: str) -> str | None:
-        """Return the attribute that plays a role, as the user's config has it."""
+        """Return the attribute that has a role."""
         return self.config.attribute_for(role, role)
 
     def column(self, attribute: str) -> sa.Column[Any]:
@@ -79,10 +76,10 @@ class Built:
         return self.model if self.insert_into is None else self.insert_into(number)
 
     def job_values(self, number: int, **roles: Any) -> dict[str, Any]:
-        """Return the values of a job with those of its queue attributes that the model has."""
-        placed = {self.attribute(role): value for role, value in roles.items()}
-        placed.pop(None, None)
-        return {**self.values(number), **placed}
+        """Return the values of a job, with values for roles that the model has."""
+        given = {self.attribute(role): value for role, value in roles.items()}
+        given.pop(None, None)
+        return {**self.values(number), **given}
 
     def job(self, number: int, **roles: Any) -> Any:
         make = self.make or self.class_of(number)
@@ -91,7 +88,7 @@ class Built:
 
 @dataclass(frozen=True)
 class Kind:
-    """A way to write a model; the strategies are those under which it makes sense."""
+    """A way to write a model, and the strategies that support it."""
 
     build: Callable[[MakeConfig], Built]
     strategies: tuple[str, ...]
@@ -101,17 +98,17 @@ KINDS: dict[str, Kind] = {}
 
 
 def kind(*strategies: str) -> Callable[[Callable[[MakeConfig], Built]], Callable[[MakeConfig], Built]]:
-    """Enter a factory into the matrix under its own name."""
+    """Add a factory to the matrix under its own name."""
 
-    def enter(build: Callable[[MakeConfig], Built]) -> Callable[[MakeConfig], Built]:
+    def add(build: Callable[[MakeConfig], Built]) -> Callable[[MakeConfig], Built]:
         KINDS[build.__name__] = Kind(build, strategies or STRATEGIES)
         return build
 
-    return enter
+    return add
 
 
 def declare(queue: MakeConfig, **attributes: Any) -> type[Any]:
-    """Map a class with the usual key and payload unless they are among the attributes."""
+    """Map a class with the default key and payload, unless ``attributes`` contains them."""
 
     class Base(DeclarativeBase):
         metadata = attributes.pop("metadata", None) or sa.MetaData()

@@ -1,4 +1,4 @@
-"""The matrix of models: types and words of the status, other types, and attributes left out."""
+"""Kinds of models: types and values of the status, other types, and roles left out."""
 
 import enum
 import uuid
@@ -48,7 +48,7 @@ PHASES = States(
     failed=Phase.DEAD,
     cancelled=Phase.CALLED_OFF,
 )
-PHASE_WORDS = {
+PHASE_VALUES = {
     "pending": "NEW",
     "processing": "RUNNING",
     "completed": "DONE",
@@ -56,11 +56,11 @@ PHASE_WORDS = {
     "cancelled": "CALLED_OFF",
 }
 NUMBERS = States(pending=0, processing=1, completed=2, failed=-1, cancelled=-2)
-NUMBER_WORDS = {"pending": "0", "processing": "1", "completed": "2", "failed": "-1", "cancelled": "-2"}
+NUMBER_VALUES = {"pending": "0", "processing": "1", "completed": "2", "failed": "-1", "cancelled": "-2"}
 
 
-class Called(enum.StrEnum):
-    """States called as the library calls them."""
+class LikeStates(enum.StrEnum):
+    """An Enum whose members are named like the states."""
 
     pending = "p"
     processing = "r"
@@ -72,25 +72,25 @@ class Called(enum.StrEnum):
 @kind()
 def enum_status(queue: MakeConfig) -> Built:
     model = declare(queue, __queue__=queue(states=PHASES), __table_args__={"schema": "work"})
-    return Built(model=model, words=PHASE_WORDS, schemas=("work",))
+    return Built(model=model, status_values=PHASE_VALUES, schemas=("work",))
 
 
 @kind()
 def enum_status_in_a_translated_schema(queue: MakeConfig) -> Built:
     model = declare(queue, __queue__=queue(states=PHASES))
     options = {"schema_translate_map": {None: "tenant"}}
-    return Built(model=model, words=PHASE_WORDS, schemas=("tenant",), options=options)
+    return Built(model=model, status_values=PHASE_VALUES, schemas=("tenant",), options=options)
 
 
 @kind()
 def adopted_enum_status(queue: MakeConfig) -> Built:
-    type_ = sa.Enum(Called, values_callable=lambda members: [member.value for member in members], name="called")
+    type_ = sa.Enum(LikeStates, values_callable=lambda members: [member.value for member in members], name="called")
     model = declare(
         queue,
         __queue__=queue(columns={"status": "status"}),
-        status=mapped_column(type_, nullable=False, default=Called.pending),
+        status=mapped_column(type_, nullable=False, default=LikeStates.pending),
     )
-    return Built(model=model, words={member.name: member.value for member in Called})
+    return Built(model=model, status_values={member.name: member.value for member in LikeStates})
 
 
 @kind()
@@ -101,7 +101,7 @@ def adopted_enum_of_words(queue: MakeConfig) -> Built:
         __queue__=queue(columns={"status": "status"}, states=States(failed="dead")),
         status=mapped_column(type_, nullable=False, server_default="pending"),
     )
-    return Built(model=model, words={"failed": "dead"})
+    return Built(model=model, status_values={"failed": "dead"})
 
 
 @kind()
@@ -111,12 +111,12 @@ def adopted_enum_in_a_string(queue: MakeConfig) -> Built:
         __queue__=queue(columns={"status": "status"}, states=PHASES),
         status=mapped_column(sa.Enum(Phase, native_enum=False), nullable=False, default=Phase.NEW),
     )
-    return Built(model=model, words=PHASE_WORDS)
+    return Built(model=model, status_values=PHASE_VALUES)
 
 
 @kind()
 def integer_status(queue: MakeConfig) -> Built:
-    return Built(model=declare(queue, __queue__=queue(states=NUMBERS)), words=NUMBER_WORDS)
+    return Built(model=declare(queue, __queue__=queue(states=NUMBERS)), status_values=NUMBER_VALUES)
 
 
 @kind()
@@ -126,16 +126,16 @@ def adopted_integer_status(queue: MakeConfig) -> Built:
         __queue__=queue(columns={"status": "phase"}, states=NUMBERS),
         phase=mapped_column(sa.Integer(), nullable=False, default=0),
     )
-    return Built(model=model, words=NUMBER_WORDS)
+    return Built(model=model, status_values=NUMBER_VALUES)
 
 
 @kind()
 def other_words(queue: MakeConfig) -> Built:
     states = States(pending="new_waiting", processing="it's running", completed="complete", failed="f", cancelled="c")
-    return Built(model=declare(queue, __queue__=queue(states=states)), words=dict(states.items()))
+    return Built(model=declare(queue, __queue__=queue(states=states)), status_values=dict(states.items()))
 
 
-# -- attributes of the model's own, and attributes left out --------------------------------------
+# -- attributes of the application, and roles left out --------------------------------------
 
 
 @kind()

@@ -1,4 +1,4 @@
-"""The matrix of models: keys, names and places of columns and tables, and rows that refer to jobs."""
+"""Kinds of models: keys, names, schemas and partitions, and rows that refer to jobs."""
 
 import uuid
 from datetime import datetime
@@ -75,7 +75,7 @@ def moment_as_key(queue: MakeConfig) -> Built:
     return Built(model=model, values=values)
 
 
-# -- places and names --------------------------------------------------------------------------
+# -- schemas and names --------------------------------------------------------------------------
 
 
 @kind()

@@ -1,4 +1,4 @@
-"""The matrix of models: the ways in which a class can be mapped."""
+"""Kinds of models: the ways to map a class."""
 
 from typing import Any, ClassVar
 
@@ -66,7 +66,7 @@ def without_metaclass(queue: MakeConfig) -> Built:
 
 @kind()
 def old_declarative_base(queue: MakeConfig) -> Built:
-    Base: Any = declarative_base()  # noqa: N806 - what everybody calls it
+    Base: Any = declarative_base()  # noqa: N806 - the usual name
 
     class Job(QueueMixin, Base):
         __tablename__ = "job"
@@ -149,7 +149,7 @@ def given_table(queue: MakeConfig) -> Built:
 
 
 class PlainObject:
-    """A class of the kind that imperative mappings are for: it knows nothing of a database."""
+    """A plain class for imperative mapping."""
 
     def __init__(self, **values: Any) -> None:
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""An existing table becomes a queue by what it has: nothing is added, and rows are deleted only where that is said."""
+"""Existing tables as queues: QueueConfig(adopt=...) adds nothing, and rows_are_messages=True allows deleting rows."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.config import ROLES
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.existing_messages import ExistingMessages
-from tests.models.test_names import MakeModel, every_way
+from tests.models.test_attribute_names import MakeModel, every_way
 from tests.models.tidy import created
 
 once = pytest.mark.once
@@ -38,7 +38,7 @@ def model(config: QueueConfig, **attributes: Any) -> type[Any]:
 @once
 @every_way
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select"])
-def test_nothing_is_added(make: MakeModel, strategy: str) -> None:
+def test_adopt_adds_no_columns(make: MakeModel, strategy: str) -> None:
     order = make(QueueConfig(strategy=strategy, adopt={"status": "status"}))
     table = sa.inspect(order).local_table
     assert table.c.keys() in (["id", "status"], ["id", "state_of_order"])
@@ -47,13 +47,13 @@ def test_nothing_is_added(make: MakeModel, strategy: str) -> None:
 
 
 @once
-def test_what_is_not_named_is_left_alone() -> None:
+def test_adopt_ignores_attributes_that_are_not_named() -> None:
     order = model(QueueConfig(adopt={"status": "state", "run_at": "due"}))
     assert dict(spec_of(order).attributes) == {"status": "state", "run_at": "due"}
     assert order.__table__.c.keys() == ["id", "state", "send_after", "priority"]
 
 
-def test_a_table_that_is_reflected_later(engine: sa.Engine) -> None:
+def test_adopting_a_table_with_deferred_reflection(engine: sa.Engine) -> None:
     class Base(DeferredReflection, DeclarativeBase):
         __abstract__ = True
 
@@ -91,7 +91,7 @@ def test_a_table_that_is_reflected_later(engine: sa.Engine) -> None:
         ({"status": "state", "run_at": "id"}, r"Order\.id is part of the primary key \(id\), .* as 'run_at'"),
     ],
 )
-def test_what_the_class_does_not_have(adopt: dict[str, str], said: str) -> None:
+def test_adopting_an_invalid_attribute_is_refused(adopt: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         model(
             QueueConfig(adopt=adopt),
@@ -102,7 +102,7 @@ def test_what_the_class_does_not_have(adopt: dict[str, str], said: str) -> None:
 
 
 @once
-def test_a_key_of_other_columns_may_be_named() -> None:
+def test_the_primary_key_may_be_named_by_the_mapping() -> None:
     class Base(DeclarativeBase):
         pass
 
@@ -122,7 +122,7 @@ def test_a_key_of_other_columns_may_be_named() -> None:
 
 
 @once
-def test_a_config_is_handed_down() -> None:
+def test_a_config_is_inherited() -> None:
     class Base(DeclarativeBase):
         pass
 
@@ -150,7 +150,7 @@ def test_a_config_is_handed_down() -> None:
 # -- rows that a claim deletes -----------------------------------------------------------------------------------------
 
 OTHERS = {role: None for role in ROLES if role != "status"}
-SLIPS: dict[str, dict[str, Any]] = {
+MISTAKES: dict[str, dict[str, Any]] = {
     "the wrong order": {"columns": {"status": "state", **dict.fromkeys(ROLES)}},
     "left out": {"columns": {"status": None}},
     "nothing named": {"adopt": {}},
@@ -159,9 +159,9 @@ SLIPS: dict[str, dict[str, Any]] = {
 
 
 @once
-@pytest.mark.parametrize("slip", SLIPS)
-def test_a_queue_without_a_status_deletes_nothing_by_a_slip(slip: str) -> None:
-    columns = SLIPS[slip]
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_deleting_rows_needs_rows_are_messages(mistake: str) -> None:
+    columns = MISTAKES[mistake]
     fix = "adopt={'status': ...}" if "adopt" in columns else "remove 'status': None from QueueConfig(columns=...)"
     with pytest.raises(ConfigurationError) as refused:
         model(QueueConfig(strategy="delete_returning", **columns), priority=None)
@@ -172,7 +172,7 @@ def test_a_queue_without_a_status_deletes_nothing_by_a_slip(slip: str) -> None:
 
 @once
 @pytest.mark.parametrize("columns", [{}, {"columns": OTHERS}, {"columns": {"status": None, **OTHERS}}, {"adopt": {}}])
-def test_rows_that_are_messages_say_so(columns: dict[str, Any]) -> None:
+def test_rows_are_messages_has_no_status(columns: dict[str, Any]) -> None:
     order = model(QueueConfig(strategy="delete_returning", rows_are_messages=True, **columns), priority=None)
     spec = spec_of(order)
     assert isinstance(spec.strategy, DeleteRow)
@@ -182,13 +182,13 @@ def test_rows_that_are_messages_say_so(columns: dict[str, Any]) -> None:
 
 @once
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select", ExistingMessages(sa.Table, job="id")], ids=str)
-def test_rows_stay_under_other_strategies(strategy: Any) -> None:
+def test_rows_are_messages_is_refused_for_strategies_that_keep_rows(strategy: Any) -> None:
     said = r"Order: QueueConfig\(rows_are_messages=True\): the strategy .* does not delete the rows"
     with pytest.raises(ConfigurationError, match=said):
         model(QueueConfig(strategy=strategy, rows_are_messages=True), priority=None)
 
 
 @once
-def test_a_strategy_that_deletes_rows_has_to_be_allowed_to() -> None:
+def test_a_strategy_that_always_deletes_rows_needs_rows_are_messages() -> None:
     with pytest.raises(ConfigurationError, match=r"Order: .*rows_are_messages=True"):
         model(QueueConfig(strategy=DeleteRow(), columns={"status": None}), priority=None)

@@ -1,4 +1,4 @@
-"""The queue attributes can be given to the constructor, whoever makes it."""
+"""Constructors, generated or not, accept queue attributes."""
 
 import dataclasses
 from datetime import UTC, datetime
@@ -79,7 +79,7 @@ ALL = (plain, dataclass, decorated_dataclass, sql_model, sql_model_before_mixin)
 
 
 @pytest.mark.parametrize("make", ALL, ids=lambda make: make.__name__)
-def test_what_is_given_is_stored_and_the_rest_has_its_default(make: Any, engine: sa.Engine) -> None:
+def test_constructors_accept_queue_attributes(make: Any, engine: sa.Engine) -> None:
     model = make()
     with created(engine, model.__table__.metadata), Session(engine) as session:
         given = model(to="a", status="failed", priority=-3, run_at=LATER, attempts=2, max_attempts=9, last_error="x")
@@ -94,7 +94,7 @@ def test_what_is_given_is_stored_and_the_rest_has_its_default(make: Any, engine:
         assert session.execute(claim(model, 5)).scalars().all() == [bare]
 
 
-def test_fields_of_a_dataclass_come_last_and_by_keyword_only() -> None:
+def test_queue_attributes_of_a_dataclass_are_keyword_only() -> None:
     class Base(MappedAsDataclass, DeclarativeBase):
         pass
 
@@ -118,13 +118,13 @@ def test_fields_of_a_dataclass_come_last_and_by_keyword_only() -> None:
     assert not fields["to"]
 
 
-def test_a_dataclass_shows_the_queue_in_its_repr_and_compares_it() -> None:
+def test_repr_and_eq_of_a_dataclass_include_queue_attributes() -> None:
     model = dataclass()
     assert "priority=4" in repr(model(to="a", priority=4))
     assert model(to="a", priority=4) == model(to="a", priority=4) != model(to="a", priority=5)
 
 
-def test_a_dataclass_base_before_the_mixin_is_refused_with_the_fix() -> None:
+def test_a_dataclass_base_before_the_mixin_is_refused() -> None:
     class Base(MappedAsDataclass, DeclarativeBase):
         pass
 
@@ -138,7 +138,7 @@ def test_a_dataclass_base_before_the_mixin_is_refused_with_the_fix() -> None:
     assert "email" not in Base.metadata.tables
 
 
-def test_a_dataclass_that_brings_all_attributes_may_stand_before_the_mixin(engine: sa.Engine) -> None:
+def test_a_dataclass_base_with_all_attributes_may_precede_the_mixin(engine: sa.Engine) -> None:
     left_out = dict.fromkeys(["max_attempts", "last_error", "created_at", "finished_at"])
 
     class Base(MappedAsDataclass, DeclarativeBase):
@@ -167,7 +167,7 @@ def test_a_sql_model_reads_and_writes_the_queue_attributes() -> None:
     assert model(to="a", priority=2).model_dump()["priority"] == 2
 
 
-def test_merging_what_another_session_loaded_is_no_claim(engine: sa.Engine) -> None:
+def test_merging_a_loaded_instance_records_no_run(engine: sa.Engine) -> None:
     model = plain()
     with created(engine, model.metadata), Session(engine) as one, Session(engine) as other:
         one.add(model(id=1, to="a"))

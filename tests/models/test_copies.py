@@ -67,14 +67,14 @@ def complete_in_another_process(url: str, pickled: bytes) -> list[int]:
     engine = sa.create_engine(url)
     try:
         with Session(engine) as session:
-            keys = session.scalars(complete(pickle.loads(pickled))).all()  # noqa: S301 - the test's own
+            keys = session.scalars(complete(pickle.loads(pickled))).all()  # noqa: S301 - pickled by this test
             session.commit()
             return list(keys)
     finally:
         engine.dispose()
 
 
-def test_a_leased_job_is_settled_in_another_process(engine: sa.Engine) -> None:
+def test_a_pickled_leased_job_can_be_settled_in_another_process(engine: sa.Engine) -> None:
     with Session(engine) as session:
         job = session.scalars(claim(Leased, 1)).one()
         session.commit()
@@ -88,11 +88,11 @@ def test_a_leased_job_is_settled_in_another_process(engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("model", HELD)
-def test_a_copy_of_a_held_job_is_not_held(engine: sa.Engine, model: Any) -> None:
+def test_a_copy_of_a_held_job_cannot_be_settled(engine: sa.Engine, model: Any) -> None:
     with Session(engine) as session:
         (job,) = session.scalars(claim(model, 1)).all()
         key = sa.inspect(job).identity
-        for other in (pickle.loads(pickle.dumps(job)), copy.deepcopy(job)):  # noqa: S301 - the test's own
+        for other in (pickle.loads(pickle.dumps(job)), copy.deepcopy(job)):  # noqa: S301 - pickled by this test
             assert (other.id, other.attempts) == (job.id, 1)
             for verb in (complete, release, extend):
                 with pytest.raises(NotClaimedError, match=r"is a copy of a claimed instance .* claim the job again"):
@@ -100,12 +100,12 @@ def test_a_copy_of_a_held_job_is_not_held(engine: sa.Engine, model: Any) -> None
         assert session.scalars(complete(job)).all() == [*key]
         session.commit()
         session.expunge_all()
-        again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(job))))  # noqa: S301 - the test's own
+        again = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(job))))  # noqa: S301 - pickled by this test
         with pytest.raises(NotClaimedError):
             complete(again)
 
 
-def test_a_deep_copy_of_a_leased_job_has_its_lease(engine: sa.Engine) -> None:
+def test_a_deep_copy_of_a_leased_job_can_be_settled(engine: sa.Engine) -> None:
     with Session(engine) as session:
         job = session.scalars(claim(Leased, 1)).one()
         assert session.scalars(extend(copy.deepcopy(job))).all() == [job.id]
@@ -126,7 +126,7 @@ def test_a_merge_keeps_the_run(engine: sa.Engine, load: bool) -> None:  # noqa: 
         assert merged.status == "completed"
 
 
-def test_a_merge_does_not_make_a_run_older(engine: sa.Engine) -> None:
+def test_a_merge_keeps_the_newer_run(engine: sa.Engine) -> None:
     with Session(engine, expire_on_commit=False) as session:
         stale = session.scalars(claim(Leased, 1)).one()
         session.execute(release(stale))
@@ -138,7 +138,7 @@ def test_a_merge_does_not_make_a_run_older(engine: sa.Engine) -> None:
         assert run_of(job) is run
 
 
-def test_a_merge_moves_no_held_job_to_another_transaction(engine: sa.Engine) -> None:
+def test_a_merged_held_job_cannot_be_settled_in_another_transaction(engine: sa.Engine) -> None:
     with Session(engine) as session, Session(engine) as other:
         job = session.scalars(claim(Locked, 1)).one()
         merged = other.merge(job)
@@ -157,8 +157,8 @@ class Job(QueueMixin, Base):
 
 
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning", "own_message"])
-def test_a_class_is_defined_again(tidy: TidyDatabase, strategy: str) -> None:
-    """As a module is reloaded, whose Base is in another one: with the table that is there, and nothing twice."""
+def test_a_class_can_be_defined_again_for_the_same_table(tidy: TidyDatabase, strategy: str) -> None:
+    """As by reloading a module: with extend_existing=True, no object is attached twice."""
 
     class Again(DeclarativeBase):
         pass
@@ -174,7 +174,7 @@ def test_a_class_is_defined_again(tidy: TidyDatabase, strategy: str) -> None:
     try:
         for _ in range(3):
             with warnings.catch_warnings():
-                # SQLAlchemy says that a class of this name is there already.
+                # SQLAlchemy warns that the registry has a class of this name.
                 warnings.simplefilter("ignore", sa.exc.SAWarning)
                 exec(MODULE, vars(module))  # noqa: S102 - what importlib.reload() does
             with created(engine, Again.metadata):
@@ -189,8 +189,8 @@ def test_a_class_is_defined_again(tidy: TidyDatabase, strategy: str) -> None:
     assert objects[0] == objects[1] == objects[2]
 
 
-def test_metadata_is_pickled_with_all_that_belongs_to_its_tables(tidy: TidyDatabase) -> None:
-    again: sa.MetaData = pickle.loads(pickle.dumps(Base.metadata))  # noqa: S301 - the test's own
+def test_pickled_metadata_creates_all_objects(tidy: TidyDatabase) -> None:
+    again: sa.MetaData = pickle.loads(pickle.dumps(Base.metadata))  # noqa: S301 - pickled by this test
     assert [len(objects_of(table)) for table in again.sorted_tables] == [
         len(objects_of(table)) for table in Base.metadata.sorted_tables
     ]

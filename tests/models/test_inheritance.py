@@ -1,4 +1,4 @@
-"""Queues over class hierarchies: what a claim of the base and of a subclass hands out."""
+"""Queues with inheritance: claims of the base class and of subclasses."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,7 +27,7 @@ def polymorphic(identity: str, **options: Any) -> dict[str, Any]:
 
 
 class Hierarchy:
-    """Job, and below it Letter, and below that Parcel, in one table."""
+    """Job, its subclass Letter and that one's subclass Parcel, in one table."""
 
     def __init__(self, config: QueueConfig, **options: Any) -> None:
         class Base(DeclarativeBase):
@@ -82,7 +82,7 @@ def test_claiming_the_base_returns_instances_of_subclasses(hierarchy: Hierarchy,
         assert claimed(session, h.Job) == {1: h.Job, 2: h.Letter, 3: h.Parcel, 4: h.Job}
 
 
-def test_claiming_a_subclass_returns_only_its_own(hierarchy: Hierarchy, engine: sa.Engine) -> None:
+def test_claiming_a_subclass_returns_only_its_instances(hierarchy: Hierarchy, engine: sa.Engine) -> None:
     h = hierarchy
     with Session(engine) as session:
         assert claimed(session, h.Parcel) == {3: h.Parcel}
@@ -104,7 +104,7 @@ def test_columns_of_subclasses_are_loaded_by_the_claim(hierarchy: Hierarchy, eng
         assert len(statements) == 1
 
 
-def test_subclasses_share_the_config_and_the_verbs(hierarchy: Hierarchy, engine: sa.Engine) -> None:
+def test_subclasses_share_the_queue(hierarchy: Hierarchy, engine: sa.Engine) -> None:
     h = hierarchy
     assert h.Parcel.__queue__ is h.Job.__queue__
     with Session(engine) as session:
@@ -128,7 +128,7 @@ def test_subclasses_share_the_config_and_the_verbs(hierarchy: Hierarchy, engine:
         session.commit()
 
 
-def test_loading_options_of_the_hierarchy_make_no_difference(engine: sa.Engine) -> None:
+def test_polymorphic_loading_options_do_not_affect_claims(engine: sa.Engine) -> None:
     h = Hierarchy(QueueConfig(), with_polymorphic="*")
     with created(engine, h.metadata), Session(engine) as session:
         session.add_all(h.jobs())
@@ -151,7 +151,7 @@ def test_a_config_for_a_subclass_is_refused() -> None:
 
 
 class JoinedHierarchy:
-    """Job, and Letter with a table of its own."""
+    """Job and its subclass Letter, in joined tables."""
 
     def __init__(self, config: QueueConfig, **options: Any) -> None:
         class Base(DeclarativeBase):
@@ -185,7 +185,7 @@ def joined(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Joined
         yield hierarchy
 
 
-def test_claiming_the_base_of_joined_tables_works(joined: JoinedHierarchy, engine: sa.Engine) -> None:
+def test_claiming_the_base_of_joined_tables(joined: JoinedHierarchy, engine: sa.Engine) -> None:
     with Session(engine) as session:
         jobs = session.execute(claim(joined.Job, 10)).scalars().all()
         assert [type(job) for job in jobs] == [joined.Job, joined.Letter, joined.Letter]
@@ -206,7 +206,7 @@ def test_selectin_polymorphic_loads_the_joined_tables_at_once(joined: JoinedHier
 
 
 @pytest.mark.parametrize("verb", [claim, cancel, requeue, rescue, purge, reconcile], ids=lambda verb: verb.__name__)
-def test_a_verb_on_the_child_of_joined_tables_is_refused_with_the_fix(verb: Callable[..., Any]) -> None:
+def test_a_verb_on_the_child_of_joined_tables_is_refused(verb: Callable[..., Any]) -> None:
     h = JoinedHierarchy(QueueConfig())
     arguments = [5] if verb is claim else []
     fix = rf"{verb.__name__}\(Letter\): .* \(joined inheritance\), .* use {verb.__name__}\(Job\), which returns"
@@ -232,7 +232,7 @@ def test_a_job_of_a_child_is_cancelled_and_requeued(joined: JoinedHierarchy, eng
 
 
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select"])
-def test_a_base_that_always_joins_its_children_is_claimed(strategy: str, engine: sa.Engine) -> None:
+def test_claiming_a_base_with_polymorphic_all(strategy: str, engine: sa.Engine) -> None:
     h = JoinedHierarchy(QueueConfig(strategy=strategy), with_polymorphic="*")
     with created(engine, h.metadata), Session(engine) as session:
         session.add_all([h.Job(), h.Letter(address="Rome")])
@@ -275,7 +275,7 @@ class Animal(Plain):
     kind: Mapped[str]
 
 
-def test_a_queue_below_a_class_that_is_none_is_refused() -> None:
+def test_a_queue_that_inherits_from_a_mapped_class_is_refused() -> None:
     key = mapped_column(sa.ForeignKey(Animal.id), primary_key=True)
     for name, body in (("Dog", {}), ("Cat", {"__tablename__": "cat", "id": key})):
         with pytest.raises(
@@ -284,7 +284,7 @@ def test_a_queue_below_a_class_that_is_none_is_refused() -> None:
             type(name, (QueueMixin, Animal), {**body, "__mapper_args__": polymorphic(name)})
 
 
-def test_a_queue_inherits_from_a_class_with_a_table_of_its_own(config: QueueConfig, engine: sa.Engine) -> None:
+def test_a_queue_with_concrete_inheritance_from_another_class(config: QueueConfig, engine: sa.Engine) -> None:
     class Base(DeclarativeBase):
         pass
 
@@ -326,7 +326,7 @@ def test_concrete_inheritance_from_a_queue_is_refused() -> None:
             id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def test_a_queue_that_is_mapped_to_a_join_is_refused() -> None:
+def test_a_queue_mapped_to_a_join_is_refused() -> None:
     class Base(DeclarativeBase):
         pass
 

@@ -1,4 +1,4 @@
-"""Rows that say when their last run began and who ran it: opt-in columns, by the database's clock."""
+"""The opt-in column ``started_at``, and ``claimed_by`` after a run: start and worker of the last run."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ class Plain(QueueMixin, Base):
 MODELS: list[Any] = [Leased, Batch, Message, Row]
 
 
-def test_each_end_tells_of_its_run(database: Database) -> None:
-    """One database for all strategies, with a worker and a database whose clocks are apart."""
+def test_every_outcome_stores_start_and_worker_of_its_run(database: Database) -> None:
+    """The start is a time of the database's clock, under all strategies."""
     engine = sa.create_engine(database.url())
     Base.metadata.create_all(engine)
     ends: dict[int, Exception] = {2: Retry(3600), 3: Fail("no")}
@@ -93,7 +93,7 @@ def test_each_end_tells_of_its_run(database: Database) -> None:
     engine.dispose()
 
 
-def test_verbs_tell_as_well(database: Database) -> None:
+def test_verbs_store_start_and_worker(database: Database) -> None:
     engine = sa.create_engine(database.url())
     Base.metadata.create_all(engine)
     for model in MODELS:
@@ -107,16 +107,16 @@ def test_verbs_tell_as_well(database: Database) -> None:
             session.execute(complete(jobs[0]))
             session.commit()
             rows = session.execute(sa.select(model.__table__).order_by(model.__table__.c.id)).all()
-        given_back = rows[-1]
-        # A claim that writes nothing leaves nothing of a run that does not count.
-        assert (given_back.began is not None) == (model is Leased)
+        released = rows[-1]
+        # If the claim writes nothing, a released run leaves no trace.
+        assert (released.began is not None) == (model is Leased)
         if model is not Row:
             assert rows[0].began >= before
             assert rows[0].claimed_by == worker_name()
     engine.dispose()
 
 
-def test_a_rescue_leaves_who_ran_it_last(database: Database) -> None:
+def test_a_rescue_keeps_start_and_worker(database: Database) -> None:
     engine = sa.create_engine(database.url())
     Base.metadata.create_all(engine)
     with Session(engine) as session:
@@ -133,14 +133,14 @@ def test_a_rescue_leaves_who_ran_it_last(database: Database) -> None:
 
 
 @pytest.mark.once
-def test_nobody_else_has_them() -> None:
+def test_other_queues_have_no_started_at() -> None:
     assert "started_at" not in Plain.__table__.c
     assert not spec_of(Plain).keeps_claimed_by
     assert str(os.getpid()) in worker_name()
 
 
 @pytest.mark.once
-def test_each_way_to_name_a_column_names_these() -> None:
+def test_started_at_can_be_placed_by_columns_adopt_and_queue_column() -> None:
     class Own(DeclarativeBase):
         pass
 

@@ -1,4 +1,4 @@
-"""What a claim loads of a job's own columns, and that a run is known whatever it loads."""
+"""The columns that a claim loads."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -38,7 +38,7 @@ def model(request: pytest.FixtureRequest, engine: sa.Engine) -> Iterator[Any]:
         yield Job
 
 
-def test_deferred_columns_and_expressions_are_loaded_when_they_are_asked_for(model: Any, engine: sa.Engine) -> None:
+def test_deferred_columns_and_expressions_are_loaded_on_access(model: Any, engine: sa.Engine) -> None:
     with Session(engine) as session:
         job = session.scalars(claim(model, 1)).one()
         assert {"payload", "last_error", "twice"} <= sa.inspect(job).unloaded
@@ -55,7 +55,7 @@ def test_deferred_columns_and_expressions_are_loaded_when_they_are_asked_for(mod
     ids=["load only", "load only, raise for others", "defer all"],
 )
 @pytest.mark.parametrize("place", ["on the select", "on the claim"])
-def test_a_run_is_known_whatever_is_loaded(
+def test_a_run_is_recorded_whatever_columns_are_loaded(
     model: Any, engine: sa.Engine, option: Callable[[Any], Any], place: str
 ) -> None:
     if place == "on the select":

@@ -1,4 +1,4 @@
-"""Every kind of model lives the same life under each strategy and driver: see `Life.lived`."""
+"""Every kind of model supports all verbs under each strategy and driver; see ``Life``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from sqlaqueue import (
     requeue,
     retry,
 )
-from tests.models import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - they fill KINDS
-from tests.models.driven import DRIVERS, Driven, driven
+from tests.models import kinds_of_attributes, kinds_of_columns, kinds_of_mapping  # noqa: F401 - importing them fills KINDS
+from tests.models.awaitable_engine import DRIVERS, AwaitableEngine, awaitable_engine
 from tests.models.kind import KINDS, STRATEGIES, Built
 
 if TYPE_CHECKING:
@@ -34,10 +34,9 @@ PRIORITIES = (1, 0, 2, 0, 1, 0)
 
 
 def cells() -> Iterator[Any]:
-    """Yield kind, strategy and driver.
+    """Yield combinations of kind, strategy and driver.
 
-    Each kind meets each strategy on the diagonals, with another driver each; the rest is left to the session that runs
-    everything.
+    Each kind is tested with each strategy under one driver; all other combinations run in the thorough session.
     """
     for row, (name, kind) in enumerate(KINDS.items()):
         for strategy in kind.strategies:
@@ -48,11 +47,13 @@ def cells() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "strategy", "driver"), [*cells()])
-async def test_life_of_a_queue(tidy: TidyDatabase, name: str, strategy: str, driver: str) -> None:
+async def test_every_kind_of_model_supports_all_verbs(
+    tidy: TidyDatabase, name: str, strategy: str, driver: str
+) -> None:
     built = KINDS[name].build(partial(QueueConfig, strategy=strategy))
     with tidy.schemas(*built.schemas):
         before = tidy.objects()
-        async with driven(tidy.database, driver, built.options) as engine:
+        async with awaitable_engine(tidy.database, driver, built.options) as engine:
             await engine.ddl(built.metadata.create_all)
             created = tidy.objects()
             await engine.ddl(built.metadata.create_all)
@@ -63,9 +64,9 @@ async def test_life_of_a_queue(tidy: TidyDatabase, name: str, strategy: str, dri
 
 
 class Life:
-    """The life of a queue with six jobs, which are known by their numbers."""
+    """All verbs on a queue with six jobs, which are identified by number."""
 
-    def __init__(self, built: Built, engine: Driven) -> None:
+    def __init__(self, built: Built, engine: AwaitableEngine) -> None:
         self.built, self.engine, self.model = built, engine, built.model
         self.keys: dict[int, Any] = {}
         self.expected: dict[int, str] = {}
@@ -149,13 +150,13 @@ class Life:
         assert await self.rows() == {}
 
     def waiting(self) -> list[int]:
-        """Return the numbers of the jobs that are due, in the order of the queue."""
+        """Return the numbers of the due jobs in claim order."""
         priorities = PRIORITIES if self.built.attribute("priority") else [0] * len(JOBS)
         due = [number for number, state in self.expected.items() if state == "pending"]
         return sorted(due, key=lambda number: (priorities[number], self.keys[number]))
 
     def check_claimed(self, session: Any, jobs: Sequence[Any], expected: Iterable[int]) -> list[int]:
-        """Check that a claim handed out what is expected; return the numbers of the jobs."""
+        """Check the instances that a claim returned, and return their numbers."""
         numbers = [_number(job.payload) for job in jobs]
         assert numbers == list(expected)
         for number, job in zip(numbers, jobs, strict=True):
@@ -166,15 +167,17 @@ class Life:
             here = {name for name, column in columns if column.table is self.built.table}
             assert not state.unloaded & here
             status = self.built.attribute("status")
-            assert status is None or self.built.words.get("processing", "processing") in words_for(getattr(job, status))
+            assert status is None or self.built.status_values.get("processing", "processing") in status_texts(
+                getattr(job, status)
+            )
             attempts = self.built.attribute("attempts")
             assert attempts is None or getattr(job, attempts) >= 1
         return numbers
 
     async def expect(self, changes: dict[int, str]) -> None:
-        """Check that the database holds these states and otherwise those that it had before.
+        """Check these changes of states, and that all other states are unchanged.
 
-        A completed job that is its own message is gone.
+        A completed job whose claim deletes its row has no row.
         """
         self.expected |= changes
         if self.built.is_own_message:
@@ -184,13 +187,13 @@ class Life:
         assert states == {n: in_database.get(state, state) for n, state in self.expected.items()}
 
     async def rows(self) -> dict[int, tuple[Any, str]]:
-        """Return the key and the state of each job that the database knows."""
-        names = {word: state for state, word in self.built.words.items()}
+        """Return key and state of each job in the database."""
+        names = {value: state for state, value in self.built.status_values.items()}
         keys, status = sa.inspect(self.model).primary_key, self.built.attribute("status")
         state = sa.literal("pending") if status is None else self.built.column(status)
         found = {}
-        for number, (*key, word) in (await self.select(*keys, sa.cast(state, sa.Text))).items():
-            found[number] = key[0] if len(key) == 1 else tuple(key), names.get(word, word)
+        for number, (*key, value) in (await self.select(*keys, sa.cast(state, sa.Text))).items():
+            found[number] = key[0] if len(key) == 1 else tuple(key), names.get(value, value)
         return found | await self.dead_letters()
 
     async def dead_letters(self) -> dict[int, tuple[Any, str]]:
@@ -204,7 +207,7 @@ class Life:
         return {number: (self.keys[number], state) for number, state in numbers.items()}
 
     async def check(self, role: str, values: dict[int, Any], default: Any) -> None:
-        """Check what the rows hold in the column of a role, where there is one."""
+        """Check the values of the column of a role, if there is one."""
         attribute = self.built.attribute(role)
         if attribute is not None:
             found = await self.select(self.built.column(attribute))
@@ -216,7 +219,7 @@ class Life:
             return {_number(payload): tuple(values) for payload, *values in rows}
 
 
-def words_for(value: Any) -> set[str]:
+def status_texts(value: Any) -> set[str]:
     return {value.name, value.value} if isinstance(value, enum.Enum) else {str(value)}
 
 

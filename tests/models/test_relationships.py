@@ -1,4 +1,4 @@
-"""Claimed rows have relationships as any loaded row has, and other rows may refer to jobs."""
+"""Relationships of claimed instances, and rows that refer to jobs."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -37,7 +37,7 @@ class Shop:
 
             id: Mapped[int] = mapped_column(primary_key=True)
             customer_id: Mapped[int | None] = mapped_column(sa.ForeignKey("customer.id"))
-            # Both name classes that are not there yet.
+            # Both refer to classes that do not exist yet.
             customer: Mapped["Customer | None"] = relationship("Customer", back_populates="orders")
             lines: Mapped[list["Line"]] = relationship("Line", back_populates="order", **of_lines)
 
@@ -92,7 +92,7 @@ def unloaded(orders: Any) -> set[str]:
 
 @pytest.mark.parametrize("load", [selectinload, immediateload], ids=lambda load: load.__name__)
 @pytest.mark.parametrize("place", ["on the select", "on the claim"])
-def test_related_rows_are_loaded_with_the_claim(shop: Shop, engine: sa.Engine, load: Any, place: str) -> None:
+def test_loader_options_load_related_rows_with_the_claim(shop: Shop, engine: sa.Engine, load: Any, place: str) -> None:
     options = load(shop.Order.lines), load(shop.Order.customer)
     with Session(engine) as session:
         if place == "on the select":
@@ -119,7 +119,7 @@ async def test_related_rows_are_loaded_for_an_async_session(
         await async_engine.dispose()
 
 
-def test_a_relationship_that_is_always_loaded_by_a_select_is_loaded(engine: sa.Engine) -> None:
+def test_relationships_with_selectin_loading_are_loaded(engine: sa.Engine) -> None:
     shop = Shop("update_status", lazy="selectin")
     with created(engine, shop.metadata), Session(engine) as session:
         shop.fill(engine)
@@ -128,7 +128,7 @@ def test_a_relationship_that_is_always_loaded_by_a_select_is_loaded(engine: sa.E
 
 
 @pytest.mark.parametrize("load", [joinedload, subqueryload], ids=lambda load: load.__name__)
-def test_options_that_change_the_statement_have_no_effect(shop: Shop, engine: sa.Engine, load: Any) -> None:
+def test_joined_loading_has_no_effect(shop: Shop, engine: sa.Engine, load: Any) -> None:
     for statement in (
         claim(shop.Order, 10).options(load(shop.Order.lines)),
         claim(sa.select(shop.Order).options(load(shop.Order.lines)), 10),
@@ -140,7 +140,7 @@ def test_options_that_change_the_statement_have_no_effect(shop: Shop, engine: sa
             session.rollback()
 
 
-def test_a_relationship_that_is_always_joined_is_loaded_when_it_is_asked_for(engine: sa.Engine) -> None:
+def test_relationships_with_joined_loading_are_loaded_on_access(engine: sa.Engine) -> None:
     shop = Shop("batch_select", lazy="joined")
     with created(engine, shop.metadata), Session(engine) as session:
         shop.fill(engine)
@@ -148,14 +148,14 @@ def test_a_relationship_that_is_always_joined_is_loaded_when_it_is_asked_for(eng
         assert contents(orders) == CONTENTS
 
 
-def test_other_options_work(shop: Shop, engine: sa.Engine) -> None:
+def test_other_loader_options_work(shop: Shop, engine: sa.Engine) -> None:
     with Session(engine) as session:
         order = session.scalars(claim(shop.Order, 1).options(raiseload(shop.Order.lines))).one()
         with pytest.raises(sa.exc.InvalidRequestError, match="raise"):
             _ = order.lines
 
 
-def test_a_claim_joins_what_an_order_belongs_to(shop: Shop, engine: sa.Engine) -> None:
+def test_a_claim_can_join_a_to_one_relationship(shop: Shop, engine: sa.Engine) -> None:
     with Session(engine) as session:
         of_ann = sa.select(shop.Order).join(shop.Order.customer).where(shop.Customer.name == "Ann")
         assert [order.id for order in session.scalars(claim(of_ann, 10))] == [1, 2]
@@ -166,8 +166,8 @@ def test_a_claim_joins_what_an_order_belongs_to(shop: Shop, engine: sa.Engine) -
             claim(sa.select(shop.Order).join(shop.Order.lines), 10)
 
 
-def test_a_new_row_that_refers_to_a_job_does_not_hide_it(shop: Shop, engine: sa.Engine) -> None:
-    # The foreign key's check holds a lock on the order for as long as this transaction lasts.
+def test_a_job_is_claimed_while_a_new_row_refers_to_it(shop: Shop, engine: sa.Engine) -> None:
+    # The check of the foreign key locks the order until the end of this transaction.
     with Session(engine) as writer, Session(engine) as worker:
         writer.add(shop.Line(order_id=1, text="late"))
         writer.flush()
@@ -179,7 +179,7 @@ def test_a_new_row_that_refers_to_a_job_does_not_hide_it(shop: Shop, engine: sa.
         writer.commit()
 
 
-def test_a_held_job_can_be_referred_to(shop: Shop, engine: sa.Engine) -> None:
+def test_rows_can_refer_to_a_held_job(shop: Shop, engine: sa.Engine) -> None:
     with Session(engine) as worker, Session(engine) as writer:
         orders = worker.scalars(claim(shop.Order, 10)).all()
         writer.execute(sa.text("SET lock_timeout = '5s'"))
@@ -188,7 +188,7 @@ def test_a_held_job_can_be_referred_to(shop: Shop, engine: sa.Engine) -> None:
         assert [line.text for line in orders[0].lines] == ["a", "b", "meanwhile"]
 
 
-def test_what_a_handler_adds_to_a_job_is_stored_with_it(shop: Shop, engine: sa.Engine) -> None:
+def test_related_rows_added_by_a_handler_are_stored(shop: Shop, engine: sa.Engine) -> None:
     with Session(engine) as session:
         order = session.scalars(claim(shop.Order, 1)).one()
         order.lines.append(shop.Line(text="by the handler"))

@@ -1,4 +1,4 @@
-"""The status in the types and words of the model: what instances show, and what plain SQL reads and writes."""
+"""Types and values of the status column, in instances and in plain SQL."""
 
 import enum
 from typing import Any
@@ -10,7 +10,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, States, cancel, claim, complete, fail, requeue, retry
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.models.driven import driven
+from tests.models.awaitable_engine import awaitable_engine
 from tests.models.tidy import TidyDatabase, created
 
 STRATEGIES = ["update_status", "delete_returning", "batch_select"]
@@ -49,7 +49,7 @@ def model(config: QueueConfig, **attributes: Any) -> type[Any]:
 
 
 class Stored(sa.types.TypeDecorator[Phase]):
-    """An application's own type: one letter for a phase."""
+    """A TypeDecorator that stores one letter for a Phase."""
 
     impl = sa.String(1)
     cache_ok = True
@@ -62,7 +62,7 @@ class Stored(sa.types.TypeDecorator[Phase]):
 
 
 class Translated(sa.types.TypeDecorator[str]):
-    """Another one: what instances show is not what the enum is made of that it is stored as."""
+    """A TypeDecorator whose values are not members of its Enum."""
 
     impl = sa.Enum(Phase)
     cache_ok = True
@@ -92,7 +92,7 @@ CASES: dict[str, tuple[States, Any, str, str, str]] = {
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("case", CASES)
-def test_plain_sql_and_instances_speak_of_the_same(strategy: str, case: str, engine: sa.Engine) -> None:
+def test_plain_sql_and_instances_use_the_values_of_the_states(strategy: str, case: str, engine: sa.Engine) -> None:
     states, type_, pending, processing, completed = CASES[case]
     columns = {} if type_ is None else {"status": "status"}
     attributes = {} if type_ is None else adopted(type_, server_default=pending)
@@ -136,7 +136,7 @@ def test_two_queues_share_an_enum(tidy: TidyDatabase, engine: sa.Engine) -> None
     assert tidy.objects() == tidy.empty
 
 
-def test_members_called_like_the_states_need_no_naming(engine: sa.Engine) -> None:
+def test_enum_members_named_like_states_need_no_config(engine: sa.Engine) -> None:
     class Life(enum.Enum):
         DRAFT = enum.auto()
         PENDING = enum.auto()
@@ -156,7 +156,7 @@ def test_members_called_like_the_states_need_no_naming(engine: sa.Engine) -> Non
         assert session.scalars(requeue(job)).all() == [claimed.id]
 
 
-def test_a_vocabulary_without_a_pending_state_is_refused() -> None:
+def test_an_enum_without_a_pending_value_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"Job: its status column has no value 'pending'; name its value with"):
         model(QueueConfig(columns={"status": "status"}), **adopted(sa.Enum(Phase)))
     with pytest.raises(ConfigurationError, match=r"Job: its status column has no value 'pending'; name its value with"):
@@ -176,12 +176,12 @@ def test_a_vocabulary_without_a_pending_state_is_refused() -> None:
     ],
     ids=str,
 )
-def test_a_value_that_the_column_cannot_hold_is_refused(states: States, type_: Any) -> None:
+def test_a_value_that_the_column_cannot_store_is_refused(states: States, type_: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"Job: its status column cannot hold .*QueueConfig\(states=States\("):
         model(QueueConfig(states=states, columns={"status": "status"}), **adopted(type_))
 
 
-def test_mixed_values_are_refused_where_the_library_makes_the_column() -> None:
+def test_values_of_mixed_types_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="cannot hold 'processing'"):
         model(QueueConfig(states=States(pending=0)))
     with pytest.raises(ConfigurationError, match="cannot hold 1"):
@@ -189,7 +189,7 @@ def test_mixed_values_are_refused_where_the_library_makes_the_column() -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_state_without_a_word_is_missed_only_where_it_is_needed(strategy: str, engine: sa.Engine) -> None:
+def test_a_state_without_a_value_is_refused_only_where_it_is_needed(strategy: str, engine: sa.Engine) -> None:
     states = States(cancelled=None)
     job = model(QueueConfig(strategy=strategy, states=states))
     with created(engine, job.metadata), Session(engine) as session:
@@ -203,17 +203,17 @@ def test_a_state_without_a_word_is_missed_only_where_it_is_needed(strategy: str,
             cancel(job)
 
 
-def test_a_lease_needs_a_word_for_running_jobs() -> None:
-    with pytest.raises(ConfigurationError, match=r"Job: strategy .* needs a value for jobs that are running"):
+def test_a_lease_needs_a_value_for_processing() -> None:
+    with pytest.raises(ConfigurationError, match=r"Job: strategy .* needs a status value for running jobs"):
         model(QueueConfig(strategy="update_status", states=States(processing=None)))
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_words_that_have_to_be_quoted(strategy: str, driver: str, tidy: TidyDatabase) -> None:
+async def test_status_values_that_need_quotes(strategy: str, driver: str, tidy: TidyDatabase) -> None:
     states = States(pending="it's 1% :new", processing="%s {x}", completed="\\ done")
     job = model(QueueConfig(strategy=strategy, states=states))
-    async with driven(tidy.database, driver, {}) as engine:
+    async with awaitable_engine(tidy.database, driver, {}) as engine:
         await engine.ddl(job.metadata.create_all)
         async with engine.session() as session:
             session.add_all([job()])

@@ -1,4 +1,4 @@
-"""Indexes, message table and triggers come with their tables and go with them."""
+"""Indexes, side tables and triggers are created and dropped with their tables."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -84,7 +84,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_a_strategy_creates(tidy: TidyDatabase, engine: sa.Engine, strategy: str) -> None:
+def test_objects_created_by_each_strategy(tidy: TidyDatabase, engine: sa.Engine, strategy: str) -> None:
     metadata = model(QueueConfig(strategy=strategy)).metadata
     with created(engine, metadata):
         assert tidy.objects() - tidy.empty == EXPECTED[strategy]
@@ -95,7 +95,7 @@ def test_what_a_strategy_creates(tidy: TidyDatabase, engine: sa.Engine, strategy
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_tables_are_created_and_dropped_one_by_one(tidy: TidyDatabase, engine: sa.Engine, strategy: str) -> None:
+def test_tables_can_be_created_and_dropped_individually(tidy: TidyDatabase, engine: sa.Engine, strategy: str) -> None:
     job = model(QueueConfig(strategy=strategy))
     tables = job.metadata.sorted_tables
     for order in (tables, tables[::-1]):
@@ -114,7 +114,7 @@ def test_tables_are_created_and_dropped_one_by_one(tidy: TidyDatabase, engine: s
         assert tidy.objects() == tidy.empty
 
 
-def test_a_trigger_function_goes_with_its_table_alone(tidy: TidyDatabase, engine: sa.Engine) -> None:
+def test_a_trigger_function_is_dropped_with_its_table(tidy: TidyDatabase, engine: sa.Engine) -> None:
     job = model(QueueConfig(strategy="delete_returning"))
     with created(engine, job.metadata):
         job.__table__.drop(engine)
@@ -123,7 +123,7 @@ def test_a_trigger_function_goes_with_its_table_alone(tidy: TidyDatabase, engine
         assert tidy.objects() - tidy.empty == EXPECTED["delete_returning"]
 
 
-def test_a_table_that_was_dropped_by_sql_is_created_again(tidy: TidyDatabase, engine: sa.Engine) -> None:
+def test_a_table_dropped_by_plain_sql_can_be_created_again(tidy: TidyDatabase, engine: sa.Engine) -> None:
     job = model(QueueConfig(strategy="delete_returning"))
     with created(engine, job.metadata):
         with engine.begin() as connection:
@@ -132,7 +132,7 @@ def test_a_table_that_was_dropped_by_sql_is_created_again(tidy: TidyDatabase, en
         assert tidy.objects() - tidy.empty == EXPECTED["delete_returning"]
 
 
-def test_all_or_nothing_is_created(tidy: TidyDatabase, engine: sa.Engine) -> None:
+def test_create_all_can_be_rolled_back(tidy: TidyDatabase, engine: sa.Engine) -> None:
     job = model(QueueConfig(strategy="delete_returning"))
     with engine.connect() as connection:
         job.metadata.create_all(connection)
@@ -140,10 +140,10 @@ def test_all_or_nothing_is_created(tidy: TidyDatabase, engine: sa.Engine) -> Non
     assert tidy.objects() == tidy.empty
 
 
-def test_temporary_tables_need_no_dropping(tidy: TidyDatabase, engine: sa.Engine) -> None:
+def test_temporary_tables(tidy: TidyDatabase, engine: sa.Engine) -> None:
     job = model(QueueConfig(strategy="batch_select"), prefixes=["TEMPORARY"])
     with engine.connect() as connection, Session(connection) as session:
-        # Those of the library's own are as lasting as ever, and go with this transaction.
+        # The side tables are not temporary, and are rolled back with this transaction.
         job.metadata.create_all(connection)
         session.add(job())
         session.flush()
@@ -151,7 +151,7 @@ def test_temporary_tables_need_no_dropping(tidy: TidyDatabase, engine: sa.Engine
     assert tidy.objects() == tidy.empty
 
 
-# -- who writes, and under which search path ---------------------------------------------------------------------------
+# -- schemas and search paths ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def schemas(tidy: TidyDatabase) -> Iterator[None]:
 
 @pytest.mark.usefixtures("schemas")
 @pytest.mark.parametrize("options", [{"schema": "work"}, {}], ids=["schema named", "schema in the search path"])
-def test_the_triggers_find_the_messages_under_any_search_path(tidy: TidyDatabase, options: dict[str, str]) -> None:
+def test_triggers_work_under_any_search_path(tidy: TidyDatabase, options: dict[str, str]) -> None:
     job = model(QueueConfig(strategy="delete_returning"), **options)
     arguments = {} if options else {"options": "-csearch_path=work"}
     engine = sa.create_engine(tidy.database.url(), connect_args=arguments)
@@ -181,7 +181,7 @@ def test_the_triggers_find_the_messages_under_any_search_path(tidy: TidyDatabase
 
 @pytest.mark.usefixtures("schemas")
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_model_serves_tenants_in_schemas_of_their_own(tidy: TidyDatabase, engine: sa.Engine, strategy: str) -> None:
+def test_one_model_for_tenants_in_separate_schemas(tidy: TidyDatabase, engine: sa.Engine, strategy: str) -> None:
     job = model(QueueConfig(strategy=strategy))
     tenants = [engine.execution_options(schema_translate_map={None: tenant}) for tenant in ("work", "elsewhere")]
     for tenant in tenants:
@@ -211,10 +211,10 @@ def test_one_model_serves_tenants_in_schemas_of_their_own(tidy: TidyDatabase, en
         pytest.param("batch_select", {}, marks=pytest.mark.thorough),
     ],
 )
-def test_the_table_of_a_queue_brings_along_what_it_needs(
+def test_creating_the_table_of_a_queue_creates_its_side_tables(
     database: TidyDatabase, strategy: str, options: dict[str, Any]
 ) -> None:
-    """Where only some tables are made: the first row failed in a trigger, naming a table that is in no model."""
+    """Without its side tables, the first INSERT would fail in a trigger."""
 
     class Base(DeclarativeBase):
         pass
@@ -242,7 +242,7 @@ def test_the_table_of_a_queue_brings_along_what_it_needs(
         session.commit()
         session.scalars(complete(session.scalars(claim(Job, 1)).all())).all()
         session.commit()
-    # What is there already is no obstacle for the rest.
+    # Objects that exist already are skipped.
     Base.metadata.create_all(engine)
     with engine.connect() as connection:
         assert sa.inspect(connection).has_table("note", schema="tenant")

@@ -1,4 +1,4 @@
-"""Several queues in one database, in one MetaData, and served by one process."""
+"""Two queues in one MetaData, database and process."""
 
 import threading
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ STRATEGIES = ["update_status", "delete_returning", "batch_select"]
 
 
 class Queues:
-    """Two queues of the same shape in one MetaData."""
+    """Two queues with the same columns in one MetaData."""
 
     def __init__(self, first: QueueConfig, second: QueueConfig, **options: Any) -> None:
         class Base(DeclarativeBase):
@@ -68,7 +68,7 @@ def ids(jobs: Any) -> list[int]:
     return sorted(job.id for job in jobs)
 
 
-def test_they_do_not_see_each_other(queues: Queues, engine: sa.Engine) -> None:
+def test_two_queues_are_independent(queues: Queues, engine: sa.Engine) -> None:
     q = queues
     with Session(engine) as session:
         session.add_all([q.First(id=1), q.First(id=2), q.Second(id=1)])
@@ -92,7 +92,7 @@ def test_they_do_not_see_each_other(queues: Queues, engine: sa.Engine) -> None:
         assert ids(session.scalars(claim(q.First, 10))) == [1, 2]
 
 
-def test_jobs_of_two_queues_in_one_call_are_refused(queues: Queues, engine: sa.Engine) -> None:
+def test_jobs_of_two_queues_in_one_verb_are_refused(queues: Queues, engine: sa.Engine) -> None:
     with Session(engine) as session:
         session.add_all([queues.First(), queues.Second()])
         session.commit()
@@ -101,7 +101,7 @@ def test_jobs_of_two_queues_in_one_call_are_refused(queues: Queues, engine: sa.E
             complete(jobs)
 
 
-def test_one_process_serves_both(queues: Queues, engine: sa.Engine) -> None:
+def test_one_process_runs_two_queues(queues: Queues, engine: sa.Engine) -> None:
     factory, done = sessionmaker(engine), []
     with factory() as session:
         session.add_all([model(id=n) for model in (queues.First, queues.Second) for n in range(20)])
@@ -122,7 +122,7 @@ def test_one_process_serves_both(queues: Queues, engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_a_queue_needs_is_in_the_schema_of_its_table(strategy: str) -> None:
+def test_side_tables_are_in_the_schema_of_the_queue(strategy: str) -> None:
     config = QueueConfig(strategy=strategy)
 
     class Base(DeclarativeBase):

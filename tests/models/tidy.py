@@ -1,4 +1,4 @@
-"""A database that knows what is in it."""
+"""A database whose objects can be listed, to find what a test left behind."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 Objects = set[tuple[str, str]]
 
 _OBJECTS = """
-    SELECT 'relation', oid::regclass::text FROM pg_class WHERE relnamespace <> ALL (%(theirs)s)
-    UNION ALL SELECT 'type', oid::regtype::text FROM pg_type WHERE typnamespace <> ALL (%(theirs)s)
-    UNION ALL SELECT 'function', oid::regproc::text FROM pg_proc WHERE pronamespace <> ALL (%(theirs)s)
+    SELECT 'relation', oid::regclass::text FROM pg_class WHERE relnamespace <> ALL (%(system)s)
+    UNION ALL SELECT 'type', oid::regtype::text FROM pg_type WHERE typnamespace <> ALL (%(system)s)
+    UNION ALL SELECT 'function', oid::regproc::text FROM pg_proc WHERE pronamespace <> ALL (%(system)s)
     UNION ALL SELECT 'trigger', tgname::text FROM pg_trigger
-    UNION ALL SELECT 'schema', nspname::text FROM pg_namespace WHERE oid <> ALL (%(theirs)s)
+    UNION ALL SELECT 'schema', nspname::text FROM pg_namespace WHERE oid <> ALL (%(system)s)
 """
-_THEIRS = """
+_SYSTEM_SCHEMAS = """
     SELECT array_agg(oid) FROM pg_namespace
     WHERE nspname IN ('pg_catalog', 'information_schema') OR nspname ~ '^pg_(toast|temp)'
 """
@@ -32,7 +32,7 @@ _THEIRS = """
 
 @dataclass
 class TidyDatabase:
-    """A database with a connection to look at its catalog; see the fixture ``tidy``."""
+    """A database with a connection that reads its catalog; see the fixture ``tidy``."""
 
     database: Database
     connection: Connection[tuple[Any, ...]]
@@ -42,15 +42,15 @@ class TidyDatabase:
         self.empty = self.objects()
 
     def objects(self) -> Objects:
-        """Return the kind and name of everything that is not the system's own."""
-        theirs = self.connection.execute(_THEIRS).fetchone()
-        assert theirs is not None
-        rows = self.connection.execute(_OBJECTS, {"theirs": theirs[0]}).fetchall()
+        """Return kind and name of all objects that are not in system schemas."""
+        system = self.connection.execute(_SYSTEM_SCHEMAS).fetchone()
+        assert system is not None
+        rows = self.connection.execute(_OBJECTS, {"system": system[0]}).fetchall()
         return {(kind, name) for kind, name in rows}
 
     @contextlib.contextmanager
     def schemas(self, *names: str) -> Iterator[None]:
-        """Create schemas, and drop them in the end, when they have to be empty."""
+        """Create schemas, and drop them afterwards; they must be empty then."""
         for name in names:
             self.connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
         yield
@@ -60,7 +60,7 @@ class TidyDatabase:
 
 @contextlib.contextmanager
 def created(engine: sa.Engine, *collections: sa.MetaData) -> Iterator[None]:
-    """Create the tables of MetaData, and drop them in the end."""
+    """Create the tables of each MetaData, and drop them afterwards."""
     for metadata in collections:
         metadata.create_all(engine)
     yield

@@ -1,4 +1,4 @@
-"""Roles that a class declares on attributes of other names, so that type checkers see them."""
+"""Queue attributes declared by queue_column()."""
 
 import enum
 from typing import Any
@@ -133,7 +133,7 @@ def imperative() -> type[Any]:
 @pytest.mark.parametrize(
     "make", [plain, from_an_abstract_base, dataclass, decorated, sql_model, given_table, imperative]
 )
-def test_the_library_makes_the_column(make: Any, engine: sa.Engine) -> None:
+def test_queue_column_adds_the_column(make: Any, engine: sa.Engine) -> None:
     order = make()
     columns = spec_of(order).table.c
     assert (columns.queue_status.info["sqlaqueue"], columns.importance.info["sqlaqueue"]) == ("status", "priority")
@@ -150,7 +150,7 @@ def test_the_library_makes_the_column(make: Any, engine: sa.Engine) -> None:
 
 
 @pytest.mark.parametrize("declared", [queue_column("status"), queue_column("status", sa.Enum(Life))])
-def test_a_status_may_be_an_enum(declared: Any) -> None:
+def test_a_declared_status_may_be_an_enum(declared: Any) -> None:
     class Fresh(DeclarativeBase):
         pass
 
@@ -192,19 +192,19 @@ def model(config: QueueConfig, *bases: Any, **attributes: Any) -> Any:
         (QueueConfig(columns={"priority": "one"}), "the attribute 'one' has two roles"),
     ],
 )
-def test_what_the_config_says_otherwise(config: QueueConfig, said: str) -> None:
+def test_a_declaration_that_contradicts_the_config_is_refused(config: QueueConfig, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         model(config, one=queue_column("status"))
 
 
-def test_a_role_is_played_once() -> None:
+def test_declaring_a_role_twice_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"Order: queue_column\('status'\) declares 'one' and 'two'"):
         model(QueueConfig(), one=queue_column("status"), two=queue_column("status"))
     with pytest.raises(ConfigurationError, match=r"queue_column\('prority'\): .*; did you mean 'priority'\?"):
         queue_column("prority")
 
 
-def test_the_mixin_stands_first() -> None:
+def test_queue_column_needs_the_mixin_as_first_base() -> None:
     class Fresh(DeclarativeBase):
         pass
 
@@ -215,7 +215,7 @@ def test_the_mixin_stands_first() -> None:
         type("Order", (Fresh, QueueMixin), body)
 
 
-def test_a_subclass_declares_nothing() -> None:
+def test_queue_column_in_a_subclass_is_refused() -> None:
     order = model(QueueConfig())
     with pytest.raises(ConfigurationError, match=r"Letter\.one = queue_column\(\.\.\.\): declare it in .*, Order"):
         type("Letter", (order,), {"one": queue_column("status")})

@@ -1,4 +1,4 @@
-"""A class that has an attribute of a role's name must say what it is: adopting one by accident is impossible."""
+"""A class with an attribute named like a role must say whether it is the queue's."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -186,7 +186,7 @@ of_every_strategy = pytest.mark.parametrize("strategy", ["update_status", "delet
 
 
 @every_way
-def test_a_domain_status_is_refused_with_both_fixes(make: MakeModel) -> None:
+def test_an_attribute_with_the_name_of_a_role_is_refused_with_both_fixes(make: MakeModel) -> None:
     with pytest.raises(ConfigurationError) as refused:
         make(QueueConfig())
     message = str(refused.value)
@@ -196,7 +196,7 @@ def test_a_domain_status_is_refused_with_both_fixes(make: MakeModel) -> None:
 
 
 @every_way
-def test_the_queue_moves_to_another_attribute(make: MakeModel, engine: sa.Engine) -> None:
+def test_a_role_can_be_placed_on_another_attribute(make: MakeModel, engine: sa.Engine) -> None:
     model = make(QueueConfig(columns={"status": "queue_status"}))
     with created(engine, sa.inspect(model).local_table.metadata), Session(engine) as session:
         order = model()
@@ -211,7 +211,7 @@ def test_the_queue_moves_to_another_attribute(make: MakeModel, engine: sa.Engine
 
 @every_way
 @of_every_strategy
-def test_the_attribute_is_adopted(make: MakeModel, strategy: str, engine: sa.Engine) -> None:
+def test_an_attribute_of_the_class_can_be_used(make: MakeModel, strategy: str, engine: sa.Engine) -> None:
     model = make(QueueConfig(columns={"status": "status"}, strategy=strategy))
     with created(engine, sa.inspect(model).local_table.metadata), Session(engine) as session:
         draft, order = model(), model()
@@ -239,7 +239,7 @@ def test_other_roles_are_refused_like_status(role: str) -> None:
         type("Order", (QueueMixin, Base), body)
 
 
-def test_an_attribute_that_is_no_column_is_refused_too() -> None:
+def test_an_attribute_that_is_not_a_column_is_refused() -> None:
     class Base(DeclarativeBase):
         pass
 
@@ -255,7 +255,7 @@ def test_an_attribute_that_is_no_column_is_refused_too() -> None:
                 return "draft"
 
 
-def test_adopting_what_is_no_column_is_refused() -> None:
+def test_placing_a_role_on_an_attribute_that_is_not_a_column_is_refused() -> None:
     class Base(DeclarativeBase):
         pass
 
@@ -272,7 +272,7 @@ def test_adopting_what_is_no_column_is_refused() -> None:
                 return "draft"
 
 
-def test_a_lease_is_no_role_where_a_transaction_is_held() -> None:
+def test_lease_roles_are_free_under_strategies_that_hold_a_transaction() -> None:
     class Base(DeclarativeBase):
         pass
 
@@ -282,14 +282,14 @@ def test_a_lease_is_no_role_where_a_transaction_is_held() -> None:
 
         id: Mapped[int] = mapped_column(primary_key=True)
         claimed_by: Mapped[str]
-        """The user's own, and nothing to the queue."""
+        """An attribute of the application."""
 
     assert "lease_token" not in Order.__table__.c
     assert not Order.__table__.c.claimed_by.nullable
 
 
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
-def test_a_strategy_says_what_it_cannot_do_without(strategy: str) -> None:
+def test_leaving_out_a_required_role_is_refused(strategy: str) -> None:
     class Base(DeclarativeBase):
         pass
 

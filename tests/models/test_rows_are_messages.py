@@ -1,4 +1,4 @@
-"""Models whose rows are their own messages: the claim deletes the row, and what it held must not get lost."""
+"""Models with rows_are_messages=True: the claim deletes the row, and release() and retry() insert the same row."""
 
 import enum
 import uuid
@@ -96,7 +96,7 @@ def nulls(session: Session) -> list[Any]:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_a_released_row_is_as_it_was(tasks: sa.Engine, n: int) -> None:
+def test_a_released_row_is_unchanged(tasks: sa.Engine, n: int) -> None:
     with Session(tasks) as session:
         before = rows(session), nulls(session)
         session.execute(release(session.execute(claim(Task, n)).scalars().all()))
@@ -104,7 +104,7 @@ def test_a_released_row_is_as_it_was(tasks: sa.Engine, n: int) -> None:
         assert (rows(session), nulls(session)) == before
 
 
-def test_a_row_to_be_retried_is_as_it_was_but_for_its_attempt(tasks: sa.Engine) -> None:
+def test_a_retried_row_differs_only_in_its_attempt(tasks: sa.Engine) -> None:
     with Session(tasks) as session:
         changed = "attempts", "run_at", "last_error"
         before = rows(session, *changed), nulls(session)
@@ -116,7 +116,7 @@ def test_a_row_to_be_retried_is_as_it_was_but_for_its_attempt(tasks: sa.Engine) 
 
 
 @pytest.mark.parametrize("together", [True, False], ids=["together", "one by one"])
-def test_a_row_that_failed_and_is_requeued_is_as_it_was(tasks: sa.Engine, together: bool) -> None:  # noqa: FBT001 - a parameter
+def test_a_failed_and_requeued_row_is_unchanged(tasks: sa.Engine, together: bool) -> None:  # noqa: FBT001 - a parameter
     with Session(tasks) as session:
         changed = "run_at", "last_error"
         before = rows(session, *changed), nulls(session)
@@ -142,7 +142,7 @@ def test_a_claimed_instance_is_detached(tasks: sa.Engine) -> None:
         assert session.get(Task, 1) is None
 
 
-def test_what_a_handler_changed_is_written_with_the_next_run(tasks: sa.Engine) -> None:
+def test_changes_of_a_handler_are_stored_on_retry(tasks: sa.Engine) -> None:
     with Session(tasks) as session:
         job = session.execute(claim(Task, 1)).scalar_one()
         job.text = "changed by the handler"
@@ -151,7 +151,7 @@ def test_what_a_handler_changed_is_written_with_the_next_run(tasks: sa.Engine) -
         assert session.get_one(Task, 1).text == "changed by the handler"
 
 
-def test_nothing_can_be_loaded_with_a_detached_instance(tasks: sa.Engine) -> None:
+def test_loader_options_are_refused_for_detached_instances(tasks: sa.Engine) -> None:
     with pytest.raises(StatementError, match=r"claim\(select\(Task\).options.* returns a detached instance"):
         claim(sa.select(Task).options(load_only(Task.text)), 1)
     with Session(tasks) as session, pytest.raises(sa.exc.ArgumentError):
@@ -209,7 +209,7 @@ def test_dataclasses(engine: sa.Engine) -> None:
         assert session.execute(claim(Job, 4)).scalar_one().payload == "a"
 
 
-def test_a_key_that_only_the_server_may_write_is_refused() -> None:
+def test_a_generated_always_key_is_refused() -> None:
     class Base(DeclarativeBase):
         pass
 

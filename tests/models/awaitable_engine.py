@@ -1,4 +1,4 @@
-"""One way to write a test for Session and AsyncSession: everything that touches the database is awaited."""
+"""One interface for tests with Session and AsyncSession: all database calls are awaited."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sqlalchemy.orm import Session
 DRIVERS = ("psycopg", "psycopg-async", "asyncpg", "psycopg2")
 
 
-class Driven(Protocol):
-    """An engine of either kind."""
+class AwaitableEngine(Protocol):
+    """A sync or async engine."""
 
     def session(self) -> contextlib.AbstractAsyncContextManager[Any]:
-        """Return an AsyncSession, or a Session with the same interface."""
+        """Open an AsyncSession, or a Session with the same interface."""
 
     async def ddl(self, function: Callable[[sa.Connection], Any]) -> None:
-        """Run ``metadata.create_all`` or its like."""
+        """Call a function such as ``metadata.create_all`` with a connection."""
 
 
 class _AwaitedSession:
-    """A Session that is awaited like an AsyncSession."""
+    """A Session with the interface of an AsyncSession."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -78,8 +78,8 @@ class _Async:
 
 
 @contextlib.asynccontextmanager
-async def driven(database: Any, driver: str, options: dict[str, Any]) -> AsyncIterator[Driven]:
-    """Open an engine of a database by the driver of that name, with execution options."""
+async def awaitable_engine(database: Any, driver: str, options: dict[str, Any]) -> AsyncIterator[AwaitableEngine]:
+    """Open an engine for a database, with the named driver and execution options."""
     if driver in {"psycopg", "psycopg2"}:
         engine = sa.create_engine(database.url(driver), execution_options=options)
         try:

@@ -6,13 +6,15 @@ import ast
 import inspect
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.testing import StrategyConformance
-from tests.docs.pages import DOCS, LINK, PAGES, TEST_NAME, page_id
+from tests.docs.pages import DOCS, LINK, PAGES, ROOT, TEST_NAME, page_id
 
 
 @pytest.mark.once
@@ -63,6 +65,15 @@ def test_a_wrong_name_of_a_test_is_found() -> None:
     assert exists(here, "test_links_lead_to_files", here.name)
     assert not exists(here, "test_links_lead_nowhere", here.name)
     assert not exists(here, "test_links_lead_to_files", "")
+
+
+@pytest.mark.once
+def test_the_log_events_are_listed() -> None:
+    table = re.search(r"^\| `event` \| level .*?\n\n", (DOCS / "operating.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert table
+    listed = {name for row in table[0].split("\n")[2:-2] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    code = "".join(module.read_text() for module in (ROOT / "sqlaqueue").rglob("*.py"))
+    assert listed == {*get_args(EventName), *re.findall(r'(?:fields\(\s*|"event": )"(\w+)"', code)}
 
 
 @pytest.mark.once

@@ -1,8 +1,7 @@
-"""The conformance suite: proves that a claim strategy keeps its contract.
+"""The conformance suite: tests a claim strategy against its contract.
 
-Name the strategy, provide a fixture ``engine``, and let pytest run the class. The fixture must live for a
-class or longer; the engine needs a pool of a dozen connections, and a database in which tables named
-``conformance_*`` may come and go::
+Name the strategy, provide a fixture ``engine`` of scope class or wider, and run the class with pytest. The engine needs
+a pool of 12 connections, and a database in which tables named ``conformance_*`` can be created and dropped::
 
     import pytest
     from sqlalchemy import create_engine
@@ -17,34 +16,21 @@ class or longer; the engine needs a pool of a dozen connections, and a database 
     class TestMine(StrategyConformance):
         strategy = "mine"
 
-Every test goes through the public verbs, or asks for the survey that an operator is shown, on real sessions and
-connections. The suite waits for conditions, never for a span of time to prove something, so a slow machine makes it
-slow and not wrong.
+Tests use the public verbs and the listing for operators, on real sessions and connections. They wait for conditions
+and never for a fixed time, so a slow machine makes them slow and not wrong.
 
-This package needs pytest; nothing else of sqlaqueue does.
+Only this package of sqlaqueue needs pytest.
 """
 
 from __future__ import annotations
 
 import pytest
 
-_TOPICS = (
-    "claiming",
-    "enqueueing",
-    "leasing",
-    "locking",
-    "planning",
-    "queue",
-    "racing",
-    "settling",
-    "surveying",
-    "tending",
-)
-# Before any of them is imported, or their assertions fail without showing the values.
-pytest.register_assert_rewrite(*(f"{__name__}.{topic}" for topic in _TOPICS))
+# Before their first import; otherwise failed assertions do not show their values.
+pytest.register_assert_rewrite(f"{__name__}.suite", f"{__name__}.queue_under_test", f"{__name__}.gate")
 
 from sqlaqueue.testing.conformance import StrategyConformance  # noqa: E402 - see above
 from sqlaqueue.testing.gate import Gate  # noqa: E402 - see above
-from sqlaqueue.testing.queue import QueueUnderTest  # noqa: E402 - see above
+from sqlaqueue.testing.queue_under_test import QueueUnderTest  # noqa: E402 - see above
 
 __all__ = ["Gate", "QueueUnderTest", "StrategyConformance"]

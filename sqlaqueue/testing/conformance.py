@@ -1,4 +1,4 @@
-"""The suite as one class, put together from its topics."""
+"""The suite as one class."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.strategies import ClaimStrategy
-from sqlaqueue.testing.claiming import ClaimingConformance
-from sqlaqueue.testing.enqueueing import EnqueueingConformance
-from sqlaqueue.testing.leasing import LeasingConformance
-from sqlaqueue.testing.locking import LockingConformance
-from sqlaqueue.testing.planning import PlanningConformance
-from sqlaqueue.testing.queue import QueueUnderTest, concerns, traits_of
-from sqlaqueue.testing.racing import RacingConformance
-from sqlaqueue.testing.settling import SettlingConformance
-from sqlaqueue.testing.surveying import SurveyingConformance
-from sqlaqueue.testing.tending import TendingConformance
+from sqlaqueue.testing.queue_under_test import QueueUnderTest, concerns, traits_of
+from sqlaqueue.testing.suite.claims import ClaimConformance
+from sqlaqueue.testing.suite.concurrency import ConcurrencyConformance
+from sqlaqueue.testing.suite.enqueue import EnqueueConformance
+from sqlaqueue.testing.suite.job_listing import ListingConformance
+from sqlaqueue.testing.suite.leases import LeaseConformance
+from sqlaqueue.testing.suite.locks import LockConformance
+from sqlaqueue.testing.suite.maintenance import MaintenanceConformance
+from sqlaqueue.testing.suite.query_plans import QueryPlanConformance
+from sqlaqueue.testing.suite.settlement import SettlementConformance
 
 
 class StrategyConformance(
-    ClaimingConformance,
-    LockingConformance,
-    RacingConformance,
-    SettlingConformance,
-    LeasingConformance,
-    TendingConformance,
-    SurveyingConformance,
-    EnqueueingConformance,
-    PlanningConformance,
+    ClaimConformance,
+    LockConformance,
+    ConcurrencyConformance,
+    SettlementConformance,
+    LeaseConformance,
+    MaintenanceConformance,
+    ListingConformance,
+    EnqueueConformance,
+    QueryPlanConformance,
 ):
-    """Subclass it, name the strategy, and pytest proves it, with a single and with a composite key."""
+    """Subclass it and name the strategy; pytest tests it with a single-column key and with a composite key."""
 
     strategy: ClassVar[str | ClaimStrategy]
     """The strategy as ``QueueConfig(strategy=...)`` takes it."""
 
     columns: ClassVar[Mapping[str, str | None]] = {}
-    """What ``QueueConfig(columns=...)`` must say for this strategy.
+    """The value of ``QueueConfig(columns=...)``.
 
-    ``{"status": None}`` is for one that deletes the rows which it claims: ``rows_are_messages=True`` then goes with it.
+    ``{"status": None}`` is for a strategy that deletes rows; the suite then sets ``rows_are_messages=True``.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Leave out the tests of what this kind of strategy does not have, such as leases."""
+        """Remove the tests of features that this kind of strategy does not have, such as leases."""
         super().__init_subclass__(**kwargs)
         if hasattr(cls, "strategy"):
             traits = traits_of(cls.strategy, cls.columns)
@@ -55,7 +55,7 @@ class StrategyConformance(
     @pytest.fixture(scope="class", params=["single-key", "composite-key"])
     @classmethod
     def tables(cls, engine: sa.Engine, request: pytest.FixtureRequest) -> Iterator[QueueUnderTest]:
-        """Create the tables of a queue, and drop them when all tests have run."""
+        """Create the tables of a queue, and drop them after all tests."""
         composite = request.param == "composite-key"
         with QueueUnderTest(engine, cls.strategy, cls.columns, composite=composite) as queue:
             yield queue

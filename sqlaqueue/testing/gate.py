@@ -1,4 +1,4 @@
-"""Concurrency under control: a gate that holds statements up, and waiting for what must happen."""
+"""Controlled concurrency: a gate that blocks statements, and waiting for a condition."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 DEADLINE = 60
-"""Seconds until the suite gives up on something that must happen."""
+"""Seconds until the suite stops waiting for a condition that must become true."""
 
 _GATE = 7_219_402
 _ARRIVED = sa.text(
@@ -19,41 +19,41 @@ _ARRIVED = sa.text(
 
 
 class Gate:
-    """Holds a statement in the middle: after its snapshot, before it locks a row.
+    """Blocks a statement after its snapshot and before it locks a row.
 
-    A condition that waits for an advisory lock is judged while rows are scanned, so what others commit
-    meanwhile is newer than what the scan sees.
+    A condition that waits for an advisory lock is evaluated while rows are scanned, so other transactions can commit
+    changes that the scan does not see.
     """
 
     passed: sa.ColumnElement[bool] = sa.func.pg_advisory_xact_lock_shared(_GATE).is_not(None)
-    """The condition that lets a row through once the gate is open."""
+    """The condition that is true for a row once the gate is open."""
 
     def __init__(self, keeper: sa.Connection) -> None:
         self._keeper = keeper
         self._closed = False
 
     def close(self) -> None:
-        """Hold up whoever arrives from now on."""
+        """Block statements that arrive from now on."""
         self._keeper.execute(sa.select(sa.func.pg_advisory_lock(_GATE)))
         self._keeper.commit()
         self._closed = True
 
     def open(self) -> None:
-        """Let everybody through."""
+        """Let all statements pass."""
         if self._closed:
             self._keeper.execute(sa.select(sa.func.pg_advisory_unlock(_GATE)))
             self._keeper.commit()
             self._closed = False
 
     def await_arrival(self) -> None:
-        """Wait until somebody stands before the gate."""
+        """Wait until a statement is blocked."""
         wait_for(lambda: bool(self._keeper.scalar(_ARRIVED, {"gate": _GATE})), self._keeper.commit)
 
 
 def wait_for(condition: Callable[[], bool], between: Callable[[], Any] = lambda: None) -> None:
-    """Wait until ``condition`` holds; far beyond what it can take, fail."""
+    """Wait until ``condition`` is true; fail after :data:`DEADLINE` seconds."""
     deadline = time.monotonic() + DEADLINE
     while not condition():
-        assert time.monotonic() < deadline, "what the test waits for did not happen"
+        assert time.monotonic() < deadline, "the condition did not become true"
         between()
         time.sleep(0.01)

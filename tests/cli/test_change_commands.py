@@ -175,7 +175,7 @@ def test_rescue_releases_expired_leases(shop: Shop) -> None:
     assert shop.states("email") == {"pending": 2}
 
 
-def test_reconcile_mends_what_bypassed_the_triggers(shop: Shop) -> None:
+def test_reconcile_repairs_what_bypassed_the_triggers(shop: Shop) -> None:
     shop.execute("SET LOCAL session_replication_role = replica; INSERT INTO letter (status) VALUES ('pending')")
     assert shop.ok("reconcile", f"{MODELS}:Letter", "--dry-run") == "letter: 1 job would be reconciled\n"
     assert shop.ok("reconcile", f"{MODELS}:Letter") == "letter: 1 job reconciled\n"

@@ -39,10 +39,10 @@ def by(test: str, **arguments: Any) -> Caught:
 
 
 another_claim = by("test_a_claim_passes_over_a_locked_job", lock="another claim")
-foreign_key = by("test_a_claim_takes_a_job_to_which_a_child_row_refers", lock="a child row's foreign key")
+foreign_key = by("test_a_claim_takes_a_job_that_a_child_row_references", lock="a child row's foreign key")
 second_table = by("test_a_claim_does_not_wait_for_the_second_table_of_its_filter")
-every_plan = by("test_a_claim_is_right_under_every_plan", cache="force_custom_plan", filtered=False)
-generic_plan = by("test_a_claim_is_right_under_every_plan", cache="force_generic_plan", filtered=False)
+every_plan = by("test_a_claim_is_correct_under_every_plan", cache="force_custom_plan", filtered=False)
+generic_plan = by("test_a_claim_is_correct_under_every_plan", cache="force_generic_plan", filtered=False)
 
 CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.UpdateStatusWaits, another_claim),
@@ -53,45 +53,45 @@ CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.ExtendWaits, by("test_extend_passes_over_a_locked_job")),
     (m.UpdateStatusLocksKeys, foreign_key),
     (m.BatchSelectLocksKeys, foreign_key),
-    (m.BatchSelectLocksKeys, by("test_a_claim_holds_up_no_child_rows")),
+    (m.BatchSelectLocksKeys, by("test_a_claim_does_not_block_child_rows")),
     (m.DeleteReturningLocksKeys, foreign_key),
     (m.DeleteRowSharesKeys, foreign_key),
     (m.UpdateStatusLocksEverything, second_table),
     (m.BatchSelectLocksEverything, second_table),
     (m.BatchSelectLocksEverything, by("test_a_claim_does_not_lock_the_second_table_of_its_filter")),
     (m.LocksNothing, another_claim),
-    (m.LocksNothing, by("test_a_job_claimed_meanwhile_is_not_claimed_again")),
+    (m.LocksNothing, by("test_a_job_claimed_concurrently_is_not_claimed_again")),
     (m.LocksNothing, by("test_concurrent_claimers_never_share_a_job")),
     (m.LocksOnlyTheMessage, by("test_a_claim_passes_over_a_locked_job", lock="FOR UPDATE")),
     (m.LocksOnlyTheJob, by("test_a_claim_does_not_wait_for_locks_in_the_side_tables")),
-    (m.LocksOnlyTheJob, by("test_a_job_is_judged_again_when_it_is_locked", change="moved to the future")),
+    (m.LocksOnlyTheJob, by("test_conditions_are_checked_again_when_a_job_is_locked", change="moved to the future")),
     (m.UpdateStatusRunsAgain, every_plan),
     (m.UpdateStatusRunsAgain, generic_plan),
     (m.DeleteRowRunsAgain, every_plan),
     (m.UpdateStatusRunsAgain, every_plan._replace(composite=True)),
     (m.DeleteRowRunsAgain, every_plan._replace(composite=True)),
-    (m.PurgeCorrelates, by("test_a_verb_takes_a_filter_with_a_second_table", verb=purge)),
+    (m.PurgeCorrelates, by("test_verbs_accept_a_filter_with_a_second_table", verb=purge)),
     (m.UpdateStatusUnsorted, every_plan),
     (m.ComparesNoToken, by("test_a_late_result_changes_nothing", taken_over=True)),
-    (m.ComparesNoToken, by("test_every_execution_of_a_claim_has_a_token_of_its_own")),
+    (m.ComparesNoToken, by("test_every_execution_of_a_claim_has_its_own_token")),
     (m.ComparesTheTokenOnly, by("test_a_late_result_changes_nothing", taken_over=False)),
-    (m.OneTokenForAll, by("test_every_execution_of_a_claim_has_a_token_of_its_own")),
-    (m.BlamesEverybody, by("test_batch_mates_get_their_attempt_back_when_rescued")),
+    (m.OneTokenForAll, by("test_every_execution_of_a_claim_has_its_own_token")),
+    (m.BlamesEverybody, by("test_jobs_claimed_together_get_their_attempt_back_when_rescued")),
     (m.BlamesNobody, by("test_a_job_that_ran_alone_keeps_its_attempt_when_rescued")),
     (m.KeepsReleasedAttempts, by("test_release")),
     (m.LosesReleasedMessages, by("test_release")),
-    (m.NeverReconciles, by("test_reconcile_mends_what_bypassed_the_triggers")),
-    (m.NeverReconciles, by("test_a_claim_that_is_committed_unsettled_comes_back")),
+    (m.NeverReconciles, by("test_reconcile_repairs_what_bypassed_the_triggers")),
+    (m.NeverReconciles, by("test_jobs_committed_without_settlement_become_claimable")),
     (m.DeleteRowBelievesAnybody, by("test_a_result_after_the_rollback_changes_nothing", done=True)),
     (m.PurgesTooMuch, by("test_purge_obeys_a_filter_and_a_limit")),
     (m.RequeuesWithItsPast, by("test_requeue_starts_from_zero")),
-    (m.SurveysOneTable, by("test_a_survey_shows_each_job_once_in_its_state")),
-    (m.SurveysTwice, by("test_a_survey_shows_each_job_once_in_its_state")),
-    (m.SurveysNoErrors, by("test_a_survey_shows_what_is_known_of_a_job")),
-    (m.SurveysAllLetters, by("test_a_survey_obeys_a_filter_and_a_choice_of_states")),
-    (m.SurveysEveryState, by("test_a_survey_obeys_a_filter_and_a_choice_of_states")),
-    (m.SurveysUnderALock, by("test_a_survey_waits_for_nobody")),
-    (m.SurveysKnownStates, by("test_a_survey_shows_a_status_that_is_none_of_the_queue_s")),
+    (m.SurveysOneTable, by("test_a_listing_shows_each_job_once_with_its_state")),
+    (m.SurveysTwice, by("test_a_listing_shows_each_job_once_with_its_state")),
+    (m.SurveysNoErrors, by("test_a_listing_shows_the_roles_of_a_job")),
+    (m.SurveysAllLetters, by("test_a_listing_can_be_limited_by_a_filter_and_states")),
+    (m.SurveysEveryState, by("test_a_listing_can_be_limited_by_a_filter_and_states")),
+    (m.SurveysUnderALock, by("test_a_listing_waits_for_no_lock")),
+    (m.SurveysKnownStates, by("test_a_listing_shows_an_unknown_status_as_other")),
 ]
 """Mutant to the test that catches it."""
 
@@ -106,7 +106,7 @@ REWRITTEN: list[tuple[type[ClaimStrategy], str, str, Caught]] = [
         UpdateStatus,
         "status = 'pending' AND mate.",
         "false AND mate.",
-        by("test_batch_mates_that_are_rescued_one_after_the_other"),
+        by("test_jobs_claimed_together_and_rescued_one_by_one"),
     ),
     (
         UpdateStatus,
@@ -148,7 +148,7 @@ REWRITTEN: list[tuple[type[ClaimStrategy], str, str, Caught]] = [
         DeleteReturning,
         "FROM old_rows));",
         "FROM old_rows WHERE false));",
-        by("test_a_deleted_job_leaves_nothing_behind"),
+        by("test_a_deleted_job_leaves_no_message"),
     ),
     (
         DeleteReturning,

@@ -1,4 +1,4 @@
-"""How a run ends: what each verb leaves behind, for one job and for many, and together with what else is written."""
+"""The settlement of runs: the effect of each verb, on one job and on many, and in one transaction with other writes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import sqlalchemy as sa
 
 from sqlaqueue import complete, extend, fail, release, requeue, retry
 from sqlaqueue.exc import NotClaimedError
-from sqlaqueue.testing.queue import HOUR, QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
 Verb = Callable[[Any], Any]
 
 VERBS: dict[str, Verb] = {"complete": complete, "retry": retry, "fail": fail, "release": release}
 
 
-class SettlingConformance:
-    """The verbs that end a run."""
+class SettlementConformance:
+    """The verbs that settle a run."""
 
     def test_complete(self, queue: QueueUnderTest) -> None:
-        """The job is done, and its attempt counted."""
+        """The job is completed, and its attempt counts."""
         queue.enqueue(2)
         queue.run(complete, 0)
         assert queue.state(0) == queue.completed
@@ -33,7 +33,7 @@ class SettlingConformance:
         assert queue.claimable() == [1]
 
     def test_retry(self, queue: QueueUnderTest) -> None:
-        """The job waits again, its attempt counts, and the error is kept."""
+        """The job becomes pending, its attempt counts, and the error is stored."""
         queue.enqueue(2)
         queue.run(lambda jobs: retry(jobs, error=ValueError("no luck")), 0)
         row = queue.stored(0)
@@ -45,22 +45,22 @@ class SettlingConformance:
             assert job.attempts == 2
 
     def test_retry_with_a_delay(self, queue: QueueUnderTest) -> None:
-        """The job waits again, but is not due yet."""
+        """The job becomes pending, and is not due yet."""
         queue.enqueue(2)
         queue.run(lambda jobs: retry(jobs, delay=timedelta(hours=1)), 0)
         assert (queue.state(0), queue.attempts(0)) == ("pending", 1)
         assert queue.claimable() == [1]
 
     def test_retry_at_a_moment(self, queue: QueueUnderTest) -> None:
-        """The job is due then."""
+        """The job is due at that time."""
         at = datetime(2999, 12, 31, 23, 59, tzinfo=UTC)
         queue.enqueue(2)
         queue.run(lambda jobs: retry(jobs, at=at), 0)
         assert queue.stored(0)["run_at"] == at
         assert queue.claimable() == [1]
 
-    def test_a_job_that_is_retried_goes_behind_those_that_waited(self, queue: QueueUnderTest) -> None:
-        """Without a delay it is due at once, and a failing head does not starve the rest."""
+    def test_a_retried_job_comes_after_those_that_waited(self, queue: QueueUnderTest) -> None:
+        """Without a delay it is due at once, and a failing job at the head does not starve the rest."""
         queue.enqueue(3)
         queue.run(retry, 0)
         assert queue.order()[-1] == 0
@@ -77,7 +77,7 @@ class SettlingConformance:
         assert queue.claimable() == [1]
 
     def test_release(self, queue: QueueUnderTest) -> None:
-        """The job waits again where it stood, and its attempt is given back."""
+        """The job becomes pending at its old position, and its attempt is returned."""
         queue.enqueue(3)
         before, order = queue.stored(0), queue.order()
         queue.run(release, 0)
@@ -86,7 +86,7 @@ class SettlingConformance:
         assert queue.order() == order
 
     def test_release_with_a_delay(self, queue: QueueUnderTest) -> None:
-        """A snooze: the attempt is given back, and the job is due later."""
+        """The attempt is returned, and the job is due later."""
         queue.enqueue(2)
         queue.run(lambda jobs: release(jobs, delay=HOUR), 0)
         assert (queue.state(0), queue.attempts(0)) == ("pending", 0)
@@ -94,7 +94,7 @@ class SettlingConformance:
 
     @pytest.mark.parametrize("verb", [retry, release])
     def test_a_delay_counts_from_the_statement(self, queue: QueueUnderTest, verb: Callable[..., Any]) -> None:
-        """In a transaction that has been open for longer than the delay, the job is not due yet."""
+        """A transaction that has been open for longer than the delay does not shorten it."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -105,7 +105,7 @@ class SettlingConformance:
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_a_verb_takes_one_job_or_many_or_none(self, queue: QueueUnderTest, verb: str) -> None:
-        """And returns the keys of those that it changed."""
+        """It returns the keys of the jobs that it changed."""
         queue.enqueue(5)
         end = VERBS[verb]
         with queue.session() as session:
@@ -117,7 +117,7 @@ class SettlingConformance:
 
     @pytest.mark.parametrize("verb", VERBS)
     def test_jobs_of_several_claims_are_settled_together(self, queue: QueueUnderTest, verb: str) -> None:
-        """By one statement."""
+        """One statement settles all of them."""
         queue.enqueue(4)
         with queue.session() as session:
             jobs = [
@@ -138,7 +138,7 @@ class SettlingConformance:
 
     @needs(status=True)
     def test_an_instance_shows_how_its_run_ended(self, queue: QueueUnderTest) -> None:
-        """Without a refresh by hand."""
+        """The attributes are refreshed by the statement."""
         queue.enqueue(3)
         with queue.session() as session:
             first, second, third = queue.claim(session)
@@ -150,8 +150,8 @@ class SettlingConformance:
             assert (third.status, third.attempts) == ("pending", 0)
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_what_was_written_commits_with_the_end_of_the_run(self, queue: QueueUnderTest, verb: str) -> None:
-        """Exactly once: both, or neither."""
+    def test_other_writes_commit_with_the_settlement(self, queue: QueueUnderTest, verb: str) -> None:
+        """Either both are committed or neither is."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -163,8 +163,8 @@ class SettlingConformance:
             assert queue.claimable() == [0]
             assert queue.attempts(0) == 0
 
-    def test_a_failing_job_is_undone_without_losing_its_batch(self, queue: QueueUnderTest) -> None:
-        """A SAVEPOINT around each job."""
+    def test_a_failing_job_is_rolled_back_without_its_batch(self, queue: QueueUnderTest) -> None:
+        """Each job runs in a SAVEPOINT."""
         queue.enqueue(3)
         with queue.session() as session:
             for job in queue.claim(session):
@@ -183,8 +183,8 @@ class SettlingConformance:
         assert queue.claimable() == [1]
         assert queue.attempts(1) == 1
 
-    def test_an_undone_end_can_be_replaced_by_another(self, queue: QueueUnderTest) -> None:
-        """What a SAVEPOINT took back has not happened."""
+    def test_a_settlement_rolled_back_to_a_savepoint_can_be_replaced(self, queue: QueueUnderTest) -> None:
+        """A settlement that was rolled back has not happened."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -197,8 +197,8 @@ class SettlingConformance:
 
     @needs(rows=True)
     @pytest.mark.parametrize("last", ["complete", "fail"])
-    def test_a_run_that_is_over_is_over(self, queue: QueueUnderTest, last: str) -> None:
-        """A second verb changes nothing, in the same transaction."""
+    def test_a_run_is_settled_once(self, queue: QueueUnderTest, last: str) -> None:
+        """A second verb in the same transaction changes nothing."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -210,8 +210,8 @@ class SettlingConformance:
         assert queue.attempts(0) == 1
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_a_job_that_was_put_back_is_there_once(self, queue: QueueUnderTest, verb: str) -> None:
-        """Whatever is said of its run afterwards."""
+    def test_a_released_job_becomes_pending_once(self, queue: QueueUnderTest, verb: str) -> None:
+        """Also if another verb follows."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -223,7 +223,7 @@ class SettlingConformance:
 
     @needs(rows=True)
     def test_a_handler_may_change_its_own_row(self, queue: QueueUnderTest) -> None:
-        """Its unflushed changes are kept by the verb that ends the run."""
+        """The settlement keeps its changes."""
         queue.enqueue(4)
         with queue.session() as session:
             session.autoflush = False
@@ -235,14 +235,14 @@ class SettlingConformance:
         payloads = [queue.stored(number)["payload"] for number in range(4)]
         assert payloads == [f"changed by {number}" for number in range(4)]
 
-    def test_an_error_is_stored_whatever_is_in_it(self, queue: QueueUnderTest) -> None:
-        """PostgreSQL cannot store every text that Python can hold."""
+    def test_any_error_text_is_stored(self, queue: QueueUnderTest) -> None:
+        """PostgreSQL cannot store every text that Python can."""
         queue.enqueue(1)
         queue.run(lambda jobs: retry(jobs, error="null \0 and \ud800 alone"), 0)
         assert "and" in queue.stored(0)["last_error"]
 
     def test_only_a_claimed_job_can_be_settled(self, queue: QueueUnderTest) -> None:
-        """An instance from elsewhere is refused before anything is sent."""
+        """An instance that no claim returned is refused before anything is sent."""
         queue.enqueue(1)
         with queue.session() as session:
             job = session.scalars(sa.select(queue.Job)).one()
@@ -251,7 +251,7 @@ class SettlingConformance:
                     verb(job)
 
     def test_requeue_starts_from_zero(self, queue: QueueUnderTest) -> None:
-        """A dead letter is brought back as if it had never run."""
+        """A dead letter becomes pending with no attempt counted."""
         queue.enqueue(2)
         queue.run(retry, 0)
         queue.run(fail, 0)

@@ -1,4 +1,4 @@
-"""Whose job it is: leases and their tokens, held transactions and their end, and workers that die."""
+"""Which worker holds a job: leases and their tokens, held transactions, and workers that die."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import claim, complete, extend, fail, reconcile, release, requeue, rescue, retry
 from sqlaqueue.exc import NotClaimedError
 from sqlaqueue.testing.gate import wait_for
-from sqlaqueue.testing.queue import HOUR, QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
 VERBS: dict[str, Callable[[Any], Any]] = {
     "complete": complete,
@@ -26,7 +26,7 @@ VERBS: dict[str, Callable[[Any], Any]] = {
 
 
 def _expire(session: Session, jobs: list[Any]) -> None:
-    """Let the leases of these jobs end now."""
+    """End the leases of these jobs now."""
     session.execute(extend(jobs, lease=0))
     session.commit()
 
@@ -38,13 +38,13 @@ def _rescue(queue: QueueUnderTest) -> set[Any]:
     return rescued
 
 
-class LeasingConformance:
-    """Claims that end without the word of their worker."""
+class LeaseConformance:
+    """Runs that end without a settlement by their worker."""
 
     @needs(leases=True)
     @pytest.mark.parametrize("taken_over", [False, True], ids=["rescued", "taken-over"])
     def test_a_late_result_changes_nothing(self, queue: QueueUnderTest, *, taken_over: bool) -> None:
-        """Neither after the job has been taken from its worker, nor after another one has it."""
+        """Neither after the job has been rescued, nor after another worker has claimed it."""
         queue.enqueue(1)
         with queue.session() as stale, queue.session() as thief:
             jobs = queue.claim(stale)
@@ -53,7 +53,7 @@ class LeasingConformance:
             if taken_over:
                 assert numbers_of(queue.claim(thief)) == [0]
             before = queue.row(0)
-            # Reading what the commit expired shows the row of the thief, token and all.
+            # Reading the expired attributes loads the row of the new worker, with its token.
             assert jobs[0].attempts == (2 if taken_over else 1)
             for name, verb in VERBS.items():
                 assert stale.scalars(verb(jobs)).all() == [], name
@@ -61,8 +61,8 @@ class LeasingConformance:
                 assert queue.row(0) == before, name
 
     @needs(leases=True)
-    def test_the_new_owner_settles_after_a_late_result(self, queue: QueueUnderTest) -> None:
-        """The late result has not taken the job from the one that has it."""
+    def test_the_new_worker_settles_after_a_late_result(self, queue: QueueUnderTest) -> None:
+        """The late result has not taken the job from its new worker."""
         queue.enqueue(1)
         with queue.session() as stale, queue.session() as thief:
             late = queue.claim(stale)
@@ -77,8 +77,8 @@ class LeasingConformance:
         assert queue.state(0) == "completed"
 
     @needs(leases=True)
-    def test_every_execution_of_a_claim_has_a_token_of_its_own(self, queue: QueueUnderTest) -> None:
-        """Even of the same statement object, by the same worker."""
+    def test_every_execution_of_a_claim_has_its_own_token(self, queue: QueueUnderTest) -> None:
+        """Also of the same statement object, by the same worker."""
         queue.enqueue(1)
         statement = claim(queue.Job, 1)
         with queue.session() as first, queue.session() as second:
@@ -91,8 +91,8 @@ class LeasingConformance:
             assert first.scalars(complete(late)).all() == []
 
     @needs(leases=True)
-    def test_a_batch_of_which_one_job_is_lost(self, queue: QueueUnderTest) -> None:
-        """The others are settled, and the keys that come back say which."""
+    def test_a_batch_with_one_lost_lease(self, queue: QueueUnderTest) -> None:
+        """The other jobs are settled, and the keys returned are theirs."""
         queue.enqueue(3)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -103,8 +103,8 @@ class LeasingConformance:
         assert queue.claimable() == [1]
 
     @needs(leases=True)
-    def test_a_late_lease_that_nobody_took_still_counts(self, queue: QueueUnderTest) -> None:
-        """A worker that is merely slow keeps its result."""
+    def test_an_expired_lease_counts_until_the_job_is_rescued(self, queue: QueueUnderTest) -> None:
+        """A slow worker can still settle its run."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -112,7 +112,7 @@ class LeasingConformance:
             assert session.scalars(complete(jobs)).all() == [queue.key(0)]
 
     def test_extend_keeps_a_job_from_being_rescued(self, queue: QueueUnderTest) -> None:
-        """And returns the keys of the jobs that are still held."""
+        """It returns the keys of the jobs that are still held."""
         queue.enqueue(3)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -126,7 +126,7 @@ class LeasingConformance:
 
     @needs(leases=True)
     def test_a_lease_counts_from_the_statement(self, queue: QueueUnderTest) -> None:
-        """When claiming as when extending, however long the transaction has been open."""
+        """For claims and extensions, however long the transaction has been open."""
         queue.enqueue(1)
         expires = queue.Job.__table__.c.lease_expires_at
         slept = sa.select(sa.func.now(), sa.func.pg_sleep(0.3))
@@ -143,7 +143,7 @@ class LeasingConformance:
 
     @needs(leases=True)
     def test_extend_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
-        """A handler that has written its own row does not keep its batch-mates' leases from living."""
+        """A handler that has written its own row does not keep the other leases from being extended."""
         queue.enqueue(3)
         with queue.session() as handler, queue.impatient() as heart:
             jobs = queue.claim(handler)
@@ -152,7 +152,7 @@ class LeasingConformance:
 
     @needs(leases=True)
     def test_rescue_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
-        """Its worker is alive, whatever the lease says: it has the row's lock."""
+        """The lock shows that its worker is alive."""
         queue.enqueue(3)
         with queue.session() as handler, queue.impatient() as rescuer:
             _expire(handler, queue.claim(handler))
@@ -160,7 +160,7 @@ class LeasingConformance:
             assert set(rescuer.scalars(rescue(queue.Job))) == queue.keys(1, 2)
 
     def test_rescue_leaves_live_leases_alone(self, queue: QueueUnderTest) -> None:
-        """And jobs that wait or are finished."""
+        """Pending and finished jobs are left alone as well."""
         queue.enqueue(3)
         queue.run(complete, 0)
         with queue.session() as session:
@@ -178,8 +178,8 @@ class LeasingConformance:
         assert sorted(queue.claimable()) == [0, 1]
 
     @needs(leases=True)
-    def test_batch_mates_get_their_attempt_back_when_rescued(self, queue: QueueUnderTest) -> None:
-        """One of them may have killed the worker; nobody knows which."""
+    def test_jobs_claimed_together_get_their_attempt_back_when_rescued(self, queue: QueueUnderTest) -> None:
+        """It is not known which of them killed the worker."""
         queue.enqueue(3)
         with queue.session() as session:
             _expire(session, queue.claim(session))
@@ -188,8 +188,8 @@ class LeasingConformance:
         assert sorted(queue.claimable()) == [0, 1, 2]
 
     @needs(leases=True)
-    def test_batch_mates_that_are_rescued_one_after_the_other(self, queue: QueueUnderTest) -> None:
-        """The last one of a batch did not run alone because it is rescued alone."""
+    def test_jobs_claimed_together_and_rescued_one_by_one(self, queue: QueueUnderTest) -> None:
+        """The last of them did not run alone, though it is rescued alone."""
         queue.enqueue(3, max_attempts=1)
         with queue.session() as session:
             for job in queue.claim(session):
@@ -200,8 +200,8 @@ class LeasingConformance:
 
     @needs(leases=True)
     @pytest.mark.parametrize("limit", ["the queue's", "the job's own"])
-    def test_a_job_that_spent_its_attempts_is_failed_when_rescued(self, queue: QueueUnderTest, limit: str) -> None:
-        """It has killed its workers often enough, when each time it ran alone."""
+    def test_a_job_without_attempts_left_is_failed_when_rescued(self, queue: QueueUnderTest, limit: str) -> None:
+        """Its worker died each time that it ran alone."""
         runs = 3
         if limit == "the job's own":
             runs = 2
@@ -220,8 +220,8 @@ class LeasingConformance:
             session.commit()
         assert queue.claimable() == [0]
 
-    def test_a_dead_worker_loses_its_jobs_but_nobody_else_does(self, queue: QueueUnderTest) -> None:
-        """Its connection is gone: the jobs are free at once, or when the lease is over."""
+    def test_the_jobs_of_a_dead_worker_become_claimable(self, queue: QueueUnderTest) -> None:
+        """At once if a transaction held them, or when the leases have expired."""
         queue.enqueue(3)
         with queue.session() as worker:
             jobs = queue.claim(worker, 2)
@@ -240,8 +240,8 @@ class LeasingConformance:
     # -- held transactions ---------------------------------------------------------------------------
 
     @needs(leases=False, rows=True)
-    def test_a_claim_is_over_with_its_transaction(self, queue: QueueUnderTest) -> None:
-        """A verb refuses jobs that anybody may have by now."""
+    def test_a_held_claim_ends_with_its_transaction(self, queue: QueueUnderTest) -> None:
+        """Verbs refuse jobs that another worker may have claimed."""
         queue.enqueue(1)
         with queue.session() as session, queue.session() as another:
             jobs = queue.claim(session)
@@ -254,7 +254,7 @@ class LeasingConformance:
     @needs(leases=False)
     @pytest.mark.parametrize("done", [False, True], ids=["waiting", "done"])
     def test_a_result_after_the_rollback_changes_nothing(self, queue: QueueUnderTest, *, done: bool) -> None:
-        """Whether the job waits again or somebody else has done it meanwhile."""
+        """Whether the job is pending or another worker has completed it."""
         queue.enqueue(1)
         with queue.session() as session:
             jobs = queue.claim(session)
@@ -269,8 +269,8 @@ class LeasingConformance:
         assert queue.state(0) == (queue.completed if done else "pending")
 
     @needs(leases=False, rows=True)
-    def test_a_claim_that_is_committed_unsettled_comes_back(self, queue: QueueUnderTest) -> None:
-        """At once or by `reconcile()`, and as often as it was there: once."""
+    def test_jobs_committed_without_settlement_become_claimable(self, queue: QueueUnderTest) -> None:
+        """At once or by `reconcile()`, and each of them once."""
         queue.enqueue(3)
         with queue.session() as session:
             queue.claim(session, of=queue.only(0, 1))
@@ -283,7 +283,7 @@ class LeasingConformance:
 
     @needs(leases=False, rows=True)
     def test_a_held_job_reads_as_pending_to_others(self, queue: QueueUnderTest) -> None:
-        """Nothing is in effect before the commit."""
+        """Nothing takes effect before the commit."""
         queue.enqueue(1)
         with queue.session() as session:
             queue.claim(session)

@@ -1,7 +1,7 @@
-"""The queue that the suite works on, and the hands with which it does so.
+"""The queue under test: its models, its tables, and shorthands for sessions and statements.
 
-A job is known to the tests by its ``number``. The number is not its key: keys are built from it so that
-jobs share parts of a composite key, and a statement that compares only one part takes the wrong job.
+Tests identify a job by its ``number``. The number is not its key: keys are made from it such that jobs share parts of a
+composite key, and a statement that compares only one part selects the wrong job.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sqlaqueue.testing.gate import DEADLINE, Gate
 HOUR = 3600
 
 ALL = 1000
-"""More jobs than a test enqueues, unless it says so."""
+"""More jobs than most tests enqueue."""
 
 _NEEDS = "sqlaqueue_needs"
 _BROKEN = f"SET LOCAL lock_timeout = '{DEADLINE // 3}s'"
@@ -39,27 +39,27 @@ class Models(NamedTuple):
     base: type[DeclarativeBase]
     job: Any
     owner: Any
-    """A second table for filters: each job belongs to one owner, or to nobody."""
+    """A second table for filters: a job may have an owner."""
     note: Any
     """A child table, whose rows refer to a job."""
 
 
 class Traits(NamedTuple):
-    """Wherein strategies differ by their contract."""
+    """The properties by which the contracts of strategies differ."""
 
     leases: bool
     """A claim takes effect with its commit; otherwise its transaction holds the jobs."""
     rows: bool
     """The row of a claimed job still exists."""
     status: bool
-    """A row tells the state that its job is in."""
+    """A row stores the state of its job."""
 
 
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
 def needs(**traits: bool) -> Callable[[Test], Test]:
-    """Mark a test of what only strategies with these :class:`Traits` promise."""
+    """Mark a test that applies only to strategies with these :class:`Traits`."""
 
     def mark(test: Test) -> Test:
         setattr(test, _NEEDS, traits)
@@ -69,13 +69,13 @@ def needs(**traits: bool) -> Callable[[Test], Test]:
 
 
 def concerns(test: Any, traits: Traits) -> bool:
-    """Tell whether a test is about strategies with these traits."""
+    """Return whether a test applies to strategies with these traits."""
     needed: dict[str, bool] = getattr(test, _NEEDS, {})
     return all(getattr(traits, name) is value for name, value in needed.items())
 
 
 def traits_of(strategy: str | ClaimStrategy, columns: Mapping[str, str | None]) -> Traits:
-    """Return the traits of a strategy, as a model with these columns uses it."""
+    """Return the traits of a strategy for a model with these columns."""
     spec = spec_of(make_models(strategy, columns, composite=False).job)
     return Traits(
         leases=not spec.strategy.holds_transaction,
@@ -85,7 +85,7 @@ def traits_of(strategy: str | ClaimStrategy, columns: Mapping[str, str | None]) 
 
 
 def make_models(strategy: str | ClaimStrategy, columns: Mapping[str, str | None], *, composite: bool) -> Models:
-    """Return the classes of a queue; the same ones for the same arguments, for the sake of SQLAlchemy's caches."""
+    """Return the classes of a queue: the same ones for the same arguments, for SQLAlchemy's caches."""
     return _make_models(strategy, tuple(sorted(columns.items())), composite=composite)
 
 
@@ -136,7 +136,7 @@ def _make_models(
 
 
 class QueueUnderTest:
-    """The tables of one queue, from entering the context to leaving it, and shorthands to work on them."""
+    """The tables of one queue while its context is open, and shorthands to work on them."""
 
     def __init__(
         self,
@@ -169,12 +169,12 @@ class QueueUnderTest:
 
     def create(self) -> None:
         """Create the tables anew, without statistics."""
-        self.drop()  # what an interrupted run left behind
+        self.drop()  # an interrupted run may have left tables
         self.models.base.metadata.create_all(self.engine)
         self._add_owners()
 
     def drop(self) -> None:
-        """Drop the tables, with all that belongs to them."""
+        """Drop the tables and everything that belongs to them."""
         self._disconnect()
         self.models.base.metadata.drop_all(self.engine)
 
@@ -191,7 +191,7 @@ class QueueUnderTest:
             session.add_all([self.Owner(id=1, vip=True), self.Owner(id=2, vip=False)])
 
     def _disconnect(self) -> None:
-        """End the transactions that a failed test has left open on the tables."""
+        """End the transactions on the tables that a failed test has left open."""
         names = [table.name for table in self.models.base.metadata.sorted_tables]
         self.execute(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_locks JOIN pg_stat_activity USING (pid)"
@@ -205,9 +205,9 @@ class QueueUnderTest:
 
     @contextmanager
     def session(self, *, first: str = _BROKEN) -> Iterator[Session]:
-        """A session on a connection of its own; what it did not commit is undone in the end.
+        """Open a session on a connection of its own; uncommitted changes are rolled back at the end.
 
-        A strategy that waits where it must not runs into a timeout instead of hanging the suite.
+        A lock timeout keeps a strategy that waits for a lock from blocking the suite.
         """
         with self._sessions() as session:
 
@@ -219,7 +219,7 @@ class QueueUnderTest:
 
     @contextmanager
     def impatient(self) -> Iterator[Session]:
-        """A session that gives up after 100 ms of waiting for a lock."""
+        """Open a session with a lock timeout of 100 ms."""
         with self.session(first=_IMPATIENT) as session:
             yield session
 
@@ -244,14 +244,14 @@ class QueueUnderTest:
         return {**self.key_values(number), "number": number, **values}
 
     def enqueue(self, numbers: int | Iterable[int], **values: Any) -> None:
-        """Add jobs and commit: numbers from 0 on, or those that are given."""
+        """Insert jobs and commit: as many as a number says, or those with the given numbers."""
         if isinstance(numbers, int):
             numbers = range(numbers)
         with self._sessions.begin() as session:
             session.add_all([self.Job(**self.values(number, **values)) for number in numbers])
 
     def only(self, *numbers: int) -> AnySelect:
-        """Return the select of some jobs."""
+        """Return the select of the jobs with these numbers."""
         return sa.select(self.Job).where(self.Job.number.in_(numbers))
 
     def of_vips(self) -> AnySelect:
@@ -259,14 +259,14 @@ class QueueUnderTest:
         return sa.select(self.Job).join(self.Job.owner).where(self.Owner.vip)
 
     def claim(self, session: Session, n: int = ALL, of: AnySelect | None = None) -> list[Any]:
-        """Claim jobs, so that the claim is in effect for everybody: leases begin with the commit."""
+        """Claim jobs, and commit if leases take effect with the commit."""
         jobs = list(session.execute(claim(self.Job if of is None else of, n)).scalars())
         if self.leased:
             session.commit()
         return jobs
 
     def run(self, verb: Callable[[list[Any]], Any], *numbers: int) -> None:
-        """Claim these jobs, end the run by ``verb``, commit."""
+        """Claim these jobs, settle them with ``verb``, and commit."""
         with self.session() as session:
             jobs = self.claim(session, of=self.only(*numbers))
             assert numbers_of(jobs) == sorted(numbers), "the jobs were not there to be claimed"
@@ -274,7 +274,7 @@ class QueueUnderTest:
             session.commit()
 
     def execute(self, statement: str | sa.Executable, **parameters: Any) -> Any:
-        """Execute what is no verb, by itself, and commit."""
+        """Execute a statement in a transaction of its own."""
         with self.engine.begin() as connection:
             if isinstance(statement, str):
                 statement = sa.text(statement)
@@ -284,7 +284,7 @@ class QueueUnderTest:
     # -- what can be seen ----------------------------------------------------------------------------
 
     def row(self, number: int) -> sa.RowMapping | None:
-        """Return the committed row of a job, None if it has none."""
+        """Return the committed row of a job; None if it has none."""
         table = self.Job.__table__
         with self.engine.connect() as connection:
             found = connection.execute(sa.select(table).where(table.c.number == number))
@@ -297,9 +297,9 @@ class QueueUnderTest:
         return row
 
     def state(self, number: int) -> str | None:
-        """Return the name of the state that a job is in for everybody; None if nothing is left of it.
+        """Return the committed state of a job; None if it has neither a row nor a dead letter.
 
-        Where rows do not tell, what ``purge()`` would delete does.
+        Rows without a status are pending; for dead letters ``purge()`` shows the state.
         """
         row = self.row(number)
         if row is not None:
@@ -311,19 +311,19 @@ class QueueUnderTest:
         return None
 
     def attempts(self, number: int) -> int | None:
-        """Return how many attempts the committed row of a job counts."""
+        """Return the committed number of a job's attempts."""
         row = self.row(number)
         return None if row is None else row["attempts"]
 
     def claimable(self) -> list[int]:
-        """Return the numbers of the jobs that a claim would hand out now, in claim order."""
+        """Return the numbers of the jobs that a claim would return now, in claim order."""
         with self.session() as session:
             return [job.number for job in session.scalars(claim(self.Job, ALL))]
 
     def order(self) -> list[int]:
-        """Return the numbers of the claimable jobs in the order in which single claims take them.
+        """Return the numbers of the claimable jobs in the order in which claims of one job return them.
 
-        One claim of all jobs would show how it sorts them, not which it takes first.
+        One claim of all jobs would show how it sorts them, not which it selects first.
         """
         taken: list[int] = []
         with ExitStack() as workers:
@@ -333,14 +333,14 @@ class QueueUnderTest:
 
     @property
     def completed(self) -> str | None:
-        """The state of a completed job: nothing is left of it where the claim deletes its row."""
+        """The state of a completed job; None where the claim deletes its row."""
         return "completed" if self.keeps_rows else None
 
     # -- races ---------------------------------------------------------------------------------------
 
     @contextmanager
     def gate(self) -> Iterator[Gate]:
-        """A gate before the rows of this database, closed until it is opened or the context ends."""
+        """A closed gate for statements on this database; it opens when the context ends."""
         with self.engine.connect() as keeper:
             gate = Gate(keeper)
             gate.close()

@@ -1,4 +1,4 @@
-"""Every way in which a row can come to wait, and every edit of a waiting row, reaches the claim."""
+"""Claims see every way to insert a pending row and to edit it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from sqlaqueue import complete, fail, reconcile
-from sqlaqueue.testing.queue import QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.queue_under_test import QueueUnderTest, needs, numbers_of
 
 
 def _columns(queue: QueueUnderTest) -> str:
@@ -20,11 +20,11 @@ def _row(queue: QueueUnderTest, number: int) -> str:
     return ", ".join(f"'{value}'" for value in queue.values(number).values())
 
 
-class EnqueueingConformance:
-    """Whoever writes: the ORM, bulk inserts, plain SQL."""
+class EnqueueConformance:
+    """Writes by the ORM, by bulk inserts and by plain SQL."""
 
     def test_session_add(self, queue: QueueUnderTest) -> None:
-        """In the caller's transaction: nothing before the commit, all of it afterwards."""
+        """The jobs are claimable after the caller's commit, not before."""
         with queue.session() as session:
             session.add_all([queue.Job(**queue.values(number)) for number in range(3)])
             session.flush()
@@ -33,14 +33,14 @@ class EnqueueingConformance:
         assert sorted(queue.claimable()) == [0, 1, 2]
 
     def test_a_job_can_be_claimed_in_the_transaction_that_added_it(self, queue: QueueUnderTest) -> None:
-        """As one's own writes are visible anywhere else."""
+        """A transaction sees its own jobs, as it sees any of its writes."""
         with queue.session() as session:
             session.add(queue.Job(**queue.values(0)))
             session.flush()
             assert numbers_of(queue.claim(session)) == [0]
 
-    def test_a_rolled_back_job_was_never_there(self, queue: QueueUnderTest) -> None:
-        """Not even as an idle message."""
+    def test_a_rolled_back_job_is_never_claimed(self, queue: QueueUnderTest) -> None:
+        """Not even a message remains."""
         with queue.session() as session:
             session.add(queue.Job(**queue.values(0)))
             session.flush()
@@ -48,7 +48,7 @@ class EnqueueingConformance:
         assert queue.claimable() == []
 
     def test_bulk_insert(self, queue: QueueUnderTest) -> None:
-        """By the ORM, and by the table."""
+        """By an INSERT of the ORM, and of the table."""
         with queue.session() as session:
             session.execute(sa.insert(queue.Job), [queue.values(n) for n in range(20)])
             table = queue.Job.__table__
@@ -57,7 +57,7 @@ class EnqueueingConformance:
         assert sorted(queue.claimable()) == list(range(40))
 
     def test_insert_from_select(self, queue: QueueUnderTest) -> None:
-        """One statement, many jobs."""
+        """One statement inserts many jobs."""
         table = queue.Job.__table__
         numbers = sa.func.generate_series(100, 119).column_valued("number")
         keys = {"tenant": sa.literal("c"), "id": numbers} if queue.composite else {"id": numbers}
@@ -66,28 +66,28 @@ class EnqueueingConformance:
         assert sorted(queue.claimable()) == list(range(100, 120))
 
     def test_plain_sql(self, queue: QueueUnderTest) -> None:
-        """The defaults are the database's."""
+        """Columns without a value get the database's defaults."""
         for number in range(3):
             queue.execute(f"INSERT INTO conformance_job ({_columns(queue)}) VALUES ({_row(queue, number)})")
         with queue.session() as session:
             assert [job.attempts for job in queue.claim(session)] == [1, 1, 1]
 
     def test_copy(self, queue: QueueUnderTest) -> None:
-        """The fastest way in, past everything that SQLAlchemy could notice."""
+        """COPY bypasses all events of SQLAlchemy."""
         lines = "".join("\t".join(map(str, queue.values(n).values())) + "\n" for n in range(30))
         command = f"COPY conformance_job ({_columns(queue)}) FROM STDIN"
         _copy(queue, command, lines)
         assert sorted(queue.claimable()) == list(range(30))
 
     def test_on_conflict_do_nothing(self, queue: QueueUnderTest) -> None:
-        """A key that is there already is no second job."""
+        """An existing key adds no second job."""
         queue.enqueue(2)
         insert = postgresql.insert(queue.Job.__table__).on_conflict_do_nothing()
         queue.execute(insert.values([queue.values(number) for number in range(4)]))
         assert sorted(queue.claimable()) == [0, 1, 2, 3]
 
     def test_on_conflict_do_update(self, queue: QueueUnderTest) -> None:
-        """A finished job waits again, a waiting one waits on, once."""
+        """A finished job becomes pending, and a pending one stays pending; both are claimable once."""
         queue.enqueue(2)
         if queue.keeps_rows:
             queue.run(complete, 0)
@@ -99,7 +99,7 @@ class EnqueueingConformance:
         assert sorted(queue.claimable()) == [0, 1, 2]
 
     def test_merge(self, queue: QueueUnderTest) -> None:
-        """The standard's way to do either."""
+        """MERGE inserts and updates jobs."""
         queue.enqueue([0, 1], priority=1)
         keys = " AND ".join(f"job.{key.name} = new.{key.name}" for key in queue.Job.__table__.primary_key)
         names = list(queue.values(0))
@@ -116,15 +116,15 @@ class EnqueueingConformance:
         assert queue.order()[-1] == 0
 
     @needs(status=True)
-    def test_a_row_that_is_inserted_as_finished_is_no_job(self, queue: QueueUnderTest) -> None:
-        """An import of old rows starts nothing."""
+    def test_a_row_inserted_as_finished_is_not_claimed(self, queue: QueueUnderTest) -> None:
+        """An import of finished rows starts no run."""
         for number, status in enumerate(["completed", "failed", "cancelled"]):
             queue.enqueue([number], status=status)
         assert queue.claimable() == []
 
     @needs(status=True)
     def test_requeueing_by_plain_sql(self, queue: QueueUnderTest) -> None:
-        """One UPDATE of the state; the job gets one more run, whatever it has behind it."""
+        """An UPDATE of the status makes a job claimable, whatever its attempts."""
         queue.enqueue(3)
         queue.run(fail, 0, 1)
         queue.execute("UPDATE conformance_job SET status = 'pending' WHERE number = 0")
@@ -133,8 +133,8 @@ class EnqueueingConformance:
         assert queue.state(0) == "completed"
 
     @needs(status=True)
-    def test_ending_by_plain_sql(self, queue: QueueUnderTest) -> None:
-        """One UPDATE of the state; also of all at once."""
+    def test_finishing_by_plain_sql(self, queue: QueueUnderTest) -> None:
+        """An UPDATE of the status of one job, or of all, takes them out of the queue."""
         queue.enqueue(4)
         queue.execute("UPDATE conformance_job SET status = 'cancelled' WHERE number = 0")
         assert sorted(queue.claimable()) == [1, 2, 3]
@@ -142,22 +142,22 @@ class EnqueueingConformance:
         assert queue.claimable() == []
 
     def test_deleting_by_plain_sql(self, queue: QueueUnderTest) -> None:
-        """A deleted row is no job any more, and its key may be used anew."""
+        """A deleted row is not claimed, and its key can be used again."""
         queue.enqueue(3)
         queue.execute("DELETE FROM conformance_job WHERE number IN (0, 1)")
         assert queue.claimable() == [2]
         queue.enqueue([0])
         assert sorted(queue.claimable()) == [0, 2]
 
-    def test_a_deleted_job_leaves_nothing_behind(self, queue: QueueUnderTest) -> None:
-        """Nothing is left to be mended."""
+    def test_a_deleted_job_leaves_no_message(self, queue: QueueUnderTest) -> None:
+        """``reconcile()`` finds nothing to repair."""
         queue.enqueue(3)
         queue.execute(sa.delete(queue.Job).where(queue.Job.number == 0))
         with queue.session() as session:
             assert session.scalars(reconcile(queue.Job)).all() == []
 
     def test_truncate(self, queue: QueueUnderTest) -> None:
-        """The queue is empty, and works."""
+        """The queue is empty afterwards, and works."""
         queue.enqueue(3)
         queue.execute("TRUNCATE conformance_job CASCADE")
         assert queue.claimable() == []
@@ -173,7 +173,7 @@ class EnqueueingConformance:
         assert queue.order() == [6, 4, 2, 0]
 
     def test_an_edited_time_reaches_the_claim(self, queue: QueueUnderTest) -> None:
-        """Putting off as bringing forward."""
+        """A job can be postponed and be brought forward."""
         queue.enqueue([0, 2, 4])
         queue.execute("UPDATE conformance_job SET run_at = now() + interval '1 day' WHERE number = 0")
         assert queue.claimable() == [2, 4]
@@ -181,7 +181,7 @@ class EnqueueingConformance:
         assert queue.order() == [0, 4, 2]
 
     def test_an_edited_key_reaches_the_claim(self, queue: QueueUnderTest) -> None:
-        """Also when two jobs swap theirs in one statement."""
+        """Also when two jobs swap their keys in one statement."""
         queue.enqueue([0, 2, 4])
         queue.execute("UPDATE conformance_job SET id = id + 1000 WHERE number = 0")
         with queue.session() as session:
@@ -191,11 +191,11 @@ class EnqueueingConformance:
             session.commit()
         assert queue.claimable() == []
 
-    def test_a_key_edited_together_with_everything_else(self, queue: QueueUnderTest) -> None:
-        """A shift by which every job takes the key of another one."""
+    def test_keys_and_priorities_edited_in_one_statement(self, queue: QueueUnderTest) -> None:
+        """Every job takes the key of another one."""
         queue.enqueue([0, 2, 4])
         step = 1 if queue.composite else 2
-        # Unique keys are checked row by row: the long way round, through negative ones.
+        # Unique keys are checked row by row, so the keys are negative in between.
         with queue.engine.begin() as connection:
             for text in ("id = -id - 1", f"id = -id - 1 + {step}, priority = -number"):
                 connection.execute(sa.text(f"UPDATE conformance_job SET {text}"))

@@ -1,4 +1,4 @@
-"""What a claim hands out: how many, which, in what order, and what its instances show."""
+"""The result of a claim: how many jobs, which, in what order, and the attributes of the instances."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.statements.claim import claim_statement
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies import ScanRange
-from sqlaqueue.testing.queue import ALL, HOUR, QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.queue_under_test import ALL, HOUR, QueueUnderTest, needs, numbers_of
 
 JOBS = 12
 
 
-class ClaimingConformance:
-    """One claim at a time; for several see :mod:`sqlaqueue.testing.racing`."""
+class ClaimConformance:
+    """One claim at a time; :mod:`sqlaqueue.testing.suite.concurrency` tests several."""
 
     @pytest.mark.parametrize("n", [1, 5, JOBS, ALL])
-    def test_a_claim_hands_out_at_most_n_jobs(self, queue: QueueUnderTest, n: int) -> None:
-        """Not one more, and not one less while nobody else is there."""
+    def test_a_claim_returns_at_most_n_jobs(self, queue: QueueUnderTest, n: int) -> None:
+        """Exactly n jobs, if no other transaction holds any."""
         queue.enqueue(JOBS)
         with queue.session() as session, queue.session() as another:
             assert len(queue.claim(session, n)) == min(n, JOBS)
             assert len(queue.claim(another)) == JOBS - min(n, JOBS)
 
-    def test_an_empty_queue_hands_out_nothing(self, queue: QueueUnderTest) -> None:
-        """An empty list, not an error."""
+    def test_a_claim_from_an_empty_queue_returns_nothing(self, queue: QueueUnderTest) -> None:
+        """The result is an empty list, not an error."""
         with queue.session() as session:
             assert queue.claim(session) == []
 
     def test_jobs_come_by_priority_then_time_then_key(self, queue: QueueUnderTest) -> None:
-        """In this order within one claim, and from one claim to the next."""
+        """The order holds within one claim, and from one claim to the next."""
         now = queue.execute("SELECT now()")
         groups = [(priority, age) for priority in (-1, 0, 3) for age in (3, 2, 1)]
         jobs = [(3 * group + member, group) for group in range(len(groups)) for member in range(3)]
@@ -55,7 +55,7 @@ class ClaimingConformance:
     @needs(rows=True)
     @pytest.mark.parametrize("joined", [True, False], ids=["join", "where"])
     def test_a_job_that_a_filter_matches_twice_comes_once(self, queue: QueueUnderTest, *, joined: bool) -> None:
-        """A join may yield it several times; it is one job."""
+        """A join may return a job several times; the claim returns it once."""
         queue.enqueue(3)
         for number in (1, 1, 2):
             queue.execute(sa.insert(queue.Note.__table__).values(queue.key_values(number)))
@@ -65,8 +65,8 @@ class ClaimingConformance:
         with queue.session() as session:
             assert numbers_of(queue.claim(session, of=noted)) == [1, 2]
 
-    def test_a_claim_may_be_kept_to_one_priority(self, queue: QueueUnderTest) -> None:
-        """The jobs of other priorities are left alone, more urgent ones too."""
+    def test_a_claim_can_be_limited_to_one_priority(self, queue: QueueUnderTest) -> None:
+        """Jobs of other priorities stay claimable, including higher ones."""
         for priority in (0, 1, 2):
             queue.enqueue(range(3 * priority, 3 * priority + 3), priority=priority)
         with queue.session() as session:
@@ -74,8 +74,8 @@ class ClaimingConformance:
             assert sorted(numbers_of(jobs)) == [3, 4, 5]
         assert sorted(queue.claimable()) == list(range(9))
 
-    def test_a_claim_may_begin_at_a_position(self, queue: QueueUnderTest) -> None:
-        """Everything before it in the claim order is left alone."""
+    def test_a_claim_can_begin_at_a_cursor(self, queue: QueueUnderTest) -> None:
+        """Jobs before the cursor in claim order stay claimable."""
         queue.enqueue(JOBS)
         with queue.session() as session:
             jobs = session.scalars(claim(queue.Job, ALL)).all()
@@ -86,14 +86,14 @@ class ClaimingConformance:
             assert [job.number for job in jobs] == numbers[4:]
 
     def test_a_job_waits_until_it_is_due(self, queue: QueueUnderTest) -> None:
-        """A job whose time has not come is not handed out, and does not stand before the others."""
+        """A job that is not due is not claimed, and does not keep others from being claimed."""
         tomorrow = queue.execute("SELECT now() + interval '1 day'")
         queue.enqueue([0], run_at=tomorrow, priority=-1)
         queue.enqueue([1])
         assert queue.claimable() == [1]
 
     def test_a_job_that_comes_due_during_a_transaction_is_claimed(self, queue: QueueUnderTest) -> None:
-        """Due is judged at the time of the statement, not of the transaction's start."""
+        """The claim compares ``run_at`` with the time of the statement, not of the transaction."""
         with queue.session() as session:
             session.execute(sa.select(sa.func.now()))
             queue.enqueue(1)
@@ -101,7 +101,7 @@ class ClaimingConformance:
 
     @needs(rows=True)
     def test_no_time_of_the_client_reaches_the_database(self, queue: QueueUnderTest) -> None:
-        """Clocks of workers differ; whoever compares their times with each other runs jobs early."""
+        """Workers' clocks differ; a time from one of them could make a job run early."""
         queue.enqueue(3)
         sent: list[Any] = []
 
@@ -121,8 +121,8 @@ class ClaimingConformance:
         assert not [value for value in _flat(sent) if isinstance(value, date)]
         assert queue.claimable() == []
 
-    def test_a_filter_chooses_among_the_jobs(self, queue: QueueUnderTest) -> None:
-        """The others stay claimable."""
+    def test_a_filter_selects_among_the_jobs(self, queue: QueueUnderTest) -> None:
+        """The other jobs stay claimable."""
         queue.enqueue([0, 1, 2], payload="this")
         queue.enqueue([3, 4, 5], payload="that")
         chosen = sa.select(queue.Job).where(queue.Job.payload == "that")
@@ -132,7 +132,7 @@ class ClaimingConformance:
 
     @pytest.mark.parametrize("condition", ["join", "exists", "two tables in where"])
     def test_a_filter_may_use_a_second_table(self, queue: QueueUnderTest, condition: str) -> None:
-        """And takes exactly the jobs that it says, however it says so."""
+        """The claim returns exactly the jobs that match, in whatever form the filter is written."""
         Job, Owner = queue.Job, queue.Owner  # noqa: N806 - they are classes
         queue.enqueue([0, 1, 4, 5], owner_id=1)
         queue.enqueue([2, 3, 6, 7], owner_id=2)
@@ -146,7 +146,7 @@ class ClaimingConformance:
             assert numbers_of(queue.claim(another)) == [2, 3, 5, 6, 7]
 
     def test_a_claimed_instance_shows_its_run(self, queue: QueueUnderTest) -> None:
-        """A handler reads the same under every strategy: it is processing, for the first time."""
+        """Under every strategy its status is processing and its attempts are 1."""
         queue.enqueue(2, payload="text")
         with queue.session() as session:
             for job in queue.claim(session):
@@ -155,8 +155,8 @@ class ClaimingConformance:
                 if queue.has_status:
                     assert job.status == "processing"
 
-    def test_an_instance_that_the_session_knew_shows_its_run_as_well(self, queue: QueueUnderTest) -> None:
-        """What was loaded earlier is out of date the moment the job is claimed."""
+    def test_an_instance_in_the_session_is_refreshed(self, queue: QueueUnderTest) -> None:
+        """Values that were loaded before the claim are replaced."""
         queue.enqueue(1, payload="old")
         with queue.session() as session:
             known = session.scalars(sa.select(queue.Job)).one()
@@ -168,7 +168,7 @@ class ClaimingConformance:
 
     @needs(rows=True)
     def test_related_rows_can_be_loaded_with_the_claim(self, queue: QueueUnderTest) -> None:
-        """Loader options, on the select or on the claim."""
+        """Loader options work on the select and on the claim."""
         queue.enqueue(4, owner_id=1)
         load = selectinload(queue.Job.owner)
         with queue.session() as session:
@@ -178,13 +178,13 @@ class ClaimingConformance:
                 assert "owner" in job.__dict__
                 assert job.owner.vip
 
-    def test_a_job_without_an_attempt_left_is_claimed_when_it_waits(self, queue: QueueUnderTest) -> None:
-        """The limit is judged when a run ends: who makes a job wait again wants it to run."""
+    def test_a_pending_job_is_claimed_without_an_attempt_left(self, queue: QueueUnderTest) -> None:
+        """The limit is checked when a run ends, not when a job is claimed."""
         queue.enqueue(1, attempts=99)
         assert queue.claimable() == [0]
 
-    def test_a_claim_that_is_rolled_back_never_was(self, queue: QueueUnderTest) -> None:
-        """The jobs are there again, with no attempt counted."""
+    def test_a_rolled_back_claim_has_no_effect(self, queue: QueueUnderTest) -> None:
+        """The jobs are claimable again, and no attempt is counted."""
         queue.enqueue(3)
         with queue.session() as session:
             assert len(session.scalars(claim(queue.Job, ALL)).all()) == 3
@@ -202,7 +202,7 @@ def _flat(values: Any) -> list[Any]:
 
 
 def _claim_within(queue: QueueUnderTest, session: Session, scan_range: ScanRange) -> list[Any]:
-    """Claim from a part of the claim order only, as Consumers do; rolled back by the end of the session."""
+    """Claim from a part of the claim order, as Consumers do; the end of the session rolls it back."""
     statement = claim_statement(
         select_jobs(queue.Job, "claim"), sa.bindparam(None, ALL, sa.Integer()), scan_range=scan_range
     )

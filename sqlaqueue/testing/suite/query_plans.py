@@ -1,7 +1,7 @@
-"""A claim takes what it should under every plan that PostgreSQL may choose.
+"""A claim is correct under every plan that PostgreSQL may choose.
 
-A subquery with LIMIT and a lock that a join runs again takes other rows each time. Which plan it takes to
-see that depends on statistics, settings and versions, so the planner is pushed from one plan to the next.
+A subquery with LIMIT and a lock locks other rows each time that a join executes it. Which plan does so depends on
+statistics, settings and versions, so these tests disable the planner's methods in turn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue, retry
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.testing.queue import ALL, QueueUnderTest
+from sqlaqueue.testing.queue_under_test import ALL, QueueUnderTest
 
 N = 3
 """Jobs to claim under each plan."""
@@ -24,7 +24,7 @@ N = 3
 _SWITCHES = """
 SELECT name FROM pg_settings WHERE name ~ '^enable_' AND setting = 'on' AND name !~ 'parallel|gather|async' ORDER BY 1
 """
-"""Those that are on, but for what never is in the plan of a statement that locks or changes rows."""
+"""The settings that are on, except those that do not apply to statements which lock or change rows."""
 
 _COMBINATIONS = [
     ("enable_hashjoin", "enable_mergejoin"),
@@ -39,7 +39,7 @@ _COMBINATIONS = [
 
 
 def _plans(queue: QueueUnderTest) -> Iterator[tuple[str, ...]]:
-    """Each switch of the planner by itself, then those that together leave only one way to join."""
+    """Disable each planner method by itself, then combinations that leave one kind of join."""
     yield ()
     with queue.engine.connect() as connection:
         known = connection.scalars(sa.text(_SWITCHES)).all()
@@ -48,19 +48,19 @@ def _plans(queue: QueueUnderTest) -> Iterator[tuple[str, ...]]:
 
 
 def _prepare_at_once(session: Session) -> None:
-    """Let the driver prepare statements when they first come: only those can have a generic plan."""
+    """Let the driver prepare statements on first use: only prepared ones can have a generic plan."""
     driver: Any = session.connection().connection.driver_connection
     if hasattr(driver, "prepare_threshold"):
         driver.prepare_threshold = 0
 
 
-class PlanningConformance:
+class QueryPlanConformance:
     """With and without a second table in the filter, with and without statistics."""
 
     @pytest.mark.parametrize("cache", ["force_custom_plan", "force_generic_plan"])
     @pytest.mark.parametrize("filtered", [False, True], ids=["all-jobs", "second-table"])
-    def test_a_claim_is_right_under_every_plan(self, queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
-        """Exactly n jobs, in order, and nobody else's view of the others is changed."""
+    def test_a_claim_is_correct_under_every_plan(self, queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
+        """Exactly n jobs, in order, and no lock on any other."""
         self._enqueue(queue)
         for table in queue.models.base.metadata.sorted_tables:
             queue.execute(f"ANALYZE {table.name}")
@@ -68,8 +68,8 @@ class PlanningConformance:
 
     @pytest.mark.parametrize("cache", ["force_custom_plan", "force_generic_plan"])
     @pytest.mark.parametrize("filtered", [False, True], ids=["all-jobs", "second-table"])
-    def test_a_claim_is_right_without_statistics(self, queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
-        """A table that nobody has analysed is planned for as if it were of some usual size."""
+    def test_a_claim_is_correct_without_statistics(self, queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
+        """Without ANALYZE the planner assumes a default size of the table."""
         queue.create()
         for table in queue.models.base.metadata.sorted_tables:
             queue.execute(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
@@ -78,13 +78,13 @@ class PlanningConformance:
 
     @staticmethod
     def _enqueue(queue: QueueUnderTest) -> None:
-        # A scan of the table must not happen to come in the order of the queue, nor in the opposite one.
+        # The order of the rows in the table is neither the claim order nor its reverse.
         for number in range(40):
             queue.enqueue([number], owner_id=1 + number % 2, priority=7 * number % 40)
 
     @staticmethod
     def _check(queue: QueueUnderTest, cache: str, *, filtered: bool) -> None:
-        # Two tables side by side, since such a subquery may be taken for one about the outer statement's row.
+        # Two tables in FROM: SQLAlchemy may correlate such a subquery with the outer statement.
         of_vips = sa.and_(queue.Job.owner_id == queue.Owner.id, queue.Owner.vip)
         wanted = sa.select(queue.Job).where(of_vips if filtered else sa.true())
         order = [number for number in queue.claimable() if number % 2 == 0 or not filtered]
@@ -97,15 +97,15 @@ class PlanningConformance:
                 jobs = session.scalars(claim(wanted, N)).all()
                 claimed = [job.number for job in jobs]
                 assert claimed == order[:N], f"claimed {claimed} without {switched_off}"
-                # What the claim has locked or written beyond the jobs that it returned.
+                # The claim must not have locked or written any other job.
                 left = len(another.scalars(claim(queue.Job, ALL)).all())
                 assert left == 40 - N, f"{left} of {40 - N} others are left without {switched_off}"
 
-    def test_no_plan_is_kept_from_when_the_table_was_small(self, queue: QueueUnderTest) -> None:
-        """For a few rows it is cheap to read the table and to compare each with each; the same plan is endless later.
+    def test_no_plan_of_a_small_table_is_reused(self, queue: QueueUnderTest) -> None:
+        """A plan that reads a small table and compares each row with each is very slow once the table has grown.
 
-        PostgreSQL keeps a plan from the sixth execution of a prepared statement on, if it finds it cheap. It may do so
-        for a claim of a few jobs.
+        PostgreSQL may keep a generic plan from the sixth execution of a prepared statement on. A claim of a few jobs
+        may have one.
         """
         queue.enqueue(60 * backend().claims.FEW)
         kept = sa.text("SELECT statement FROM pg_prepared_statements WHERE generic_plans > 0")
@@ -119,8 +119,8 @@ class PlanningConformance:
                 jobs = queue.claim(session, 3 * backend().claims.FEW)
                 done, failed, again = jobs[::3], jobs[1::3], jobs[2::3]
                 ends = [extend(again, lease=60), complete(done), fail(failed), retry(again, delay=60)]
-                tending = [rescue(queue.Job), reconcile(queue.Job), purge(queue.Job, limit=1)]
-                for verb in (*ends, *tending, cancel(nobody), requeue(nobody)):
+                maintenance = [rescue(queue.Job), reconcile(queue.Job), purge(queue.Job, limit=1)]
+                for verb in (*ends, *maintenance, cancel(nobody), requeue(nobody)):
                     session.execute(verb)
                 session.commit()
             texts = set(session.scalars(kept)) - earlier

@@ -1,4 +1,4 @@
-"""What is done to a queue from outside: cancel, requeue, purge, reconcile."""
+"""Verbs for operators: cancel, requeue, purge, reconcile, rescue."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import cancel, complete, fail, purge, reconcile, release, requeue, rescue, retry
-from sqlaqueue.testing.queue import HOUR, QueueUnderTest, numbers_of
+from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, numbers_of
 
 Verb = Callable[[Any], Any]
 
 
 def _do(queue: QueueUnderTest, statement: Any) -> set[Any]:
-    """Execute a verb by itself; return the keys that it changed."""
+    """Execute a verb in a session of its own; return the keys that it changed."""
     with queue.session() as session:
         keys = session.scalars(statement).all()
         session.commit()
@@ -25,18 +25,18 @@ def _do(queue: QueueUnderTest, statement: Any) -> set[Any]:
 
 
 def _finish(queue: QueueUnderTest) -> None:
-    """Bring jobs 0 to 2 to the three ends; 3 to 5 go on waiting."""
+    """Bring jobs 0 to 2 to the three finished states; 3 to 5 stay pending."""
     queue.enqueue(6)
     queue.run(complete, 0)
     queue.run(fail, 1)
     assert _do(queue, cancel(queue.only(2))) == queue.keys(2)
 
 
-class TendingConformance:
-    """Each verb on waiting, running and finished jobs."""
+class MaintenanceConformance:
+    """Each verb on pending, running and finished jobs."""
 
-    def test_cancel_ends_waiting_jobs(self, queue: QueueUnderTest) -> None:
-        """Those that the filter chooses."""
+    def test_cancel_cancels_pending_jobs(self, queue: QueueUnderTest) -> None:
+        """Only those that the filter selects."""
         queue.enqueue(4)
         queue.run(retry, 0)
         assert _do(queue, cancel(queue.only(0, 3))) == queue.keys(0, 3)
@@ -47,8 +47,8 @@ class TendingConformance:
         assert sorted(queue.claimable()) == [1, 2]
 
     @pytest.mark.parametrize("verb", [cancel, requeue])
-    def test_a_verb_takes_instances_as_well(self, queue: QueueUnderTest, verb: Verb) -> None:
-        """One, or many; those that it does not concern are left alone."""
+    def test_verbs_accept_instances(self, queue: QueueUnderTest, verb: Verb) -> None:
+        """One or many; jobs in other states are left alone."""
         queue.enqueue(4)
         with queue.session() as session:
             jobs = session.scalars(sa.select(queue.Job).order_by(queue.Job.number)).all()
@@ -59,15 +59,15 @@ class TendingConformance:
                 assert set(session.scalars(requeue(jobs[:2]))) == queue.keys(0)
             assert session.scalars(verb([])).all() == []
 
-    def test_cancel_takes_the_whole_queue(self, queue: QueueUnderTest) -> None:
-        """And finished jobs stay as they are."""
+    def test_cancel_accepts_the_whole_queue(self, queue: QueueUnderTest) -> None:
+        """Finished jobs are left alone."""
         _finish(queue)
         assert _do(queue, cancel(queue.Job)) == queue.keys(3, 4, 5)
         assert queue.state(0) == queue.completed
         assert [queue.state(n) for n in range(1, 6)] == ["failed", *["cancelled"] * 4]
 
-    def test_cancel_asks_a_running_job_to_stop(self, queue: QueueUnderTest) -> None:
-        """It changes nothing in what is running: the run ends as its worker says."""
+    def test_cancel_requests_the_cancellation_of_a_running_job(self, queue: QueueUnderTest) -> None:
+        """The row does not change: the run ends as its worker settles it."""
         queue.enqueue(2)
         with queue.session() as session:
             jobs = queue.claim(session, of=queue.only(0))
@@ -77,15 +77,15 @@ class TendingConformance:
         assert (queue.state(0), queue.state(1)) == (queue.completed, "cancelled")
 
     def test_cancel_twice(self, queue: QueueUnderTest) -> None:
-        """The second time there is nothing left to do, for the asked and for the cancelled."""
+        """The second call changes nothing."""
         queue.enqueue(2)
         with queue.session() as session:
             queue.claim(session, of=queue.only(0))
             assert _do(queue, cancel(queue.Job)) == queue.keys(1)
             assert _do(queue, cancel(queue.Job)) == set()
 
-    def test_requeue_brings_back_what_is_finished(self, queue: QueueUnderTest) -> None:
-        """And nothing else; a completed job only where something is left of it."""
+    def test_requeue_makes_finished_jobs_pending(self, queue: QueueUnderTest) -> None:
+        """No other jobs; completed ones only if their rows were kept."""
         _finish(queue)
         finished = {0, 1, 2} if queue.keeps_rows else {1, 2}
         with queue.session() as session:
@@ -103,21 +103,21 @@ class TendingConformance:
         assert queue.state(0) == "failed"
 
     @pytest.mark.parametrize("verb", [cancel, requeue, purge])
-    def test_a_verb_takes_a_filter_with_a_second_table(self, queue: QueueUnderTest, verb: Verb) -> None:
-        """Wherever the jobs in question are kept."""
+    def test_verbs_accept_a_filter_with_a_second_table(self, queue: QueueUnderTest, verb: Verb) -> None:
+        """For rows and for dead letters."""
         queue.enqueue([0, 3], owner_id=1)
         queue.enqueue([1, 2, 4], owner_id=2)
         if verb is not cancel:
             queue.run(fail, *range(5))
-        # Two tables side by side, since such a subquery may be taken for one about the outer statement's row.
+        # Two tables in FROM: SQLAlchemy may correlate such a subquery with the outer statement.
         same = queue.Job.owner_id == queue.Owner.id
         of_vips = sa.select(queue.Job).where(same, queue.Owner.vip, queue.Job.number < 4)
         assert _do(queue, verb(of_vips)) == queue.keys(0, 3)
         assert _do(queue, verb(of_vips)) == set()
         assert _do(queue, verb(queue.Job)) == queue.keys(1, 2, 4)
 
-    def test_a_requeued_job_keeps_what_the_user_stored(self, queue: QueueUnderTest) -> None:
-        """Its payload, its owner and its priority; it is due now."""
+    def test_a_requeued_job_keeps_its_columns(self, queue: QueueUnderTest) -> None:
+        """Its payload, owner and priority; it is due now."""
         queue.enqueue([0], payload="kept", owner_id=1, priority=7)
         queue.enqueue([1])
         queue.run(fail, 0)
@@ -127,7 +127,7 @@ class TendingConformance:
         assert queue.order() == [1, 0]
 
     def test_a_requeued_job_can_finish_again(self, queue: QueueUnderTest) -> None:
-        """In any way, any number of times."""
+        """In any state, any number of times."""
         queue.enqueue(1)
         for _ in range(2):
             queue.run(fail, 0)
@@ -138,8 +138,8 @@ class TendingConformance:
         queue.run(complete, 0)
         assert queue.state(0) == queue.completed
 
-    def test_purge_deletes_what_is_finished(self, queue: QueueUnderTest) -> None:
-        """And nothing else."""
+    def test_purge_deletes_finished_jobs(self, queue: QueueUnderTest) -> None:
+        """No pending or running job is deleted."""
         _finish(queue)
         with queue.session() as session:
             queue.claim(session, of=queue.only(5))
@@ -149,14 +149,14 @@ class TendingConformance:
 
     @pytest.mark.parametrize(("states", "number"), [("completed", 0), ("failed", 1), ("cancelled", 2)])
     def test_purge_obeys_states(self, queue: QueueUnderTest, states: str, number: int) -> None:
-        """Only jobs that ended like this."""
+        """Only jobs in the given states are deleted."""
         _finish(queue)
         gone = queue.keys(number) if number or queue.keeps_rows else set()
         assert _do(queue, purge(queue.Job, states=[states])) == gone
         assert _do(queue, purge(queue.Job)) == (queue.keys(0, 1, 2) if queue.keeps_rows else queue.keys(1, 2)) - gone
 
     def test_purge_obeys_a_filter_and_a_limit(self, queue: QueueUnderTest) -> None:
-        """Repeated until no key comes back, it deletes all, each once."""
+        """Repeated until no key is returned, it deletes each job once."""
         queue.enqueue(8)
         queue.run(fail, *range(7))
         chosen = sa.select(queue.Job).where(queue.Job.number < 5)
@@ -166,7 +166,7 @@ class TendingConformance:
         assert [queue.state(number) for number in (5, 6, 7)] == ["failed", "failed", "pending"]
 
     def test_purge_obeys_the_age(self, queue: QueueUnderTest) -> None:
-        """Counted from when a job was finished."""
+        """The age counts from when a job finished."""
         queue.enqueue(2)
         queue.run(fail, 0, 1)
         assert _do(queue, purge(queue.Job, older_than=HOUR)) == set()
@@ -178,8 +178,8 @@ class TendingConformance:
         assert queue.keys(0) <= _do(queue, purge(queue.Job, older_than=0))
 
     @pytest.mark.parametrize("verb", [reconcile, rescue])
-    def test_where_nothing_is_wrong_nothing_is_mended(self, queue: QueueUnderTest, verb: Verb) -> None:
-        """In any state of a job."""
+    def test_reconcile_and_rescue_change_nothing_in_a_consistent_queue(self, queue: QueueUnderTest, verb: Verb) -> None:
+        """For jobs in every state."""
         _finish(queue)
         with queue.session() as session:
             queue.claim(session, of=queue.only(5))
@@ -187,8 +187,8 @@ class TendingConformance:
         _do(queue, requeue(queue.Job))
         assert _do(queue, verb(queue.Job)) == set()
 
-    def test_reconcile_mends_what_bypassed_the_triggers(self, queue: QueueUnderTest) -> None:
-        """Afterwards exactly the waiting jobs are claimed, each once."""
+    def test_reconcile_repairs_what_bypassed_the_triggers(self, queue: QueueUnderTest) -> None:
+        """Afterwards exactly the pending jobs are claimable, each once."""
         queue.enqueue(5)
         if queue.has_status:
             queue.run(fail, 0)
@@ -214,7 +214,7 @@ class TendingConformance:
         assert queue.claimable() == []
 
     def test_reconcile_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
-        """What somebody is working on is mended the next time."""
+        """A locked job is repaired by the next call."""
         with queue.session() as session:
             session.execute(sa.text("ALTER TABLE conformance_job DISABLE TRIGGER USER"))
             session.execute(sa.insert(queue.Job.__table__), [queue.values(n) for n in range(3)])
@@ -229,7 +229,7 @@ class TendingConformance:
         assert sorted(queue.claimable()) == [0, 1, 2]
 
     def test_reconcile_leaves_running_jobs_alone(self, queue: QueueUnderTest) -> None:
-        """Whatever becomes of the run, nobody else gets the job meanwhile or afterwards."""
+        """Whatever the result of the run, no other worker gets the job."""
         queue.enqueue(4)
         with queue.session() as session:
             jobs = queue.claim(session, of=queue.only(0, 1))

@@ -1,4 +1,4 @@
-"""What an operator is shown of a queue: the survey of a strategy."""
+"""The list of jobs that operators see."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.strategies.parts.job_listing import OTHER, SHOWN, key_labels
-from sqlaqueue.testing.queue import HOUR, QueueUnderTest, needs
+from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, needs
 
 
-def _survey(
+def _listing(
     queue: QueueUnderTest, chosen: AnySelect | None = None, states: Sequence[str] | None = None
 ) -> dict[Any, sa.RowMapping]:
-    """Return what a survey shows of each job, by its key; it must not wait for anybody."""
+    """Return the row of each job in a listing, by its key; the listing must not wait for a lock."""
     spec = spec_of(queue.Job)
-    survey = spec.strategy.list_jobs(spec, sa.select(queue.Job) if chosen is None else chosen, states)
+    listing = spec.strategy.list_jobs(spec, sa.select(queue.Job) if chosen is None else chosen, states)
     with queue.impatient() as session:
-        rows = session.execute(survey).mappings().all()
+        rows = session.execute(listing).mappings().all()
     labels = key_labels(spec)
     shown = {tuple(row[name] for name in labels) if queue.composite else row[labels[0]]: row for row in rows}
     assert len(shown) == len(rows), "a job is shown twice"
@@ -35,7 +35,7 @@ def _states(shown: dict[Any, sa.RowMapping]) -> dict[Any, str]:
 
 
 def _fill(queue: QueueUnderTest) -> dict[int, str]:
-    """Enqueue jobs that come to each state in which nobody holds them; return it by their number."""
+    """Enqueue jobs and bring them to every state except processing; return the states by number."""
     queue.enqueue([0, 2, 4, 6], owner_id=1)
     queue.enqueue([1, 3, 5], owner_id=2)
     queue.run(complete, 0)
@@ -48,18 +48,18 @@ def _fill(queue: QueueUnderTest) -> dict[int, str]:
     return {0: "completed", **states} if queue.keeps_rows else states
 
 
-class SurveyingConformance:
-    """One row a job, whatever table it is kept in."""
+class ListingConformance:
+    """One row for each job, from whatever table stores it."""
 
-    def test_a_survey_shows_each_job_once_in_its_state(self, queue: QueueUnderTest) -> None:
-        """All those of which something is left."""
+    def test_a_listing_shows_each_job_once_with_its_state(self, queue: QueueUnderTest) -> None:
+        """All jobs of which a row or a dead letter exists."""
         states = _fill(queue)
-        assert _states(_survey(queue)) == {queue.key(number): state for number, state in states.items()}
+        assert _states(_listing(queue)) == {queue.key(number): state for number, state in states.items()}
 
-    def test_a_survey_shows_what_is_known_of_a_job(self, queue: QueueUnderTest) -> None:
-        """Under the names of the roles that the queue has."""
+    def test_a_listing_shows_the_roles_of_a_job(self, queue: QueueUnderTest) -> None:
+        """Its columns have the names of the queue's roles."""
         _fill(queue)
-        shown, spec = _survey(queue), spec_of(queue.Job)
+        shown, spec = _listing(queue), spec_of(queue.Job)
         failed, waiting = shown[queue.key(1)], shown[queue.key(5)]
         assert {*key_labels(spec), "state", *(role for role in SHOWN if spec.has(role))} <= failed.keys()
         assert failed["last_error"] == "broken"
@@ -69,42 +69,42 @@ class SurveyingConformance:
         assert shown[queue.key(3)]["run_at"] > waiting["run_at"]
         assert [shown[queue.key(number)]["attempts"] for number in (1, 3, 5)] == [1, 1, 0]
 
-    def test_a_survey_obeys_a_filter_and_a_choice_of_states(self, queue: QueueUnderTest) -> None:
-        """One, the other and both."""
+    def test_a_listing_can_be_limited_by_a_filter_and_states(self, queue: QueueUnderTest) -> None:
+        """By one of them, and by both."""
         states = _fill(queue)
         for state in STATES:
             wanted = queue.keys(*(number for number in states if states[number] == state))
-            assert _survey(queue, states=[state]).keys() == wanted
-        assert _survey(queue, states=["pending", "cancelled"]).keys() == queue.keys(3, 4, 5, 6)
-        assert _survey(queue, states=[]).keys() == set()
-        assert _survey(queue, queue.only(1, 5)).keys() == queue.keys(1, 5)
-        assert _survey(queue, queue.only(1, 3, 5), ["failed"]).keys() == queue.keys(1)
+            assert _listing(queue, states=[state]).keys() == wanted
+        assert _listing(queue, states=["pending", "cancelled"]).keys() == queue.keys(3, 4, 5, 6)
+        assert _listing(queue, states=[]).keys() == set()
+        assert _listing(queue, queue.only(1, 5)).keys() == queue.keys(1, 5)
+        assert _listing(queue, queue.only(1, 3, 5), ["failed"]).keys() == queue.keys(1)
         of_vips = sa.select(queue.Job).where(queue.Job.owner.has(queue.Owner.vip))
-        assert _survey(queue, of_vips, ["failed", "pending"]).keys() == queue.keys(2, 6)
+        assert _listing(queue, of_vips, ["failed", "pending"]).keys() == queue.keys(2, 6)
 
-    def test_a_survey_waits_for_nobody(self, queue: QueueUnderTest) -> None:
-        """And shows jobs that somebody holds as others see them."""
+    def test_a_listing_waits_for_no_lock(self, queue: QueueUnderTest) -> None:
+        """It shows held jobs as other transactions see them."""
         queue.enqueue(3)
         with queue.session() as holder, queue.session() as session:
             queue.claim(session, of=queue.only(0))
             holder.execute(queue.only(1).with_for_update())
             running = "processing" if queue.leased else "pending"
-            assert _states(_survey(queue)) == {
+            assert _states(_listing(queue)) == {
                 queue.key(0): running,
                 queue.key(1): "pending",
                 queue.key(2): "pending",
             }
 
     @needs(status=True)
-    def test_a_survey_shows_a_status_that_is_none_of_the_queue_s(self, queue: QueueUnderTest) -> None:
-        """Such as one that somebody has written by hand."""
+    def test_a_listing_shows_an_unknown_status_as_other(self, queue: QueueUnderTest) -> None:
+        """For example a status that was written by hand."""
         queue.enqueue(2)
         queue.execute("UPDATE conformance_job SET status = 'elsewhere' WHERE number = 1")
-        assert _states(_survey(queue)) == {queue.key(0): "pending", queue.key(1): OTHER}
-        assert _survey(queue, states=STATES).keys() == queue.keys(0)
+        assert _states(_listing(queue)) == {queue.key(0): "pending", queue.key(1): OTHER}
+        assert _listing(queue, states=STATES).keys() == queue.keys(0)
 
-    def test_a_job_by_itself_stands_as_the_survey_shows_it(self, queue: QueueUnderTest) -> None:
-        """And so it does while somebody has it locked; a job of which nothing is left has no row."""
+    def test_the_state_of_one_job_is_that_of_the_listing(self, queue: QueueUnderTest) -> None:
+        """Also while it is locked; a job without a row or dead letter has no state."""
         states, spec = _fill(queue), spec_of(queue.Job)
 
         def standing(number: int) -> Any:

@@ -1,6 +1,6 @@
-"""A claim never waits for a lock, passes over what others hold, and holds up nobody itself.
+"""A claim never waits for a lock, passes over locked jobs, and blocks no other transaction.
 
-A queue that waits stands still behind the one row that somebody works on in a long transaction.
+If it waited, a long transaction on one row would stop the whole queue.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, fail, purge, reconcile, release, requeue, retry
-from sqlaqueue.testing.queue import QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.queue_under_test import QueueUnderTest, needs, numbers_of
 
 Lock = Callable[[QueueUnderTest, Session], Any]
 
@@ -37,7 +37,7 @@ LOCKS: dict[str, Lock] = {
     "FOR NO KEY UPDATE": _row_lock("NO KEY UPDATE"),
     "FOR SHARE": _row_lock("SHARE"),
 }
-"""What makes job 0 somebody else's until the transaction ends."""
+"""Statements that take job 0 from all others until their transaction ends."""
 
 SHARED_KEYS: dict[str, Lock] = {
     "a child row's foreign key": lambda queue, session: session.execute(
@@ -45,7 +45,7 @@ SHARED_KEYS: dict[str, Lock] = {
     ),
     "FOR KEY SHARE": _row_lock("KEY SHARE"),
 }
-"""What only keeps job 0 from losing its key."""
+"""Statements that only keep the key of job 0 from being changed."""
 
 SETTLEMENTS: dict[str, Callable[[list[Any]], Any]] = {
     "complete": complete,
@@ -55,20 +55,20 @@ SETTLEMENTS: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
-class LockingConformance:
-    """Each lock that the library or a user's ordinary statement takes, against each verb."""
+class LockConformance:
+    """Each verb against each lock that the library or an ordinary statement takes."""
 
     @pytest.mark.parametrize("lock", LOCKS)
     def test_a_claim_passes_over_a_locked_job(self, queue: QueueUnderTest, lock: str) -> None:
-        """It takes the others, at once."""
+        """It claims the other jobs without waiting."""
         queue.enqueue(4)
         with queue.session() as holder, queue.impatient() as session:
             LOCKS[lock](queue, holder)
             assert numbers_of(session.scalars(claim(queue.Job, 10))) == [1, 2, 3]
 
     @pytest.mark.parametrize("lock", SHARED_KEYS)
-    def test_a_claim_takes_a_job_to_which_a_child_row_refers(self, queue: QueueUnderTest, lock: str) -> None:
-        """Writing a child row takes no job away; only where the claim deletes the row it has to."""
+    def test_a_claim_takes_a_job_that_a_child_row_references(self, queue: QueueUnderTest, lock: str) -> None:
+        """A new child row does not hide the job, unless the claim deletes the job's row."""
         queue.enqueue(4)
         with queue.session() as holder, queue.impatient() as session:
             SHARED_KEYS[lock](queue, holder)
@@ -76,7 +76,7 @@ class LockingConformance:
             assert numbers_of(session.scalars(claim(queue.Job, 10))) == taken
 
     def test_a_claim_does_not_wait_for_the_second_table_of_its_filter(self, queue: QueueUnderTest) -> None:
-        """Only the jobs are locked: a locked owner neither stops nor hides them."""
+        """Only jobs are locked: a locked owner neither blocks nor hides them."""
         queue.enqueue(4, owner_id=1)
         with queue.session() as holder, queue.impatient() as session:
             holder.execute(sa.select(queue.Owner).with_for_update())
@@ -90,7 +90,7 @@ class LockingConformance:
             user.execute(sa.update(queue.Owner).values(vip=True))
 
     def test_a_claim_does_not_wait_for_locks_in_the_side_tables(self, queue: QueueUnderTest) -> None:
-        """What the strategy stores beside the jobs is the user's to look at, with a lock as well."""
+        """A user's transaction may lock rows of the strategy's own tables."""
         queue.enqueue(4)
         queue.run(fail, 3)
         with queue.session() as holder, queue.impatient() as session:
@@ -101,8 +101,8 @@ class LockingConformance:
             assert claimed in ([], [0, 1, 2])
 
     @needs(rows=True)
-    def test_a_claim_holds_up_no_child_rows(self, queue: QueueUnderTest) -> None:
-        """As long as the job's row exists, rows that refer to it can be written while it runs."""
+    def test_a_claim_does_not_block_child_rows(self, queue: QueueUnderTest) -> None:
+        """While a job runs, rows that refer to it can be inserted, as long as its row exists."""
         queue.enqueue(1)
         with queue.session() as session, queue.impatient() as user:
             session.scalars(claim(queue.Job, 1)).all()
@@ -111,7 +111,7 @@ class LockingConformance:
     @needs(rows=True)
     @pytest.mark.parametrize("verb", SETTLEMENTS)
     def test_settling_does_not_wait_for_child_rows(self, queue: QueueUnderTest, verb: str) -> None:
-        """Nor does a run end later because somebody writes a row that refers to the job."""
+        """An open transaction that inserts a child row does not delay the settlement."""
         queue.enqueue(1)
         with queue.impatient() as session, queue.session() as user:
             jobs = queue.claim(session)
@@ -120,7 +120,7 @@ class LockingConformance:
 
     @pytest.mark.parametrize("lock", LOCKS)
     def test_cancel_does_not_wait(self, queue: QueueUnderTest, lock: str) -> None:
-        """A locked job may be running for hours; it is asked to stop, the others are cancelled."""
+        """The cancellation of a locked job is requested, and the others are cancelled at once."""
         queue.enqueue(4)
         with queue.session() as holder, queue.impatient() as session:
             LOCKS[lock](queue, holder)
@@ -131,7 +131,7 @@ class LockingConformance:
 
     @pytest.mark.parametrize("lock", LOCKS)
     def test_reconcile_does_not_wait(self, queue: QueueUnderTest, lock: str) -> None:
-        """It finds nothing to mend in what somebody is working on."""
+        """Locked jobs are passed over."""
         queue.enqueue(4)
         with queue.session() as holder, queue.impatient() as session:
             LOCKS[lock](queue, holder)
@@ -141,7 +141,7 @@ class LockingConformance:
         assert sorted(queue.claimable()) == [0, 1, 2, 3]
 
     def test_purge_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
-        """A finished job that somebody requeues is not deleted, and does not hold up the others."""
+        """A finished job that is being requeued is not deleted, and does not block the others."""
         queue.enqueue(3)
         queue.run(fail, 0, 1, 2)
         with queue.session() as holder, queue.impatient() as session:

@@ -1,4 +1,4 @@
-"""Several at once: no job goes to two claimers, and none is lost between them."""
+"""Concurrent transactions: no job is claimed twice, and none is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from sqlaqueue import cancel, claim, complete, fail, reconcile, requeue, rescue, retry
 from sqlaqueue.testing.gate import DEADLINE
-from sqlaqueue.testing.queue import HOUR, QueueUnderTest, numbers_of
+from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, numbers_of
 
 CLAIMERS = 4
 JOBS = 200
@@ -38,14 +38,14 @@ CHANGES: dict[str, Callable[[QueueUnderTest], Any]] = {
     "no longer what the filter wants": _sql(payload="other"),
     "deleted": lambda queue: queue.execute(sa.delete(queue.Job).where(queue.Job.number == 0)),
 }
-"""What may become of job 0 between a claim's look at it and the claim's lock on it."""
+"""Changes of job 0 between the snapshot of a claim and its lock."""
 
 
-class RacingConformance:
-    """Threads with a connection each, and races that are brought about step by step."""
+class ConcurrencyConformance:
+    """Threads with a connection each, and races that are arranged step by step."""
 
     def test_concurrent_claimers_never_share_a_job(self, queue: QueueUnderTest) -> None:
-        """Every job is run exactly once."""
+        """Every job is claimed exactly once."""
         queue.enqueue(JOBS)
 
         def work(size: int) -> list[int]:
@@ -65,15 +65,15 @@ class RacingConformance:
         assert queue.claimable() == []
 
     def test_open_claims_are_disjoint(self, queue: QueueUnderTest) -> None:
-        """Of claims that are all in effect at the same time."""
+        """Claims that are open at the same time have no job in common."""
         queue.enqueue(20)
         with ExitStack() as workers:
             claims = [numbers_of(queue.claim(workers.enter_context(queue.session()), 3)) for _ in range(8)]
         assert [len(claim) for claim in claims] == [3, 3, 3, 3, 3, 3, 2, 0]
         assert sorted(number for claim in claims for number in claim) == list(range(20))
 
-    def test_claims_and_everything_else_at_once(self, queue: QueueUnderTest) -> None:
-        """Claimers, an admin who cancels and requeues, and the menders do not stop each other."""
+    def test_concurrent_claims_and_administration(self, queue: QueueUnderTest) -> None:
+        """Claims, cancellations, ``reconcile()`` and ``rescue()`` do not block each other."""
         queue.enqueue(JOBS)
 
         def work() -> int:
@@ -102,8 +102,8 @@ class RacingConformance:
             assert sum(count.result(DEADLINE) for count in counts) == JOBS
         assert queue.claimable() == []
 
-    def test_a_requeued_job_is_run_once_more_by_one(self, queue: QueueUnderTest) -> None:
-        """While many look for work, each of the requeued jobs goes to one of them."""
+    def test_a_requeued_job_is_claimed_by_one_worker(self, queue: QueueUnderTest) -> None:
+        """Several workers claim while jobs are requeued; each job goes to one of them."""
         queue.enqueue(60)
         queue.run(fail, *range(60))
 
@@ -133,8 +133,8 @@ class RacingConformance:
         assert sorted([*done, *queue.claimable()]) == list(range(60))
 
     @pytest.mark.parametrize("change", CHANGES)
-    def test_a_job_is_judged_again_when_it_is_locked(self, queue: QueueUnderTest, change: str) -> None:
-        """A claim does not hand out what it has seen and what is no longer so."""
+    def test_conditions_are_checked_again_when_a_job_is_locked(self, queue: QueueUnderTest, change: str) -> None:
+        """A claim returns no job that another transaction changed after the claim's snapshot."""
         queue.enqueue(4, payload="wanted")
         wanted = sa.select(queue.Job).where(queue.Job.payload == "wanted")
         with ThreadPoolExecutor(1) as pool, queue.session() as session, queue.gate() as gate:
@@ -148,8 +148,8 @@ class RacingConformance:
             assert len(claimed) == len(set(claimed)) <= 2
         assert set(queue.claimable()) >= {1, 2, 3}
 
-    def test_a_job_claimed_meanwhile_is_not_claimed_again(self, queue: QueueUnderTest) -> None:
-        """The other claim began later and was faster."""
+    def test_a_job_claimed_concurrently_is_not_claimed_again(self, queue: QueueUnderTest) -> None:
+        """The other claim began later and finished first."""
         queue.enqueue(4)
         with (
             ThreadPoolExecutor(1) as pool,
@@ -166,8 +166,8 @@ class RacingConformance:
             assert 0 not in claimed
             assert len(claimed) == len(set(claimed)) <= 2
 
-    def test_a_job_put_back_meanwhile_is_not_lost(self, queue: QueueUnderTest) -> None:
-        """Whoever of the two has it in the end, it is there."""
+    def test_a_job_retried_concurrently_is_not_lost(self, queue: QueueUnderTest) -> None:
+        """One of the two transactions has it in the end."""
         queue.enqueue(2)
         with ThreadPoolExecutor(1) as pool, queue.session() as session, queue.gate() as gate:
             late = claim(sa.select(queue.Job).where(gate.passed), 2)

@@ -1,0 +1,1 @@
+"""The tests of the conformance suite, one class for each topic."""

@@ -313,7 +313,14 @@ def make_plan(
         # From a mark is claimed behind a claim that was full.
         of_many = scan_range is not None and scan_range is behind
         return claim_statement(
-            asked, limit, lease=span, worker=who, token=token, tickets=tickets, scan_range=scan_range, of_many=of_many
+            asked,
+            limit,
+            lease=span,
+            worker=who,
+            token=token,
+            announcements=tickets,
+            scan_range=scan_range,
+            many_due=of_many,
         )
 
     def is_among(name: str) -> sa.ColumnElement[bool]:

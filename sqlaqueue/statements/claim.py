@@ -72,8 +72,8 @@ def claim_statement(
     worker: Any = None,
     token: Callable[[], uuid.UUID] = alone_token,
     scan_range: ScanRange | None = None,
-    tickets: sa.BindParameter[str] | None = None,
-    of_many: bool = False,
+    announcements: sa.BindParameter[str] | None = None,
+    many_due: bool = False,
 ) -> sa.sql.expression.Executable:
     """Return the statement that claims selected jobs.
 
@@ -82,9 +82,9 @@ def claim_statement(
     :param worker: a bound text for ``claimed_by``, by default :func:`worker_name`.
     :param token: makes the token of each execution, see :mod:`sqlaqueue.strategies.parts.claim_tokens`.
     :param scan_range: the part of the claim order to scan, see :class:`~sqlaqueue.strategies.ClaimRequest`.
-    :param tickets: the announcements that the claim answers. The claim notifies the other Consumers that it has taken
-        their jobs.
-    :param of_many: whether many jobs are due, even if the limit is low.
+    :param announcements: the ids of the announcements that the claim answers. It notifies the other Consumers that
+        their jobs are claimed.
+    :param many_due: whether many jobs are due, even if the limit is low.
     """
     spec, entity, candidates, options = selection
     if CONTROL in spec.side_tables:
@@ -94,7 +94,7 @@ def claim_statement(
     request = ClaimRequest(
         spec=spec,
         candidates=candidates.where(
-            backend().claims.planned_anew() if of_many else backend().claims.planned_anew_for_many(limit)
+            backend().claims.planned_anew() if many_due else backend().claims.planned_anew_for_many(limit)
         ),
         limit=limit,
         lease=sa.bindparam(None, lease or spec.lease, sa.Interval()),
@@ -103,9 +103,9 @@ def claim_statement(
         scan_range=scan_range,
     )
     claimed = spec.strategy.claim(request)
-    if tickets is not None:
-        payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", tickets, type_=sa.Text())
-        claimed = claimed.add_columns(backend().notification(spec, payload).label("sqlaqueue_told"))
+    if announcements is not None:
+        payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", announcements, type_=sa.Text())
+        claimed = claimed.add_columns(backend().notification(spec, payload).label("sqlaqueue_notification"))
     rows = backend().guarded(claimed)
     if not spec.strategy.keeps_rows:
         if options:

@@ -1,4 +1,4 @@
-"""A database that lacks something a queue needs, or has it from an older version: said when a Consumer begins."""
+"""A starting Consumer reports objects that the database lacks, or has in an outdated version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Base(DeclarativeBase):
 
 
 class Order(QueueMixin, Base):
-    __tablename__ = "the order's"  # a name that has to be quoted, and has a quote
+    __tablename__ = "the order's"  # a name that contains a quote and must be quoted
     __table_args__ = {"schema": "shop"}  # noqa: RUF012 - as SQLAlchemy reads it
     __queue__ = QueueConfig(strategy="delete_returning")
     id: Mapped[int] = mapped_column(primary_key=True)
@@ -162,7 +162,7 @@ def test_an_async_consumer_reports_missing_objects(engine: sa.Engine) -> None:
 def test_an_outdated_trigger_function_is_reported(
     engine: sa.Engine, comment: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It goes on working: a later version writes what an earlier one reads."""
+    """The queue keeps working with an outdated function."""
     with engine.begin() as connection:
         name = connection.scalar(
             sa.text("SELECT oid::regprocedure::text FROM pg_proc WHERE proname ~ '^sqlaqueue_message'")
@@ -176,7 +176,7 @@ def test_an_outdated_trigger_function_is_reported(
 
 
 def test_a_complete_database_is_not_reported(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
-    """In a schema that is called otherwise in the models, too."""
+    """The schema may be renamed by schema_translate_map."""
     with engine.begin() as connection:
         connection.exec_driver_sql('ALTER SCHEMA shop RENAME TO "o\'shop"')
     for options in ({}, {"schema_translate_map": {"shop": "o'shop"}}):

@@ -1,4 +1,4 @@
-"""Sessions in which a claim cannot mean what it says."""
+"""Claims and Consumers refuse sessions that cannot work."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sqlite() -> Iterator[sa.Engine]:
 
 
 def test_a_second_claim_in_the_same_transaction(engine: sa.Engine, model: Any) -> None:
-    """It would be handed the rows that its own transaction has locked, for these it does not pass over."""
+    """SKIP LOCKED does not skip rows that its own transaction has locked."""
     with Session(engine) as session:
         first = session.scalars(claim(model, 2)).all()
         if model is MODELS["batch_select"]:
@@ -67,7 +67,7 @@ def test_a_second_claim_in_the_same_transaction(engine: sa.Engine, model: Any) -
 
 
 def test_a_claim_with_yield_per(engine: sa.Engine, model: Any) -> None:
-    """It works where a claim only locks, and is refused before anything is claimed where it writes."""
+    """A claim that only locks rows works; a claim that writes is refused before it claims."""
     with Session(engine) as session:
         statement = claim(model, 3).execution_options(yield_per=2)
         if model is MODELS["batch_select"]:
@@ -90,7 +90,7 @@ def test_a_claim_after_a_rollback(engine: sa.Engine, model: Any) -> None:
 
 
 def test_a_claim_in_an_aborted_transaction_raises_the_usual_error(engine: sa.Engine, model: Any) -> None:
-    """The error is SQLAlchemy's or the server's, as for every other statement, and nothing is claimed."""
+    """The errors are those of any other statement, and no job is claimed."""
     with Session(engine) as session:
         with pytest.raises(sa.exc.DataError):
             session.execute(sa.text("SELECT 1 / 0"))
@@ -109,7 +109,7 @@ def test_a_claim_in_an_aborted_transaction_raises_the_usual_error(engine: sa.Eng
 @pytest.mark.once
 @pytest.mark.parametrize("verb", [lambda model: claim(model, 1), rescue, cancel, purge])
 def test_another_database_is_refused(sqlite: sa.Engine, model: Any, verb: Any) -> None:
-    """Before anything is sent: without SKIP LOCKED two workers would get the same jobs."""
+    """No statement is sent: without SKIP LOCKED two workers could claim the same job."""
     said = "engine is for sqlite, and sqlaqueue needs PostgreSQL"
     with Session(sqlite) as session, pytest.raises(ConfigurationError, match=said):
         session.execute(verb(model))

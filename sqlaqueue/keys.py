@@ -30,8 +30,8 @@ def key_text(key: Iterable[Any]) -> str:
         return parts[0]
     # CSV quotes a part that contains a comma, so that two keys never have the same text.
     line = io.StringIO()
-    csv.writer(line, lineterminator="").writerow(parts)
-    return line.getvalue()
+    csv.writer(line).writerow(parts)
+    return line.getvalue().removesuffix("\r\n")
 
 
 def key_value(key: Iterable[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks``: run the benchmarks, and make of the results what is published."""
+"""``python -m tests.benchmarks``: run the benchmarks, and write the tables and plots of the results."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 import sys
 from pathlib import Path
 
-from tests.benchmarks.contestants import CONTESTANTS
-from tests.benchmarks.environments import HOME
+from tests.benchmarks.installations import HOME
+from tests.benchmarks.systems import SYSTEMS
 from tests.benchmarks.tables import PAGE
 from tests.benchmarks.workloads import WORKLOADS
 
@@ -17,38 +17,42 @@ RESULTS = HOME / "results.json"
 
 
 def main() -> int:
-    """Read the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
 
-    run = commands.add_parser("run", help="measure")
-    run.add_argument("--workload", action="append", choices=WORKLOADS, help="one of several; all by default")
-    run.add_argument("--only", action="append", default=[], help="contestants whose name begins like this")
+    run = commands.add_parser("run", help="run the benchmarks")
     run.add_argument(
-        "--without", action="append", default=[], help="contestants whose name begins like this are left out"
+        "--workload", action="append", choices=WORKLOADS, help="a workload; may be repeated; all by default"
     )
-    run.add_argument("--case", action="append", default=[], help="cases by their name")
+    run.add_argument(
+        "--only", action="append", default=[], help="only systems whose name has this prefix; may be repeated"
+    )
+    run.add_argument(
+        "--without", action="append", default=[], help="no systems whose name has this prefix; may be repeated"
+    )
+    run.add_argument("--case", action="append", default=[], help="only this case; may be repeated")
     run.add_argument("--repeat", type=int, default=3)
-    run.add_argument("--small", action="store_true", help="a fraction of everything: to see that it works")
-    run.add_argument("--postgres", type=int, help="the major version of the server; the newest by default")
-    run.add_argument("--consumer", type=json.loads, help="other arguments for sqlaqueue (tuned), as JSON")
+    run.add_argument("--small", action="store_true", help="run a fraction of each workload, as a test")
+    run.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
+    run.add_argument("--consumer", type=json.loads, help="arguments of the Consumer for sqlaqueue (tuned), as JSON")
     run.add_argument("--output", type=Path, default=RESULTS)
 
-    commands.add_parser("list", help="print the contestants")
+    commands.add_parser("list", help="list the systems")
 
     tables = commands.add_parser("tables", help="fill the tables of docs/performance.md")
     tables.add_argument("results", type=Path, nargs="*", default=[RESULTS])
     tables.add_argument("--page", type=Path, default=PAGE)
 
-    plots = commands.add_parser("plots", help="draw the results")
+    plots = commands.add_parser("plots", help="plot the results")
     plots.add_argument("results", type=Path, nargs="*", default=[RESULTS])
     plots.add_argument("--directory", type=Path, default=HOME / "plots")
 
-    costs = commands.add_parser("costs", help="count what a job costs, and compare with costs.json")
-    costs.add_argument("--write", action="store_true", help="make these counts the ones to compare with")
+    costs = commands.add_parser("costs", help="count the costs of a job, and compare them with costs.json")
+    costs.add_argument("--write", action="store_true", help="write the counts to costs.json")
 
-    plain = commands.add_parser("plain", help="compare the SQL of a plain queue with that on file")
-    plain.add_argument("--write", action="store_true", help="put what is sent now on file")
+    plain = commands.add_parser("plain", help="compare the SQL of a plain queue with the files in plain/")
+    plain.add_argument("--write", action="store_true", help="write the SQL to the files")
 
     arguments = parser.parse_args()
     return int(globals()[f"_{arguments.command}"](arguments) or 0)
@@ -57,14 +61,14 @@ def main() -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from tests.benchmarks.run import run
 
-    def chosen(contestant: object) -> bool:
-        name = getattr(contestant, "name", "")
+    def selected(system: object) -> bool:
+        name = getattr(system, "name", "")
         wanted = not arguments.only or name.startswith(tuple(arguments.only))
         return wanted and not (arguments.without and name.startswith(tuple(arguments.without)))
 
     failures = run(
         arguments.workload or WORKLOADS,
-        chosen,
+        selected,
         cases=lambda case: not arguments.case or case.name in arguments.case,
         repeat=arguments.repeat,
         small=arguments.small,
@@ -79,8 +83,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _list(_: argparse.Namespace) -> None:
-    for contestant in CONTESTANTS.values():
-        print(f"{contestant.name:50} {' '.join(contestant.requirements)}")
+    for system in SYSTEMS.values():
+        print(f"{system.name:50} {' '.join(system.requirements)}")
 
 
 def _tables(arguments: argparse.Namespace) -> None:
@@ -107,7 +111,7 @@ def _costs(arguments: argparse.Namespace) -> int:
 
 
 def _plain(arguments: argparse.Namespace) -> int:
-    from tests.benchmarks.statements import main as compare
+    from tests.benchmarks.plain_sql import main as compare
 
     return compare(write=arguments.write)
 

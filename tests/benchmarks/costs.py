@@ -1,15 +1,12 @@
-"""What a job costs, in counts that are the same on every machine: statements, round trips, WAL, dead row versions.
+"""The costs of a job that do not depend on the machine: statements, round trips, WAL and dead rows.
 
-They are taken from a Consumer at work, between the ends of two batches, so that what it does once, when it begins and
-when it ends, does not count. The server writes no full pages and vacuums nothing by itself: both depend on the time of
-day.
+They are counted while a Consumer runs, between the ends of two batches, so that startup and shutdown are not included.
+Full page writes and autovacuum are off, as they depend on time.
 
 - *Statements* are those that SQLAlchemy sends, without BEGIN and COMMIT.
-- *Round trips* are read off the protocol: each time that the server says it is ready for the next query, BEGIN, COMMIT
-  and the preparing of statements among them.
-- *WAL bytes* are the distance that the server's log has moved.
-- *Dead rows* are updates and deletes, of the job and of what the strategy keeps beside it: each leaves one row version
-  for vacuum.
+- *Round trips* are the ReadyForQuery messages of the protocol, including those for BEGIN, COMMIT and PREPARE.
+- *WAL bytes* are the difference of two positions in the WAL.
+- *Dead rows* are updates and deletes of the job, and of the side tables of the strategy.
 """
 
 from __future__ import annotations
@@ -30,31 +27,31 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer
 from tests import servers
-from tests.benchmarks.contestants import STRATEGIES
-from tests.benchmarks.contestants.ours import make_model
-from tests.benchmarks.contestants.protocol import payloads
+from tests.benchmarks.systems import STRATEGIES
+from tests.benchmarks.systems.protocol import payloads
+from tests.benchmarks.systems.sqlaqueue_consumer import make_model
 from tests.benchmarks.tables import PAGE, fill
 from tests.servers import Database, Server
 
 FILE = Path(__file__).with_name("costs.json")
 
 TOLERANCES = {"statements": 0.02, "round_trips": 0.02, "wal_bytes": 0.03, "dead_rows": 0.02}
-"""Shares by which a count may exceed the one on file: WAL differs with where the pages of an index are split."""
+"""The relative tolerance of each count. The WAL depends on page splits of indexes."""
 
-TENDING = {"statements": 2, "round_trips": 7}
-"""What may be there in all beyond that: a check-in, or a look for expired leases, may or may not fall in between.
+MAINTENANCE = {"statements": 2, "round_trips": 7}
+"""The absolute tolerance of each count, for a heartbeat or a rescue while counting.
 
-Each is a statement with its BEGIN and COMMIT, and one more round trip when it is prepared.
+Each is a statement with its BEGIN and COMMIT, and one more round trip to prepare it.
 """
 
 Counts = dict[str, float]
 
 
 @dataclass(frozen=True)
-class Work:
-    """A drain that is counted.
+class Drain:
+    """A drain whose costs are counted.
 
-    :param batches: how many batches are enqueued; counted is from the end of the third to that of the third but last.
+    :param batches: number of batches; counting starts after the third one and ends before the last two.
     """
 
     strategy: str
@@ -64,12 +61,12 @@ class Work:
 
     @property
     def name(self) -> str:
-        """Its name on file."""
+        """Its name in costs.json."""
         return f"{self.strategy}, {self.on_complete}, batches of {self.batch}"
 
 
-WORKS = [
-    Work(strategy, on_complete, batch, batches)
+DRAINS = [
+    Drain(strategy, on_complete, batch, batches)
     for strategy in STRATEGIES
     for on_complete, batch, batches in (("keep", 1, 65), ("keep", 10, 35), ("keep", 100, 15), ("delete", 100, 15))
 ]
@@ -78,7 +75,7 @@ ENQUEUEING = {"in one transaction": 1000, "one by one": 100}
 
 
 class Counter:
-    """Counts what an engine's connections do, from `begin` to `end`."""
+    """Counts the costs of an engine's connections, from `begin` to `end`."""
 
     def __init__(self, engine: sa.Engine, database: Database) -> None:
         self._engine = engine
@@ -105,7 +102,7 @@ class Counter:
         return self._statements, trips, int(position)
 
     def begin(self) -> None:
-        """Count from here."""
+        """Start counting."""
         self._before = self._now()
 
     def end(self) -> Counts:
@@ -114,7 +111,7 @@ class Counter:
         return dict(zip(("statements", "round_trips", "wal_bytes"), map(float, counts), strict=True))
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         sa.event.remove(self._engine, "connect", self._trace)
         sa.event.remove(self._engine, "before_cursor_execute", self._count)
         self._admin.close()
@@ -122,10 +119,10 @@ class Counter:
             file.close()
 
 
-def count_work(database: Database, work: Work) -> Counts:
-    """Count what a job costs in a drain."""
-    with _queue(database, {"strategy": work.strategy, "on_complete": work.on_complete}) as (engine, model):
-        jobs = work.batch * work.batches
+def count_drain(database: Database, drain: Drain) -> Counts:
+    """Count the costs of a job in a drain."""
+    with _queue(database, {"strategy": drain.strategy, "on_complete": drain.on_complete}) as (engine, model):
+        jobs = drain.batch * drain.batches
         with Session(engine) as session:
             session.add_all(model(**job) for job in payloads(jobs))
             session.commit()
@@ -133,7 +130,7 @@ def count_work(database: Database, work: Work) -> Counts:
         before = _dead_rows(database)
         counter = Counter(engine, database)
         consumer: Consumer[Any] = Consumer(
-            model, lambda _session, _job: None, sessionmaker(engine), batch_size=work.batch
+            model, lambda _session, _job: None, sessionmaker(engine), batch_size=drain.batch
         )
 
         counts: Counts = {}
@@ -141,28 +138,28 @@ def count_work(database: Database, work: Work) -> Counts:
 
         def completed(_: Any) -> None:
             number = next(ended)
-            if number == 3 * work.batch:
+            if number == 3 * drain.batch:
                 counter.begin()
-            elif number == (work.batches - 2) * work.batch:
+            elif number == (drain.batches - 2) * drain.batch:
                 counts.update(counter.end())
 
         consumer.on("completed", completed)
         assert consumer.drain() == jobs
         engine.dispose()
         counter.close()
-        between = (work.batches - 5) * work.batch
+        between = (drain.batches - 5) * drain.batch
         dead = _dead_rows(database) - before
     return {"jobs": between, **{what: number / between for what, number in counts.items()}, "dead_rows": dead / jobs}
 
 
 def count_enqueueing(database: Database, options: dict[str, Any], way: str) -> Counts:
-    """Count what it costs to enqueue a job."""
+    """Count the costs of enqueueing a job."""
     jobs = ENQUEUEING[way]
     with _queue(database, options) as (engine, model):
         engine.dispose()
         counter = Counter(engine, database)
         with Session(engine) as session:
-            # Pages that are there, statements that have been sent.
+            # First allocate pages and prepare statements.
             session.add_all(model(**job) for job in payloads(jobs))
             session.commit()
             counter.begin()
@@ -177,7 +174,7 @@ def count_enqueueing(database: Database, options: dict[str, Any], way: str) -> C
 
 @contextlib.contextmanager
 def _queue(database: Database, options: dict[str, Any]) -> Iterator[tuple[sa.Engine, Any]]:
-    """Make a queue in an empty database, and remove it."""
+    """Create a queue in an empty database, and drop it afterwards."""
     model = make_model(options)
     engine = sa.create_engine(database.url("psycopg"))
     model.metadata.create_all(engine)
@@ -189,9 +186,9 @@ def _queue(database: Database, options: dict[str, Any]) -> Iterator[tuple[sa.Eng
 
 
 def _dead_rows(database: Database) -> int:
-    """Return how many row versions have died; who checks in has nothing to do with the number of jobs."""
+    """Return the number of dead rows, without those of heartbeats."""
     with database.connect() as connection:
-        # Others report what they did when they end.
+        # Backends report their statistics when they exit.
         others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
         while connection.execute(others).fetchone():
             time.sleep(0.005)
@@ -203,14 +200,17 @@ def _dead_rows(database: Database) -> int:
 
 
 def count_all(server: Server) -> dict[str, Counts]:
-    """Count everything, on a server of one's own."""
+    """Count the costs of all cases.
+
+    :param server: used by this function only, as it changes its settings.
+    """
     with psycopg.connect(server.dsn(), autocommit=True) as connection:
         connection.execute("ALTER SYSTEM SET autovacuum = off")
         connection.execute("SELECT pg_reload_conf()")
     found: dict[str, Counts] = {}
-    for work in WORKS:
+    for drain in DRAINS:
         with server.database() as database:
-            found[work.name] = count_work(database, work)
+            found[drain.name] = count_drain(database, drain)
     for name, options in _enqueued().items():
         for way in ENQUEUEING:
             with server.database() as database:
@@ -224,26 +224,26 @@ def _enqueued() -> dict[str, dict[str, Any]]:
     }
 
 
-def grown(known: dict[str, Counts], found: dict[str, Counts], what: list[str]) -> list[str]:
-    """Return what has become more, in words; what nobody has counted before is more as well."""
-    words = []
+def increases(known: dict[str, Counts], found: dict[str, Counts], what: list[str]) -> list[str]:
+    """Return the counts that have increased, or are new, as messages."""
+    messages = []
     for name, counts in found.items():
         for each in what:
             if each not in counts:
                 continue
             before, now = known.get(name, {}).get(each, 0.0), counts[each]
-            if now > before * (1 + TOLERANCES[each]) + TENDING.get(each, 0) / counts["jobs"] + 1e-9:
-                words.append(f"{name}: {each} a job were {before:g} and are {now:g}")
-    return words
+            if now > before * (1 + TOLERANCES[each]) + MAINTENANCE.get(each, 0) / counts["jobs"] + 1e-9:
+                messages.append(f"{name}: {each} per job increased from {before:g} to {now:g}")
+    return messages
 
 
-def least(one: dict[str, Counts], other: dict[str, Counts]) -> dict[str, Counts]:
-    """Return the least of two counts of everything."""
+def minimum(one: dict[str, Counts], other: dict[str, Counts]) -> dict[str, Counts]:
+    """Return the smaller one of two values of each count."""
     return {name: {what: min(number, other[name][what]) for what, number in one[name].items()} for name in one}
 
 
 def main(*, write: bool) -> int:
-    """Count, print what has changed, and write the file if that is wanted."""
+    """Count the costs and compare them with costs.json, or write that file."""
     (version,) = servers.choose_versions("newest", servers.find_installations())
     with servers.running([version]) as running, running.own(version) as server:
         found = count_all(server)
@@ -256,6 +256,6 @@ def main(*, write: bool) -> int:
         FILE.write_text(json.dumps({"postgres": version, "costs": found}, indent=1) + "\n")
         fill([], PAGE)
         return 0
-    more = grown(known, found, list(TOLERANCES))
+    more = increases(known, found, list(TOLERANCES))
     print(*more, sep="\n")
     return 1 if more else 0

@@ -12,7 +12,7 @@ from tests.benchmarks import report
 from tests.benchmarks.report import Summary
 from tests.benchmarks.tables import TABLES, Column
 
-# No window: the pictures are files.
+# The plots are files, so no window is needed.
 mpl.use("svg")
 
 from matplotlib import pyplot as plt
@@ -21,7 +21,7 @@ OURS, PEERS = "#2b6cb0", "#a0aec0"
 
 
 def draw(results: Iterable[Path], directory: Path) -> list[Path]:
-    """Draw each table of which something was measured; return the files."""
+    """Plot each table that has results; return the files."""
     samples, references = report.join(path for path in results if path.exists())
     summaries = report.summarise(samples, references)
     directory.mkdir(parents=True, exist_ok=True)
@@ -55,8 +55,8 @@ def _draw(columns: Sequence[tuple[Column, list[Summary]]], path: Path) -> None:
 def _bars(axis: Any, column: Column, found: Sequence[Summary]) -> None:
     medians = [one.median for one in found]
     ends = [[one.median - one.least for one in found], [one.most - one.median for one in found]]
-    colours = [OURS if one.contestant.startswith("sqlaqueue") else PEERS for one in found]
-    axis.barh([one.contestant for one in found], medians, xerr=ends, color=colours, error_kw={"linewidth": 0.8})
+    colours = [OURS if one.system.startswith("sqlaqueue") else PEERS for one in found]
+    axis.barh([one.system for one in found], medians, xerr=ends, color=colours, error_kw={"linewidth": 0.8})
     for place, value in enumerate(medians):
         axis.annotate(f" {column.show(value)}", (value, place), va="center", fontsize=7)
     axis.set_title(f"{column.workload}: {column.head}", fontsize=9)

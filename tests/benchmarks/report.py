@@ -1,4 +1,4 @@
-"""What the runs say: medians, and ratios of what was measured in the same run."""
+"""Samples and their summaries: medians over runs, and ratios within a run."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Sample:
-    """One figure of one contestant in one run."""
+    """One figure of one system in one run."""
 
     run: int
     workload: str
     case: str
-    contestant: str
+    system: str
     figure: str
     value: float
 
 
 @dataclass(frozen=True)
 class Summary:
-    """One figure of one contestant over all runs.
+    """One figure of one system over all runs.
 
-    :param ratio: the median of its value divided by the reference's in the same run; None where there is none.
+    :param ratio: the median of the ratios to the reference in the same run; None without a reference.
     """
 
     workload: str
     case: str
-    contestant: str
+    system: str
     figure: str
     runs: int
     median: float
@@ -42,37 +42,37 @@ class Summary:
 
     @property
     def spread(self) -> float:
-        """How far the runs lie apart, as a share of the median."""
+        """The range of the runs relative to the median."""
         return (self.most - self.least) / self.median if self.median else 0.0
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """Return the smallest value that is not exceeded by at least ``share`` of them."""
+    """Return the smallest value that is not exceeded by at least a share of the values."""
     ordered = sorted(values)
     if not ordered:
-        msg = "nothing was measured, so that there is no quantile"
+        msg = "nothing was measured, so there is no quantile"
         raise ValueError(msg)
     position = max(0, min(len(ordered) - 1, -int(-share * len(ordered) // 1) - 1))
     return ordered[position]
 
 
 def summarise(samples: Iterable[Sample], references: dict[tuple[str, str], str]) -> list[Summary]:
-    """Summarise samples, in the order in which contestants first appear.
+    """Summarise samples, in the order in which systems first appear.
 
-    :param references: for each workload and case, whose figures the others' are divided by.
+    :param references: the reference system of each workload and case, for the ratios.
     """
     values: dict[tuple[str, str, str, str], dict[int, float]] = defaultdict(dict)
     for sample in samples:
-        values[sample.workload, sample.case, sample.contestant, sample.figure][sample.run] = sample.value
+        values[sample.workload, sample.case, sample.system, sample.figure][sample.run] = sample.value
     summaries = []
-    for (workload, case, contestant, figure), by_run in values.items():
+    for (workload, case, system, figure), by_run in values.items():
         reference = values.get((workload, case, references.get((workload, case), ""), figure), {})
         ratios = [value / reference[run] for run, value in by_run.items() if reference.get(run)]
         summaries.append(
             Summary(
                 workload,
                 case,
-                contestant,
+                system,
                 figure,
                 len(by_run),
                 statistics.median(by_run.values()),
@@ -97,18 +97,18 @@ def write(path: Path, about: dict[str, Any], samples: Sequence[Sample], referenc
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[Summary]]:
-    """Read what `write` has written: what is said about the runs, and the summaries."""
+    """Read the file of `write`; return the description of the runs, and the summaries."""
     result = json.loads(path.read_text())
     return result["about"], [Summary(**summary) for summary in result["summaries"]]
 
 
 def join(paths: Iterable[Path]) -> tuple[list[Sample], dict[tuple[str, str], str]]:
-    """Read the samples of several files, as if they were those of one: the runs are numbered on."""
+    """Read the samples of several files, with consecutive numbers of runs."""
     samples: list[Sample] = []
     references: dict[tuple[str, str], str] = {}
     for path in paths:
         result = json.loads(path.read_text())
-        begun = max((sample.run for sample in samples), default=-1) + 1
-        samples += [Sample(**{**sample, "run": sample["run"] + begun}) for sample in result["samples"]]
+        first_run = max((sample.run for sample in samples), default=-1) + 1
+        samples += [Sample(**{**sample, "run": sample["run"] + first_run}) for sample in result["samples"]]
         references |= {(workload, case): name for workload, case, name in result["references"]}
     return samples, references

@@ -1,4 +1,4 @@
-"""Every work load with every contestant, in turn: contestant after contestant, and all of that again."""
+"""Run every workload with every system in turn, several times."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks import environments, report
-from tests.benchmarks.contestants import CONTESTANTS, TUNED, Contestant
-from tests.benchmarks.match import ContestantError, Match
+from tests.benchmarks import installations, report
 from tests.benchmarks.server import BenchServer, bench_server
+from tests.benchmarks.system_under_test import SystemFailedError, SystemUnderTest
+from tests.benchmarks.systems import SYSTEMS, TUNED, System
 from tests.benchmarks.workloads import FULL, SMALL, Case, Size, cases_of
 
 
 @dataclass
-class Session:
-    """One call of the benchmarks.
+class Recorder:
+    """Runs cases, and records their results.
 
-    :param output: the file of the results; it is written after each run, so that what has been measured is not lost.
+    :param output: the file of the results, which is written after each case.
     """
 
     size: Size
@@ -33,39 +33,39 @@ class Session:
     failures: list[str] = field(default_factory=list)
     about: dict[str, Any] = field(default_factory=dict)
 
-    def measure(self, server: BenchServer, run: int, workload: str, case: Case, contestant: Contestant) -> None:
-        """Measure one contestant in one case; one that fails is reported, and the others go on."""
-        label = f"{workload}, {case.name}, {contestant.name}"
-        begun = time.monotonic()
+    def measure(self, server: BenchServer, run: int, workload: str, case: Case, system: System) -> None:
+        """Run one case with one system; a failure is recorded, and does not stop the benchmark."""
+        label = f"{workload}, {case.name}, {system.name}"
+        start = time.monotonic()
         try:
-            with Match.on(server, contestant) as match:
-                self.versions[contestant.environment] = match.versions
-                figures = case.run(match, self.size)
-        except ContestantError as error:
+            with SystemUnderTest.on(server, system) as sut:
+                self.versions[system.environment] = sut.versions
+                figures = case.run(sut, self.size)
+        except SystemFailedError as error:
             self.failures.append(f"{label}: {error}")
             print(f"  {label}: FAILED\n{error}", flush=True)
             return
-        except Exception:  # noqa: BLE001 - hours of measuring are not thrown away for one case
+        except Exception:  # noqa: BLE001 - one failure must not end a run of hours
             self.failures.append(f"{label}: {traceback.format_exc()}")
             print(f"  {label}: FAILED\n{traceback.format_exc()}", flush=True)
             return
         if figures is None:
             return
         self.samples += [
-            report.Sample(run, workload, case.name, contestant.name, figure, value) for figure, value in figures.items()
+            report.Sample(run, workload, case.name, system.name, figure, value) for figure, value in figures.items()
         ]
-        said = ", ".join(f"{figure} {value:,.4g}" for figure, value in figures.items())
-        print(f"  {label}: {said} ({time.monotonic() - begun:.1f} s)", flush=True)
+        text = ", ".join(f"{figure} {value:,.4g}" for figure, value in figures.items())
+        print(f"  {label}: {text} ({time.monotonic() - start:.1f} s)", flush=True)
 
     def write(self) -> None:
-        """Write what has been measured so far."""
+        """Write the results so far."""
         about = {**self.about, "versions": self.versions, "failures": self.failures}
         report.write(self.output, about, self.samples, self.references)
 
 
 def run(
     workloads: Sequence[str],
-    chosen: Callable[[Contestant], bool],
+    selected: Callable[[System], bool],
     *,
     cases: Callable[[Case], bool] = lambda case: True,
     repeat: int,
@@ -74,36 +74,36 @@ def run(
     output: Path,
     consumer: dict[str, Any] | None = None,
 ) -> list[str]:
-    """Run the work loads; return what failed.
+    """Run workloads; return the failures.
 
-    :param consumer: other arguments than `TUNED` for a Consumer at its best.
+    :param consumer: arguments of tuned Consumers, instead of `TUNED`.
     """
     size = SMALL if small else FULL
-    session = Session(size, output)
-    contestants = environments.available(one for one in CONTESTANTS.values() if chosen(one))
+    recorder = Recorder(size, output)
+    systems = installations.available(one for one in SYSTEMS.values() if selected(one))
     if consumer is not None:
-        contestants = [_driven_otherwise(one, consumer) for one in contestants]
+        systems = [_with_consumer_arguments(one, consumer) for one in systems]
     with bench_server(postgres) as server:
-        session.about = about(server, size, repeat) | {"tuned": TUNED if consumer is None else consumer}
+        recorder.about = about(server, size, repeat) | {"tuned": TUNED if consumer is None else consumer}
         for number in range(repeat):
             for workload in workloads:
                 for case in filter(cases, cases_of(workload)):
-                    session.references[workload, case.name] = case.reference
+                    recorder.references[workload, case.name] = case.reference
                     print(f"run {number + 1} of {repeat}: {workload}, {case.name}", flush=True)
-                    for contestant in filter(case.takes, contestants):
-                        session.measure(server, number, workload, case, contestant)
-                    session.write()
-    return session.failures
+                    for system in filter(case.includes, systems):
+                        recorder.measure(server, number, workload, case, system)
+                    recorder.write()
+    return recorder.failures
 
 
-def _driven_otherwise(contestant: Contestant, consumer: dict[str, Any]) -> Contestant:
-    if contestant.family != "sqlaqueue" or not contestant.tuned:
-        return contestant
-    return replace(contestant, options={**contestant.options, "consumer": consumer, "together": {}})
+def _with_consumer_arguments(system: System, consumer: dict[str, Any]) -> System:
+    if system.family != "sqlaqueue" or not system.tuned:
+        return system
+    return replace(system, options={**system.options, "consumer": consumer, "several_processes": {}})
 
 
 def about(server: BenchServer, size: Size, repeat: int) -> dict[str, Any]:
-    """Return what a reader has to know to make sense of the figures."""
+    """Return a description of the machine, the server and the settings."""
     memory = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
     return {
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -112,6 +112,6 @@ def about(server: BenchServer, size: Size, repeat: int) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(int(memory.split()[1]) / 2**20),
         "machine": platform.machine(),
-        "python": environments.python_version(),
+        "python": installations.python_version(),
         "server": server.settings(),
     }

@@ -1,4 +1,4 @@
-"""The PostgreSQL that all contestants are measured on: a server of its own, with the settings that initdb gives it."""
+"""The PostgreSQL server of the benchmarks, with the default settings of initdb."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psycopg
 
 from tests import servers
 
-# What differs from initdb's own: an address on loopback, and connections for 500 handlers.
+# Differences from the default: an address on loopback, and connections for 500 handlers.
 SETTINGS = """
 listen_addresses = '127.0.0.1'
 unix_socket_directories = '{socket_directory}'
@@ -39,16 +39,16 @@ class BenchServer:
     version: int
 
     def url(self, database: str) -> str:
-        """The address of a database, as every contestant's driver takes it."""
+        """Return the URL of a database, which every system's driver accepts."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/{database}"
 
     def connect(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
-        """Connect for the harness, in autocommit."""
+        """Connect in autocommit mode."""
         return psycopg.connect(self.url(database), autocommit=True)
 
     @contextlib.contextmanager
     def database(self, name: str = "bench") -> Iterator[str]:
-        """Make an empty database, yield its URL, and drop it."""
+        """Create an empty database, yield its URL, and drop it."""
         with self.connect() as connection:
             connection.execute(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
             connection.execute(f"CREATE DATABASE {name}")
@@ -59,12 +59,12 @@ class BenchServer:
                 connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
     def checkpoint(self) -> None:
-        """Write out what the last contestant left, so that the next one does not pay for it."""
+        """Run CHECKPOINT, so that the next system does not pay for the writes of the last one."""
         with self.connect() as connection:
             connection.execute("CHECKPOINT")
 
     def cpu(self) -> float:
-        """Return the seconds of CPU that the server's processes have used, those that have ended among them."""
+        """Return the CPU seconds that the server's processes have used, including ended ones."""
         postmaster = int((self.directory / "data" / "postmaster.pid").read_text().split()[0])
         total = _cpu_of(postmaster, with_children=True)
         for child in Path(f"/proc/{postmaster}/task/{postmaster}/children").read_text().split():
@@ -73,24 +73,24 @@ class BenchServer:
         return total
 
     def settings(self) -> dict[str, str]:
-        """Return what a reader of the figures wants to know of the server."""
+        """Return the version and the settings that affect the results."""
         names = ("server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size")
         with self.connect() as connection:
             return {name: str(connection.execute(f"SHOW {name}").fetchone()[0]) for name in names}  # type: ignore[index]  # SHOW has one row
 
 
 def cpu_of(process: int) -> float:
-    """Return the seconds of CPU that a process has used."""
+    """Return the CPU seconds that a process has used."""
     return _cpu_of(process)
 
 
 def memory_of(process: int) -> int:
-    """Return the bytes of memory that a process has now."""
+    """Return the resident memory of a process in bytes."""
     return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _cpu_of(process: int, *, with_children: bool = False) -> float:
-    # After the name, which may hold anything but ends with the last parenthesis: utime, stime, cutime and cstime.
+    # After the name, which ends with the last parenthesis, are utime, stime, cutime and cstime.
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     used = fields[11:15] if with_children else fields[11:13]
     return sum(map(int, used)) / _TICKS
@@ -100,9 +100,9 @@ def _cpu_of(process: int, *, with_children: bool = False) -> float:
 def bench_server(version: int | None = None, *, durable: bool = True, more: str = "") -> Iterator[BenchServer]:
     """Start a server, yield it, and remove it.
 
-    :param version: its major version; the newest by default.
-    :param durable: whether commits wait for the disk, as they do by default.
-    :param more: other lines of ``postgresql.conf``.
+    :param version: the major version; None for the newest.
+    :param durable: whether commits wait for the disk.
+    :param more: additional lines of ``postgresql.conf``.
     """
     installed = servers.find_installations()
     (chosen,) = [version] if version else servers.choose_versions("newest", installed)

@@ -1,7 +1,6 @@
-"""From results to the tables of docs/performance.md: no figure of that page is typed by hand.
+"""Write the results into the tables of docs/performance.md.
 
-A table stands between ``<!-- table: NAME -->`` and ``<!-- /table -->``, and is written anew; without results for it, it
-stays as it is.
+A table is between ``<!-- table: NAME -->`` and ``<!-- /table -->``, and is replaced if there are results for it.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ COSTS = Path(__file__).with_name("costs.json")
 class Column:
     """A column of a table: one figure of one case.
 
-    :param ratio: show its ratio to the reference as well.
-    :param show: writes a value.
+    :param ratio: whether to show the ratio to the reference as well.
+    :param show: formats a value.
     """
 
     head: str
@@ -38,7 +37,7 @@ class Column:
 
 
 def significant(value: float) -> str:
-    """Write a number with three significant digits, and thousands with a comma."""
+    """Format a number with three significant digits, and a comma for thousands."""
     rounded = float(f"{value:.3g}")
     if abs(rounded) < 1:
         return f"{rounded:g}"
@@ -46,7 +45,7 @@ def significant(value: float) -> str:
 
 
 def whole(value: float) -> str:
-    """Write a number of things."""
+    """Format a whole number."""
     return f"{value:.0f}"
 
 
@@ -117,11 +116,11 @@ TABLES: dict[str, Sequence[Column]] = {
         Column("MiB after 1 M jobs", "scale", "1 M jobs", "late_mib", significant),
     ],
 }
-"""The tables of the page by their names."""
+"""The columns of each table, by its name."""
 
 
 def fill(results: Iterable[Path], page: Path) -> None:
-    """Write the tables of a page."""
+    """Replace the tables of a page."""
     paths = [path for path in results if path.exists()]
     samples, references = report.join(paths)
     summaries = report.summarise(samples, references)
@@ -136,8 +135,8 @@ def fill(results: Iterable[Path], page: Path) -> None:
 
 
 def table(columns: Sequence[Column], summaries: Sequence[Summary]) -> str:
-    """Return a table with a row for each contestant of which one of its figures was measured; empty without any."""
-    found = {(one.workload, one.case, one.figure, one.contestant): one for one in summaries}
+    """Return a table with a row for each system that has a figure in it; empty without any."""
+    found = {(one.workload, one.case, one.figure, one.system): one for one in summaries}
     there = [column for column in columns if any(key[:3] == _of(column) for key in found)]
     wanted = {_of(column) for column in there}
     names = list(dict.fromkeys(key[3] for key in found if key[:3] in wanted))
@@ -164,7 +163,7 @@ def _line(cells: Iterable[str]) -> str:
 
 
 def costs_table() -> str:
-    """Return the table of what a job costs, from the counts on file."""
+    """Return the table of costs.json."""
     heads = {
         "statements": "statements",
         "round_trips": "round trips",
@@ -179,16 +178,16 @@ def costs_table() -> str:
 
 
 def about(results: Sequence[Path]) -> str:
-    """Return a sentence on the machine, the server and the versions; empty without results."""
+    """Return a description of the machine, the server and the versions; empty without results."""
     if not results:
         return ""
-    told = json.loads(results[-1].read_text())["about"]
-    server = told["server"]
-    versions = {name: version for of in told["versions"].values() for name, version in of.items()}
+    info = json.loads(results[-1].read_text())["about"]
+    server = info["server"]
+    versions = {name: version for of in info["versions"].values() for name, version in of.items()}
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     same = ", ".join(f"{name} {value}" for name, value in server.items() if name != "server_version")
     return (
-        f"Measured on {told['date']}: {told['cores']} cores, {told['memory_gib']} GiB, PostgreSQL "
-        f"{server['server_version']} on loopback ({same}), Python {told['python']}; {told['repeat']} runs in turn.\n"
+        f"Measured on {info['date']}: {info['cores']} cores, {info['memory_gib']} GiB, PostgreSQL "
+        f"{server['server_version']} on loopback ({same}), Python {info['python']}; {info['repeat']} runs in turn.\n"
         f"Versions: {named}."
     )

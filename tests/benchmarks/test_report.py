@@ -1,4 +1,4 @@
-"""The arithmetic between what is measured and what is published."""
+"""The arithmetic of the report."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks.contestants import CONTESTANTS
 from tests.benchmarks.report import Sample, join, quantile, read, summarise, write
+from tests.benchmarks.systems import SYSTEMS
 from tests.benchmarks.workloads import WORKLOADS, cases_of
 
 pytestmark = pytest.mark.once
@@ -20,7 +20,7 @@ def samples(*values: tuple[int, str, float]) -> list[Sample]:
 
 
 def test_ratios_are_taken_within_a_run() -> None:
-    # The machine was half as quick in the second run: it does not show in the ratio, and would in that of the medians.
+    # The machine was half as fast in the second run, which affects the ratio of the medians, but not that within runs.
     measured = samples(
         (0, "raw", 100), (0, "ours", 80), (1, "raw", 50), (1, "ours", 40), (2, "raw", 100), (2, "ours", 70)
     )
@@ -29,12 +29,12 @@ def test_ratios_are_taken_within_a_run() -> None:
     assert (ours.median, ours.least, ours.most, ours.runs) == (70, 40, 80, 3)
 
 
-def test_a_run_without_the_reference_gives_no_ratio() -> None:
+def test_a_run_without_the_reference_has_no_ratio() -> None:
     (ours,) = summarise(samples((0, "ours", 80)), REFERENCES)
     assert ours.ratio is None
 
 
-def test_the_spread_is_a_share_of_the_median() -> None:
+def test_the_spread_is_relative_to_the_median() -> None:
     (ours,) = summarise(samples((0, "ours", 80), (1, "ours", 100), (2, "ours", 120)), {})
     assert ours.spread == pytest.approx(0.4)
 
@@ -44,7 +44,7 @@ def test_quantiles(share: float, expected: float) -> None:
     assert quantile(list(range(100, 0, -1)), share) == expected
 
 
-def test_nothing_has_no_quantile() -> None:
+def test_no_values_have_no_quantile() -> None:
     with pytest.raises(ValueError, match="nothing was measured"):
         quantile([], 0.5)
 
@@ -54,10 +54,10 @@ def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
     write(path, {"cores": 2}, samples((0, "raw", 100), (0, "ours", 80)), REFERENCES)
     about, summaries = read(path)
     assert about == {"cores": 2}
-    assert [(one.contestant, one.median, one.ratio) for one in summaries] == [("raw", 100, 1.0), ("ours", 80, 0.8)]
+    assert [(one.system, one.median, one.ratio) for one in summaries] == [("raw", 100, 1.0), ("ours", 80, 0.8)]
 
 
-def test_the_runs_of_several_files_are_numbered_on(tmp_path: Path) -> None:
+def test_the_runs_of_several_files_have_consecutive_numbers(tmp_path: Path) -> None:
     for number, value in enumerate((80, 60)):
         write(tmp_path / f"{number}.json", {}, samples((0, "raw", 100), (0, "ours", value)), REFERENCES)
     joined, references = join([tmp_path / "0.json", tmp_path / "1.json"])
@@ -65,9 +65,9 @@ def test_the_runs_of_several_files_are_numbered_on(tmp_path: Path) -> None:
     assert (ours.runs, ours.median, ours.ratio) == (2, 70, pytest.approx(0.7))
 
 
-def test_every_case_has_contestants_and_its_reference_among_them() -> None:
+def test_every_case_includes_several_systems_and_its_reference() -> None:
     for workload in WORKLOADS:
         for case in cases_of(workload):
-            taking = [name for name, contestant in CONTESTANTS.items() if case.takes(contestant)]
-            assert len(taking) > 1, (workload, case.name)
-            assert case.reference in taking, (workload, case.name)
+            included = [name for name, system in SYSTEMS.items() if case.includes(system)]
+            assert len(included) > 1, (workload, case.name)
+            assert case.reference in included, (workload, case.name)

@@ -1,4 +1,4 @@
-"""The page on performance is written by a program."""
+"""The tables of docs/performance.md are generated."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def summaries() -> list[Summary]:
     return summarise(measured(), {DRAIN: "raw delete 100"})
 
 
-def test_a_table_has_the_columns_that_were_measured() -> None:
+def test_a_table_has_the_columns_with_results() -> None:
     assert table(TABLES["drain"], summaries()).splitlines() == [
         "|  | 1 process | connections |",
         "| --- | --: | --: |",
@@ -36,11 +36,11 @@ def test_a_table_has_the_columns_that_were_measured() -> None:
     ]
 
 
-def test_nothing_measured_is_no_table() -> None:
+def test_without_results_there_is_no_table() -> None:
     assert not table(TABLES["latency"], summaries())
 
 
-def test_a_page_keeps_what_nobody_has_measured_again(tmp_path: Path) -> None:
+def test_tables_without_new_results_are_kept(tmp_path: Path) -> None:
     page, results = tmp_path / "page.md", tmp_path / "results.json"
     page.write_text(PAGE.read_text())
     about = {
@@ -68,11 +68,11 @@ def test_the_page_has_every_table_and_no_other() -> None:
     assert set(blocks(PAGE.read_text())) == {*TABLES, "costs", "about"}
 
 
-def test_the_page_shows_the_counts_on_file() -> None:
+def test_the_page_shows_costs_json() -> None:
     assert blocks(PAGE.read_text())["costs"].strip() == costs_table()
 
 
-def test_every_column_is_of_a_case_that_is_measured() -> None:
+def test_every_column_belongs_to_a_case() -> None:
     for columns in TABLES.values():
         for column in columns:
             assert column.case in {case.name for case in cases_of(column.workload)}, column
@@ -90,5 +90,5 @@ def test_every_column_is_of_a_case_that_is_measured() -> None:
         (41_234, "41,200"),
     ],
 )
-def test_three_digits(value: float, text: str) -> None:
+def test_three_significant_digits(value: float, text: str) -> None:
     assert significant(value) == text

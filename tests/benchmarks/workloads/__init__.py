@@ -1,4 +1,4 @@
-"""What is measured: one file a workload, each a list of `Case`, tried with each contestant in turn."""
+"""The workloads: a module for each, with a list of `Case`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from tests.benchmarks.contestants import Contestant
-from tests.benchmarks.match import Match
+from tests.benchmarks.system_under_test import SystemUnderTest
+from tests.benchmarks.systems import System
 
 WORKLOADS = ("drain", "enqueue", "latency", "backlog", "horizon", "scale")
 
@@ -16,17 +16,17 @@ Figures = dict[str, float]
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything: the numbers of a case are those of the full size, times ``factor``.
+    """The size of a benchmark.
 
-    :param factor: 1 for the figures that are published, a hundredth to see that all of it works.
-    :param limit: seconds after which a slow contestant is measured by what it has done.
+    :param factor: 1 for published figures, less for a test; multiplies the numbers of a case.
+    :param limit: seconds after which a slow system is stopped, and measured by the jobs that it has handled.
     """
 
     factor: float
     limit: float
 
     def jobs(self, number: int) -> int:
-        """Return a number of jobs at this size, in round batches."""
+        """Return a number of jobs at this size."""
         return max(int(number * self.factor), 50)
 
     def seconds(self, number: float) -> float:
@@ -40,17 +40,17 @@ SMALL = Size(0.005, 10.0)
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that is measured.
+    """One measurement.
 
     :param name: unique within its workload.
-    :param run: measures a contestant that has a schema and no jobs; None if it cannot be asked that.
-    :param takes: which contestants take part.
-    :param reference: whose figures the others' are divided by: the beginning of a name.
+    :param run: measures a system with an empty schema; returns None if the system does not support the case.
+    :param includes: whether a system takes part.
+    :param reference: the name of the system for the ratios.
     """
 
     name: str
-    run: Callable[[Match, Size], Figures | None]
-    takes: Callable[[Contestant], bool] = lambda contestant: True
+    run: Callable[[SystemUnderTest, Size], Figures | None]
+    includes: Callable[[System], bool] = lambda system: True
     reference: str = "raw delete 100"
 
 

@@ -1,28 +1,28 @@
-"""Drain: jobs that do nothing but be read, all of them waiting when the workers begin."""
+"""Drain: the throughput with an empty handler, when all jobs are due before the workers start."""
 
 from __future__ import annotations
 
-from tests.benchmarks.contestants import Contestant
-from tests.benchmarks.match import Match
+from tests.benchmarks.system_under_test import SystemUnderTest
+from tests.benchmarks.systems import System
 from tests.benchmarks.workloads import Case, Figures, Size
 
 JOBS = 100_000
 
 
-def drain(match: Match, size: Size, processes: int, number: int = JOBS) -> Figures:
-    """Load the queue, let the server come to rest, and let the workers begin together."""
+def drain(sut: SystemUnderTest, size: Size, processes: int, number: int = JOBS) -> Figures:
+    """Load the queue, checkpoint, and drain it."""
     jobs = size.jobs(number)
-    match.enqueue(jobs, way="fill")
-    match.settle_down()
-    return match.drain(jobs, processes=processes, limit=size.limit)
+    sut.enqueue(jobs, way="fill")
+    sut.checkpoint()
+    return sut.drain(jobs, processes=processes, limit=size.limit)
 
 
-def takes(contestant: Contestant) -> bool:
-    """All but the one that only listens."""
-    return not contestant.options.get("listen") and not contestant.options.get("plain")
+def includes(system: System) -> bool:
+    """Return whether a system has a queue."""
+    return not system.options.get("listen") and not system.options.get("plain")
 
 
 CASES = [
-    Case("1 process", lambda match, size: drain(match, size, 1), takes),
-    Case("2 processes", lambda match, size: drain(match, size, 2), takes),
+    Case("1 process", lambda sut, size: drain(sut, size, 1), includes),
+    Case("2 processes", lambda sut, size: drain(sut, size, 2), includes),
 ]

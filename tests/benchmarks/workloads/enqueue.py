@@ -1,48 +1,48 @@
-"""Enqueue: into an empty queue, nobody working; one by one, and in chunks of 1,000."""
+"""Enqueue: into an empty queue without workers, one by one and in chunks of 1,000."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from tests.benchmarks.contestants import Contestant
-from tests.benchmarks.match import Match
+from tests.benchmarks.system_under_test import SystemUnderTest
+from tests.benchmarks.systems import System
 from tests.benchmarks.workloads import Case, Figures, Size
 
 ONE_BY_ONE = 3_000
 IN_CHUNKS = 100_000
 WAYS = {"add_all": IN_CHUNKS, "insert": IN_CHUNKS, "copy": IN_CHUNKS}
-"""What only SQLAlchemy's own can be asked for: into a queue, and into a plain table."""
+"""Ways to enqueue that only systems with SQLAlchemy have."""
 
 
-def enqueue(match: Match, size: Size, way: str, jobs: int) -> Figures:
-    """Time the enqueueing alone; the process has its connection by then, and has sent what it sends once."""
+def enqueue(sut: SystemUnderTest, size: Size, way: str, jobs: int) -> Figures:
+    """Time the enqueueing, after the process has connected and prepared its statements."""
     jobs = size.jobs(jobs)
     chunk = 1 if way == "one" else min(1000, jobs)
-    match.enqueue(chunk, chunk=chunk, way=way)
-    server_cpu = match.server.cpu()
-    seconds = match.enqueue(jobs, chunk=chunk, way=way)
-    used = match.server.cpu() - server_cpu
+    sut.enqueue(chunk, chunk=chunk, way=way)
+    server_cpu = sut.server.cpu()
+    seconds = sut.enqueue(jobs, chunk=chunk, way=way)
+    used = sut.server.cpu() - server_cpu
     return {"rows_per_second": jobs / seconds, "seconds": seconds, "server_us_per_row": used / jobs * 1e6}
 
 
-def takes(contestant: Contestant) -> bool:
-    """One of those that enqueue alike."""
-    options = contestant.options
-    if contestant.family == "raw":
+def includes(system: System) -> bool:
+    """Return whether a system represents those that enqueue in the same way."""
+    options = system.options
+    if system.family == "raw":
         return bool(options["batch"] == 100 and options["ending"] == "delete")
-    if contestant.family == "sqlaqueue":
+    if system.family == "sqlaqueue":
         return bool(options["kind"] == "sync" and options["on_complete"] == "keep" and not options["tuned"])
-    return contestant.family != "replay" and not contestant.tuned
+    return system.family != "replay" and not system.tuned
 
 
-def has_orm(contestant: Contestant) -> bool:
-    """Those that take mapped instances."""
-    return contestant.family in {"sqlaqueue", "sqlalchemy"} and takes(contestant)
+def has_orm(system: System) -> bool:
+    """Return whether a system accepts mapped instances."""
+    return system.family in {"sqlaqueue", "sqlalchemy"} and includes(system)
 
 
 CASES = [
-    Case("one by one", partial(enqueue, way="one", jobs=ONE_BY_ONE), takes),
-    Case("in chunks", partial(enqueue, way="bulk", jobs=IN_CHUNKS), takes),
+    Case("one by one", partial(enqueue, way="one", jobs=ONE_BY_ONE), includes),
+    Case("in chunks", partial(enqueue, way="bulk", jobs=IN_CHUNKS), includes),
     *(
         Case(way, partial(enqueue, way=way, jobs=jobs), has_orm, reference="sqlalchemy plain")
         for way, jobs in WAYS.items()

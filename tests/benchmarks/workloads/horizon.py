@@ -1,6 +1,6 @@
-"""ClaimedJobs horizon: a transaction stays open, and nothing that has been done can be vacuumed away.
+"""Horizon: the throughput while an open transaction keeps VACUUM from removing dead rows.
 
-The same without one tells what else changes in a minute: the tables outgrow the server's cache, and checkpoints begin.
+The same without such a transaction shows the effect of growing tables and checkpoints.
 """
 
 from __future__ import annotations
@@ -10,71 +10,73 @@ from functools import partial
 
 import psycopg
 
-from tests.benchmarks.contestants import Contestant
-from tests.benchmarks.match import Match, Workers
+from tests.benchmarks.system_under_test import SystemUnderTest, Workers
+from tests.benchmarks.systems import System
 from tests.benchmarks.workloads import Case, Figures, Size
 
 HELD = 60.0
 WINDOW = 10.0
 AHEAD = 50_000
-"""How many jobs wait at most: a queue in use is not a million jobs behind."""
+"""The maximum number of due jobs."""
 CHUNK = 10_000
 
 
-def hold(match: Match, size: Size, *, snapshot: bool) -> Figures:
-    """Work under a snapshot that somebody holds, or without one, the queue being filled up meanwhile."""
+def hold(sut: SystemUnderTest, size: Size, *, snapshot: bool) -> Figures:
+    """Run jobs with or without an open snapshot, while the queue is kept filled."""
     held = max(size.seconds(HELD), 4.0)
     window = held * WINDOW / HELD
     ahead, chunk = size.jobs(AHEAD), size.jobs(CHUNK)
-    match.enqueue(ahead, way="fill")
-    match.settle_down()
-    with psycopg.connect(match.url) as holder, match.workers() as workers:
+    sut.enqueue(ahead, way="fill")
+    sut.checkpoint()
+    with psycopg.connect(sut.url) as holder, sut.workers() as workers:
         holder.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         holder.execute("SELECT 1")
         if not snapshot:
             holder.rollback()
         workers.go()
-        marks = _serve(match, workers, held, ahead=ahead, chunk=chunk)
+        samples = _keep_filled(sut, workers, held, ahead=ahead, chunk=chunk)
         holder.rollback()
-    first = _rate(marks, marks[0][0], marks[0][0] + window)
-    last = _rate(marks, marks[-1][0] - window, marks[-1][0])
+    first = _rate(samples, samples[0][0], samples[0][0] + window)
+    last = _rate(samples, samples[-1][0] - window, samples[-1][0])
     return {"first_jobs_per_second": first, "last_jobs_per_second": last, "kept": last / first if first else 0.0}
 
 
-def _serve(match: Match, workers: Workers, seconds: float, *, ahead: int, chunk: int) -> list[tuple[float, int]]:
-    """Keep the queue filled; return how many jobs had been handled when."""
-    begun = time.perf_counter()
-    marks, sent, feeder = [(begun, 0)], ahead, None
-    while (now := time.perf_counter()) < begun + seconds:
+def _keep_filled(
+    sut: SystemUnderTest, workers: Workers, seconds: float, *, ahead: int, chunk: int
+) -> list[tuple[float, int]]:
+    """Keep the queue filled; return pairs of a time and the number of handled jobs."""
+    start = time.perf_counter()
+    samples, sent, enqueuer = [(start, 0)], ahead, None
+    while (now := time.perf_counter()) < start + seconds:
         handled = workers.jobs
-        marks.append((now, handled))
-        if feeder is not None and feeder.said("enqueued"):
-            feeder.wait_for("enqueued")
-            sent, feeder = sent + chunk, None
-        if feeder is None and sent - handled < ahead:
-            feeder = match.order(chunk, way="fill")
+        samples.append((now, handled))
+        if enqueuer is not None and enqueuer.has_event("enqueued"):
+            enqueuer.wait_for("enqueued")
+            sent, enqueuer = sent + chunk, None
+        if enqueuer is None and sent - handled < ahead:
+            enqueuer = sut.request_enqueue(chunk, way="fill")
         workers.check()
         time.sleep(0.01)
-    return marks
+    return samples
 
 
-def _rate(marks: list[tuple[float, int]], begin: float, end: float) -> float:
-    within = [mark for mark in marks if begin <= mark[0] <= end]
+def _rate(samples: list[tuple[float, int]], begin: float, end: float) -> float:
+    within = [mark for mark in samples if begin <= mark[0] <= end]
     (first, before), (last, after) = within[0], within[-1]
     return (after - before) / (last - first) if last > first else 0.0
 
 
-def takes(contestant: Contestant) -> bool:
-    """The best settings of each peer, and each strategy as it comes and at its best."""
-    options = contestant.options
-    if contestant.family == "raw":
+def includes(system: System) -> bool:
+    """Tuned versions of the other queues, and each strategy with its defaults and tuned."""
+    options = system.options
+    if system.family == "raw":
         return bool(options["batch"] >= 100 and not options.get("listen"))
-    if contestant.family == "sqlaqueue":
+    if system.family == "sqlaqueue":
         return bool(options["kind"] == "sync")
-    return contestant.tuned and contestant.family != "replay"
+    return system.tuned and system.family != "replay"
 
 
 CASES = [
-    Case("60 s", partial(hold, snapshot=True), takes),
-    Case("60 s without it", partial(hold, snapshot=False), takes),
+    Case("60 s", partial(hold, snapshot=True), includes),
+    Case("60 s without it", partial(hold, snapshot=False), includes),
 ]

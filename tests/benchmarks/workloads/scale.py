@@ -1,38 +1,38 @@
-"""Scale: more processes, many handlers that wait, and memory over many jobs."""
+"""Scale: several processes, many concurrent handlers, and the memory after many jobs."""
 
 from __future__ import annotations
 
 import time
 from functools import partial
 
-from tests.benchmarks.contestants import Contestant
-from tests.benchmarks.match import Match
 from tests.benchmarks.server import memory_of
+from tests.benchmarks.system_under_test import SystemUnderTest
+from tests.benchmarks.systems import System
 from tests.benchmarks.workloads import Case, Figures, Size
 from tests.benchmarks.workloads.drain import drain
 
 FOR_ALL = 300_000
-"""So many that the beginning of each process, which takes what it takes, is a small part of it."""
+"""Enough jobs that the startup of the processes does not matter."""
 HANDLERS = 500
 SLEEPING = 20_000
 MANY = 1_000_000
 _MIB = 2**20
 
 
-def sleeping(match: Match, size: Size) -> Figures:
-    """Let 500 handlers of one process wait 50 ms a job: 10,000 jobs a second if nothing else took time."""
+def sleeping(sut: SystemUnderTest, size: Size) -> Figures:
+    """Run 500 handlers that wait for 50 ms in one process: at most 10,000 jobs per second."""
     jobs = size.jobs(SLEEPING)
-    match.enqueue(jobs, way="fill")
-    match.settle_down()
-    return match.drain(jobs, limit=size.limit, handler="sleep", concurrency=HANDLERS)
+    sut.enqueue(jobs, way="fill")
+    sut.checkpoint()
+    return sut.drain(jobs, limit=size.limit, handler="sleep", concurrency=HANDLERS)
 
 
-def memory(match: Match, size: Size) -> Figures:
-    """Compare what a process holds after a tenth of a million jobs with what it holds after all."""
+def memory(sut: SystemUnderTest, size: Size) -> Figures:
+    """Compare the memory of a process after a tenth of the jobs with that after all."""
     jobs = size.jobs(MANY)
-    match.enqueue(jobs, way="fill")
-    match.settle_down()
-    with match.workers() as workers:
+    sut.enqueue(jobs, way="fill")
+    sut.checkpoint()
+    with sut.workers() as workers:
         (worker,) = workers.programs
         workers.go()
         limit = 10 * size.limit
@@ -51,23 +51,23 @@ def memory(match: Match, size: Size) -> Figures:
     }
 
 
-def takes(contestant: Contestant) -> bool:
-    """The best settings of each peer and of a Consumer, both Consumers as they come, and psycopg at one batch size."""
-    options = contestant.options
-    if contestant.family == "raw":
+def includes(system: System) -> bool:
+    """Tuned versions of the other queues and the Consumer, Consumers with defaults, and psycopg with one batch size."""
+    options = system.options
+    if system.family == "raw":
         return bool(options["batch"] == 100 and not options.get("listen"))
-    if contestant.family == "sqlaqueue":
-        return bool(options["on_complete"] == "delete" and (options["kind"] == "sync" or not contestant.tuned))
-    return contestant.tuned and contestant.family != "replay"
+    if system.family == "sqlaqueue":
+        return bool(options["on_complete"] == "delete" and (options["kind"] == "sync" or not system.tuned))
+    return system.tuned and system.family != "replay"
 
 
-def waits(contestant: Contestant) -> bool:
-    """Those that run handlers at once: psycopg alone has none, and threads are not made for hundreds."""
-    return takes(contestant) and contestant.family != "raw" and contestant.options.get("kind") != "sync"
+def waits(system: System) -> bool:
+    """Return whether a system runs hundreds of handlers concurrently, which needs async code."""
+    return includes(system) and system.family != "raw" and system.options.get("kind") != "sync"
 
 
 CASES = [
-    *(Case(f"{each} processes", partial(drain, processes=each, number=FOR_ALL), takes) for each in (1, 2, 4, 8)),
+    *(Case(f"{each} processes", partial(drain, processes=each, number=FOR_ALL), includes) for each in (1, 2, 4, 8)),
     Case("500 handlers of 50 ms", sleeping, waits, reference="graphile-worker (tuned)"),
-    Case("1 M jobs", memory, takes),
+    Case("1 M jobs", memory, includes),
 ]

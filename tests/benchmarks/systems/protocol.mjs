@@ -1,4 +1,4 @@
-// What every contestant written for Node speaks; protocol.py tells what that is.
+// The protocol of programs for Node; protocol.py specifies it.
 
 import { createInterface } from "node:readline";
 
@@ -7,7 +7,7 @@ export const FIELDS = [
 ];
 const SLEEP_MS = 50;
 
-export function tell(event, values = {}) {
+export function emit(event, values = {}) {
   process.stdout.write(JSON.stringify({ event, ...values }) + "\n");
 }
 
@@ -49,14 +49,14 @@ class Meter {
     this.jobs += 1;
   }
 
-  // Only a handler that waits is asynchronous.
+  // Only the handler that sleeps is asynchronous.
   handle(payload) {
     if (this.handler === "sleep") return wait(SLEEP_MS).then(() => this.read(payload));
     this.read(payload);
   }
 
   async waitForGo() {
-    tell("ready");
+    emit("ready");
     const line = await this.lines.next();
     if (line.done || line.value !== "go") process.exit(0);
     const cpu = process.cpuUsage();
@@ -64,12 +64,12 @@ class Meter {
     setInterval(() => {
       if (this.jobs !== told) {
         told = this.jobs;
-        tell("count", { jobs: told, time: now(), stamps: this.takeStamps() });
+        emit("count", { jobs: told, time: now(), stamps: this.takeStamps() });
       }
     }, this.reportEvery * 1000);
     this.lines.next().then(() => {
       const used = process.cpuUsage(cpu);
-      tell("end", {
+      emit("end", {
         jobs: this.jobs,
         cpu: (used.user + used.system) / 1e6,
         peak_kib: process.resourceUsage().maxRSS,
@@ -91,32 +91,32 @@ export async function main(adapter) {
   const options = JSON.parse(text);
   const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
   if (verb === "prepare") {
-    tell("prepared", await adapter.prepare(options));
+    emit("prepared", await adapter.prepare(options));
     process.exit(0);
   } else if (verb === "enqueue") {
-    await serveOrders(await adapter.open(options), lines);
+    await serveRequests(await adapter.open(options), lines);
     process.exit(0);
   } else if (verb === "work") {
     await adapter.work(options, new Meter(options.handler ?? "read", lines, options.report_every));
   } else {
-    throw new Error(`no verb of a contestant: ${verb}`);
+    throw new Error(`unknown command: ${verb}`);
   }
 }
 
-async function serveOrders(enqueue, lines) {
-  tell("ready");
+async function serveRequests(enqueue, lines) {
+  emit("ready");
   let first = 0;
   for (;;) {
     const { value, done } = await lines.next();
     if (done) return;
-    const order = JSON.parse(value);
-    const begun = performance.now();
-    for (let start = 0, number = 0; start < order.jobs; start += order.chunk, number += 1) {
-      const late = begun + number * (order.interval ?? 0) * 1000 - performance.now();
+    const request = JSON.parse(value);
+    const started = performance.now();
+    for (let start = 0, number = 0; start < request.jobs; start += request.chunk, number += 1) {
+      const late = started + number * (request.interval ?? 0) * 1000 - performance.now();
       if (late > 0) await wait(late);
-      await enqueue(payloads(Math.min(order.chunk, order.jobs - start), first + start), order);
+      await enqueue(payloads(Math.min(request.chunk, request.jobs - start), first + start), request);
     }
-    first += order.jobs;
-    tell("enqueued", { jobs: order.jobs, seconds: (performance.now() - begun) / 1000 });
+    first += request.jobs;
+    emit("enqueued", { jobs: request.jobs, seconds: (performance.now() - started) / 1000 });
   }
 }

@@ -1,7 +1,7 @@
-"""sqlaqueue: each strategy, both Consumers. A model with ten columns of its own; the handler reads all of its columns.
+"""sqlaqueue, with each strategy and both Consumers. The model has ten columns, which the handler reads.
 
-With the option ``plain`` it is SQLAlchemy without a queue, for what enqueueing costs beyond an insert; with ``bare``
-the table has the columns of a queue, and nothing else of one.
+With the option ``plain`` it is SQLAlchemy without a queue, to measure the costs of an insert. With ``bare`` the table
+has the columns of a queue, but no indexes, triggers and side tables.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, __version__, copy_in
 from sqlaqueue.mapping.mixin import spec_of
-from tests.benchmarks.contestants.protocol import SLEEP, Adapter, Meter, main, tell, version_of
+from tests.benchmarks.systems.protocol import SLEEP, Adapter, Meter, emit, main, version_of
 
 _PRIORITY, _DELAY = "priority", "delay"
 
 
 class Fields:
-    """What each job carries."""
+    """The fields of a job."""
 
     id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
     recipient: Mapped[str]
@@ -40,7 +40,7 @@ class Fields:
 
 
 def make_model(options: Mapping[str, Any]) -> Any:
-    """Map the class of this contestant, in a metadata of its own."""
+    """Return a mapped class with a metadata of its own."""
 
     class Base(DeclarativeBase):
         pass
@@ -52,8 +52,8 @@ def make_model(options: Mapping[str, Any]) -> Any:
     return type("Job", (QueueMixin, Fields, Base), body)
 
 
-class Ours(Adapter):
-    """A mapped class is the job."""
+class SqlaqueueAdapter(Adapter):
+    """Runs sqlaqueue."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
@@ -70,11 +70,11 @@ class Ours(Adapter):
             self.model.metadata.create_all(engine)
         engine.dispose()
         remaining = "SELECT 1 FROM job WHERE status IN ('pending', 'processing') AND run_at <= now()"
-        words = {
+        statements = {
             "finish": "UPDATE job SET status = 'completed', finished_at = now()",
             "lock": "SELECT 1 FROM job WHERE status = 'pending' ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE",
         }
-        return remaining, {"sqlaqueue": __version__, **version_of("sqlalchemy", "psycopg")}, words
+        return remaining, {"sqlaqueue": __version__, **version_of("sqlalchemy", "psycopg")}, statements
 
     # -- enqueueing ---------------------------------------------------------------------------------------------------
 
@@ -82,25 +82,25 @@ class Ours(Adapter):
         self._engine = sa.create_engine(self.driver_url)
         self._insert = sa.insert(self.model)
 
-    def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
-        self._place(jobs, order)
-        if order["way"] in {"copy", "fill"}:
+    def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
+        self._schedule(jobs, request)
+        if request["way"] in {"copy", "fill"}:
             self._copy(jobs)
             return
         with Session(self._engine) as session:
-            if order["way"] == "insert":
+            if request["way"] == "insert":
                 session.execute(self._insert, jobs)
             else:
                 session.add_all(self.model(**job) for job in jobs)
             session.commit()
 
-    def _place(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
-        """Give jobs the priority and the delay that are asked for."""
-        if _PRIORITY in order:
+    def _schedule(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
+        """Set the priority and the time of jobs."""
+        if _PRIORITY in request:
             for job in jobs:
-                job["priority"] = order[_PRIORITY]
-        if _DELAY in order:
-            run_at = datetime.now(UTC) + timedelta(seconds=order[_DELAY])
+                job["priority"] = request[_PRIORITY]
+        if _DELAY in request:
+            run_at = datetime.now(UTC) + timedelta(seconds=request[_DELAY])
             for job in jobs:
                 job["run_at"] = run_at
 
@@ -116,7 +116,7 @@ class Ours(Adapter):
             with driver.cursor().copy(f"COPY job ({', '.join(names)}) FROM STDIN") as copy:
                 for job in jobs:
                     copy.write_row([job[name] for name in names])
-            # SQLAlchemy knows nothing of this transaction.
+            # SQLAlchemy does not commit this transaction.
             driver.commit()
 
     # -- working ------------------------------------------------------------------------------------------------------
@@ -124,9 +124,9 @@ class Ours(Adapter):
     def work(self, meter: Meter) -> Any:
         arguments = dict(self.options.get("consumer") or {})
         if self.options["processes"] > 1:
-            arguments |= self.options.get("together") or {}
+            arguments |= self.options.get("several_processes") or {}
         if "concurrency" in self.options:
-            # Handlers that wait are run one by one. A held batch is that of one handler, so it is a small one here.
+            # Waiting handlers run concurrently, without batches. A held batch has one handler, so it is small here.
             arguments |= {"concurrency": self.options["concurrency"], "batch": False}
             if spec_of(self.model).strategy.holds_transaction:
                 arguments["batch_size"] = 10
@@ -138,7 +138,7 @@ class Ours(Adapter):
 
     def _work(self, meter: Meter, arguments: dict[str, Any], pool: dict[str, int]) -> None:
         engine = sa.create_engine(self.driver_url, **pool)
-        self._look_at_claims(engine, meter)
+        self._explain_claims(engine, meter)
         batch, one = _batch_reader(self.columns, meter), reader(self.columns, meter)
 
         def handle(session: Any, job: Any) -> None:
@@ -153,7 +153,7 @@ class Ours(Adapter):
 
     async def _work_async(self, meter: Meter, arguments: dict[str, Any], pool: dict[str, int]) -> None:
         engine = create_async_engine(self.driver_url, **pool)
-        self._look_at_claims(engine.sync_engine, meter)
+        self._explain_claims(engine.sync_engine, meter)
         batch, one = _batch_reader(self.columns, meter), reader(self.columns, meter)
 
         async def handle(session: Any, job: Any) -> None:
@@ -171,8 +171,8 @@ class Ours(Adapter):
             meter.wait_for_go()
         await consumer.run()
 
-    def _look_at_claims(self, engine: sa.Engine, meter: Meter) -> None:
-        """Let the server explain some of the claims just before they are made, and undo what explaining has claimed."""
+    def _explain_claims(self, engine: sa.Engine, meter: Meter) -> None:
+        """Explain some of the claims before they are executed, in a savepoint that is rolled back."""
         every, after, seen = self.options.get("explain"), self.options.get("explain_after", 0), 0
         if not every:
             return
@@ -192,11 +192,11 @@ class Ours(Adapter):
             top = plan["Plan"]
             if top["Actual Rows"]:
                 buffers = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
-                tell("claim", buffers=buffers, ms=plan["Execution Time"] + plan["Planning Time"])
+                emit("claim", buffers=buffers, ms=plan["Execution Time"] + plan["Planning Time"])
 
     @staticmethod
     def _is_claim(statement: str) -> bool:
-        # The others that skip locked rows return keys, or nothing.
+        # Other statements with SKIP LOCKED do not return all columns.
         return "recipient" in statement
 
 
@@ -222,4 +222,4 @@ def _batch_reader(columns: list[str], meter: Meter) -> Any:
 
 
 if __name__ == "__main__":
-    main(Ours)
+    main(SqlaqueueAdapter)

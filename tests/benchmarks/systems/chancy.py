@@ -10,9 +10,9 @@ from typing import Any
 
 from chancy import Chancy, Queue, Worker, job
 
-from tests.benchmarks.contestants.protocol import Adapter, Meter, main, version_of
+from tests.benchmarks.systems.protocol import Adapter, Meter, main, version_of
 
-# It imports the function of a job by its path: whoever runs the job finds the meter here.
+# It imports the function of a job by its path, so the handler needs a global meter.
 meters: list[Meter] = []
 
 
@@ -23,7 +23,7 @@ async def handle(**payload: Any) -> None:
 
 
 class InChancy(Adapter):
-    """Its executor for tasks; the default starts processes, which the meter does not reach."""
+    """Runs its async executor; the default one starts processes, which cannot use the meter."""
 
     def app(self) -> Chancy:
         """Return the application."""
@@ -39,21 +39,21 @@ class InChancy(Adapter):
         remaining = (
             "SELECT 1 FROM chancy_jobs WHERE state IN ('pending', 'running', 'retrying') AND scheduled_at <= now()"
         )
-        words = {
+        statements = {
             "finish": "UPDATE chancy_jobs SET state = 'succeeded', completed_at = now()",
             "lock": "SELECT 1 FROM chancy_jobs WHERE state = 'pending' ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",
         }
-        return remaining, version_of("chancy", "psycopg"), words
+        return remaining, version_of("chancy", "psycopg"), statements
 
     async def open(self) -> None:
         self._stack = contextlib.AsyncExitStack()
         self._app = await self._stack.enter_async_context(self.app())
 
-    async def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
-        # Its greater priority goes first.
-        plain = handle.job.with_priority(-order.get("priority", 0))
-        plain = plain.with_scheduled_at(datetime.now(UTC) + timedelta(seconds=order.get("delay", 0)))
-        if order["way"] == "one":
+    async def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
+        # Higher priorities come first.
+        plain = handle.job.with_priority(-request.get("priority", 0))
+        plain = plain.with_scheduled_at(datetime.now(UTC) + timedelta(seconds=request.get("delay", 0)))
+        if request["way"] == "one":
             for each in jobs:
                 await self._app.push(plain.with_kwargs(**each))
         else:
@@ -69,7 +69,7 @@ class InChancy(Adapter):
 
 
 if __name__ == "__main__":
-    # Jobs are pushed by the path of their function, which has to be that of an import and not __main__.
-    from tests.benchmarks.contestants.chancy import InChancy as Imported
+    # Jobs refer to their function by its path, which must not be in __main__.
+    from tests.benchmarks.systems.chancy import InChancy as Imported
 
     main(Imported)

@@ -13,11 +13,11 @@ from pgqueuer import PgQueuer
 from pgqueuer.db import AsyncpgDriver, AsyncpgPoolDriver
 from pgqueuer.queries import Queries
 
-from tests.benchmarks.contestants.protocol import Adapter, Meter, main, version_of
+from tests.benchmarks.systems.protocol import Adapter, Meter, main, version_of
 
 
 class Pgqueuer(Adapter):
-    """By asyncpg, its first driver; on uvloop if it is tuned."""
+    """Runs it with asyncpg, and with uvloop if tuned."""
 
     @property
     def loop_factory(self) -> Any:
@@ -27,21 +27,21 @@ class Pgqueuer(Adapter):
         connection = await asyncpg.connect(self.url)
         await Queries(AsyncpgDriver(connection)).install()
         await connection.close()
-        # It moves finished jobs to a log by itself, so that none can be made finished by a statement.
-        words = {
+        # It moves finished jobs to a log table, so there is no statement to finish jobs.
+        statements = {
             "lock": "SELECT 1 FROM pgqueuer WHERE status = 'queued' ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",
         }
-        return "SELECT 1 FROM pgqueuer WHERE execute_after <= now()", version_of("pgqueuer", "asyncpg"), words
+        return "SELECT 1 FROM pgqueuer WHERE execute_after <= now()", version_of("pgqueuer", "asyncpg"), statements
 
     async def open(self) -> None:
         self._queries = Queries(AsyncpgDriver(await asyncpg.connect(self.url)))
 
-    async def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
+    async def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
         encoded: list[bytes | None] = [json.dumps(job).encode() for job in jobs]
-        # Its greater priority goes first.
-        priority = -order.get("priority", 0)
-        after = timedelta(seconds=order["delay"]) if "delay" in order else None
-        if order["way"] == "one":
+        # Higher priorities come first.
+        priority = -request.get("priority", 0)
+        after = timedelta(seconds=request["delay"]) if "delay" in request else None
+        if request["way"] == "one":
             for one in encoded:
                 await self._queries.enqueue("handle", one, priority, after)
         else:

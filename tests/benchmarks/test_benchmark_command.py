@@ -13,10 +13,10 @@ from sqlaqueue.benchmark import BenchmarkError, run_benchmark, shape_of
 from sqlaqueue.cli.commands.bench import bench
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
 from sqlaqueue.mapping.mixin import spec_of
-from tests.benchmarks import copied
+from tests.benchmarks import models_to_copy
 from tests.servers import Database, Server
 
-MODULE = "tests.benchmarks.copied"
+MODULE = "tests.benchmarks.models_to_copy"
 
 
 def contents(database: Database) -> Any:
@@ -36,7 +36,7 @@ def contents(database: Database) -> Any:
 
 def test_the_database_is_unchanged(database: Database) -> None:
     engine = sa.create_engine(database.url())
-    copied.Base.metadata.create_all(engine)
+    models_to_copy.Base.metadata.create_all(engine)
     engine.dispose()
     before = contents(database)
     result = run_benchmark(database.url(), f"{MODULE}:Email", jobs=120, batch_size=50, singles=3)
@@ -66,27 +66,27 @@ def test_an_engine_is_refused(server: Server) -> None:
 def test_the_schema_is_dropped_when_a_worker_fails(database: Database) -> None:
     before = contents(database)
     with pytest.raises(BenchmarkError, match="a worker process failed"):
-        run_benchmark(database.url(), f"{MODULE}:FragileThere", jobs=100)
+        run_benchmark(database.url(), f"{MODULE}:FragileInParent", jobs=100)
     assert contents(database) == before
 
 
 @pytest.mark.once
 def test_a_copy_refers_to_nothing_of_the_original() -> None:
-    shape = shape_of(copied.Email)
+    shape = shape_of(models_to_copy.Email)
     spec = spec_of(shape.model("elsewhere"))
-    table, original = spec.table, spec_of(copied.Email).table
+    table, original = spec.table, spec_of(models_to_copy.Email).table
     assert len(table.columns) == len(original.columns)
     assert {each.schema for each in table.metadata.tables.values()} == {"elsewhere"}
     assert not table.foreign_keys
     assert spec.config.on_complete == "delete"
     assert not spec.has("last_error")
     assert {"email", "email_code"}.isdisjoint({table.name, *(index.name for index in table.indexes)})
-    assert spec.name != spec_of(copied.Email).name
+    assert spec.name != spec_of(models_to_copy.Email).name
 
 
 @pytest.mark.once
 def test_the_keys_of_a_copy_are_unique() -> None:
-    rows = list(shape_of(copied.Pair).rows(3, first=7))
+    rows = list(shape_of(models_to_copy.Pair).rows(3, first=7))
     assert [next(iter(row.values())) for row in rows] == [7, 8, 9]
     assert len({tuple(row.values()) for row in rows}) == 3
 
@@ -95,8 +95,8 @@ def test_the_keys_of_a_copy_are_unique() -> None:
 @pytest.mark.parametrize(
     ("model", "error", "message"),
     [
-        (copied.Host, ConfigurationError, "Host: the column address is not nullable"),
-        (copied.Customer, NotAQueueError, "Customer is not a queue"),
+        (models_to_copy.Host, ConfigurationError, "Host: the column address is not nullable"),
+        (models_to_copy.Customer, NotAQueueError, "Customer is not a queue"),
     ],
 )
 def test_a_model_that_cannot_be_copied_is_an_error(model: type[Any], error: type[Exception], message: str) -> None:

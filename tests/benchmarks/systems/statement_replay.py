@@ -1,9 +1,8 @@
-"""Psycopg alone, with the statements of sqlaqueue: what a Consumer sends for one batch, recorded and sent again.
+"""Psycopg with the statements of sqlaqueue: those that a Consumer sends for one batch, recorded and replayed.
 
-Between this and sqlaqueue lies the price of the library and of the ORM. The statements of one batch are taken as they
-come, whichever strategy sends them, over as many connections, with the same commits; only keys and tokens are new in
-each round. With the option ``orm`` SQLAlchemy makes instances of what is claimed, of which each column is read, and
-nothing else is done for a job.
+The difference to sqlaqueue is the cost of the library and the ORM. The statements, connections and commits are those of
+the recorded batch; only keys and tokens differ. With the option ``orm`` SQLAlchemy makes instances of claimed rows, and
+each column is read.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from psycopg.types.json import Jsonb
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer
-from tests.benchmarks.contestants.ours import Ours, reader
-from tests.benchmarks.contestants.protocol import Meter, main, payloads
+from tests.benchmarks.systems.protocol import Meter, main, payloads
+from tests.benchmarks.systems.sqlaqueue_consumer import SqlaqueueAdapter, reader
 
 ROUNDS = 8
 
@@ -34,7 +33,7 @@ ROUNDS = 8
 class Step:
     """A statement or, without one, a commit.
 
-    :param connection: which of the connections it goes to, counted from 0.
+    :param connection: the number of its connection, from 0.
     """
 
     connection: int
@@ -42,8 +41,8 @@ class Step:
     parameters: Mapping[str, Any] | None = None
 
 
-class Replay(Ours):
-    """A Consumer of sqlaqueue is watched while the schema is made."""
+class Replay(SqlaqueueAdapter):
+    """Records a Consumer in `prepare`, and replays its statements in `work`."""
 
     def prepare(self) -> Any:
         prepared = super().prepare()
@@ -59,7 +58,7 @@ class Replay(Ours):
         with Session(engine) as session:
             session.add_all(self.model(**job) for job in payloads(ROUNDS * self.options["batch"]))
             session.commit()
-        steps = _watch(engine)
+        steps = _record_steps(engine)
         arguments = {"batch_size": self.options["batch"], "batch": True}
         Consumer(self.model, lambda _session, _jobs: None, sessionmaker(engine), **arguments).drain()
         engine.dispose()
@@ -91,7 +90,7 @@ class Replay(Ours):
                 else:
                     connection.send(statement, fill(keys, token))
             if not keys:
-                # The end of the last batch may belong to the transaction of the claim that found nothing.
+                # The last batch may be settled in the transaction of the empty claim.
                 for connection in connections:
                     connection.commit()
                 time.sleep(0.05)
@@ -105,7 +104,7 @@ class Replay(Ours):
 class Rows:
     """A connection of psycopg, which returns tuples.
 
-    :param place: where in each there is what the meter wants to know.
+    :param place: the index of the column ``sent``.
     """
 
     def __init__(self, url: str, place: int, meter: Meter) -> None:
@@ -126,9 +125,9 @@ class Rows:
 
 
 class Instances:
-    """The same by a session of SQLAlchemy, which returns instances.
+    """A session of SQLAlchemy, which returns instances.
 
-    :param handle: is called with each.
+    :param handle: called with each instance.
     """
 
     def __init__(self, engine: sa.Engine, model: Any, handle: Callable[[Any], None]) -> None:
@@ -139,8 +138,8 @@ class Instances:
     def claim(self, statement: str, parameters: Mapping[str, Any]) -> list[int]:
         """Claim jobs, handle them, and return their keys."""
         if statement not in self._claims:
-            words = re.sub(r"%\((\w+)\)s", r":\1", statement.replace(":", r"\:")).replace("%%", "%")
-            columns = sa.text(words).columns(*self._model.__table__.c)
+            text = re.sub(r"%\((\w+)\)s", r":\1", statement.replace(":", r"\:")).replace("%%", "%")
+            columns = sa.text(text).columns(*self._model.__table__.c)
             self._claims[statement] = sa.select(self._model).from_statement(columns)
         jobs = self._session.scalars(self._claims[statement], parameters).all()
         for job in jobs:
@@ -153,13 +152,13 @@ class Instances:
         result.all() if result.returns_rows else None
 
     def commit(self) -> None:
-        """Commit, and let go of the instances."""
+        """Commit, and expunge the instances."""
         self._session.commit()
         self._session.expunge_all()
 
 
-def _watch(engine: sa.Engine) -> list[Step]:
-    """Return the list to which everything that is sent from now on is added."""
+def _record_steps(engine: sa.Engine) -> list[Step]:
+    """Return a list to which all statements and commits are appended."""
     steps: list[Step] = []
     numbers: dict[int, int] = {}
 
@@ -178,7 +177,7 @@ def _watch(engine: sa.Engine) -> list[Step]:
 
 
 def _one_round(steps: list[Step], is_claim: Callable[[str], bool]) -> list[Step]:
-    """Return what is sent from one claim to the next: the shortest such part, for in others something is tended."""
+    """Return the shortest sequence of steps from one claim to the next, as others include maintenance."""
     claims = [
         n
         for n, step in enumerate(steps)
@@ -200,16 +199,16 @@ def _keys_of(parameters: Mapping[str, Any] | None) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Whether a parameter is an array of keys as text."""
+    """Return whether a parameter is an array of keys as text."""
     return isinstance(value, str) and re.fullmatch(r"\{\d+(,\d+)*\}", value) is not None
 
 
 def _filler(parameters: Mapping[str, Any] | None) -> Callable[[list[int], uuid.UUID], dict[str, Any]]:
-    """Return what makes the parameters of a step, of the keys and the token of a round."""
+    """Return a function that makes the parameters of a step from the keys and the token of a round."""
     fixed = dict(parameters or {})
     arrays: list[str] = []
     keys: list[str] = []
-    words: list[str] = []
+    texts: list[str] = []
     documents: list[str] = []
     tokens: list[str] = []
     for name, value in fixed.items():
@@ -220,7 +219,7 @@ def _filler(parameters: Mapping[str, Any] | None) -> Callable[[list[int], uuid.U
         elif isinstance(value, Jsonb) and isinstance(value.obj, list) and value.obj:
             documents.append(name)
         elif isinstance(value, list) and value:
-            (keys if isinstance(value[0], int) else words).append(name)
+            (keys if isinstance(value[0], int) else texts).append(name)
 
     def fill(of_keys: list[int], token: uuid.UUID) -> dict[str, Any]:
         made = dict(fixed)
@@ -228,10 +227,10 @@ def _filler(parameters: Mapping[str, Any] | None) -> Callable[[list[int], uuid.U
         made.update(dict.fromkeys(keys, of_keys))
         if arrays:
             made.update(dict.fromkeys(arrays, "{" + ",".join(map(str, of_keys)) + "}"))
-        if words or documents:
-            texts = [str(key) for key in of_keys]
-            made.update(dict.fromkeys(words, texts))
-            made.update(dict.fromkeys(documents, Jsonb(texts)))
+        if texts or documents:
+            key_texts = [str(key) for key in of_keys]
+            made.update(dict.fromkeys(texts, key_texts))
+            made.update(dict.fromkeys(documents, Jsonb(key_texts)))
         return made
 
     return fill

@@ -1,4 +1,4 @@
-"""One contestant on a fresh database: its processes, and what is done with them."""
+"""A system under test: one queue with its schema in an empty database, and its processes."""
 
 from __future__ import annotations
 
@@ -13,137 +13,137 @@ from typing import Any, Self
 
 import psycopg
 
-from tests.benchmarks.contestants import Contestant
-from tests.benchmarks.environments import ROOT, command_of
+from tests.benchmarks.installations import ROOT, command_of
 from tests.benchmarks.server import BenchServer
+from tests.benchmarks.systems import System
 
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 
 
-class ContestantError(RuntimeError):
-    """A program of a contestant ended, or does not answer."""
+class SystemFailedError(RuntimeError):
+    """A program of a system has ended, or does not reply."""
 
 
 class Program:
-    """A process of a contestant, and the events that it tells."""
+    """A process of a system, and the events that it prints."""
 
-    def __init__(self, contestant: Contestant, verb: str, options: dict[str, Any]) -> None:
-        self._name = f"{contestant.name}: {verb}"
+    def __init__(self, system: System, verb: str, options: dict[str, Any]) -> None:
+        self._name = f"{system.name}: {verb}"
         self.jobs = 0
-        """How many jobs it has handled."""
+        """The number of jobs that it has handled."""
         self.stamps: list[tuple[float, float]] = []
-        """When jobs were sent, and handled."""
+        """The times at which jobs were enqueued and handled."""
         self.claims: list[dict[str, Any]] = []
-        """What claims cost, where the contestant can tell."""
+        """The costs of claims, if the system reports them."""
         self._events: dict[str, dict[str, Any]] = {}
         self._changed = threading.Condition()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
-            [*command_of(contestant), verb, json.dumps(options)],
+            [*command_of(system), verb, json.dumps(options)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             start_new_session=True,
         )
-        self._listener = threading.Thread(target=self._listen, daemon=True)
-        self._listener.start()
+        self._reader = threading.Thread(target=self._read_events, daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Its process ID."""
         return self._process.pid
 
-    def wait_for(self, event: str, seconds: float = _PATIENCE) -> dict[str, Any]:
-        """Wait for an event, and return what it said; each is waited for once."""
+    def wait_for(self, event: str, seconds: float = _TIMEOUT) -> dict[str, Any]:
+        """Wait for an event, remove it, and return its values."""
         deadline = time.monotonic() + seconds
         with self._changed:
             while event not in self._events:
-                if not self._listener.is_alive():
-                    raise ContestantError(f"{self._name} ended without {event!r}:\n{self._last_words()}")
+                if not self._reader.is_alive():
+                    raise SystemFailedError(f"{self._name} ended without {event!r}:\n{self._stderr()}")
                 if time.monotonic() > deadline:
-                    raise ContestantError(
-                        f"{self._name} has not said {event!r} in {seconds:g} s:\n{self._last_words()}"
+                    raise SystemFailedError(
+                        f"{self._name} has not sent {event!r} within {seconds:g} s:\n{self._stderr()}"
                     )
                 self._changed.wait(0.1)
             return self._events.pop(event)
 
-    def said(self, event: str) -> bool:
-        """Whether it has said something that nobody has waited for yet."""
+    def has_event(self, event: str) -> bool:
+        """Return whether it has sent an event that has not been waited for."""
         with self._changed:
             return event in self._events
 
-    def say(self, line: str) -> None:
-        """Write a line to its input."""
+    def send(self, line: str) -> None:
+        """Write a line to its standard input."""
         assert self._process.stdin is not None
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
     def check(self) -> None:
-        """Raise if it has ended by itself."""
+        """Raise SystemFailedError if it has ended."""
         if self._process.poll() is not None:
-            raise ContestantError(f"{self._name} ended:\n{self._last_words()}")
+            raise SystemFailedError(f"{self._name} ended:\n{self._stderr()}")
 
     def end(self) -> None:
-        """End it, whatever it does."""
+        """Kill it."""
         self._process.kill()
         self._process.wait()
-        self._listener.join()
+        self._reader.join()
         for file in (self._process.stdin, self._process.stdout, self._errors):
             if file is not None:
-                # A pipe that nobody reads any more may still hold a line.
+                # The pipe of a dead process may still hold a line.
                 with contextlib.suppress(BrokenPipeError):
                     file.close()
 
-    def _listen(self) -> None:
+    def _read_events(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if not line.startswith(b"{"):
-                continue  # some peers print
-            told = json.loads(line)
+                continue  # output of a library
+            values = json.loads(line)
             with self._changed:
-                event = told.pop("event", "")
+                event = values.pop("event", "")
                 if event == "claim":
-                    self.claims.append(told)
+                    self.claims.append(values)
                     continue
                 if event in {"count", "end"}:
-                    self.jobs = told["jobs"]
-                    self.stamps += [(sent, at) for sent, at in told["stamps"]]
-                self._events[event] = told
+                    self.jobs = values["jobs"]
+                    self.stamps += [(sent, at) for sent, at in values["stamps"]]
+                self._events[event] = values
                 self._changed.notify_all()
         with self._changed:
             self._changed.notify_all()
 
-    def _last_words(self) -> str:
+    def _stderr(self) -> str:
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")[-3000:]
 
 
 class Workers:
-    """Worker processes that are ready, and begin together."""
+    """Worker processes that are ready to start together."""
 
     def __init__(self, programs: list[Program]) -> None:
         self.programs = programs
 
     @property
     def jobs(self) -> int:
-        """How many jobs they have handled."""
+        """The number of jobs that they have handled."""
         return sum(program.jobs for program in self.programs)
 
     @property
     def stamps(self) -> list[tuple[float, float]]:
-        """When jobs were sent, and handled."""
+        """The times at which jobs were enqueued and handled."""
         return [stamp for program in self.programs for stamp in program.stamps]
 
     def go(self) -> None:
-        """Let them begin."""
+        """Start them."""
         for program in self.programs:
-            program.say("go")
+            program.send("go")
 
     def stop(self) -> list[dict[str, Any]]:
-        """Stop them; return what each says at its end: its seconds of CPU, and its peak of memory."""
+        """Stop them; return for each the event ``end``, with its CPU seconds and peak memory."""
         for program in self.programs:
-            program.say("stop")
+            program.send("stop")
         return [program.wait_for("end") for program in self.programs]
 
     def check(self) -> None:
@@ -152,7 +152,7 @@ class Workers:
             program.check()
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Wait until ``condition`` holds; tell whether it came to it within ``seconds``."""
+        """Wait until ``condition`` is true; return whether it was within ``seconds``."""
         deadline = time.monotonic() + seconds
         while not condition():
             if time.monotonic() > deadline:
@@ -162,92 +162,92 @@ class Workers:
         return True
 
     def wait_for_jobs(self, jobs: int, seconds: float) -> bool:
-        """Wait until so many jobs have been handled; tell whether they were within ``seconds``."""
+        """Wait until a number of jobs has been handled; return whether it was within ``seconds``."""
         return self.wait_until(lambda: self.jobs >= jobs, seconds)
 
 
-class Match:
-    """A contestant with its schema in an empty database."""
+class SystemUnderTest:
+    """A system with its schema in an empty database."""
 
-    def __init__(self, contestant: Contestant, server: BenchServer, url: str) -> None:
-        self.contestant, self.server, self.url = contestant, server, url
-        self._feeder: Program | None = None
+    def __init__(self, system: System, server: BenchServer, url: str) -> None:
+        self.system, self.server, self.url = system, server, url
+        self._enqueuer: Program | None = None
         self._admin = psycopg.connect(url, autocommit=True)
         preparing = self._program("prepare")
-        told = preparing.wait_for("prepared")
+        values = preparing.wait_for("prepared")
         preparing.end()
-        self.remaining: str = told["remaining"]
-        self.versions: dict[str, str] = told["versions"]
-        self.words: dict[str, str | None] = told
-        """The statements that only some contestants have: ``finish`` and ``lock``."""
+        self.remaining: str = values["remaining"]
+        self.versions: dict[str, str] = values["versions"]
+        self.statements: dict[str, str | None] = values
+        """The optional statements of the system: ``finish`` and ``lock``."""
 
     @classmethod
     @contextlib.contextmanager
-    def on(cls, server: BenchServer, contestant: Contestant) -> Iterator[Self]:
-        """Make a database, and a match in it; drop the database in the end."""
+    def on(cls, server: BenchServer, system: System) -> Iterator[Self]:
+        """Create a database with a system in it; drop the database afterwards."""
         with server.database() as url:
-            match = cls(contestant, server, url)
+            sut = cls(system, server, url)
             try:
-                yield match
+                yield sut
             finally:
-                match.close()
+                sut.close()
 
     def close(self) -> None:
-        """End what is left."""
+        """End all processes and connections."""
         self.end_enqueueing()
         self._admin.close()
 
     def _program(self, verb: str, **options: Any) -> Program:
-        return Program(self.contestant, verb, {**self.contestant.options, "url": self.url, **options})
+        return Program(self.system, verb, {**self.system.options, "url": self.url, **options})
 
     # -- enqueueing ---------------------------------------------------------------------------------------------------
 
-    def order(self, jobs: int, *, chunk: int = 1000, way: str = "bulk", **more: Any) -> Program:
-        """Let the process that enqueues begin; the answer is its event ``enqueued``."""
-        if self._feeder is None:
-            self._feeder = self._program("enqueue")
-            self._feeder.wait_for("ready")
-        self._feeder.say(json.dumps({"jobs": jobs, "chunk": chunk, "way": way, **more}))
-        return self._feeder
+    def request_enqueue(self, jobs: int, *, chunk: int = 1000, way: str = "bulk", **more: Any) -> Program:
+        """Send a request to the enqueueing process, which replies with the event ``enqueued``."""
+        if self._enqueuer is None:
+            self._enqueuer = self._program("enqueue")
+            self._enqueuer.wait_for("ready")
+        self._enqueuer.send(json.dumps({"jobs": jobs, "chunk": chunk, "way": way, **more}))
+        return self._enqueuer
 
     def enqueue(self, jobs: int, *, chunk: int = 1000, way: str = "bulk", seconds: float = 7200, **more: Any) -> float:
-        """Enqueue ``jobs`` and return the seconds that it took."""
-        enqueued = self.order(jobs, chunk=chunk, way=way, **more).wait_for("enqueued", seconds)
+        """Enqueue a number of jobs, and return the seconds that it took."""
+        enqueued = self.request_enqueue(jobs, chunk=chunk, way=way, **more).wait_for("enqueued", seconds)
         return float(enqueued["seconds"])
 
     def end_enqueueing(self) -> None:
-        """End the process that enqueues, and with it its connections; the next order starts another one."""
-        if self._feeder is not None:
-            self._feeder.end()
-            self._feeder = None
+        """End the enqueueing process and its connections; the next request starts another one."""
+        if self._enqueuer is not None:
+            self._enqueuer.end()
+            self._enqueuer = None
 
-    # -- looking ------------------------------------------------------------------------------------------------------
+    # -- the database --------------------------------------------------------------------------------------------------
 
     def execute(self, statement: str) -> Any:
-        """Run a statement; return the first value of its first row, if it has one."""
+        """Execute a statement; return the first value of its first row, if it has one."""
         cursor = self._admin.execute(statement.encode())
         row = cursor.fetchone() if cursor.description else None
         return row[0] if row else None
 
     def has_jobs(self) -> bool:
-        """Whether a job is left that has not been done."""
+        """Return whether there is an unfinished job."""
         return bool(self.execute(f"SELECT EXISTS ({self.remaining})"))
 
-    def settle_down(self, *, analyze: bool = True) -> None:
-        """Let the server come to rest after a load, the same for all."""
+    def checkpoint(self, *, analyze: bool = True) -> None:
+        """Run VACUUM ANALYZE and CHECKPOINT after loading jobs."""
         if analyze:
             self.execute("VACUUM ANALYZE")
         self.server.checkpoint()
 
     def connections(self) -> int:
-        """How many connections the workers have now."""
+        """Return the number of connections of the workers."""
         others = """
             SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
             AND backend_type = 'client backend' AND pid <> pg_backend_pid()
         """
         return int(self.execute(others))
 
-    # -- working ------------------------------------------------------------------------------------------------------
+    # -- workers ------------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def workers(self, number: int = 1, handler: str = "read", **options: Any) -> Iterator[Workers]:
@@ -262,17 +262,17 @@ class Match:
                 program.end()
 
     def drain(self, jobs: int, *, processes: int = 1, limit: float = 60.0, **options: Any) -> dict[str, float]:
-        """Let workers do ``jobs``, for up to ``limit`` seconds, and return the figures of it."""
+        """Drain a number of jobs, for up to ``limit`` seconds, and return the figures."""
         self.end_enqueueing()
         with self.workers(processes, **options) as workers:
-            server_cpu, begun = self.server.cpu(), time.perf_counter()
+            server_cpu, start = self.server.cpu(), time.perf_counter()
             workers.go()
             ended = workers.wait_until(lambda: workers.jobs >= jobs, limit)
             connections = self.connections()
             if ended:
-                # What has been handled is not yet done: the last batch is still to be settled.
+                # The last batch of handled jobs may not have been settled yet.
                 workers.wait_until(lambda: not self.has_jobs(), limit)
-            handled, took = workers.jobs, time.perf_counter() - begun
+            handled, took = workers.jobs, time.perf_counter() - start
             server_cpu = self.server.cpu() - server_cpu
             ends = workers.stop()
         return {

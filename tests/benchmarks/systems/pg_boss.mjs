@@ -23,7 +23,7 @@ async function versions() {
   return { ...found, node: process.versions.node };
 }
 
-// Two of these take turns, so that the server works while the other one handles its jobs.
+// Two of these run, so that the server is busy while one of them handles its jobs.
 async function loop(boss, meter) {
   for (;;) {
     const jobs = await boss.fetch(QUEUE, { batchSize: 500 });
@@ -51,7 +51,7 @@ await main({
   async open({ url }) {
     const boss = await started(url, { max: 1, supervise: false, schedule: false });
     return async (jobs, { way, priority, delay }) => {
-      // Its greater priority goes first.
+      // Higher priorities come first.
       const options = { priority: -(priority ?? 0), ...(delay ? { startAfter: delay } : {}) };
       if (way === "one") {
         for (const job of jobs) await boss.send(QUEUE, job, options);

@@ -12,10 +12,10 @@ from bq import models
 from bq.db.base import Base
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 
-from tests.benchmarks.contestants.protocol import Adapter, Meter, main, version_of
+from tests.benchmarks.systems.protocol import Adapter, Meter, main, version_of
 
-# It scans packages for its functions: whoever runs the job finds the meter here.
-PATH = "tests.benchmarks.contestants.beanqueue"
+# It finds its functions by scanning packages, so the handler needs a global meter.
+PATH = "tests.benchmarks.systems.beanqueue"
 meters: list[Meter] = []
 app = bq.BeanQueue()
 
@@ -27,10 +27,10 @@ async def handle(**payload: Any) -> None:
 
 
 class Bean(Adapter):
-    """Its worker, one task after the other unless it is tuned."""
+    """Runs its worker, which executes one task at a time unless tuned."""
 
     def engine(self) -> Any:
-        """Connect by the driver that it uses."""
+        """Return an engine with the driver that it uses."""
         return create_async_engine(self.url.replace("postgresql:", "postgresql+psycopg:"))
 
     async def prepare(self) -> Any:
@@ -42,18 +42,18 @@ class Bean(Adapter):
             "SELECT 1 FROM bq_tasks WHERE state IN ('PENDING', 'PROCESSING') "
             "AND (scheduled_at IS NULL OR scheduled_at <= now())"
         )
-        words = {
+        statements = {
             "finish": "UPDATE bq_tasks SET state = 'DONE'",
             "lock": "SELECT 1 FROM bq_tasks WHERE state = 'PENDING' ORDER BY created_at LIMIT 1 FOR UPDATE",
         }
-        return remaining, version_of("beanqueue", "sqlalchemy", "psycopg"), words
+        return remaining, version_of("beanqueue", "sqlalchemy", "psycopg"), statements
 
     async def open(self) -> None:
         self._engine = self.engine()
 
-    async def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
-        # It has no priorities.
-        when = {"scheduled_at": datetime.now(UTC) + timedelta(seconds=order["delay"])} if "delay" in order else {}
+    async def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
+        # BeanQueue has no priorities.
+        when = {"scheduled_at": datetime.now(UTC) + timedelta(seconds=request["delay"])} if "delay" in request else {}
         place = {"channel": "default", "module": PATH, "func_name": "handle", **when}
         async with AsyncSession(self._engine) as session:
             session.add_all(models.Task(kwargs=each, **place) for each in jobs)
@@ -69,7 +69,7 @@ class Bean(Adapter):
 
 
 if __name__ == "__main__":
-    # Tasks name their function by its module, which has to be that of the import.
-    from tests.benchmarks.contestants.beanqueue import Bean as Imported
+    # Tasks refer to their function by its module, which must not be __main__.
+    from tests.benchmarks.systems.beanqueue import Bean as Imported
 
     main(Imported)

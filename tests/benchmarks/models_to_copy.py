@@ -1,4 +1,4 @@
-"""Queue classes with all that `sqlaqueue bench` must neither copy nor touch."""
+"""Queue classes with database objects that `sqlaqueue bench` must neither copy nor use."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Secret(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Any) -> str | None:
-        raise AssertionError("the user's code is not run")
+        raise AssertionError("the user's code must not run")
 
 
 def fail() -> str:
-    raise AssertionError("the user's code is not run")
+    raise AssertionError("the user's code must not run")
 
 
 class Customer(Base):
@@ -78,7 +78,7 @@ class Pair(QueueMixin, Base):
 
 
 class Host(QueueMixin, Base):
-    """No value can be made up for its column."""
+    """The benchmark cannot make a value for its column."""
 
     __tablename__ = "host"
 
@@ -95,6 +95,6 @@ class Fragile(QueueMixin, Base):
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FragileThere" and multiprocessing.parent_process() is None:
+    if name == "FragileInParent" and multiprocessing.parent_process() is None:
         return Fragile
     raise AttributeError(name)

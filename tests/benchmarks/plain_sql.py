@@ -1,7 +1,7 @@
-"""The SQL of a plain queue, kept on file: DDL, migration, verbs, and the statements of a Consumer.
+"""The SQL of a plain queue: DDL, migration, verbs, and the statements of a Consumer.
 
-A model without options must not pay for a feature that it does not use. So the text of everything that it makes and
-sends is in ``plain/``, one file a strategy, and a change of it is a change that a reviewer sees.
+A model without options must not pay for features that it does not use. Its SQL is kept in ``plain/``, a file for each
+strategy, so that a reviewer sees each change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WAIT = 10.0
 
 
 def make_model(strategy: str) -> Any:
-    """Return a queue class with nothing in its config but the strategy."""
+    """Return a queue class whose config has only a strategy."""
 
     class Base(DeclarativeBase):
         pass
@@ -50,7 +50,7 @@ def make_model(strategy: str) -> Any:
 
 
 def record(strategy: str, database: Database) -> dict[str, list[str]]:
-    """Return the SQL of a plain queue by section, each text once."""
+    """Return the SQL of a plain queue by section, without repetitions."""
     model = make_model(strategy)
     engine = sa.create_engine(database.url("psycopg"))
     try:
@@ -59,10 +59,10 @@ def record(strategy: str, database: Database) -> dict[str, list[str]]:
             model.metadata.create_all(engine)
         with _recorded(engine) as verbs:
             _use_verbs(model, engine)
-        # On a busy machine jobs may wait so long that they are given back, which takes statements of its own.
+        # On a slow machine jobs may wait in the buffer until they are released, which needs other statements.
         with _recorded(engine) as consumer, mock.patch.multiple(job_buffer, LATE=60.0, LONGEST_WAIT=60.0):
             _consume(model, engine)
-        # A table's indexes are a set.
+        # The indexes of a table have no fixed order.
         ddl = sorted(text for text in created if text.startswith(("CREATE", "ALTER", "COMMENT")))
         sections = [ddl, migration, verbs, sorted(consumer)]
         return {name: list(dict.fromkeys(texts)) for name, texts in zip(SECTIONS, sections, strict=True)}
@@ -85,9 +85,9 @@ def _recorded(engine: sa.Engine) -> Iterator[list[str]]:
 
 
 def _normalized(text: str) -> str:
-    """Return a statement without what differs from run to run."""
+    """Return a statement without the parts that differ between runs."""
     text = re.sub(r"sqlaqueue_[0-9a-f]{12,}", "sqlaqueue_<hash>", text)
-    # How many jobs are claimed at once depends on how long the last ones took.
+    # The number of jobs in a claim depends on the durations of the last ones.
     text = re.sub(r"(LIMIT|least\(1 \+|\(SELECT|generate_series\(1,) \d+\b", r"\1 <n>", text)
     return re.sub(r"[ \t]+\n", "\n", text).strip()
 
@@ -102,7 +102,7 @@ def _migration(model: Any, engine: sa.Engine) -> list[str]:
 
 
 def _use_verbs(model: Any, engine: sa.Engine) -> None:
-    """Execute each verb once, in transactions that are undone."""
+    """Execute each verb once, and roll back."""
     settling = (sq.complete, sq.retry, sq.fail, sq.release, sq.cancel, sq.extend, sq.requeue)
     with Session(engine, expire_on_commit=False) as session:
         for verb in settling:
@@ -117,7 +117,7 @@ def _use_verbs(model: Any, engine: sa.Engine) -> None:
 
 
 def _consume(model: Any, engine: sa.Engine) -> None:
-    """Have a Consumer end runs in each way."""
+    """Let a Consumer run jobs with each outcome."""
     with Session(engine) as session:
         session.add_all(model(to=f"{number}@example.com") for number in range(30))
         session.commit()
@@ -149,8 +149,8 @@ def _consume(model: Any, engine: sa.Engine) -> None:
         thread.join()
 
 
-def written(sections: dict[str, list[str]]) -> str:
-    """Return sections as the text of a file."""
+def format_sections(sections: dict[str, list[str]]) -> str:
+    """Return the text of a file with these sections."""
     out = io.StringIO()
     for name, texts in sections.items():
         out.write(f"-- == {name} ==\n\n")
@@ -160,17 +160,16 @@ def written(sections: dict[str, list[str]]) -> str:
 
 
 def read(strategy: str) -> dict[str, str]:
-    """Return the file of a strategy by section."""
+    """Read the sections of the file of a strategy."""
     text = (DIRECTORY / f"{strategy}.sql").read_text()
     parts = re.split(r"^-- == (\w+) ==$", text, flags=re.MULTILINE)[1:]
     return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def differences(strategy: str, found: dict[str, list[str]]) -> list[str]:
-    """Return what is not as it is on file.
+    """Return the differences from the file of a strategy.
 
-    Of a Consumer's statements only those count that are not on file: whether its maintenance comes to all of its tasks
-    depends on how long it runs.
+    A Consumer's statements may be missing, as it depends on its duration which maintenance tasks it executes.
     """
     known = read(strategy)
     changed = [name for name in SECTIONS[:-1] if "\n\n".join(found[name]) != known[name]]
@@ -178,7 +177,7 @@ def differences(strategy: str, found: dict[str, list[str]]) -> list[str]:
 
 
 def main(*, write: bool) -> int:
-    """Record everything; write the files, or print what has changed."""
+    """Record the SQL of each strategy; write the files, or print the differences."""
     logging.getLogger("sqlaqueue").setLevel(logging.CRITICAL)
     (version,) = servers.choose_versions("newest", servers.find_installations())
     changed = []
@@ -188,7 +187,7 @@ def main(*, write: bool) -> int:
                 found = record(strategy, database)
             if write:
                 DIRECTORY.mkdir(exist_ok=True)
-                (DIRECTORY / f"{strategy}.sql").write_text(written(found))
+                (DIRECTORY / f"{strategy}.sql").write_text(format_sections(found))
             else:
                 changed += [f"{strategy}: {text}" for text in differences(strategy, found)]
     print(*changed, sep="\n")

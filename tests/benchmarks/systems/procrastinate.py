@@ -9,11 +9,11 @@ from typing import Any
 import procrastinate
 import psycopg
 
-from tests.benchmarks.contestants.protocol import Adapter, Meter, main, version_of
+from tests.benchmarks.systems.protocol import Adapter, Meter, main, version_of
 
 
 class Procrastinate(Adapter):
-    """The async worker, which is its recommended one."""
+    """Runs its async worker, the recommended one."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__(options)
@@ -34,23 +34,23 @@ class Procrastinate(Adapter):
             "SELECT 1 FROM procrastinate_jobs WHERE status IN ('todo', 'doing') "
             "AND (scheduled_at IS NULL OR scheduled_at <= now())"
         )
-        words = {
+        statements = {
             "finish": "UPDATE procrastinate_jobs SET status = 'succeeded'",
             "lock": "SELECT 1 FROM procrastinate_jobs WHERE status = 'todo' "
             "ORDER BY priority DESC, id LIMIT 1 FOR UPDATE",
         }
-        return remaining, version_of("procrastinate", "psycopg"), words
+        return remaining, version_of("procrastinate", "psycopg"), statements
 
     async def open(self) -> None:
         await self.app.open_async()
 
-    async def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
+    async def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
         when = {}
-        if "delay" in order:
-            when["schedule_at"] = datetime.now(UTC) + timedelta(seconds=order["delay"])
-        # Its greater priority goes first.
-        deferrer = self.task.configure(priority=-order.get("priority", 0), **when)
-        if order["way"] == "one":
+        if "delay" in request:
+            when["schedule_at"] = datetime.now(UTC) + timedelta(seconds=request["delay"])
+        # Higher priorities come first.
+        deferrer = self.task.configure(priority=-request.get("priority", 0), **when)
+        if request["way"] == "one":
             for job in jobs:
                 await deferrer.defer_async(**job)
         else:

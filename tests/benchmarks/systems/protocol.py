@@ -1,23 +1,23 @@
-"""What every contestant speaks: a program with three verbs, and lines of JSON.
+"""The protocol of the programs that run the systems: three commands, and lines of JSON.
 
-It is imported by programs in environments of their own, so it needs nothing but the standard library. A contestant
-written in Python is a subclass of :class:`Adapter` and ends with ``main(Its)``; ``protocol.mjs`` is the same for Node.
+Programs in environments of their own import this module, so it needs only the standard library. A program in Python
+has a subclass of :class:`Adapter` and ends with ``main(ItsAdapter)``; ``protocol.mjs`` is the same for Node.
 
 ``PROGRAM prepare OPTIONS``
-    makes the schema in an empty database, and prints ``{"event": "prepared", "remaining": SQL, "versions": {...}}``.
-    The SQL finds the jobs that are due and have not been done. There may be more: ``finish`` makes all jobs finished
-    ones, and ``lock`` locks the first of them; a contestant without it is not asked for what needs it.
+    creates the schema in an empty database, and prints ``{"event": "prepared", "remaining": SQL, "versions": {...}}``.
+    The SQL selects unfinished jobs that are due. Optional statements are ``finish``, which marks all jobs as finished,
+    and ``lock``, which locks the first one; cases that need them skip other systems.
 
 ``PROGRAM enqueue OPTIONS``
-    prints ``{"event": "ready"}``, then answers each line of its input, an order such as
-    ``{"jobs": 1000, "chunk": 100, "way": "bulk"}``, by ``{"event": "enqueued", "jobs": 1000, "seconds": 0.1}``.
+    prints ``{"event": "ready"}``, then replies to each line of its input, a request such as
+    ``{"jobs": 1000, "chunk": 100, "way": "bulk"}``, with ``{"event": "enqueued", "jobs": 1000, "seconds": 0.1}``.
 
 ``PROGRAM work OPTIONS``
-    prints ``ready`` when it has all that it needs to begin, begins at the line ``go``, tells every few milliseconds how
-    many jobs it has handled, and ends at once at the line ``stop``.
+    prints ``ready`` when it can start, starts at the line ``go``, prints the number of handled jobs every few
+    milliseconds, and exits at the line ``stop``.
 
-OPTIONS is one JSON object: ``url``, ``tuned``, ``handler`` (``read``, ``stamp`` or ``sleep``), ``report_every`` in
-seconds, and whatever the variant of the contestant says.
+OPTIONS is a JSON object with ``url``, ``tuned``, ``handler`` (``read``, ``stamp`` or ``sleep``), ``report_every`` in
+seconds, and the options of the system.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ from importlib import metadata
 from typing import Any, NoReturn
 
 FIELDS = ("recipient", "subject", "note", "reference", "language", "account", "amount", "share", "urgent", "sent")
-"""What each job carries: ten values, about 200 bytes as JSON."""
+"""The fields of a job: ten values, about 200 bytes as JSON."""
 
 SLEEP = 0.05
-"""Seconds that the handler ``sleep`` takes."""
+"""Duration of the handler ``sleep`` in seconds."""
 
-YOUNG = 50_000
-"""How many new objects Python's garbage collector waits for in a program that is driven at its best."""
+YOUNGEST_GENERATION = 50_000
+"""Threshold of the garbage collector in tuned programs."""
 
-SWITCH = 0.001
-"""Seconds for which one of its threads may go on while another one waits."""
+SWITCH_INTERVAL = 0.001
+"""Interval of thread switching in tuned programs, in seconds."""
 
 _REPORT_EVERY = 0.02
 
-_telling = threading.Lock()
+_output_lock = threading.Lock()
 
 
-def tell(event: str, **values: Any) -> None:
-    """Print one event."""
-    with _telling:
+def emit(event: str, **values: Any) -> None:
+    """Print an event."""
+    with _output_lock:
         sys.stdout.write(json.dumps({"event": event, **values}) + "\n")
         sys.stdout.flush()
 
 
 def payloads(number: int, first: int = 0) -> list[dict[str, Any]]:
-    """Return what ``number`` jobs carry; the moment at which they are sent is now."""
+    """Return the payloads of ``number`` jobs, with the current time in ``sent``."""
     sent = time.time()
     return [
         {
@@ -86,10 +86,10 @@ def version_of(*distributions: str) -> dict[str, str]:
 
 
 class Meter:
-    """Counts what the handlers of this process do, and tells the harness.
+    """Counts the handled jobs of this process, and reports them.
 
-    :param handler: ``read`` reads every field, ``stamp`` also notes when, ``sleep`` waits for `SLEEP` seconds.
-    :param report_every: the seconds between reports.
+    :param handler: ``read`` reads every field, ``stamp`` also records the time, ``sleep`` waits for `SLEEP` seconds.
+    :param report_every: seconds between reports.
     """
 
     def __init__(self, handler: str, report_every: float = _REPORT_EVERY) -> None:
@@ -99,13 +99,13 @@ class Meter:
         self._cpu = 0.0
 
     def done(self, sent: float) -> None:
-        """Count a job. Safe in threads: one call of C counts it."""
+        """Count a job; safe for use by several threads."""
         if self.handler == "stamp":
             self._stamps.append((sent, time.time()))
         next(self._counter)
 
     def read(self, payload: Mapping[str, Any]) -> None:
-        """Handle a job, whose fields are in a mapping."""
+        """Read all fields of a job, and count it."""
         for field in FIELDS:
             sent = payload[field]
         self.done(sent)
@@ -123,8 +123,8 @@ class Meter:
         self.read(payload)
 
     def wait_for_go(self) -> None:
-        """Say that this worker is ready, and wait for the start; from then on its counts are told."""
-        tell("ready")
+        """Report that this worker is ready, wait for the start, and begin to report counts."""
+        emit("ready")
         if sys.stdin.readline().strip() != "go":
             os._exit(0)
         self._cpu = time.process_time()
@@ -132,8 +132,8 @@ class Meter:
         threading.Thread(target=self._await_stop, daemon=True).start()
 
     def count(self) -> int:
-        """Return how many jobs have been handled."""
-        # The only way to look at a counter without moving it.
+        """Return the number of handled jobs."""
+        # The only way to read a counter without incrementing it.
         return int(self._counter.__reduce__()[1][0])
 
     def _take_stamps(self) -> list[tuple[float, float]]:
@@ -141,33 +141,33 @@ class Meter:
         return taken
 
     def _report(self) -> None:
-        told = 0
+        reported = 0
         while True:
             time.sleep(self._report_every)
             count = self.count()
-            if count != told:
-                told = count
-                tell("count", jobs=count, time=time.time(), stamps=self._take_stamps())
+            if count != reported:
+                reported = count
+                emit("count", jobs=count, time=time.time(), stamps=self._take_stamps())
 
     def _await_stop(self) -> NoReturn:
-        # An end of the input means the same: the harness is gone.
+        # The end of the input means that the harness has ended.
         sys.stdin.readline()
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        tell(
+        emit(
             "end",
             jobs=self.count(),
             cpu=time.process_time() - self._cpu,
             peak_kib=usage.ru_maxrss,
             stamps=self._take_stamps(),
         )
-        # Whatever is under way, the database is thrown away.
+        # No cleanup, as the database is dropped.
         os._exit(0)
 
 
 class Adapter:
-    """One contestant: how its schema is made, how jobs get in, and how a process of workers is run.
+    """Runs one system.
 
-    :param options: what the harness and the variant say.
+    :param options: the options of the command and of the system.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -177,50 +177,47 @@ class Adapter:
 
     @property
     def loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
-        """What makes the event loop of a worker; None for that of Python."""
+        """The factory of a worker's event loop; None for Python's."""
         return None
 
     def prepare(self) -> Any:
-        """Make the schema; return the SQL that tells whether a job is left, the versions in use, and more SQL.
-
-        That is ``finish``, which makes all jobs finished ones, and ``lock``, which locks the first of them, by name.
-        """
+        """Create the schema; return the SQL for remaining jobs, the versions of packages, and optional statements."""
         raise NotImplementedError
 
     def open(self) -> Any:
-        """Connect, before the first `enqueue`."""
+        """Connect; called before the first `enqueue`."""
 
-    def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> Any:
-        """Enqueue and commit ``jobs``: one by one if ``order["way"]`` is ``"one"``, at once otherwise.
+    def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> Any:
+        """Enqueue and commit ``jobs``: one by one if ``request["way"]`` is ``"one"``, else together.
 
-        ``order`` may have a ``priority`` (lower first) and a ``delay`` in seconds.
+        ``request`` may have a ``priority`` (lower first) and a ``delay`` in seconds.
         """
         raise NotImplementedError
 
     def work(self, meter: Meter) -> Any:
-        """Set workers up, wait for the start by the meter, and serve the queue for ever."""
+        """Set up workers, call ``meter.wait_for_go()``, and run jobs until the process ends."""
         raise NotImplementedError
 
 
 def main(adapter: type[Adapter]) -> None:
-    """Be the program of a contestant."""
+    """Run the program of a system."""
     verb, options = sys.argv[1], json.loads(sys.argv[2])
     made = adapter(options)
     match verb:
         case "prepare":
-            remaining, versions, words = _now(made.prepare())
-            tell("prepared", remaining=remaining, versions=versions, **words)
+            remaining, versions, statements = _now(made.prepare())
+            emit("prepared", remaining=remaining, versions=versions, **statements)
         case "enqueue":
-            _now(_serve_orders(made))
+            _now(_serve_requests(made))
         case "work":
             if made.tuned:
                 gc.freeze()
-                gc.set_threshold(YOUNG)
-                sys.setswitchinterval(SWITCH)
+                gc.set_threshold(YOUNGEST_GENERATION)
+                sys.setswitchinterval(SWITCH_INTERVAL)
             meter = Meter(options.get("handler", "read"), options.get("report_every", _REPORT_EVERY))
             _now(made.work(meter), made.loop_factory)
         case _:
-            msg = f"no verb of a contestant: {verb}"
+            msg = f"unknown command: {verb}"
             raise SystemExit(msg)
 
 
@@ -235,31 +232,31 @@ async def _maybe(result: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
-async def _serve_orders(adapter: Adapter) -> None:
-    """Answer the orders on the input; in one event loop, for those contestants that have one."""
+async def _serve_requests(adapter: Adapter) -> None:
+    """Reply to the requests on standard input, in one event loop."""
     await _maybe(adapter.open())
-    tell("ready")
+    emit("ready")
     first = 0
     for line in iter(sys.stdin.readline, ""):
-        order = json.loads(line)
-        begun = time.perf_counter()
-        if order.get("interval"):
-            await _send_steadily(adapter, order, first)
+        request = json.loads(line)
+        start = time.perf_counter()
+        if request.get("interval"):
+            await _send_steadily(adapter, request, first)
         else:
-            for chunk in _chunks(order["jobs"], order["chunk"]):
-                await _maybe(adapter.enqueue(payloads(len(chunk), first + chunk.start), order))
-        first += order["jobs"]
-        tell("enqueued", jobs=order["jobs"], seconds=time.perf_counter() - begun)
+            for chunk in _chunks(request["jobs"], request["chunk"]):
+                await _maybe(adapter.enqueue(payloads(len(chunk), first + chunk.start), request))
+        first += request["jobs"]
+        emit("enqueued", jobs=request["jobs"], seconds=time.perf_counter() - start)
 
 
-async def _send_steadily(adapter: Adapter, order: Mapping[str, Any], first: int) -> None:
-    """Send a chunk each ``interval`` seconds by the clock: a slow one makes the next ones late, not fewer."""
+async def _send_steadily(adapter: Adapter, request: Mapping[str, Any], first: int) -> None:
+    """Enqueue a chunk every ``interval`` seconds by the clock; after a slow one the next ones are late."""
     start = time.perf_counter()
-    for number, chunk in enumerate(_chunks(order["jobs"], order["chunk"])):
-        wait = start + number * order["interval"] - time.perf_counter()
+    for number, chunk in enumerate(_chunks(request["jobs"], request["chunk"])):
+        wait = start + number * request["interval"] - time.perf_counter()
         if wait > 0:
             await asyncio.sleep(wait)
-        await _maybe(adapter.enqueue(payloads(len(chunk), first + chunk.start), order))
+        await _maybe(adapter.enqueue(payloads(len(chunk), first + chunk.start), request))
 
 
 def _chunks(number: int, size: int) -> Iterator[range]:

@@ -1,4 +1,4 @@
-"""Who is measured: data only. One file beside this one drives each; `protocol` says how they are spoken to."""
+"""The systems that are compared. A program in this folder runs each; :mod:`.protocol` specifies its commands."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 
 PSYCOPG = "psycopg[binary]==3.3.9"
 SELF = "sqlaqueue"
-"""This very tree, installed so that it is edited in place."""
+"""This source tree, installed as editable."""
 SQLALCHEMY_ASYNC = "sqlalchemy[asyncio]==2.1.9"
 NODE_PG = "pg@8.16.3"
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """One way to run a queue, which is compared with others.
+class System:
+    """A queue with its settings.
 
-    :param name: unique; what stands before the first space is the family.
-    :param program: the file beside this one that drives it.
-    :param requirements: what its environment holds, pinned.
-    :param options: what its program is told.
-    :param fair: how its best settings drive it, in words for the table.
+    :param name: unique; the first word is the family.
+    :param program: the file in this folder that runs it.
+    :param requirements: the packages of its environment, pinned.
+    :param options: the options of its program.
+    :param fair: a description of tuned settings, for the table.
     """
 
     name: str
@@ -33,12 +33,12 @@ class Contestant:
 
     @property
     def family(self) -> str:
-        """The project."""
+        """The name of the project."""
         return self.name.split()[0]
 
     @property
     def environment(self) -> str:
-        """The name of its environment, which contestants with the same program share."""
+        """The name of its environment, shared by systems with the same program."""
         return self.program.partition(".")[0]
 
     @property
@@ -48,38 +48,38 @@ class Contestant:
 
     @property
     def tuned(self) -> bool:
-        """Whether it is driven as well as we know, and not by its defaults."""
+        """Whether it has tuned settings instead of its defaults."""
         return bool(self.options.get("tuned"))
 
 
-def _both(name: str, program: str, requirements: tuple[str, ...], fair: str) -> list[Contestant]:
-    """Return a contestant with its defaults and one with its best settings."""
+def _both(name: str, program: str, requirements: tuple[str, ...], fair: str) -> list[System]:
+    """Return a system with its defaults, and one with tuned settings."""
     return [
-        Contestant(f"{name} (defaults)", program, requirements, {"tuned": False}),
-        Contestant(f"{name} (tuned)", program, requirements, {"tuned": True}, fair),
+        System(f"{name} (defaults)", program, requirements, {"tuned": False}),
+        System(f"{name} (tuned)", program, requirements, {"tuned": True}, fair),
     ]
 
 
-def _raw() -> list[Contestant]:
+def _raw() -> list[System]:
     needs = (PSYCOPG,)
     made = [
-        Contestant(f"raw {ending} {batch}", "raw.py", needs, {"ending": ending, "batch": batch, "tuned": True})
+        System(f"raw {ending} {batch}", "raw_sql.py", needs, {"ending": ending, "batch": batch, "tuned": True})
         for ending, batch in product(("delete", "update"), (1, 10, 100, 1000))
     ]
-    made.append(Contestant("raw listen", "raw.py", needs, {"ending": "delete", "batch": 1, "listen": True}))
+    made.append(System("raw listen", "raw_sql.py", needs, {"ending": "delete", "batch": 1, "listen": True}))
     return made
 
 
 TUNED: dict[str, Any] = {"batch_size": 1500, "batch": True, "concurrency": 3}
-"""How a Consumer is driven at its best, in a process that freezes what it has loaded, as the command `worker` does."""
+"""The arguments of tuned Consumers, in a process with the interpreter settings of the command `worker`."""
 
 
-def _same_statements() -> list[Contestant]:
-    """Psycopg with the statements of sqlaqueue, and with instances of SQLAlchemy: what is between is their price."""
+def _same_statements() -> list[System]:
+    """Return psycopg with the statements of sqlaqueue, without and with instances of SQLAlchemy."""
     return [
-        Contestant(
+        System(
             f"replay {strategy} {on_complete} {batch}{' instances' * orm}",
-            "replay.py",
+            "statement_replay.py",
             (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
             {"strategy": strategy, "on_complete": on_complete, "batch": batch, "tuned": True, "orm": orm},
         )
@@ -92,57 +92,57 @@ def _same_statements() -> list[Contestant]:
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
 
 HELD: dict[str, Any] = {"concurrency": 2}
-"""What else holds where a transaction holds the jobs: each thread then has a connection for as long as it works."""
+"""The arguments for strategies that hold a transaction, where each thread needs a connection."""
 
-TOGETHER: dict[str, Any] = {"concurrency": 1}
-"""What else holds for each of several processes: one claims while another one works, and threads have no part in it."""
+SEVERAL_PROCESSES: dict[str, Any] = {"concurrency": 1}
+"""The arguments for each of several processes, which need no threads to claim and run jobs at the same time."""
 
 
-def _in_words(arguments: Mapping[str, Any]) -> str:
+def _description(arguments: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in arguments.items())
 
 
-def _ours() -> list[Contestant]:
+def _sqlaqueue() -> list[System]:
     made = []
     for strategy, kind, on_complete, tuned in product(STRATEGIES, ("sync", "async"), ("keep", "delete"), (False, True)):
         options = {"strategy": strategy, "kind": kind, "on_complete": on_complete, "tuned": tuned}
         how = "tuned" if tuned else "defaults"
         best = TUNED if strategy == "update_status" else TUNED | HELD
         made.append(
-            Contestant(
+            System(
                 f"sqlaqueue {strategy} {kind} {on_complete} ({how})",
-                "ours.py",
+                "sqlaqueue_consumer.py",
                 (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
-                options | ({"consumer": best, "together": TOGETHER} if tuned else {}),
-                f"{_in_words(best)}; of several processes each {_in_words(TOGETHER)}" if tuned else "",
+                options | ({"consumer": best, "several_processes": SEVERAL_PROCESSES} if tuned else {}),
+                f"{_description(best)}; of several processes each {_description(SEVERAL_PROCESSES)}" if tuned else "",
             )
         )
     return made
 
 
-PLAIN = Contestant(
+PLAIN = System(
     "sqlalchemy plain",
-    "ours.py",
+    "sqlaqueue_consumer.py",
     (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
     {"plain": True},
 )
-"""SQLAlchemy with a table that is no queue."""
+"""SQLAlchemy with a table that is not a queue."""
 
-BARE = Contestant(
+BARE = System(
     "sqlalchemy with the columns of a queue",
-    "ours.py",
+    "sqlaqueue_consumer.py",
     (SELF, SQLALCHEMY_ASYNC, PSYCOPG),
     {"bare": True, "strategy": "update_status", "on_complete": "keep"},
 )
-"""The rows of a queue, in a table without the indexes, triggers and side tables of one."""
+"""A table with the columns of a queue, but without its indexes, triggers and side tables."""
 
 
-CONTESTANTS: dict[str, Contestant] = {
+SYSTEMS: dict[str, System] = {
     each.name: each
     for each in (
         *_raw(),
         *_same_statements(),
-        *_ours(),
+        *_sqlaqueue(),
         PLAIN,
         BARE,
         *_both(
@@ -173,4 +173,4 @@ CONTESTANTS: dict[str, Contestant] = {
         ),
     )
 }
-"""Every contestant by its name, in the order of the tables."""
+"""All systems by name, in the order of the tables."""

@@ -1,4 +1,4 @@
-"""Psycopg alone: SKIP LOCKED, and the row deleted or marked as done. What a queue without a library costs."""
+"""Psycopg without a library: claim with SKIP LOCKED, then delete the row or mark it as finished."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import psycopg
 
-from tests.benchmarks.contestants.protocol import Adapter, Meter, main, version_of
+from tests.benchmarks.systems.protocol import Adapter, Meter, main, version_of
 
 TABLE = """
 CREATE TABLE job (
@@ -50,24 +50,24 @@ SELECT unnest(%s::jsonb[]), %s, now() + %s * interval '1 second'
 
 
 class Raw(Adapter):
-    """One table, two statements."""
+    """Runs a queue of one table and two statements."""
 
     def prepare(self) -> Any:
         with psycopg.connect(self.url) as connection:
             connection.execute(TABLE)
         remaining = "SELECT 1 FROM job WHERE status < 2 AND run_at <= now()"
-        words = {
+        statements = {
             "finish": "UPDATE job SET status = 2, finished_at = now()",
             "lock": "SELECT 1 FROM job WHERE status = 0 ORDER BY priority, run_at, id LIMIT 1 FOR UPDATE",
         }
-        return remaining, version_of("psycopg"), words
+        return remaining, version_of("psycopg"), statements
 
     def open(self) -> None:
         self._connection = psycopg.connect(self.url)
 
-    def enqueue(self, jobs: list[dict[str, Any]], order: Mapping[str, Any]) -> None:
-        values = order.get("priority", 0), order.get("delay", 0.0)
-        if order["way"] == "copy":
+    def enqueue(self, jobs: list[dict[str, Any]], request: Mapping[str, Any]) -> None:
+        values = request.get("priority", 0), request.get("delay", 0.0)
+        if request["way"] == "copy":
             with self._connection.cursor().copy("COPY job (payload) FROM STDIN") as copy:
                 for job in jobs:
                     copy.write_row((json.dumps(job),))
@@ -79,7 +79,7 @@ class Raw(Adapter):
 
     def work(self, meter: Meter) -> None:
         batch, ending = self.options["batch"], ENDINGS[self.options["ending"]]
-        # The idle one listens in autocommit, for a notification arrives between transactions.
+        # It listens in autocommit mode, as notifications arrive between transactions.
         listens = bool(self.options.get("listen"))
         with psycopg.connect(self.url, autocommit=listens) as connection:
             if listens:

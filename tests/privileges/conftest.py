@@ -1,4 +1,4 @@
-"""A database with a queue of each strategy, and roles that have the rights of docs/privileges.md and no others."""
+"""A database with a queue of each strategy, and roles with exactly the privileges of docs/privileges.md."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def of_page(begins: str) -> list[str]:
 
 
 class Roles:
-    """The roles of one test, whose names nobody else on the server has, and a queue of one kind."""
+    """The roles of one test, with unique names, and a queue of one kind."""
 
     def __init__(self, database: Database, kind: str) -> None:
         self.database, self.kind = database, kind
@@ -123,7 +123,7 @@ class Roles:
         Base.metadata.create_all(self.engine("owner"))
 
     def execute(self, *statements: str) -> None:
-        """Execute something as a superuser; roles are called as on the page."""
+        """Execute a statement as a superuser; roles have their names of the page."""
         with self.database.connect() as connection:
             for statement in statements:
                 connection.execute(self.translated(statement).encode())
@@ -147,13 +147,13 @@ class Roles:
             f"GRANT USAGE ON SEQUENCE {self.table.name}_id_seq TO web",
         ]
         if self.kind == "existing_messages":
-            # Its application writes the messages, as the one who enqueues.
+            # The application inserts the messages, so the enqueueing role needs the privilege.
             grants += ["GRANT INSERT, SELECT (id) ON note TO web", "GRANT USAGE ON SEQUENCE note_id_seq TO web"]
         self.execute(*grants)
         return grants
 
     def grants_of_worker(self) -> list[str]:
-        """Return what the page says that the role of a Consumer needs."""
+        """Return the privileges of a Consumer's role according to the page."""
         heading = HEADINGS.get(self.kind)
         return statements(EXISTING) if heading is None else of_page(heading)
 

@@ -1,4 +1,4 @@
-"""Row-level security on the job table: tenants see their own, Consumers are told what they do not see."""
+"""Row-level security on the job table: tenants see their jobs, and a Consumer without a policy does not start."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.once
 
 @pytest.fixture
 def secured(roles: Roles) -> Roles:
-    """Row-level security, with a policy by which those who enqueue see their tenant's jobs."""
+    """Enable row-level security, with a policy by which the enqueueing role sees its tenant's jobs."""
     roles.grant_web()
     roles.execute(*roles.grants_of_worker())
     name = roles.table.name
@@ -46,7 +46,7 @@ def enqueue(roles: Roles, tenant: str, *, as_tenant: str | None = None) -> list[
 
 
 def serve(roles: Roles) -> list[str]:
-    """Let a Consumer drain the queue, and return the tenants whose jobs it was handed."""
+    """Let a Consumer drain the queue, and return the tenants of its jobs."""
     served: list[str] = []
     engine = roles.engine("worker")
     Consumer(roles.Job, lambda session, job: served.append(job.tenant), sessionmaker(engine)).drain()
@@ -69,18 +69,18 @@ def test_a_consumer_that_bypasses_policies(secured: Roles) -> None:
     assert serve(secured) == ["a", "b"]
 
 
-def test_a_consumer_from_which_all_is_hidden_says_so(secured: Roles) -> None:
+def test_a_consumer_without_a_policy_does_not_start(secured: Roles) -> None:
     enqueue(secured, "a")
     with pytest.raises(ConfigurationError, match="row-level security hides every row") as refused:
         serve(secured)
     assert count(secured, secured.table.name) == 1
-    # What it says is what helps.
+    # The statement in the error is the fix.
     secured.execute(*re.findall(r"CREATE POLICY .*? \(true\)", str(refused.value)))
     assert serve(secured) == ["a"]
 
 
-def test_a_policy_for_reading_alone_is_not_enough(secured: Roles) -> None:
-    """Without one for updates no row can be locked, so that claims find nothing."""
+def test_a_policy_for_select_alone_is_not_enough(secured: Roles) -> None:
+    """Without a policy for UPDATE no row can be locked, so claims return nothing."""
     secured.execute(f"CREATE POLICY reads ON {secured.table.name} FOR SELECT TO worker USING (true)")
     with pytest.raises(ConfigurationError, match="FOR UPDATE TO worker_") as refused:
         serve(secured)
@@ -89,7 +89,7 @@ def test_a_policy_for_reading_alone_is_not_enough(secured: Roles) -> None:
 
 @pytest.mark.parametrize("kind", ["delete_returning", "existing_messages"])
 def test_a_hidden_job_keeps_its_message(secured: Roles) -> None:
-    """To a Consumer of one tenant the jobs of others look as if they were gone."""
+    """A Consumer of one tenant does not see the jobs of others, whose messages look orphaned."""
     secured.execute(f"CREATE POLICY one ON {secured.table.name} TO worker USING (tenant = 'a')")
     enqueue(secured, "a")
     enqueue(secured, "b")
@@ -99,7 +99,7 @@ def test_a_hidden_job_keeps_its_message(secured: Roles) -> None:
         assert session.scalars(reconcile(secured.Job)).all() == []
         session.commit()
     assert count(secured, messages) == 1
-    # A message whose job is really gone is consumed by somebody who sees that it is.
+    # A role that sees all rows deletes orphaned messages.
     with secured.database.connect() as connection:
         connection.execute("SET session_replication_role = replica")
         connection.execute(f"DELETE FROM {secured.table.name} WHERE tenant = 'b'".encode())

@@ -1,4 +1,4 @@
-"""Each role does its work with the rights of docs/privileges.md, and a Consumer names the one that it lacks."""
+"""Each role works with the privileges of docs/privileges.md, and a Consumer names a missing one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def count(roles: Roles, what: str) -> Any:
 
 
 def live(session: Any, job: Any) -> None:
-    """Have a job of each kind of ending, by the number of its attempt and its key."""
+    """Handle a job with each outcome, by the number of its attempt and its key."""
     if job.id == 2 and job.attempts == 1:
         raise Retry
     if job.id == 3 and not session.info.setdefault("snoozed", False):
@@ -58,7 +58,7 @@ def live(session: Any, job: Any) -> None:
         raise ValueError
 
 
-def test_who_enqueues_needs_nothing_of_ours(roles: Roles) -> None:
+def test_enqueueing_needs_no_privilege_on_side_tables(roles: Roles) -> None:
     roles.grant_web()
     enqueue(roles, n=3)
     with Session(roles.engine("web")) as session, session.begin():
@@ -73,7 +73,7 @@ def test_who_enqueues_needs_nothing_of_ours(roles: Roles) -> None:
         assert count(roles, "sqlaqueue_message_orders") == 4
 
 
-def test_who_enqueues_needs_each_of_its_rights(roles: Roles) -> None:
+def test_enqueueing_needs_each_of_its_privileges(roles: Roles) -> None:
     for grant in roles.grant_web():
         roles.execute(revoked(grant))
         with pytest.raises(ProgrammingError, match="permission denied"):
@@ -110,14 +110,14 @@ def test_a_consumer_does_all_of_its_work(roles: Roles, caplog: pytest.LogCapture
     assert {name: told.count(name) for name in told}["completed"] == 4
     assert {"failed", "retried", "released"} <= set(told)
     assert "permission denied" not in caplog.text
-    # What it does now and then, as well.
+    # The maintenance tasks as well.
     with Session(engine) as session:
         session.execute(reconcile(roles.Job))
         session.execute(consumers(roles.Job))
         session.commit()
 
 
-def test_a_consumer_names_each_right_that_it_lacks(roles: Roles) -> None:
+def test_a_consumer_names_each_missing_privilege(roles: Roles) -> None:
     grants = roles.grants_of_worker()
     roles.execute(*grants)
     consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
@@ -131,13 +131,13 @@ def test_a_consumer_names_each_right_that_it_lacks(roles: Roles) -> None:
         kind = where if where.startswith("SEQUENCE") else f"TABLE {where}"
         name = kind.removeprefix("SEQUENCE ")
         assert re.search(rf"GRANT {re.escape(right)} ON (SEQUENCE public\.)?{re.escape(name)} TO worker_", said), said
-        # What it says is what helps.
+        # The statement in the error is the fix.
         roles.execute(*(part for part in re.findall(r"GRANT .*? TO \w+", said)))
         assert consumer.drain() == 0
 
 
 def rights_in(grants: list[str]) -> list[tuple[str, str]]:
-    """Return each privilege of some statements, and what it is on."""
+    """Return each privilege in some statements, with its object."""
     found = []
     for grant in grants:
         matched = re.fullmatch(r"GRANT (.*) ON (.*) TO worker;", grant)
@@ -150,7 +150,7 @@ def rights_in(grants: list[str]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("kind", ["delete_returning"])
-def test_the_rights_may_be_given_column_by_column(roles: Roles) -> None:
+def test_privileges_can_be_granted_by_column(roles: Roles) -> None:
     roles.execute(*roles.grants_of_worker(), "REVOKE SELECT ON orders FROM worker")
     columns = [column.name for column in roles.table.c]
     roles.execute(f"GRANT SELECT ({', '.join(columns[1:])}) ON orders TO worker")
@@ -162,7 +162,7 @@ def test_the_rights_may_be_given_column_by_column(roles: Roles) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_status"])
-def test_a_schema_that_may_not_be_used(roles: Roles) -> None:
+def test_a_schema_without_usage(roles: Roles) -> None:
     roles.execute(*roles.grants_of_worker(), "REVOKE USAGE ON SCHEMA public FROM PUBLIC")
     consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
     with pytest.raises(ConfigurationError, match=r"email \(it is in the schema public, which the role may not use\)"):
@@ -174,7 +174,7 @@ def test_a_schema_that_may_not_be_used(roles: Roles) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_status"])
-def test_notifications_that_may_not_be_sent(roles: Roles) -> None:
+def test_notify_without_execute(roles: Roles) -> None:
     roles.execute(*roles.grants_of_worker(), "REVOKE EXECUTE ON FUNCTION pg_notify FROM PUBLIC")
     consumer = Consumer(roles.Job, lambda session, job: None, sessionmaker(roles.engine("worker")))
     with pytest.raises(ConfigurationError, match=r"GRANT EXECUTE ON FUNCTION pg_notify\(text, text\) TO worker"):
@@ -182,7 +182,7 @@ def test_notifications_that_may_not_be_sent(roles: Roles) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_status"])
-def test_who_pauses_and_cancels(roles: Roles) -> None:
+def test_the_role_that_pauses_and_cancels(roles: Roles) -> None:
     pausing, cancelling = (
         of_page("`pause()` and `resume()`:"),
         of_page("`cancel()`, `requeue()` and `purge()` too:"),
@@ -206,7 +206,7 @@ def test_who_pauses_and_cancels(roles: Roles) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_status"])
-def test_who_only_looks(roles: Roles) -> None:
+def test_the_role_that_only_reads(roles: Roles) -> None:
     roles.execute(*of_page("## Reading statistics"))
     with Session(roles.engine("reader")) as session:
         assert session.scalars(sa.select(roles.Job)).all() == []

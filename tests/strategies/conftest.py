@@ -1,4 +1,4 @@
-"""The engine that the conformance suite asks for."""
+"""The engine for the conformance suite."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ HERE = Path(__file__).parent
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Prove composite keys for one strategy; for the others that their statements are right under every plan.
+    """Run composite keys for one strategy only; for the others, only the tests of query plans.
 
-    What a composite key changes is in the parts that strategies share, and the session that runs everything looks at
-    all of them. So it is with rows that are their own message, which share most of their statements with others.
+    Strategies share the code for composite keys, and the thorough session tests all of them. The same holds for rows
+    that are their own message, which share most statements with other strategies.
     """
     for item in items:
         if HERE not in item.path.parents or "under_every_plan" in item.name:
@@ -36,7 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="class")
 def engine(server: Server) -> Iterator[sa.Engine]:
-    """An engine on a database that the tests of one class share."""
+    """Return an engine on a database that the tests of one class share."""
     with server.database() as database:
         engine = sa.create_engine(database.url(), pool_size=12)
         yield engine

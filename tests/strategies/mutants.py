@@ -1,4 +1,4 @@
-"""Strategies with one remedy taken out each: what the conformance suite is for."""
+"""Strategies that each lack one safeguard; the conformance suite has to find them."""
 
 # ruff: noqa: ARG004 - what a mutant leaves out, it does not look at
 
@@ -110,7 +110,7 @@ class LocksNothing(UpdateStatus):
 
 
 class LocksOnlyTheMessage(DeleteReturning):
-    """Without the second lock: a job that somebody works on is handed out."""
+    """Without the second lock: a locked job is claimed."""
 
     @staticmethod
     def lock(spec: QueueSpec, rows: Rows, *others: sa.FromClause, skip_locked: bool = True) -> Rows:
@@ -118,14 +118,14 @@ class LocksOnlyTheMessage(DeleteReturning):
 
 
 class LocksOnlyTheJob(DeleteReturning):
-    """Without the second lock: the message is believed as it was when the statement began."""
+    """Without the second lock: the message may have changed since the snapshot."""
 
     @staticmethod
     def lock(spec: QueueSpec, rows: Rows, *others: sa.FromClause, skip_locked: bool = True) -> Rows:
         return rows.with_for_update(of=spec.table, skip_locked=skip_locked, key_share=True)
 
 
-# -- how the picked rows reach the statement that changes them --------------------------------------------------
+# -- the subquery of picked rows --------------------------------------------------
 
 
 class _RunsAgain(ClaimStrategy):
@@ -137,15 +137,15 @@ class _RunsAgain(ClaimStrategy):
 
 
 class UpdateStatusRunsAgain(_RunsAgain, UpdateStatus):
-    """IN (SELECT .. LIMIT .. FOR UPDATE): nothing keeps a join from running it once a row."""
+    """IN (SELECT .. LIMIT .. FOR UPDATE): a join may execute it for each row."""
 
 
 class DeleteRowRunsAgain(_RunsAgain, DeleteRow):
-    """IN (SELECT .. LIMIT .. FOR UPDATE): nothing keeps a join from running it once a row."""
+    """IN (SELECT .. LIMIT .. FOR UPDATE): a join may execute it for each row."""
 
 
 class PurgeCorrelates(UpdateStatus):
-    """Without correlate(None): the subquery takes the job from the DELETE and runs for each."""
+    """Without correlate(None): the subquery is correlated with the DELETE and executed for each row."""
 
     @classmethod
     def among(cls, spec: QueueSpec, columns: Sequence[sa.ColumnElement[Any]], picked: Rows | sa.CTE) -> Condition:
@@ -161,21 +161,21 @@ class _Unsorted(ClaimStrategy):
 
 
 class UpdateStatusUnsorted(_Unsorted, UpdateStatus):
-    """In the order in which RETURNING comes."""
+    """In the order of RETURNING."""
 
 
-# -- whose run it is -----------------------------------------------------------------------------------------------
+# -- fencing -----------------------------------------------------------------------------------------------
 
 
 class ComparesNoToken(UpdateStatus):
-    """Ends a run by the key alone."""
+    """Settles a run by the key alone."""
 
     def fence(self, spec: QueueSpec, held: ClaimedJobs) -> Condition:
         return sa.and_(ClaimStrategy.fence(self, spec, held), spec.in_state("processing"))
 
 
 class ComparesTheTokenOnly(UpdateStatus):
-    """A job that was rescued keeps its token as the mark of a suspect."""
+    """Without the status: a rescued job keeps its token."""
 
     def fence(self, spec: QueueSpec, held: ClaimedJobs) -> Condition:
         return sa.or_(
@@ -187,7 +187,7 @@ class ComparesTheTokenOnly(UpdateStatus):
 
 
 class OneTokenForAll(UpdateStatus):
-    """A token a statement, in place of one an execution."""
+    """One token for each statement instead of each execution."""
 
     @staticmethod
     def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:
@@ -196,7 +196,7 @@ class OneTokenForAll(UpdateStatus):
 
 
 class BlamesEverybody(UpdateStatus):
-    """Every rescued job is counted as if it had run alone."""
+    """Every rescued job keeps its attempt, as if it had run alone."""
 
     @staticmethod
     def _ran_alone(spec: QueueSpec) -> Condition:
@@ -204,7 +204,7 @@ class BlamesEverybody(UpdateStatus):
 
 
 class BlamesNobody(UpdateStatus):
-    """No rescued job is counted."""
+    """No rescued job keeps its attempt."""
 
     @staticmethod
     def _ran_alone(spec: QueueSpec) -> Condition:
@@ -212,7 +212,7 @@ class BlamesNobody(UpdateStatus):
 
 
 class KeepsReleasedAttempts(UpdateStatus):
-    """release() without giving the attempt back."""
+    """release() without returning the attempt."""
 
     def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
         return None
@@ -222,19 +222,19 @@ class KeepsReleasedAttempts(UpdateStatus):
 
 
 class LosesReleasedMessages(DeleteReturning):
-    """The message is not put back: the triggers see a row that waited and waits."""
+    """The message is not inserted again: for the triggers the row was pending all the time."""
 
     settle = ClaimStrategy.settle
 
 
 class NeverReconciles(DeleteReturning):
-    """Whatever went past the triggers stays lost."""
+    """What bypassed the triggers is not repaired."""
 
     reconcile = ClaimStrategy.reconcile
 
 
-class DeleteRowBelievesAnybody(DeleteRow):
-    """Ends runs that an earlier transaction held."""
+class DeleteRowSettlesAnyRun(DeleteRow):
+    """Settles runs that an earlier transaction held."""
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         now = sa.cast(sa.func.pg_current_xact_id(), sa.Text())
@@ -242,7 +242,7 @@ class DeleteRowBelievesAnybody(DeleteRow):
         return super().settle(spec, ClaimedJobs(claims, held.jobs), settlement)
 
 
-# -- tending ---------------------------------------------------------------------------------------------------------
+# -- maintenance and administration ----------------------------------------------------------------------------------
 
 
 class PurgesTooMuch(BatchSelect):
@@ -253,23 +253,23 @@ class PurgesTooMuch(BatchSelect):
 
 
 class RequeuesWithItsPast(BatchSelect):
-    """requeue() without counting from zero."""
+    """requeue() without resetting the attempts."""
 
     def requeue(self, spec: QueueSpec, chosen: Rows) -> Verb:
         finished = self.pick(spec, chosen, *spec.keys).where(spec.finished)
         return sa.update(spec.model).where(self.among(spec, spec.keys, finished)).values(status="pending")
 
 
-class SurveysOneTable(DeleteRow):
-    """survey() of the rows, without the dead letters."""
+class ListsOneTable(DeleteRow):
+    """list_jobs() of the rows, without the dead letters."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         every = super().list_jobs(spec, chosen, states).subquery()
         return sa.select(*every.c).where(every.c.state == "pending")
 
 
-class SurveysAllLetters(DeleteRow):
-    """survey() of all dead letters, whatever the filter."""
+class ListsAllLetters(DeleteRow):
+    """list_jobs() of all dead letters, whatever the filter."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         every = super().list_jobs(spec, sa.select(spec.model), states).subquery()
@@ -277,38 +277,38 @@ class SurveysAllLetters(DeleteRow):
         return some.union_all(sa.select(*every.c).where(every.c.state == "failed")).subquery().select().distinct()
 
 
-class SurveysEveryState(UpdateStatus):
-    """survey() without its choice of states."""
+class ListsEveryState(UpdateStatus):
+    """list_jobs() of all states."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         return super().list_jobs(spec, chosen)
 
 
-class SurveysTwice(BatchSelect):
-    """survey() that joins each job with all owners."""
+class ListsTwice(BatchSelect):
+    """list_jobs() that joins each job with all owners."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         other = spec.table.metadata.tables["conformance_owner"].alias()
         return super().list_jobs(spec, chosen.join(other, sa.true()), states)
 
 
-class SurveysUnderALock(BatchSelect):
-    """survey() that locks what it shows."""
+class ListsUnderALock(BatchSelect):
+    """list_jobs() that locks what it shows."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         return super().list_jobs(spec, chosen.with_for_update(of=spec.table), states)
 
 
-class SurveysNoErrors(DeleteReturning):
-    """survey() that leaves out why a job failed."""
+class ListsNoErrors(DeleteReturning):
+    """list_jobs() without the error."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         survey = super().list_jobs(spec, chosen, states).subquery()
         return sa.select(*(column for column in survey.c if column.name != "last_error"))
 
 
-class SurveysKnownStates(BatchSelect):
-    """survey() that passes over a status which is none of the queue's."""
+class ListsKnownStates(BatchSelect):
+    """list_jobs() without rows of an unknown status."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
         return super().list_jobs(spec, chosen, STATES if states is None else states)

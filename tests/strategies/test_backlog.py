@@ -1,4 +1,4 @@
-"""A Consumer's claim costs the same however many jobs wait, will be due or are over, and whatever is known of them."""
+"""A claim costs the same however many jobs are pending, postponed or finished, with and without statistics."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import rescue
 from sqlaqueue.consumer.settings import EXCEPT, LIMIT, TICKETS, make_plan
 from sqlaqueue.testing import QueueUnderTest
-from tests.strategies.explaining import CUSTOM, GENERIC, QUEUES, buffers_of, explain
+from tests.strategies.explain import CUSTOM, GENERIC, QUEUES, buffers_of, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -41,7 +41,7 @@ def _queues() -> Iterator[Any]:
 
 
 class Backlog:
-    """A queue that is filled by plain SQL, with the statements of a Consumer."""
+    """A queue that is filled by plain SQL, and the statements of a Consumer."""
 
     def __init__(self, queue: QueueUnderTest) -> None:
         self.queue, self.filled = queue, 0
@@ -50,14 +50,14 @@ class Backlog:
         )
 
     def create(self) -> None:
-        """Begin with empty tables, which autovacuum does not look at."""
+        """Create empty tables without autovacuum."""
         self.queue.create()
         self.filled = 0
         for table in self.queue.models.base.metadata.sorted_tables:
             self.queue.execute(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
 
     def fill(self, jobs: int, **columns: str) -> None:
-        """Add jobs, with columns as SQL has them."""
+        """Insert jobs; the values are SQL expressions."""
         keys = {"tenant": "'a'", "id": "i"} if self.queue.composite else {"id": "i"}
         values = keys | {"number": "i"} | columns
         first, self.filled = self.filled, self.filled + jobs
@@ -73,7 +73,7 @@ class Backlog:
                 connection.exec_driver_sql(f"{verb} {table.name}")
 
     def parameters(self, n: int, mark: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return what a Consumer binds for a claim of ``n`` jobs."""
+        """Return the parameters of a claim of ``n`` jobs."""
         bound = {LIMIT: n, TICKETS: "1", **(mark or {})}
         return bound if self.plan.claim_suspect is not None else bound | {EXCEPT: self.plan.spec.bind_keys([])}
 
@@ -86,7 +86,7 @@ class Backlog:
     def cost(
         self, n: int, cache: str = GENERIC, mark: Mapping[str, Any] | None = None, claimed: int | None = None
     ) -> int:
-        """Return how many blocks a claim of ``n`` jobs looks at."""
+        """Return how many blocks a claim of ``n`` jobs reads."""
         statement = self.plan.claim if mark is None else self.plan.claim_from
         explained = explain(self.queue.engine, statement, self.parameters(n, mark), cache)
         assert explained["Actual Rows"] == (n if claimed is None else claimed)
@@ -94,7 +94,7 @@ class Backlog:
         return buffers_of(explained)
 
     def forget(self) -> None:
-        """Delete the jobs that a claim touched which was rolled back: another look at such a row is a dearer one."""
+        """Delete the jobs of a claim that was rolled back: reading such a row again costs more."""
         self.queue.execute("DELETE FROM conformance_job WHERE xmax::text <> '0'")
         self.tidy("VACUUM (INDEX_CLEANUP ON)")
 
@@ -123,7 +123,7 @@ def backlog(engine: sa.Engine, request: pytest.FixtureRequest) -> Iterator[Backl
 
 @pytest.fixture(scope="class")
 def base(backlog: Backlog) -> dict[int, int]:
-    """The cost of claims from a small table that the server knows."""
+    """The cost of claims from a small analysed table."""
     backlog.create()
     backlog.fill(SMALL)
     backlog.tidy("ANALYZE")
@@ -161,7 +161,7 @@ def many_priorities(backlog: Backlog, size: int) -> None:
 
 
 def known_in_another_state(backlog: Backlog, size: int) -> None:
-    """All that the server knows is that nothing waits."""
+    """The statistics are from when no job was pending."""
     if backlog.queue.has_status:
         backlog.fill(size // 2, status="'completed'")
     backlog.tidy("ANALYZE")
@@ -174,10 +174,10 @@ SCENES = [ready, more_urgent_ones_later, all_urgencies_later, over, many_priorit
 @pytest.mark.parametrize("size", [*_sizes()])
 @pytest.mark.parametrize("scene", SCENES)
 class TestBacklog:
-    def test_a_claim_costs_what_it_costs_in_a_small_table(
+    def test_a_claim_costs_the_same_as_in_a_small_table(
         self, backlog: Backlog, base: dict[int, int], scene: Callable[[Backlog, int], None], size: int
     ) -> None:
-        """Planned for its values and for any, before and after the server has looked at the table."""
+        """With a custom and a generic plan, before and after ANALYZE."""
         backlog.create()
         scene(backlog, size)
         backlog.check(base, "statistics of before")
@@ -186,8 +186,8 @@ class TestBacklog:
 
 
 class TestHead:
-    def test_a_locked_row_costs_a_look(self, backlog: Backlog) -> None:
-        """At the head stand jobs that others hold."""
+    def test_a_locked_row_costs_one_lookup(self, backlog: Backlog) -> None:
+        """The first jobs are locked by others."""
         backlog.create()
         backlog.fill(20_000)
         two_tables = "messages" in backlog.plan.spec.side_tables
@@ -204,8 +204,8 @@ class TestHead:
                 # Besides the rows there are the pages of the index that names them.
                 assert more <= (6 if two_tables else 2) * 1000 + 60
 
-    def test_an_idle_look_costs_next_to_nothing(self, backlog: Backlog) -> None:
-        """All that waits will be due later."""
+    def test_a_claim_without_due_jobs_is_cheap(self, backlog: Backlog) -> None:
+        """All pending jobs will be due later."""
         backlog.create()
         backlog.fill(100_000, priority="i % 3", run_at=LATER)
         for _ in range(2):
@@ -213,17 +213,17 @@ class TestHead:
                 assert backlog.cost(100, cache, claimed=0) <= 25
             backlog.tidy("ANALYZE")
 
-    def test_one_claim_takes_what_is_spread_over_the_priorities(self, backlog: Backlog) -> None:
-        """However many priorities hold a job each, among many that hold none that is due."""
+    def test_one_claim_takes_jobs_of_many_priorities(self, backlog: Backlog) -> None:
+        """Many priorities have one due job each, among many that have none."""
         backlog.create()
         backlog.fill(1_000, priority="i", run_at=f"CASE WHEN i % 10 = 0 THEN now() ELSE {LATER} END")
         with Session(backlog.queue.engine) as session:
             assert [job.number for job in backlog.claim(session, 70)] == list(range(0, 700, 10))
 
 
-class TestMark:
-    def test_a_claim_from_a_mark_passes_over_what_was_done(self, backlog: Backlog, base: dict[int, int]) -> None:
-        """Somebody's snapshot keeps the index entries of all jobs that have been done since."""
+class TestCursor:
+    def test_a_claim_from_a_cursor_skips_entries_of_finished_jobs(self, backlog: Backlog, base: dict[int, int]) -> None:
+        """An old snapshot keeps the index entries of all jobs that finished since."""
         backlog.create()
         backlog.fill(20_000)
         with backlog.queue.engine.connect() as watcher:
@@ -236,8 +236,8 @@ class TestMark:
             for n in BATCHES:
                 assert backlog.cost(n, mark=mark) <= TIMES * base[n] + A_FEW + n
 
-    def test_a_claim_from_a_mark_stays_in_its_priority(self, backlog: Backlog) -> None:
-        """What comes after it in the claim order, among the due jobs of its priority."""
+    def test_a_claim_from_a_cursor_stays_in_its_priority(self, backlog: Backlog) -> None:
+        """It returns the due jobs of the same priority that come after the cursor."""
         backlog.create()
         backlog.fill(300, priority="i / 100", run_at=f"CASE WHEN i % 2 = 0 THEN now() ELSE {LATER} END")
         with Session(backlog.queue.engine) as session:
@@ -250,8 +250,8 @@ class TestMark:
 
 class TestLeases:
     @pytest.mark.parametrize("name", ["update_status", "update_status-composite"])
-    def test_a_look_for_expired_leases_passes_over_what_was_done(self, engine: sa.Engine, name: str) -> None:
-        """Somebody's snapshot keeps an entry for each lease that there has been, each with an end that is to come."""
+    def test_rescue_skips_entries_of_finished_jobs(self, engine: sa.Engine, name: str) -> None:
+        """An old snapshot keeps an index entry for each lease since, each with an end in the future."""
         strategy, columns, composite = QUEUES[name]
         with QueueUnderTest(engine, strategy, columns, composite=composite) as queue:
             backlog = Backlog(queue)

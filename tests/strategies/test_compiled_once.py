@@ -1,4 +1,4 @@
-"""Statements are compiled once: their keys for SQLAlchemy's cache are there, and alike from call to call."""
+"""Statements are compiled once: they have a cache key of SQLAlchemy, equal from call to call."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def plan_of(model: Any) -> Plan:
 
 @pytest.mark.everywhere
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_what_a_consumer_executes(model: Any, name: str) -> None:
+def test_statements_of_a_consumer(model: Any, name: str) -> None:
     statement, again = getattr(plan_of(model), name), getattr(plan_of(model), name)
     if statement is not None:
         assert statement._generate_cache_key() is not None

@@ -1,4 +1,4 @@
-"""A message table of the application's own, which it fills itself."""
+"""A message table of the application, which inserts the messages itself."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def note(engine: sa.Engine, *jobs: int, **values: Any) -> None:
 
 
 def noted(engine: sa.Engine) -> list[int]:
-    """Return which jobs the committed messages are about, in claim order."""
+    """Return the jobs of the committed messages, in claim order."""
     with Session(engine) as session:
         return list(session.scalars(sa.select(Note.about).order_by(Note.since, Note.number)))
 
@@ -83,7 +83,7 @@ def numbers(jobs: Any) -> list[int]:
     return [job.id for job in jobs]
 
 
-def test_messages_are_taken_in_their_own_order(engine: sa.Engine) -> None:
+def test_messages_are_consumed_in_their_own_order(engine: sa.Engine) -> None:
     enqueue(engine, 1, 2, 3, 4)
     note(engine, 3, 1)
     note(engine, 4, since=1)
@@ -95,7 +95,7 @@ def test_messages_are_taken_in_their_own_order(engine: sa.Engine) -> None:
     assert noted(engine) == [2]
 
 
-def test_a_rollback_brings_the_messages_back(engine: sa.Engine) -> None:
+def test_a_rollback_restores_the_messages(engine: sa.Engine) -> None:
     enqueue(engine, 1, 2)
     note(engine, 2, 1, 2)
     with Session(engine) as session:
@@ -103,7 +103,7 @@ def test_a_rollback_brings_the_messages_back(engine: sa.Engine) -> None:
     assert noted(engine) == [2, 1, 2]
 
 
-def test_several_messages_hand_a_job_out_once(engine: sa.Engine) -> None:
+def test_a_job_with_several_messages_is_claimed_once(engine: sa.Engine) -> None:
     enqueue(engine, 1, 2)
     note(engine, 2, 1, 2, 2)
     with Session(engine) as session:
@@ -112,7 +112,7 @@ def test_several_messages_hand_a_job_out_once(engine: sa.Engine) -> None:
     assert noted(engine) == [2]
 
 
-def test_two_claimers_with_a_message_each_do_not_share_the_job(engine: sa.Engine) -> None:
+def test_two_messages_of_a_job_do_not_let_two_workers_claim_it(engine: sa.Engine) -> None:
     enqueue(engine, 1)
     note(engine, 1, 1)
     with Session(engine) as one, impatient(engine) as other:
@@ -124,7 +124,7 @@ def test_two_claimers_with_a_message_each_do_not_share_the_job(engine: sa.Engine
     assert noted(engine) == [1]
 
 
-def test_a_job_that_somebody_holds_keeps_its_message(engine: sa.Engine) -> None:
+def test_a_locked_job_keeps_its_message(engine: sa.Engine) -> None:
     enqueue(engine, 1, 2)
     note(engine, 1, 2)
     with Session(engine) as holder, impatient(engine) as session:
@@ -134,7 +134,7 @@ def test_a_job_that_somebody_holds_keeps_its_message(engine: sa.Engine) -> None:
     assert noted(engine) == [1]
 
 
-def test_a_job_is_handed_out_when_it_is_due(engine: sa.Engine) -> None:
+def test_a_job_is_claimed_when_it_is_due(engine: sa.Engine) -> None:
     tomorrow = datetime.now() + timedelta(days=1)  # noqa: DTZ005 - a column without a time zone
     enqueue(engine, 1, run_at=tomorrow)
     enqueue(engine, 2)
@@ -170,7 +170,7 @@ def test_a_requeued_job_gets_another_message(engine: sa.Engine) -> None:
         assert numbers(session.scalars(claim(Job, 9))) == [2]
 
 
-def test_messages_in_vain_are_consumed(engine: sa.Engine) -> None:
+def test_orphaned_messages_are_deleted(engine: sa.Engine) -> None:
     enqueue(engine, 1, 2)
     enqueue(engine, 3, status="completed")
     note(engine, 3, 1, 8, 2)
@@ -181,13 +181,13 @@ def test_messages_in_vain_are_consumed(engine: sa.Engine) -> None:
         assert sorted(session.scalars(reconcile(Job))) == [3, 8]
         session.commit()
         assert sorted(noted(engine)) == [1, 2, 3, 9]
-        # A job that waits without a message is the application's own business.
+        # Pending jobs without a message are left to the application.
         session.execute(sa.delete(Note))
         assert session.scalars(reconcile(Job)).all() == []
 
 
-def test_a_message_of_a_job_that_is_being_changed_is_not_in_vain(engine: sa.Engine) -> None:
-    """Somebody may be about to let it wait."""
+def test_the_message_of_a_locked_job_is_not_orphaned(engine: sa.Engine) -> None:
+    """The transaction that has locked it may make it pending."""
     enqueue(engine, 1, status="failed")
     note(engine, 1)
     with Session(engine) as writer, impatient(engine) as session:
@@ -198,7 +198,7 @@ def test_a_message_of_a_job_that_is_being_changed_is_not_in_vain(engine: sa.Engi
         assert numbers(session.scalars(claim(Job, 9))) == [1]
 
 
-def test_a_message_in_vain_that_somebody_holds_is_left_alone(engine: sa.Engine) -> None:
+def test_a_locked_orphaned_message_is_left_alone(engine: sa.Engine) -> None:
     enqueue(engine, 1, status="completed")
     note(engine, 1, 8)
     with Session(engine) as holder, impatient(engine) as session:
@@ -206,9 +206,7 @@ def test_a_message_in_vain_that_somebody_holds_is_left_alone(engine: sa.Engine) 
         assert session.scalars(reconcile(Job)).all() == []
 
 
-def test_a_drain_goes_past_messages_in_vain_and_reports_them(
-    engine: sa.Engine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_drain_skips_orphaned_messages_and_reports_them(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
     enqueue(engine, 1, 2)
     note(engine, 70, 71, 1, 72, 2, 1)
     done: list[int] = []
@@ -224,7 +222,7 @@ def test_a_drain_goes_past_messages_in_vain_and_reports_them(
     assert sorted(told) == ["1", "70", "71", "72"]
 
 
-def test_a_running_consumer_consumes_messages_in_vain(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_consumer_deletes_orphaned_messages(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sqlaqueue.consumer.claiming.batch_size.RECONCILE", 0.1)
     enqueue(engine, 1)
     note(engine, 1)
@@ -300,7 +298,7 @@ def map_with(strategy: ExistingMessages, **columns: str | None) -> None:
         (ExistingMessages("note", job="about"), "Task: .*give a mapped class or a Table"),
     ],
 )
-def test_what_does_not_fit_is_refused_when_the_class_is_mapped(strategy: ExistingMessages, text: str) -> None:
+def test_unsuitable_columns_are_refused_when_the_class_is_mapped(strategy: ExistingMessages, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         map_with(strategy)
 

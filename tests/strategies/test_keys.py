@@ -1,4 +1,4 @@
-"""A batch of jobs is named by its keys, as one parameter: whatever their type, and whatever is passed for one."""
+"""The keys of a batch are one parameter, whatever their type."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_runs_end_by_keys_of_any_type(database: Database, driver: str, kind: str
 
 
 @pytest.mark.parametrize("given", ["2", 2])
-def test_a_number_may_come_as_text(engine: sa.Engine, given: Any) -> None:
+def test_a_number_can_be_given_as_text(engine: sa.Engine, given: Any) -> None:
     model = make_model(sa.Integer)
     model.metadata.create_all(engine)
     spec = spec_of(model)
@@ -101,8 +101,8 @@ def test_a_number_may_come_as_text(engine: sa.Engine, given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", ["1,2", "1}", "", None])
-def test_what_is_no_number_names_no_job(engine: sa.Engine, given: Any) -> None:
-    """Nor several."""
+def test_a_value_that_is_no_number_matches_no_job(engine: sa.Engine, given: Any) -> None:
+    """It matches no job at all, and raises no error."""
     model = make_model(sa.Integer)
     model.metadata.create_all(engine)
     spec = spec_of(model)
@@ -111,7 +111,7 @@ def test_what_is_no_number_names_no_job(engine: sa.Engine, given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", ["00000000-0000-0000-0000-000000000001", uuid.UUID(int=1)])
-def test_a_uuid_may_come_as_text(engine: sa.Engine, given: Any) -> None:
+def test_a_uuid_can_be_given_as_text(engine: sa.Engine, given: Any) -> None:
     model = make_model(sa.Uuid)
     model.metadata.create_all(engine)
     spec = spec_of(model)

@@ -1,4 +1,4 @@
-"""The triggers find a message by its key: whatever its type, and however small the table was when they first looked."""
+"""The triggers find a message by its key, whatever its type, and by its index once the table has grown."""
 
 from __future__ import annotations
 

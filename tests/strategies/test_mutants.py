@@ -1,4 +1,4 @@
-"""The conformance suite catches strategies that lack one remedy: which test catches which."""
+"""The conformance suite finds strategies that lack one safeguard, each with the test that finds it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
     from sqlaqueue.strategies import ClaimStrategy
 
-# It is the suite that these examine, not the library.
+# These test the suite, not the library.
 pytestmark = [pytest.mark.once, pytest.mark.thorough]
 
 
 class Caught(NamedTuple):
-    """The test that catches a mutant, with its arguments."""
+    """The test that finds a mutant, with its arguments."""
 
     test: str
     arguments: dict[str, Any]
@@ -82,16 +82,16 @@ CAUGHT: list[tuple[type[ClaimStrategy], Caught]] = [
     (m.LosesReleasedMessages, by("test_release")),
     (m.NeverReconciles, by("test_reconcile_repairs_what_bypassed_the_triggers")),
     (m.NeverReconciles, by("test_jobs_committed_without_settlement_become_claimable")),
-    (m.DeleteRowBelievesAnybody, by("test_a_result_after_the_rollback_changes_nothing", done=True)),
+    (m.DeleteRowSettlesAnyRun, by("test_a_result_after_the_rollback_changes_nothing", done=True)),
     (m.PurgesTooMuch, by("test_purge_obeys_a_filter_and_a_limit")),
     (m.RequeuesWithItsPast, by("test_requeue_starts_from_zero")),
-    (m.SurveysOneTable, by("test_a_listing_shows_each_job_once_with_its_state")),
-    (m.SurveysTwice, by("test_a_listing_shows_each_job_once_with_its_state")),
-    (m.SurveysNoErrors, by("test_a_listing_shows_the_roles_of_a_job")),
-    (m.SurveysAllLetters, by("test_a_listing_can_be_limited_by_a_filter_and_states")),
-    (m.SurveysEveryState, by("test_a_listing_can_be_limited_by_a_filter_and_states")),
-    (m.SurveysUnderALock, by("test_a_listing_waits_for_no_lock")),
-    (m.SurveysKnownStates, by("test_a_listing_shows_an_unknown_status_as_other")),
+    (m.ListsOneTable, by("test_a_listing_shows_each_job_once_with_its_state")),
+    (m.ListsTwice, by("test_a_listing_shows_each_job_once_with_its_state")),
+    (m.ListsNoErrors, by("test_a_listing_shows_the_roles_of_a_job")),
+    (m.ListsAllLetters, by("test_a_listing_can_be_limited_by_a_filter_and_states")),
+    (m.ListsEveryState, by("test_a_listing_can_be_limited_by_a_filter_and_states")),
+    (m.ListsUnderALock, by("test_a_listing_waits_for_no_lock")),
+    (m.ListsKnownStates, by("test_a_listing_shows_an_unknown_status_as_other")),
 ]
 """Mutant to the test that catches it."""
 

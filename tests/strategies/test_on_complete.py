@@ -1,4 +1,4 @@
-"""Completed jobs that are deleted instead of kept."""
+"""Queues that delete completed jobs."""
 
 from __future__ import annotations
 

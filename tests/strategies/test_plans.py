@@ -1,4 +1,4 @@
-"""The plan of a claim: it reads what it takes, however many rows wait and however little is known of them."""
+"""The plan of a claim reads only the rows that it claims, however large the table, with and without statistics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from sqlaqueue import claim
 from sqlaqueue.testing import QueueUnderTest
-from tests.strategies.explaining import CUSTOM, GENERIC, QUEUES, buffers_of, explain, nodes_of
+from tests.strategies.explain import CUSTOM, GENERIC, QUEUES, buffers_of, explain, nodes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ def size(request: pytest.FixtureRequest) -> Size:
 
 @pytest.fixture(scope="class")
 def filled(tables: QueueUnderTest, size: Size) -> Iterator[QueueUnderTest]:
-    """A queue of this size, whose tables autovacuum does not look at."""
+    """Return a queue of this size, without autovacuum."""
     with tables as queue:
         for table in queue.models.base.metadata.sorted_tables:
             queue.execute(f"ALTER TABLE {table.name} SET (autovacuum_enabled = off)")
@@ -67,8 +67,8 @@ def _fill(queue: QueueUnderTest, numbers: range, column: str, value: str) -> Non
 
 
 class TestPlans:
-    def test_a_claim_reads_what_it_takes(self, filled: QueueUnderTest, size: Size) -> None:
-        """Without statistics and with them, planned for its values and for any."""
+    def test_a_claim_reads_only_the_rows_that_it_claims(self, filled: QueueUnderTest, size: Size) -> None:
+        """With and without statistics, with a custom and a generic plan."""
         for analysed in (False, True):
             for table in filled.models.base.metadata.sorted_tables if analysed else ():
                 filled.execute(f"ANALYZE {table.name}")

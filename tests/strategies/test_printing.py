@@ -1,4 +1,4 @@
-"""A statement can be printed, as every other of SQLAlchemy: only its execution on another database is refused."""
+"""A statement can be printed for any dialect; only its execution on another database is refused."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def make_model(strategy: str) -> Any:
 
 
 def held_jobs(model: Any, token: Any) -> list[Any]:
-    """Return instances as a claim would hand them out."""
+    """Return instances as a claim returns them."""
     jobs = []
     for number in (1, 2):
         job = model(**dict.fromkeys(sa.inspect(model).columns.keys()))
@@ -129,7 +129,7 @@ EXECUTE: dict[str, Callable[[Session, Any], Any]] = {
 
 
 @pytest.mark.parametrize("how", EXECUTE)
-def test_what_has_been_printed_is_still_refused_elsewhere(how: str) -> None:
+def test_a_printed_statement_is_still_refused_elsewhere(how: str) -> None:
     engine = sa.create_engine("sqlite://")
     statement = claim(make_model("update_status"), 10)
     assert str(statement)

@@ -1,4 +1,4 @@
-"""Random histories of a queue against a model of what it promises, the same for every strategy."""
+"""Random histories of a queue are compared with a model, the same for every strategy."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ENDS = {complete: "completed", retry: "pending", fail: "failed", release: "pendi
 
 @dataclass(frozen=True)
 class Job:
-    """What the model knows of a job."""
+    """A job in the model."""
 
     state: str = "pending"
     priority: int = 0
@@ -35,7 +35,7 @@ class Job:
 
 
 class Histories(RuleBasedStateMachine):
-    """One worker with one batch at a time, and everybody else around it."""
+    """One worker with one batch at a time, and other transactions."""
 
     queue: ClassVar[QueueUnderTest]
 
@@ -57,7 +57,7 @@ class Histories(RuleBasedStateMachine):
     def change(self, number: int, **changes: Any) -> None:
         self.jobs[number] = replace(self.jobs[number], **changes)
 
-    # -- everybody -------------------------------------------------------------------------------------
+    # -- other transactions -------------------------------------------------------------------------------------
 
     @rule(number=numbers, priority=priorities)
     def enqueue(self, number: int, priority: int) -> None:
@@ -65,7 +65,7 @@ class Histories(RuleBasedStateMachine):
             self.queue.enqueue([number], priority=priority)
             self.jobs[number] = self.committed[number] = Job(priority=priority)
             if not self.queue.keeps_rows:
-                # A key that is used anew: what is left of its former life would come back beside it.
+                # A dead letter with this key would be requeued beside the new job.
                 self.tend(purge(self.queue.only(number)))
 
     @rule(number=numbers)
@@ -176,7 +176,7 @@ class Histories(RuleBasedStateMachine):
         self.jobs = dict(self.committed)
         self.batch = {}
 
-    # -- what must hold --------------------------------------------------------------------------------
+    # -- invariants --------------------------------------------------------------------------------
 
     @invariant()
     def every_job_is_as_it_was_left(self) -> None:
@@ -204,7 +204,7 @@ class Histories(RuleBasedStateMachine):
     ],
     ids=["update_status", "batch_select", "delete_returning", "own_message"],
 )
-def test_any_history_is_as_the_model_says(
+def test_any_history_agrees_with_the_model(
     engine: sa.Engine, strategy: str, columns: dict[str, str | None], *, composite: bool
 ) -> None:
     with QueueUnderTest(engine, strategy, columns, composite=composite) as queue:

@@ -1,4 +1,4 @@
-"""Every verb, and every statement of a Consumer and of an operator, with each kind of status column and each driver."""
+"""All statements of applications, Consumers and operators, with each kind of status column and each driver."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DRIVERS = ("psycopg", "asyncpg", "psycopg2")
 
 
 class Walk:
-    """Jobs of one model in one session, known by the words that their states have in the database."""
+    """Jobs of one model in one session, by their status values in the database."""
 
     def __init__(self, session: Session, model: Model) -> None:
         self.session, self.model, self.job = session, model, model.job
@@ -115,7 +115,7 @@ def verbs(walk: Walk) -> None:
 
 
 def rescuing(walk: Walk) -> None:
-    """Jobs that ran together wait again, one that ran alone and has no attempt left has failed."""
+    """Rescue sets jobs that ran together to pending, and one that ran alone without attempts left to failed."""
     if not walk.leased:
         assert walk.do(rescue(walk.job)) == 0
         return
@@ -132,7 +132,7 @@ def rescuing(walk: Walk) -> None:
 
 
 def serving(walk: Walk) -> None:
-    """What a Consumer executes, one operation after the other."""
+    """Execute the statements of a Consumer in turn."""
     session, spec = walk.session, walk.spec
     plan = make_plan(
         walk.job, batch_size=None, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False

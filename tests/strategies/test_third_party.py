@@ -1,4 +1,4 @@
-"""A strategy of another package: one class, one entry point, certified by the suite that is shipped."""
+"""A strategy of another package: one class and one entry point, tested by the conformance suite."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_an_entry_point_that_is_no_strategy_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(UnknownStrategyError, match=r"'amce'.*'update_status'.*'acme'"):
         find_strategy("amce")
 
@@ -130,7 +130,7 @@ def test_only_the_suite_needs_pytest() -> None:
 
 
 @pytest.mark.once
-def test_the_suite_runs_in_a_project_of_its_own(installed: Path, database: Database) -> None:
+def test_the_suite_runs_in_another_project(installed: Path, database: Database) -> None:
     """With nothing of this project's test configuration, by the lines of the suite's docstring."""
     (installed / "test_acme.py").write_text(TESTS.format(url=database.url()))
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error"]

@@ -1,4 +1,4 @@
-"""Every verb under every strategy, on Session and AsyncSession: the table of what each leaves behind."""
+"""A table of the effects of every verb under every strategy, on Session and AsyncSession."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A message table is compared with its jobs part by part: a large one would keep the disk from everybody else."""
+"""Consumers reconcile a message table in ranges of keys, to spread the reads of a large table over time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlaqueue import Consumer, QueueConfig, QueueMixin, reconcile
 from sqlaqueue.consumer.claiming.batch_size import Pace
 from sqlaqueue.consumer.maintenance import leases
 from sqlaqueue.testing.gate import wait_for
-from tests.strategies.explaining import nodes_of
+from tests.strategies.explain import nodes_of
 
 
 def make_model(*, composite: bool) -> Any:
@@ -37,7 +37,7 @@ def model(request: pytest.FixtureRequest, engine: sa.Engine) -> Any:
 
 
 def break_some(engine: sa.Engine, model: Any) -> None:
-    """Enqueue ten jobs: 2 and 8 wait without a message, the messages of 3 and 9 are about nothing that waits."""
+    """Enqueue ten jobs: 2 and 8 are pending without a message, 3 and 9 have a message and are not pending."""
     with Session(engine) as session:
         # Two shops, so that the parts of a composite key end within one and at its end.
         session.add_all(model(id=number, shop="ab"[number > 5]) for number in range(1, 11))
@@ -55,7 +55,9 @@ def is_right(engine: sa.Engine, model: Any) -> bool:
         return session.scalars(reconcile(model)).all() == []
 
 
-def test_part_by_part_all_is_mended(engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconciling_all_ranges_repairs_everything(
+    engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(leases, "PART", 4)
     break_some(engine, model)
     plan = Consumer(model, lambda session, job: None, sessionmaker(engine))._plan
@@ -69,7 +71,7 @@ def test_part_by_part_all_is_mended(engine: sa.Engine, model: Any, monkeypatch: 
     assert is_right(engine, model)
 
 
-def test_what_is_behind_the_last_job_is_mended_too(engine: sa.Engine, model: Any) -> None:
+def test_messages_after_the_last_job_are_deleted(engine: sa.Engine, model: Any) -> None:
     plan = Consumer(model, lambda session, job: None, sessionmaker(engine))._plan
     break_some(engine, model)
     with Session(engine) as session:
@@ -82,7 +84,7 @@ def test_what_is_behind_the_last_job_is_mended_too(engine: sa.Engine, model: Any
     assert after is None
 
 
-def test_a_consumer_goes_on_until_all_is_mended(
+def test_a_consumer_reconciles_all_ranges(
     engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(leases, "PART", 4)
@@ -103,8 +105,8 @@ def test_a_consumer_goes_on_until_all_is_mended(
     assert found_any[:2] == [True, True], "the first two of three parts"
 
 
-def test_a_part_is_looked_into(engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However large the tables are, and whatever the planner expects of them."""
+def test_a_range_is_read_by_index(engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the size of the tables and their statistics."""
     monkeypatch.setattr(leases, "PART", 100)
     plan = Consumer(model, lambda session, job: None, sessionmaker(engine))._plan
     explained: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What somebody may try who can enqueue, and create objects of their own: none of it runs with another's rights."""
+"""A role that can enqueue and create objects cannot run code with the privileges of another role."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def web(roles: Roles) -> sa.Connection:
     return roles.engine("web").connect().execution_options(isolation_level="AUTOCOMMIT")
 
 
-def test_the_function_cannot_be_tied_to_another_table(roles: Roles, web: sa.Connection) -> None:
+def test_the_function_cannot_be_attached_to_another_table(roles: Roles, web: sa.Connection) -> None:
     with web:
         web.exec_driver_sql("CREATE TEMP TABLE mine (id int, priority int, run_at date, status text)")
         with pytest.raises(ProgrammingError, match="permission denied for function"):
@@ -41,7 +41,7 @@ def test_the_function_cannot_be_tied_to_another_table(roles: Roles, web: sa.Conn
             )
 
 
-def test_a_temporary_table_does_not_take_the_place_of_the_messages(roles: Roles, web: sa.Connection) -> None:
+def test_a_temporary_table_does_not_replace_the_messages(roles: Roles, web: sa.Connection) -> None:
     with web:
         web.exec_driver_sql(SPY)
         web.exec_driver_sql(
@@ -53,7 +53,7 @@ def test_a_temporary_table_does_not_take_the_place_of_the_messages(roles: Roles,
 
 
 def test_operators_in_the_search_path_are_not_called(roles: Roles, web: sa.Connection) -> None:
-    """Neither with the rights of the owner nor with those of somebody else who enqueues."""
+    """Neither with the privileges of the owner nor with those of another enqueueing role."""
     with web:
         for statement in SPYING_OPERATOR:
             web.exec_driver_sql(statement)

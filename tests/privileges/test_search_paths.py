@@ -1,4 +1,4 @@
-"""Search paths of roles and sessions: nothing is written to, or read from, a table of the name in another schema."""
+"""Whatever the search path, no table of the same name in another schema is read or written."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def consumer(roles: Roles, **options: Any) -> Consumer[Any]:
 
 @pytest.fixture
 def other_schema(roles: Roles) -> Roles:
-    """The same tables once more, in another schema, where every role may do everything."""
+    """Create the same tables in another schema, where every role has all privileges."""
     roles.grant_web()
     roles.execute(*roles.grants_of_worker(), "CREATE SCHEMA other")
     engine = sa.create_engine(roles.database.url(), execution_options={"schema_translate_map": {None: "other"}})
@@ -42,7 +42,7 @@ def other_schema(roles: Roles) -> Roles:
 
 @TRIGGERED
 def test_messages_go_where_the_jobs_are(other_schema: Roles) -> None:
-    """Whatever path the one who enqueues has set, for the role or for the session."""
+    """Whatever search path the enqueueing role or its session has."""
     roles, name = other_schema, other_schema.table.name
     roles.execute("ALTER ROLE web SET search_path = other")
     enqueue(roles)
@@ -61,7 +61,7 @@ def test_messages_go_where_the_jobs_are(other_schema: Roles) -> None:
 
 
 @TRIGGERED
-def test_a_path_that_leads_nowhere(other_schema: Roles) -> None:
+def test_a_search_path_without_the_tables(other_schema: Roles) -> None:
     roles = other_schema
     roles.execute("ALTER ROLE worker SET search_path = pg_catalog", "ALTER ROLE web SET search_path = pg_catalog")
     with pytest.raises(ConfigurationError) as refused:
@@ -74,8 +74,8 @@ def test_a_path_that_leads_nowhere(other_schema: Roles) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_status"])
-def test_a_path_that_leads_to_side_tables_of_others(other_schema: Roles) -> None:
-    """A pause, or a check-in, would be written where nobody of this queue looks."""
+def test_a_search_path_to_side_tables_of_another_queue(other_schema: Roles) -> None:
+    """A pause or a heartbeat would be written into a table that this queue does not read."""
     roles = other_schema
     roles.execute("DROP TABLE other.email", "ALTER ROLE worker SET search_path = other, public")
     with pytest.raises(ConfigurationError) as refused:
@@ -90,7 +90,7 @@ def test_a_path_that_leads_to_side_tables_of_others(other_schema: Roles) -> None
 
 
 @TRIGGERED
-def test_triggers_run_for_whoever_has_no_rights_on_a_schema_of_the_path(
+def test_triggers_run_without_privileges_on_schemas_of_the_path(
     other_schema: Roles, caplog: pytest.LogCaptureFixture
 ) -> None:
     roles = other_schema

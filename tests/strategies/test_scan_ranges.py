@@ -1,4 +1,4 @@
-"""Where a Consumer's claim begins: at the head, one priority after the other, or at a mark."""
+"""Scan ranges: a claim begins at the head, scans one priority after another, or begins at a cursor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NOW = datetime.now(UTC)
 
 
 class Order(NamedTuple):
-    """What jobs are ordered by: each of the columns is present, missing, or may be null."""
+    """The columns of the claim order: each is present, missing or nullable."""
 
     priority: str = "present"
     run_at: str = "present"
@@ -82,7 +82,7 @@ class Queue:
         )
 
     def claimed(self, n: int, mark: Mapping[str, Any] | None = None) -> list[Any]:
-        """Return what a Consumer would claim."""
+        """Claim as a Consumer does."""
         parameters = {LIMIT: n, **(mark or {})}
         if self.plan.claim_suspect is None:
             parameters[EXCEPT] = []
@@ -95,7 +95,7 @@ class Queue:
 
 
 def position(job: Any) -> tuple[Any, ...]:
-    """Return where a job stands in the claim order; what is missing comes last."""
+    """Return the position of a job in the claim order; nulls come last."""
     parts = [getattr(job, name, 0) for name in ("my_priority", "my_run_at")]
     return (*((part is None, part) for part in parts), job.tenant, job.number)
 
@@ -113,7 +113,7 @@ def engine(database: Database) -> Iterator[sa.Engine]:
 
 @pytest.mark.parametrize("order", ORDERS, ids="-".join)
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_claims_take_the_claim_order_from_where_they_begin(engine: sa.Engine, name: str, order: Order) -> None:
+def test_claims_follow_the_claim_order_from_their_start(engine: sa.Engine, name: str, order: Order) -> None:
     queue = Queue(engine, make_model(*STRATEGIES[name], order))
     with Session(engine) as session:
         every = [values for values in values_of(order) for _ in range(3)]
@@ -135,7 +135,7 @@ def test_claims_take_the_claim_order_from_where_they_begin(engine: sa.Engine, na
             assert [key(other) for other in queue.claimed(n, mark)] == [key(other) for other in rest[:n]]
 
 
-def test_a_job_that_is_not_wholly_loaded_is_no_mark(engine: sa.Engine) -> None:
+def test_a_partly_loaded_job_is_no_cursor(engine: sa.Engine) -> None:
     model = make_model("update_status", {}, Order())
     queue = Queue(engine, model)
     with Session(engine) as session:
@@ -147,15 +147,15 @@ def test_a_job_that_is_not_wholly_loaded_is_no_mark(engine: sa.Engine) -> None:
 
 
 @pytest.mark.once
-def test_a_strategy_has_to_say_that_it_takes_positions() -> None:
-    """Messages of an application have an order of their own, and of other packages' strategies nothing is known."""
+def test_a_strategy_has_to_declare_scan_ranges() -> None:
+    """Messages of an application have their own order, and strategies of other packages may not support it."""
     assert not ClaimStrategy.supports_scan_range
     assert not ExistingMessages.supports_scan_range
     assert all(find_strategy(name).supports_scan_range for name, _ in STRATEGIES.values())
 
 
 @pytest.mark.once
-def test_a_claim_of_a_strategy_without_positions_is_the_plain_one() -> None:
+def test_a_strategy_without_scan_ranges_gets_plain_claims() -> None:
     class ByLock(ClaimStrategy):
         name = "by_lock"
         holds_transaction = True

@@ -1,4 +1,4 @@
-"""Who runs migrations: the owner of the tables, who is no superuser."""
+"""Migrations by the owner of the tables, who is no superuser."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def test_the_owner_migrates(roles: Roles, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["delete_returning"])
-def test_a_function_that_ran_as_the_writer_is_replaced(roles: Roles, tmp_path: Path) -> None:
-    """As one of version 1 did; and it is brought back by a downgrade."""
+def test_a_function_without_security_definer_is_replaced(roles: Roles, tmp_path: Path) -> None:
+    """Functions of version 1 had none; a downgrade restores it."""
     function = "sqlaqueue_message_orders_sync"
     roles.grant_web()
     roles.execute(

@@ -1,4 +1,4 @@
-"""Of a claim of a few jobs the server may keep a plan, which saves half of its time; of one of many it does not."""
+"""The server may keep the plan of a claim of a few jobs, which halves its time, but not of a claim of many."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def plan_of(model: Any) -> Plan:
     )
 
 
-def test_a_claim_of_whatever_there_is_takes_no_longer(engine: sa.Engine) -> None:
+def test_a_large_limit_makes_a_claim_no_slower(engine: sa.Engine) -> None:
     model = make_model("batch_select")
     model.metadata.create_all(engine)
     with Session(engine) as session:
@@ -59,8 +59,10 @@ def test_a_claim_of_whatever_there_is_takes_no_longer(engine: sa.Engine) -> None
     ("limit", "from_mark", "kept"),
     [(1, False, True), (FEW, False, True), (2 * FEW + 2, False, False), (1, True, False)],
 )
-def test_a_plan_is_kept_for_a_few(engine: sa.Engine, strategy: Any, limit: int, *, from_mark: bool, kept: bool) -> None:
-    """Behind a claim that was full there may be many, however few are claimed at once."""
+def test_a_claim_of_a_few_jobs_may_keep_its_plan(
+    engine: sa.Engine, strategy: Any, limit: int, *, from_mark: bool, kept: bool
+) -> None:
+    """After a claim that returned as many jobs as requested there may be many more."""
     model = make_model(strategy)
     model.metadata.create_all(engine)
     plan = plan_of(model)
@@ -83,7 +85,7 @@ def test_a_plan_is_kept_for_a_few(engine: sa.Engine, strategy: Any, limit: int, 
 
 @pytest.fixture
 def session(engine: sa.Engine) -> Iterator[Session]:
-    """A session that has each statement prepared at its first execution."""
+    """Return a session that prepares each statement on first use."""
     with Session(engine) as session:
         driver: Any = session.connection().connection.driver_connection
         driver.prepare_threshold = 0
@@ -92,14 +94,14 @@ def session(engine: sa.Engine) -> Iterator[Session]:
 
 
 def kept_of(session: Session, beginning: str) -> int:
-    """Return how often statements that begin so were executed by a plan that is kept."""
+    """Return how often statements that begin with this text used a generic plan."""
     kept = "SELECT sum(generic_plans)::int FROM pg_prepared_statements WHERE starts_with(statement, :beginning)"
     times: int = session.scalar(sa.text(kept), {"beginning": beginning})
     return times
 
 
 @pytest.mark.parametrize("strategy", ["update_status", "batch_select"])
-def test_no_plan_is_kept_for_what_a_consumer_ends_in_bulk(engine: sa.Engine, session: Session, strategy: Any) -> None:
+def test_no_plan_is_kept_for_settling_many_runs(engine: sa.Engine, session: Session, strategy: Any) -> None:
     model = make_model(strategy)
     model.metadata.create_all(engine)
     plan = plan_of(model)
@@ -133,7 +135,7 @@ def test_no_plan_is_kept_for_deleting_old_jobs(engine: sa.Engine, session: Sessi
     assert kept_of(session, "DELETE FROM job") == 0
 
 
-def test_no_plan_is_kept_for_comparing_a_part(engine: sa.Engine, session: Session) -> None:
+def test_no_plan_is_kept_for_reconciling_a_range(engine: sa.Engine, session: Session) -> None:
     model = make_model("delete_returning")
     model.metadata.create_all(engine)
     plan = plan_of(model)

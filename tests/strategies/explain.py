@@ -1,4 +1,4 @@
-"""What the server does for a statement, as it says itself."""
+"""Statements under EXPLAIN ANALYZE."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUEUES = {
 
 
 def explain(engine: sa.Engine, statement: Any, parameters: Mapping[str, Any], cache: str = GENERIC) -> dict[str, Any]:
-    """Execute a statement, as a prepared one, and roll it back; return what the executor says of it."""
+    """Execute a statement as a prepared one, roll it back, and return its executed plan."""
     # Its placeholders are those of PREPARE.
     prepared = statement.compile(dialect=asyncpg.dialect()).construct_expanded_state(parameters)
     values = [sql.Literal(prepared.parameters[name]) for name in prepared.positiontup or ()]
@@ -48,13 +48,13 @@ def explain(engine: sa.Engine, statement: Any, parameters: Mapping[str, Any], ca
 
 
 def buffers_of(plan: dict[str, Any]) -> int:
-    """Return how many blocks were looked at."""
+    """Return how many blocks were read."""
     blocks: int = plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
     return blocks
 
 
 def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Return the steps of a plan."""
+    """Return the nodes of a plan."""
     yield plan
     for part in plan.get("Plans", ()):
         yield from nodes_of(part)

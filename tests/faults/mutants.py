@@ -13,16 +13,16 @@ from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
-from sqlaqueue.sync.claiming import claim_jobs, job_buffer
-from sqlaqueue.sync.executing import held, job_instances, leased, worker
-from sqlaqueue.sync.maintenance import leases, loop
-from sqlaqueue.sync.sessions import savepoint
-from sqlaqueue.sync.settling import crash_journal, settle
 
 from sqlaqueue.consumer import aio, settings, sync
+from sqlaqueue.consumer.claiming import claim_jobs, job_buffer
 from sqlaqueue.consumer.claiming.job_buffer import Crew
 from sqlaqueue.consumer.core.effects import Doze, Pause, Report, Script
+from sqlaqueue.consumer.executing import held, job_instances, leased, worker
 from sqlaqueue.consumer.executing.executor import Hand, runs_of
+from sqlaqueue.consumer.maintenance import leases, loop
+from sqlaqueue.consumer.sessions import savepoint
+from sqlaqueue.consumer.settling import crash_journal, settle
 from sqlaqueue.consumer.settling.crash_journal import Entries, Entry
 from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.strategies.update_status import UpdateStatus

@@ -46,7 +46,7 @@ class ClaimRequest:
     worker: Any
     """A bound text: the name of the claiming worker."""
     token: Any
-    """A bound UUID, new for each execution, that tells this claim from all others."""
+    """A bound UUID, new for each execution, that identifies this claim."""
     scan_range: ScanRange | None = None
     """Limits the scan to a part of the claim order; None for all of it. The condition belongs beside the ORDER BY,
     where it can bound the scan of the index."""

@@ -122,7 +122,7 @@ class DeleteReturning(MessageStrategy):
         found = backend().insert_or_ignore(messages.table, rows).returning(*named(messages.ids)).cte("found")
         orphans = messages.consume_orphans(spec, part.holds(messages.ids))
         consumed = orphans.returning(*named(messages.ids)).cte("consumed")
-        mended = sa.union_all(
+        repaired = sa.union_all(
             *(sa.select(*(cte.c[key.key].label(key.key) for key in spec.keys)) for cte in (found, consumed))
-        ).subquery("mended")
-        return sa.select(mended)
+        ).subquery("repaired")
+        return sa.select(repaired)

@@ -150,7 +150,7 @@ class DeleteRow(HeldStrategy):
 
     def list_jobs(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str] | None = None) -> AnySelect:
         """List the rows as pending jobs, and the dead letters as finished ones."""
-        buried = letters(spec, chosen, "survey").subquery("buried")
+        buried = letters(spec, chosen, "jobs").subquery("buried")
         roles = [role for role in SHOWN if spec.has(role) and role not in {"finished_at", "last_error"}]
         none: dict[str, sa.ColumnElement[Any]] = {
             "finished_at": sa.cast(sa.null(), sa.DateTime(timezone=True)),

@@ -181,7 +181,7 @@ class ExistingMessages(MessageStrategy):
 
         ids: Sequence[Any] = list(mapped.primary_key if isinstance(mapped, Mapper) else table.primary_key)
         if not ids:
-            msg = f"{model}: {self!r}: the table {table.name} needs a primary key, by which messages are told apart"
+            msg = f"{model}: {self!r}: the table {table.name} needs a primary key, which identifies a message"
             raise ConfigurationError(msg)
         jobs = [column(name) for name in self._job]
         if len(jobs) != len(spec.keys):

@@ -303,8 +303,8 @@ class ListsNoErrors(DeleteReturning):
     """list_jobs() without the error."""
 
     def list_jobs(self, spec: QueueSpec, chosen: Rows, states: Sequence[str] | None = None) -> Rows:
-        survey = super().list_jobs(spec, chosen, states).subquery()
-        return sa.select(*(column for column in survey.c if column.name != "last_error"))
+        listing = super().list_jobs(spec, chosen, states).subquery()
+        return sa.select(*(column for column in listing.c if column.name != "last_error"))
 
 
 class ListsKnownStates(BatchSelect):

@@ -437,10 +437,10 @@ FROM not_waiting),
 consumed AS
 (DELETE FROM sqlaqueue_message_email USING orphans WHERE sqlaqueue_message_email.id = orphans.id RETURNING sqlaqueue_message_email.id AS id)
  SELECT changed_keys.id
-FROM (SELECT mended.id AS id
+FROM (SELECT repaired.id AS id
 FROM (SELECT found.id AS id
 FROM found UNION ALL SELECT consumed.id AS id
-FROM consumed) AS mended) AS changed_keys
+FROM consumed) AS repaired) AS changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 
@@ -634,10 +634,10 @@ FROM not_waiting),
 consumed AS
 (DELETE FROM sqlaqueue_message_email USING orphans WHERE sqlaqueue_message_email.id = orphans.id RETURNING sqlaqueue_message_email.id AS id)
  SELECT changed_keys.id
-FROM (SELECT mended.id AS id
+FROM (SELECT repaired.id AS id
 FROM (SELECT found.id AS id
 FROM found UNION ALL SELECT consumed.id AS id
-FROM consumed) AS mended) AS changed_keys
+FROM consumed) AS repaired) AS changed_keys
 WHERE (SELECT count(*) AS count_1
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL
 

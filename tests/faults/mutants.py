@@ -97,7 +97,7 @@ def says_nothing_of_other_claims() -> None:
 
 @mutant
 def claims_suspects_with_others() -> None:
-    UpdateStatus.suspect = lambda self, spec: None
+    UpdateStatus.quarantined = lambda self, spec: None
 
 
 @mutant

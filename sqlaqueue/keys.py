@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import Any, Protocol
@@ -20,24 +20,22 @@ class _ClaimedRun(Protocol):
     def token(self) -> Any: ...
 
 
-def key_text(key: Iterable[Any]) -> str:
+def key_text(key: Sequence[Any]) -> str:
     """Return a key as text, unique among the keys of its queue: ``5``, or ``5,de`` for a composite key.
 
     The option ``--key`` of the command line accepts this text.
     """
-    parts = list(map(str, key))
-    if len(parts) == 1:
-        return parts[0]
+    if len(key) == 1:
+        return str(key[0])
     # CSV quotes a part that contains a comma, so that two keys never have the same text.
     line = io.StringIO()
-    csv.writer(line).writerow(parts)
+    csv.writer(line).writerow(map(str, key))
     return line.getvalue().removesuffix("\r\n")
 
 
-def key_value(key: Iterable[Any]) -> Any:
+def key_value(key: Sequence[Any]) -> Any:
     """Return the value of a key of one column, or the tuple of a composite key."""
-    parts = tuple(key)
-    return parts[0] if len(parts) == 1 else parts
+    return key[0] if len(key) == 1 else tuple(key)
 
 
 def keys_from(returned: Iterable[Any], width: int) -> list[Key]:

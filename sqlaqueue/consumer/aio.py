@@ -14,34 +14,19 @@ task, so it can be cancelled: at its timeout, when somebody asks its job to stop
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
-import itertools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Generic, Literal, TypeVar, overload
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer import lifecycle
 from sqlaqueue.consumer.background import RunsInTask
 from sqlaqueue.consumer.base import function_of
-from sqlaqueue.consumer.context import Shift
-from sqlaqueue.consumer.core.effects import Beside, Do, Doze, Handle, InSession, Pause, Rest, Script, Watch, needed
-from sqlaqueue.consumer.executing.executor import Hand
-from sqlaqueue.consumer.executing.worker import lane, wind_up
 from sqlaqueue.consumer.group import ConsumerGroup
-from sqlaqueue.consumer.maintenance.loop import keep
-from sqlaqueue.consumer.notifications.async_listener import async_listener_of
-from sqlaqueue.consumer.sessions import isolation_level
-from sqlaqueue.consumer.settling.outcomes import caught
-from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.consumer.task_runner import TaskRunner
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.backend import backend
-
-_LAST_WORDS = 5.0
-"""Seconds that a handler has for what it does when it is cancelled."""
 
 T = TypeVar("T")
 S = TypeVar("S", bound=AsyncSession)
@@ -172,220 +157,17 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         return await self._serve(draining=True)
 
     async def _serve(self, *, draining: bool) -> int:
-        shift = _Tasks(self, draining=draining)
-        self._begin(shift)
+        runner = TaskRunner(repr(self), self._parts, self._factory, self._handler, draining=draining)
+        self._begin(runner.context)
         try:
-            shift.engine = await self._check_factory()
-            await shift.serve()
+            runner.context.engine = await self._check_factory()
+            await runner.run()
         finally:
-            self._shift = None
-        return shift.crew.jobs_ended
+            self._context = None
+        return runner.context.runs_ended
 
     async def _check_factory(self) -> sa.Engine:
         session: AsyncSession = self._factory()
         self._check_maker(session)
         async with session:
             return self._engine_of(session.sync_session)
-
-
-class _Tasks(Shift):
-    """A run with a task for each lane and one for the keeper."""
-
-    interrupts = True
-    engine: sa.Engine
-
-    def __init__(self, consumer: AsyncConsumer[Any], *, draining: bool) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._called = asyncio.Event()
-        self._stopped, self._attended = asyncio.Event(), asyncio.Event()
-        self._resting: dict[asyncio.Event, None] = {}
-        """What wakes the lanes that rest; the first one has rested longest."""
-        self._handler, self.factory, self._grace = consumer._handler, consumer._factory, consumer._grace  # noqa: SLF001 - its other half
-        super().__init__(repr(consumer), consumer._plan, consumer._pace, consumer._emitter, draining=draining)  # noqa: SLF001 - as above
-
-    def listen(self) -> None:
-        self.calls.listens = True
-        async_listener_of(self.engine).add(backend().channel_of(self.plan.spec), self.calls)
-
-    def reconnect(self) -> None:
-        async_listener_of(self.engine).reconnect()
-
-    def stop(self) -> None:
-        self.plan.stopping = True
-        # To another thread the loop may have ended a moment ago: then there is nobody left to wake. It is told once,
-        # since the run may end between two calls.
-        with contextlib.suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._wake_all)
-
-    def call(self) -> None:
-        self._called.set()
-
-    def attend(self) -> None:
-        self._attended.set()
-
-    def _wake_all(self) -> None:
-        self._stopped.set()
-        self.call()
-        self.wake(self.plan.concurrency)
-
-    def wake(self, lanes: int) -> None:
-        for changed in [*itertools.islice(self._resting, lanes)]:
-            del self._resting[changed]
-            changed.set()
-
-    async def serve(self) -> None:
-        """Run until the lanes have ended, or have been given up."""
-        self.forks.watch(self.engine, self._loop)
-        lanes = [asyncio.create_task(self._task(lane(self))) for _ in range(self.plan.concurrency)]
-        keeper = asyncio.create_task(self._task(keep(self)))
-        with signal_handlers.stop_on_signal(self.stop, wanted=self.handles_signals):
-            try:
-                await self._wait_for(lanes)
-            except asyncio.CancelledError:
-                # This run is cancelled, so its handlers are; then their jobs go back as at the end of a grace period.
-                self.stop()
-                lifecycle.log_shutdown(self, self._grace)
-                await self._abandon(lanes)
-                raise
-            finally:
-                self.stop()
-                lifecycle.log_shutdown(self, self._grace)
-                self.over = True
-                self.attend()
-                await _end([*lanes, keeper], max(self._grace, 5.0))
-                await self._carry_out(wind_up(self))
-                if self.calls.listens:
-                    await async_listener_of(self.engine).remove(self.calls)
-                lifecycle.log_stopped(self)
-        if self.error is not None:
-            raise self.error
-
-    async def _task(self, script: Script) -> None:
-        try:
-            await self._carry_out(script)
-        except Exception as error:  # noqa: BLE001 - a lane must not end without anybody noticing
-            self.fail(error)
-
-    async def _wait_for(self, lanes: Sequence[asyncio.Task[None]]) -> None:
-        stopped = asyncio.create_task(self._stopped.wait())
-        try:
-            working = set(lanes)
-            while working and not stopped.done():
-                await asyncio.wait({*working, stopped}, return_when=asyncio.FIRST_COMPLETED)
-                working = {one for one in working if not one.done()}
-            lifecycle.log_shutdown(self, self._grace)
-        finally:
-            stopped.cancel()
-        if working:
-            _, working = await asyncio.wait(working, timeout=self._grace)
-        if working:
-            await self._abandon(lanes)
-
-    async def _abandon(self, lanes: Sequence[asyncio.Task[None]]) -> None:
-        """Cancel the handlers at work; their results are refused."""
-        lifecycle.log_grace_period_over(self, self._grace)
-        for one in self.crew.at_work():
-            one.abandoned = True
-            one.interrupt()
-        await asyncio.wait(lanes, timeout=_LAST_WORDS)
-
-    # -- carrying scripts out ------------------------------------------------------------------------------
-
-    async def _carry_out(self, script: Script, session: AsyncSession | None = None) -> Any:
-        """Carry out a script, whose operations take place in ``session``."""
-        raised: Exception | None = None
-        result: Any = None
-        while True:
-            try:
-                step = script.send(result) if raised is None else script.throw(raised)
-            except StopIteration as end:
-                return end.value
-            if self.forks.is_child:
-                self.forks.end_child()
-            result = raised = None
-            try:
-                match step:
-                    case Beside():
-                        async with self.open() as other, asyncio.timeout(step.patience):
-                            result = await other.run_sync(isolation_level.run_read_committed, self.plan, step)
-                    case Do():
-                        result = await needed(session).run_sync(step)
-                    case InSession():
-                        async with self.open() as own:
-                            result = await self._carry_out(step.script, own)
-                    case Handle():
-                        await self._call(needed(session), step.hand)
-                    case Pause() | Doze() | Watch() | Rest():
-                        await self._pass_time(step)
-            except Exception as error:  # noqa: BLE001 - the script decides
-                raised = error
-
-    async def _pass_time(self, step: Pause | Doze | Watch | Rest) -> None:
-        match step:
-            case Pause():
-                await wait_for_event(self._stopped, step.seconds)
-            case Doze():
-                await wait_for_event(self._attended, step.seconds)
-                self._attended.clear()
-            case Watch():
-                await wait_for_event(self._called, step.seconds)
-                self._called.clear()
-                if self.plan.stopping:
-                    # Another lane may be on its way here, and nobody will call again.
-                    self._called.set()
-            case Rest() if self.crew.version == step.seen and not self.plan.stopping:
-                changed = asyncio.Event()
-                self._resting[changed] = None
-                try:
-                    await wait_for_event(changed, step.seconds)
-                finally:
-                    self._resting.pop(changed, None)
-
-    async def _call(self, session: AsyncSession, hand: Hand) -> None:
-        """Call the handler in a task of its own, which can be cancelled."""
-        with self.crew.calling(hand):
-            task = asyncio.create_task(self._work_through(session, hand))
-            hand.interrupt = task.cancel
-            try:
-                while not (await asyncio.wait([task], timeout=hand.time_left()))[0]:
-                    if hand.time_left() == 0:
-                        self.crew.time_out(hand)
-                        task.cancel()
-                        await asyncio.wait([task])
-            except asyncio.CancelledError:
-                # Somebody cancels every task there is: the handler goes as well, before its session is closed.
-                task.cancel()
-                await asyncio.wait([task], timeout=_LAST_WORDS)
-                raise
-
-    async def _work_through(self, session: AsyncSession, hand: Hand) -> None:
-        """Make one call after the other, as long as nobody cancels this task, who may have meant the last one."""
-        cancelled = getattr(asyncio.current_task(), "cancelling", int)
-        while not cancelled() and (argument := hand.begin(session.sync_session)) is not None:
-            raised: BaseException | None = None
-            try:
-                await self._handler(session, argument)
-            except BaseException as error:  # noqa: BLE001 - SystemExit would end the event loop with the task
-                raised = caught(error)
-            if self.forks.is_child:
-                self.forks.end_child(raised)
-            if not hand.end(raised, session.sync_session):
-                return
-
-
-async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
-    """Wait until an event is set, or for some seconds."""
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return
-
-
-async def _end(tasks: Sequence[asyncio.Task[None]], patience: float) -> None:
-    """Wait for tasks that have been told to end; cancel those that do not."""
-    _, pending = await asyncio.wait(tasks, timeout=patience)
-    for task in pending:
-        task.cancel()
-    if pending:
-        await asyncio.wait(pending, timeout=_LAST_WORDS)

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.context import Shift
+from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.sessions.connection_checks import check_shared_pool
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
@@ -54,18 +54,18 @@ class _InBackground(ConsumerBase):
 
         If it is False within the block, the Consumer has ended; :attr:`error` contains the reason.
         """
-        return self._shift is not None
+        return self._context is not None
 
     @property
     def error(self) -> BaseException | None:
         """The error that ended the Consumer of a ``with`` block; None if there is none."""
         return self._error
 
-    def _begin(self, shift: Shift) -> None:
+    def _begin(self, context: ConsumerContext) -> None:
         background = self._background
         if background is not None:
-            shift.handles_signals, shift.start_known = False, background.start_known
-        super()._begin(shift)
+            context.handles_signals, context.start_known = False, background.start_known
+        super()._begin(context)
 
     def _engine_of(self, session: Session) -> sa.Engine:
         engine = super()._engine_of(session)
@@ -77,7 +77,7 @@ class _InBackground(ConsumerBase):
         return engine
 
     def _new_background(self, start_known: Callable[[], object]) -> _Background:
-        if self._background is not None or self._shift is not None:
+        if self._background is not None or self._context is not None:
             msg = f"{self!r} is running already; make another Consumer, or raise its concurrency"
             raise ConfigurationError(msg)
         background = self._background = _Background(start_known)
@@ -107,7 +107,7 @@ class _InBackground(ConsumerBase):
         if background.entered:
             text = "%r raised %s: %s; it no longer serves its queue, and the program continues"
             kind = type(error).__name__
-            extra = fields("consumer_failed", queue=self.queue, worker=self._plan.worker(), error_kind=kind)
+            extra = fields("consumer_failed", queue=self.queue, worker=self._settings.worker(), error_kind=kind)
             logger.error(text, self, kind, error, exc_info=error, extra=extra)
 
     def _ended_in_background(self, background: _Background) -> None:

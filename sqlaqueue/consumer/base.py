@@ -10,13 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.context import Shift
-from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName
+from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
+from sqlaqueue.consumer.core.events import EventListener, EventName
 from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
-from sqlaqueue.consumer.settings import make_plan
+from sqlaqueue.consumer.settings import make_settings
+from sqlaqueue.consumer.statements import make_statements
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
+from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
 
 
 class ConsumerBase:
@@ -45,28 +46,25 @@ class ConsumerBase:
         by_class = dict(handler) if isinstance(handler, Mapping) else None
         for each in [handler] if by_class is None else by_class.values():
             self._check_callable(each, batch=batch)
-        self._plan = make_plan(
+        settings = make_settings(
             model,
             handlers=by_class,
             batch_size=batch_size,
             concurrency=concurrency,
+            poll_interval=poll_interval,
             lease=lease,
             timeout=timeout,
+            grace=grace,
             retry=retry,
             name=name,
             batch=batch,
         )
-        interval = seconds(poll_interval, "Consumer(poll_interval=...)")
-        if interval <= 0:
-            msg = f"Consumer(poll_interval={poll_interval!r}): give more than zero seconds, or it never pauses"
-            raise ConfigurationError(msg)
-        self._handler: Any = handler if self._plan.dispatch is None else self._plan.dispatch
+        self._settings = settings
+        self._parts = ConsumerParts(settings, make_statements(settings))
+        self._handler: Any = handler if settings.dispatch is None else settings.dispatch
         self._factory = resolve_factory(session_factory, self._kind, is_async=self._is_async)
-        self._grace = seconds(grace, "Consumer(grace=...)")
         self.handles_signals = signals
-        self._emitter = EventEmitter(self._plan.worker)
-        self._pace = self._plan.pace(interval, exactly=batch_size is not None)
-        self._shift: Shift | None = None
+        self._context: ConsumerContext | None = None
         self.stop_requested: Callable[[], bool] | None = None
 
     def on(self, event: EventName, listener: EventListener) -> None:
@@ -76,7 +74,7 @@ class ConsumerBase:
 
         :raises ConfigurationError: if there is no event of this name.
         """
-        self._emitter.add(event, listener)
+        self._parts.events.add(event, listener)
 
     def stop(self) -> None:
         """Claim no more jobs, and make ``run()`` or ``drain()`` return, at the latest after the grace period.
@@ -84,19 +82,19 @@ class ConsumerBase:
         It can be called from any thread, from a handler and from a signal handler. It has no effect on a Consumer that
         is not running.
         """
-        shift = self._shift
-        if shift is not None:
-            shift.stop()
+        context = self._context
+        if context is not None:
+            context.stop()
 
     @property
     def queue(self) -> str:
         """The queue's name."""
-        return self._plan.spec.name
+        return self._settings.spec.name
 
     @property
     def model(self) -> type[Any]:
         """The mapped class of the queue."""
-        return self._plan.spec.model
+        return self._settings.spec.model
 
     @property
     def session_factory(self) -> Any:
@@ -104,28 +102,28 @@ class ConsumerBase:
         return self._factory
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} of {self.queue!r}, {self._plan.spec.config.strategy!r}>"
+        return f"<{type(self).__name__} of {self.queue!r}, {self._settings.spec.config.strategy!r}>"
 
-    def _begin(self, shift: Shift) -> None:
-        if self._shift is not None:
+    def _begin(self, context: ConsumerContext) -> None:
+        if self._context is not None:
             msg = f"{self!r} is running already; make another Consumer, or raise its concurrency"
             raise ConfigurationError(msg)
-        if self._plan.dispatch is not None:
-            self._plan.dispatch.check()
-        shift.handles_signals &= self.handles_signals
-        self._shift = shift
-        shift.forks.handlers = self._handlers
+        if self._settings.dispatch is not None:
+            self._settings.dispatch.check()
+        context.handles_signals &= self.handles_signals
+        self._context = context
+        context.fork_guard.handlers = self._handlers
         if self.stop_requested is not None and self.stop_requested():
-            shift.stop()
+            context.stop()
 
     @property
     def connections(self) -> int:
         """The most connections it uses at once: one per handler and one for its maintenance."""
-        return self._plan.concurrency + 1
+        return self._settings.concurrency + 1
 
     @property
     def _handlers(self) -> Sequence[Callable[..., Any]]:
-        return [self._handler] if self._plan.dispatch is None else self._plan.dispatch.handlers
+        return [self._handler] if self._settings.dispatch is None else self._settings.dispatch.handlers
 
     def _check_callable(self, handler: Any, *, batch: bool) -> None:
         name, call = type(self).__name__, f"(session, {'jobs' if batch else 'job'})"
@@ -157,7 +155,7 @@ class ConsumerBase:
         check_session_class(type(session), self._factory, self._kind, is_async=self._is_async)
         if self._factory() is session:
             msg = (
-                f"{type(self).__name__}({self._plan.spec.model.__name__}, ...): {self._factory!r} returns the same "
+                f"{type(self).__name__}({self._settings.spec.model.__name__}, ...): {self._factory!r} returns the same "
                 "session each time; give a sessionmaker, which makes a new one"
             )
             raise ConfigurationError(msg)
@@ -167,11 +165,11 @@ class ConsumerBase:
 
         :raises ConfigurationError: for sessions, engines and pools that a Consumer cannot work with.
         """
-        spec, name = self._plan.spec, type(self).__name__
+        spec, name = self._settings.spec, type(self).__name__
         engine = check_engine(session, spec.mapper, f"{name}({spec.model.__name__}, ...)")
-        if self._plan.is_told:
+        if self._settings.notifies:
             check_two_phase(session, spec.model.__name__)
-        check_pool(engine.pool, self, f"{name}(concurrency={self._plan.concurrency})")
+        check_pool(engine.pool, self, f"{name}(concurrency={self._settings.concurrency})")
         return engine
 
 

@@ -1,211 +1,344 @@
-"""One run of a Consumer: what its lanes and its keeper share, without the threads or tasks that they are."""
+"""What the routines of one ``run()`` or ``drain()`` share: its settings, its statements and its state. No I/O."""
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming.batch_size import HEARTBEATS_A_LEASE, Agenda, Pace
-from sqlaqueue.consumer.claiming.job_buffer import Crew
+from sqlaqueue.consumer.claiming.batch_sizer import FLUSH_AFTER, BatchSizer
+from sqlaqueue.consumer.claiming.claim_jobs import Claimer
+from sqlaqueue.consumer.claiming.job_buffer import CallGroup, JobBuffer, runs_in
+from sqlaqueue.consumer.claiming.quarantine import Quarantine
 from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.core.fork_guard import ForkGuard
-from sqlaqueue.consumer.maintenance.retention import Retention
-from sqlaqueue.consumer.notifications.poll_schedule import Calls
+from sqlaqueue.consumer.core.timers import Intervals
+from sqlaqueue.consumer.in_flight import InFlight
+from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
+from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
+from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
 from sqlaqueue.consumer.sessions.write_routing import open_session
-from sqlaqueue.consumer.settings import Plan
+from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.consumer.settling.completions import Completions
+from sqlaqueue.consumer.settling.conflicts import Conflicts
+from sqlaqueue.consumer.settling.crash_journal import CrashJournal
+from sqlaqueue.consumer.settling.judge import Judge
+from sqlaqueue.consumer.settling.settle import Settler
+from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.keys import Key
-from sqlaqueue.log import fields, logger
-
-_MISSED = 2
-"""How many check-ins in a row have to be missed before it is said: the first may be a connection that just broke."""
-
-_REST_AT_WORK, _LONGEST_DOZE = 0.25, 60.0
-"""Seconds between two looks of the keeper: while there are claimed jobs, and without any."""
-
-_AFTER_WORK = 1.0
-"""Seconds without claimed jobs after which the keeper dozes: to be woken costs more than to look again."""
+from sqlaqueue.log import fields
+from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec
 
 
-class Shift:
+class Runner(Protocol):
+    """The threads or tasks of one run, as the routines see them."""
+
+    can_interrupt: bool
+    """Whether a handler can be interrupted."""
+
+    def wake_workers(self, number: int) -> None:
+        """Wake some of the workers that wait for a change."""
+
+    def wake_poller(self) -> None:
+        """Wake the worker that waits for the next poll."""
+
+    def wake_maintenance(self) -> None:
+        """Wake the maintenance loop."""
+
+    def stop(self) -> None:
+        """Wake everything that waits, as the consumer takes on no more work."""
+
+    def listen(self) -> None:
+        """Begin to listen for notifications."""
+
+    def reconnect(self) -> None:
+        """Listen on another connection."""
+
+
+class ConsumerParts:
+    """What a Consumer keeps between two runs: its settings, and what it has learnt."""
+
+    def __init__(self, settings: ConsumerSettings, statements: ConsumerStatements) -> None:
+        self.settings, self.statements = settings, statements
+        self.events = EventEmitter(settings.worker)
+        self.intervals = Intervals(settings.poll_interval)
+        self.journal = CrashJournal()
+        if settings.holds_transaction:
+            # Each worker claims for itself. How many jobs commit together is the application's decision.
+            fixed = settings.batch or settings.fixed_batch_size
+            self.sizer = BatchSizer(settings.batch_size, 1, fixed=fixed, cautious=True)
+        else:
+            # A handler that takes jobs together leaves none waiting.
+            self.sizer = BatchSizer(settings.batch_size, settings.concurrency, fixed=settings.batch)
+
+
+class ConsumerContext:
     """One ``run()`` or ``drain()``.
 
     Each has a state of its own: a handler that outlives the grace period goes on in its thread, and must not meet the
     next run.
 
-    :param draining: whether the shift ends when nothing is due.
+    :param name: the consumer, as the log has it.
+    :param draining: whether the run ends when no job is due.
     """
-
-    interrupts = False
-    """Whether handlers can be interrupted."""
 
     engine: sa.Engine
     """The engine of its sessions."""
-    factory: Any
-    """What makes its sessions."""
 
-    def __init__(self, name: str, plan: Plan, pace: Pace, emitter: EventEmitter, *, draining: bool) -> None:
-        self.name, self.draining = name, draining
+    def __init__(self, name: str, parts: ConsumerParts, factory: Any, runner: Runner, *, draining: bool) -> None:
+        self.name, self.runner, self.draining = name, runner, draining
         self.id = uuid.uuid4().hex
-        """Its name among the Consumers that are alive."""
-        self.handles_signals = True
-        self.start_known: Callable[[], object] | None = None
-        """Called when a first claim has worked or is going to be tried again; None when nobody asks."""
-        self.plan = plan.for_a_shift()
-        sweep = pace.sweep if plan.has_leases else None
-        self.calls = Calls(
-            self.id, pace.poll, self.call, self._noticed, sweep=sweep, share=pace.claim_size, awaited=self.plan.awaited
+        """Its id among the consumers of the queue."""
+        self.settings, self.statements, self.events = parts.settings, parts.statements, parts.events
+        self.intervals, self.sizer, self.journal = parts.intervals, parts.sizer, parts.journal
+        self._factory = factory
+        settings, self.lock = self.settings, threading.RLock()
+        self.buffer = JobBuffer(self.lock)
+        self.completions = Completions(self.lock)
+        self.quarantine = Quarantine(settings.concurrency // 2)
+        self.in_flight = InFlight(settings, self.quarantine, self.lock)
+        self.conflicts, self.waiters = Conflicts(), WaiterRegistry()
+        self.isolation = IsolationLevel(settings.spec)
+        self.judge = Judge(settings, self.conflicts, marks_rows=self.statements.claim_quarantined is not None)
+        self.claimer = Claimer(settings, self.statements, self.quarantine, self.isolation)
+        self.settler = Settler(settings, self.statements, self.judge, self.waiters, self.isolation)
+        self.polls = PollSchedule(
+            self.id,
+            self.intervals.poll,
+            runner.wake_poller,
+            self._noticed,
+            share=self.sizer.claim_size,
+            waiters=self.waiters,
+            rescue=self.intervals.rescue if settings.has_leases else None,
         )
-        self.crew = Crew(self.plan, pace, emitter, self.wake, self.calls, self.attend)
-        self.forks = ForkGuard(plan.spec.name, self.crew.sessions)
-        self.agenda = Agenda()
-        self.retention = Retention(plan.spec)
-        self._proofs_missed = 0
-        self._said_deaf = False
-        self.said_to_hear: bool | None = None
-        """What its last check-in said of it; None before the first."""
-        self.said_start = False
-        """The log says that it has started."""
+        self.fork_guard = ForkGuard(settings.spec.name, self.in_flight.sessions)
+        self.cancelled: set[Key] = set()
+        """Jobs whose cancellation was requested before their handler was called."""
+
+        self.version = 0
+        """Counts the changes for workers that wait: a worker that compares it misses none."""
+        self.claiming = 0
+        """How many workers claim, or wait for the next poll after a claim found nothing."""
+        self.plenty = False
+        """Whether there may be more jobs than the last claim found."""
+        self.rounds = 0
+        """How many times workers have finished claimed jobs, which may be due again."""
+        self.busy_since: float | None = None
+        """When the first job was claimed since the consumer was idle; None while it is."""
+        self.maintenance_sleeps = False
+        """Whether the maintenance loop would notice too late that work has begun."""
+        self.runs_ended = self.runs_released = 0
+
+        self.stopping = False
+        """The consumer takes on no more work; jobs of a batch that have not begun are released."""
+        self.over = False
+        """The workers have ended; the maintenance loop may end."""
         self.drained = False
         """A run that drains its queue has come to its end."""
-        self.before_shutdown: tuple[int, int] | None = None
-        """How many runs had ended, and how many jobs had been given back, when the shutdown began."""
-        self.over = False
-        """The lanes have ended; the keeper may."""
+        self.registered = False
+        """The consumer is in the table of consumers."""
         self.error: BaseException | None = None
-        self.compared_upto: Key | None = None
-        """Up to which job the keeper has compared messages with jobs; None between two rounds."""
-        self.comparing_took = 0.0
-        """The seconds that the parts of this round have taken."""
-        for duty in ("check-in", "reconcile", *(["retention"] if self.retention.walks else [])):
-            self.agenda.set(duty, time.monotonic())
-        self._busy_at = time.monotonic()
-        """When the keeper has seen claimed jobs last."""
+        """The error with which the run ends."""
+        self.handles_signals = True
+        self.start_known: Callable[[], object] | None = None
+        """Called when a first claim has worked or is going to be tried again; None when no host waits for it."""
+        self.start_logged = False
+        self.before_shutdown: tuple[int, int] | None = None
+        """How many runs had ended, and how many jobs had been released, when the shutdown began."""
+
+    @property
+    def spec(self) -> QueueSpec:
+        """The queue."""
+        return self.settings.spec
+
+    def log_fields(self, event: str, **values: Any) -> dict[str, Any]:
+        """Return the ``extra`` of a log record."""
+        return fields(event, queue=self.spec.name, worker=self.settings.worker(), **values)
+
+    # -- start and stop --------------------------------------------------------------------------------------------
 
     def _noticed(self) -> None:
-        self.attend()
+        self.runner.wake_maintenance()
         if self.proven:
-            self.tell_start()
+            self.report_start()
 
-    def tell_start(self) -> None:
-        """Tell those who wait for the start what has become of it."""
+    def report_start(self) -> None:
+        """Tell a host that waits for the start what has become of it."""
         if self.start_known is not None:
             self.start_known()
             self.start_known = None
 
-    def fields(self, event: str, **values: Any) -> dict[str, Any]:
-        """Return what a record of the log carries."""
-        return fields(event, queue=self.plan.spec.name, worker=self.plan.worker(), **values)
-
-    def wake(self, lanes: int) -> None:
-        """Wake some of the lanes that rest."""
-        raise NotImplementedError
-
-    def call(self) -> None:
-        """Wake the lane that watches for calls."""
-        raise NotImplementedError
-
-    def attend(self) -> None:
-        """Wake the keeper."""
-        raise NotImplementedError
-
-    def stop(self) -> None:
-        """Take on no more work."""
-        raise NotImplementedError
-
-    def listen(self) -> None:
-        """Begin to listen for calls, if it has not been done."""
-        raise NotImplementedError
-
-    def reconnect(self) -> None:
-        """Listen by another connection."""
-        raise NotImplementedError
-
-    def hears_nothing(self) -> None:
-        """Note that a check-in has not been heard: look by polling, and try another connection."""
-        self.calls.listening_lost()
-        # By this connection another one would be missed as well.
-        self.calls.wants_check_in = False
-        self._proofs_missed += 1
-        if self._proofs_missed.bit_count() == 1:
-            # Less and less often: behind a pooler each try leaves a connection to the server that listens for nobody.
-            self.reconnect()
-        if self._proofs_missed == _MISSED and not self._said_deaf:
-            self._said_deaf = True
-            logger.warning(
-                "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
-                "polling; give the Consumer an engine that is connected to the server itself, or say "
-                "QueueConfig(notify=False)",
-                self.name,
-                extra=self.fields("notifications_missed"),
-            )
-
-    def hears_again(self) -> None:
-        """Note that a check-in has been heard."""
-        self._proofs_missed = 0
-
-    @property
-    def checked_in(self) -> bool:
-        """Whether it is among the Consumers that are alive, as others see it."""
-        return self.said_to_hear is not None
-
-    def wants_look(self) -> bool:
-        """Return whether it is time to look for jobs."""
-        return self.draining or self.calls.wants_look() or bool(self.plan.suspects.remembered())
-
-    def until_look(self) -> float:
-        """Return the seconds until it is time to look for jobs."""
-        return max(0.0, self.calls.next_look() - time.monotonic())
-
     @property
     def proven(self) -> bool:
-        """Whether some claim has worked: what fails from then on is the database's health, and no mistake."""
-        return self.calls.has_looked
+        """Whether a claim has worked: errors from then on are the database's state, and no mistake of the program."""
+        return self.polls.has_polled
 
-    def works(self) -> None:
-        """Note that the database has answered a claim."""
-        self.crew.pace.succeeded()
-
-    def open(self) -> Any:
+    def open_session(self) -> Any:
         """Return a new session.
 
-        To make one asks no database: what goes wrong before anything has worked is the program's mistake, such as a
-        factory that only works in the main thread.
+        To make one sends nothing to the database: an error before anything has worked is the program's mistake, such as
+        a factory that works in the main thread only.
         """
         try:
-            return open_session(self.factory)
+            return open_session(self._factory)
         except Exception as error:
             if not self.proven:
                 self.fail(error)
             raise
+
+    def stop(self) -> None:
+        """Take on no more work."""
+        self.stopping = True
+        self.runner.stop()
 
     def fail(self, error: BaseException) -> None:
         """End with an error, which ``run()`` raises."""
         self.error = self.error or error
         self.stop()
 
-    @property
-    def heartbeat(self) -> float:
-        """The seconds between extensions of the leases."""
-        return self.plan.lease.total_seconds() / HEARTBEATS_A_LEASE
+    # -- polls -----------------------------------------------------------------------------------------------------
 
-    def until_next_duty(self) -> float:
-        """Return the seconds until the keeper has something to look at, if nobody wakes it before."""
-        if not self.proven:
-            return _REST_AT_WORK
-        now, crew, calls = time.monotonic(), self.crew, self.calls
-        # Set before it is asked whether there is work: whoever begins some after that wakes the keeper.
-        crew.keeper_dozes = now - self._busy_at >= _AFTER_WORK
-        told = min(calls.until_outlook(), calls.until_proof(), calls.sweeps.until_due(hears=calls.hears))
-        wait = min(self.agenda.wait(now), told, _LONGEST_DOZE)
-        busy = crew.busy_since is not None
-        if not crew.is_found_at_rest() or busy:
-            self._busy_at = now
-        elif crew.keeper_dozes:
-            return max(wait, 0.02)
-        if self.plan.timeout is not None:
-            wait = min(wait, self.plan.timeout / 4)
-        return max(min(wait, _REST_AT_WORK), 0.02)
+    def wants_poll(self) -> bool:
+        """Return whether it is time to poll."""
+        return self.draining or self.polls.is_due() or bool(self.quarantine.waiting())
+
+    def until_poll(self) -> float:
+        """Return the seconds until the next poll."""
+        return max(0.0, self.polls.next_poll() - time.monotonic())
+
+    @property
+    def runs_low(self) -> bool:
+        """Whether there are more jobs to claim, and the buffered ones will be done before a claim could bring them."""
+        return self.plenty and not self.claiming and len(self.buffer) <= self.sizer.jobs_during_claim()
+
+    def claim_size(self) -> int:
+        """Return how many jobs to claim: a few, unless the last claim has shown that there may be more."""
+        if self.settings.holds_transaction:
+            return self.sizer.claim_size(plenty=self.plenty)
+        now, busy = time.monotonic(), self.in_flight.busy()
+        stuck = sum(self.sizer.is_stuck(now - one.started) for one in busy)
+        return self.sizer.claim_size(plenty=self.plenty, idle=self.settings.concurrency - len(busy), stuck=stuck)
+
+    # -- shared state ----------------------------------------------------------------------------------------------
+
+    def changed(self, workers: int = 1) -> None:
+        """Wake as many waiting workers as there is something new for: to wake hundreds for one job costs more."""
+        with self.lock:
+            self.version += 1
+        self.runner.wake_workers(workers)
+
+    def add_jobs(self, groups: Sequence[CallGroup]) -> None:
+        """Put claimed jobs, detached, into the buffer."""
+        if groups:
+            with self.lock:
+                self.buffer.add(groups)
+                self._work_begins()
+            self.changed(len(groups))
+
+    def next_group(self) -> CallGroup:
+        """Return one more call group for a worker that has just run one; empty when something else comes first."""
+        with self.lock:
+            if self.quarantine.is_running or self.runs_low or self.wants_settling(time.monotonic()):
+                return []
+            return self.buffer.take()
+
+    def assign(self, owner: object, runs: Callable[[], list[Run]]) -> None:
+        """Record that ``owner`` works on claimed jobs.
+
+        :param runs: returns those runs that it still has.
+        """
+        with self.lock:
+            self.in_flight.assign(owner, runs)
+            self._work_begins()
+
+    def unassign(self, owner: object) -> None:
+        """Record that ``owner`` has finished its jobs, if it had any; the lock is held."""
+        self.rounds += self.in_flight.release(owner)
+
+    def _work_begins(self) -> None:
+        if self.busy_since is None:
+            self.busy_since = time.monotonic()
+            if self.maintenance_sleeps:
+                self.runner.wake_maintenance()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no claimed job is left here: none waits, runs, or has ended without being settled."""
+        with self.lock:
+            return not (self.buffer or self.in_flight or self.completions)
+
+    def check_idle(self) -> bool:
+        """Return :attr:`is_idle`, and end the busy time if it is."""
+        with self.lock:
+            if self.is_idle:
+                self.busy_since = None
+                return True
+            return False
+
+    def claimed_runs(self) -> list[Run]:
+        """Return the claimed runs that have not ended."""
+        with self.lock:
+            return runs_in(self.buffer.groups()) + self.in_flight.runs()
+
+    def live_runs(self) -> list[Run]:
+        """Return the runs whose leases are to be extended: all that are here and not given up."""
+        with self.lock:
+            executors = [one for one in self.in_flight.executors() if one.timed_out or one.abandoned]
+            given_up = {id(run) for run in runs_in(one.group for one in executors)}
+            return [run for run in self.claimed_runs() + self.completions.runs() if id(run) not in given_up]
+
+    def forget_waiting(self) -> list[Run]:
+        """Forget the claimed jobs that have not begun, and return their runs."""
+        with self.lock:
+            runs = self.buffer.clear()
+            for executor in self.in_flight.executors():
+                runs += runs_in(executor.take_waiting())
+                executor.waiting_taken()
+            return runs
+
+    def forget_claimed(self) -> list[Run]:
+        """Forget all claimed jobs, and return the runs that have not ended."""
+        with self.lock:
+            runs = self.claimed_runs()
+            self.buffer.clear()
+            self.in_flight.clear()
+            ended = {id(run) for run in self.completions.runs()}
+            return [run for run in runs if id(run) not in ended]
+
+    def wants_settling(self, now: float) -> bool:
+        """Return whether runs have ended that should not wait for others to be settled with them.
+
+        There are others soon, as long as jobs wait here or the next claim brings some; and while some runs are being
+        settled, those that end meanwhile are settled together after them.
+        """
+        since = self.completions.waiting_since()
+        if since is None:
+            return False
+        if self.sizer.is_slow or now - since >= FLUSH_AFTER:
+            return True
+        return not (self.buffer or self.plenty or self.completions.is_settling)
+
+    def request_cancellation(self, requested: Iterable[tuple[Key, float]], now: float) -> None:
+        """Cancel runs; a request that is older than the run was meant for an earlier one.
+
+        :param requested: keys with the ages of the requests in seconds.
+        """
+        ages = dict(requested)
+        with self.lock:
+            meant = [
+                run for run in self.claimed_runs() if run.key in ages and ages[run.key] <= now - run.claimed_at + 1
+            ]
+            for run in meant:
+                running = [
+                    one for one in self.in_flight.busy() if any(run.key == its.key for its in runs_in([one.group]))
+                ]
+                if not running:
+                    self.cancelled.add(run.key)
+                for one in running:
+                    one.cancelled.add(run.key)
+                    one.interrupt()

@@ -7,74 +7,104 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.sessions import isolation_level
-from sqlaqueue.consumer.sessions.connection_checks import check_writable
-from sqlaqueue.consumer.settings import Plan
+from sqlaqueue.consumer import lifecycle
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import Execute, ExecuteInOwnSession, Routine, WithSession
+from sqlaqueue.consumer.core.transient_errors import is_database_error
+from sqlaqueue.consumer.sessions.connection_checks import check_writable, driver_connection, shared_connection_error
+from sqlaqueue.consumer.sessions.isolation_level import SETTING
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 
 
-def check_transactions(session: Session, plan: Plan) -> None:
+def check(context: ConsumerContext) -> Routine:
+    """Check sessions and database, unless a claim has worked before."""
+    if context.proven:
+        return
+    try:
+        yield WithSession(_check_connections(context))
+        yield ExecuteInOwnSession(check_transactions, (context,))
+    except Exception as error:
+        if not is_database_error(error):
+            # No session has worked yet, and the error is not the database's.
+            context.fail(error)
+        raise
+    notified = yield ExecuteInOwnSession(check_database, (context,))
+    lifecycle.log_started(context, told=notified)
+    if notified and not context.draining and not context.polls.peers.subscribed:
+        context.runner.listen()
+
+
+def _check_connections(context: ConsumerContext) -> Routine:
+    """Refuse sessions that share a connection, whatever the engine's pool is called."""
+    bind = context.settings.bind_arguments
+    own = yield Execute(driver_connection, (bind,))
+    other = yield ExecuteInOwnSession(driver_connection, (bind,))
+    if own is other:
+        raise shared_connection_error(context.name, "the engine")
+
+
+def check_transactions(session: Session, context: ConsumerContext) -> None:
     """Refuse sessions without transactions, and sessions that write to a read-only server; read the isolation level.
 
     Under AUTOCOMMIT other Consumers could claim the jobs of a held batch, and writes could not be rolled back.
 
     :raises ConfigurationError: if a Consumer cannot work with these sessions.
     """
-    check_writable(session, plan.spec.model.__name__, plan.bind)
-    asked = sa.select(sa.func.txid_current(), isolation_level.SETTING)
-    first, second = (session.execute(asked, bind_arguments=plan.bind).one() for _ in range(2))
+    check_writable(session, context.spec.model.__name__, context.settings.bind_arguments)
+    asked = sa.select(sa.func.txid_current(), SETTING)
+    first, second = (session.execute(asked, bind_arguments=context.settings.bind_arguments).one() for _ in range(2))
     if first[0] != second[0]:
         msg = (
-            f"the sessions for {plan.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
+            f"the sessions for {context.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
             "needs transactions: give it a sessionmaker of an engine with another isolation_level"
         )
         raise ConfigurationError(msg)
     session.rollback()
-    _check_level(session, plan, first[1])
+    _check_level(session, context, first[1])
 
 
-def _check_level(session: Session, plan: Plan, level: str) -> None:
+def _check_level(session: Session, context: ConsumerContext, level: str) -> None:
     """Store the default isolation level, and refuse a strict one that the Consumer cannot override."""
-    plan.level = level.upper()
-    if not isolation_level.is_strict(plan):
+    context.isolation.default = level.upper()
+    if not context.isolation.is_strict:
         return
-    isolation_level.begin_read_committed(session, plan)
-    kept = session.scalar(sa.select(isolation_level.SETTING), bind_arguments=plan.bind)
+    context.isolation.begin(session)
+    kept = session.scalar(sa.select(SETTING), bind_arguments=context.settings.bind_arguments)
     session.rollback()
     if kept == level:
         msg = (
-            f"the sessions for {plan.spec.model.__name__} set the isolation level {level.upper()} within each "
+            f"the sessions for {context.spec.model.__name__} set the isolation level {level.upper()} within each "
             "transaction, but a Consumer claims and settles at READ COMMITTED; give the level to the engine "
             "(create_engine(..., isolation_level=...)), which a Consumer overrides for its own transactions"
         )
         raise ConfigurationError(msg)
 
 
-def check_database(session: Session, plan: Plan) -> bool:
+def check_database(session: Session, context: ConsumerContext) -> bool:
     """Refuse a database that lacks tables, triggers or privileges of the queue; log outdated triggers and indexes.
 
     :return: whether the table sends notifications.
     :raises DatabaseNotReadyError: if something is missing; the message names the fix.
     """
     # By the connection, as some statements name no mapped class, and a session may have several engines.
-    connection = session.connection(bind_arguments=plan.bind)
+    connection = session.connection(bind_arguments=context.settings.bind_arguments)
     try:
-        check_ready(connection, plan.spec)
-        outdated = backend().checks.outdated_triggers(connection, plan.spec)
-        slow = backend().checks.missing_index_advice(connection, plan.spec)
+        check_ready(connection, context.spec)
+        outdated = backend().checks.outdated_triggers(connection, context.spec)
+        slow = backend().checks.missing_index_advice(connection, context.spec)
     finally:
         session.rollback()
     if outdated is not None:
-        extra = fields("triggers_outdated", queue=plan.spec.name, worker=plan.worker())
-        consequence = "; until then new jobs are found by polling" if plan.is_told else ""
+        extra = fields("triggers_outdated", queue=context.spec.name, worker=context.settings.worker())
+        consequence = "; until then new jobs are found by polling" if context.settings.notifies else ""
         logger.warning("%s%s", outdated, consequence, extra=extra)
     if slow is not None:
-        extra = fields("indexes_missing", queue=plan.spec.name, worker=plan.worker())
+        extra = fields("indexes_missing", queue=context.spec.name, worker=context.settings.worker())
         logger.warning("%s", slow, extra=extra)
-    return plan.is_told and outdated is None
+    return context.settings.notifies and outdated is None
 
 
 def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:

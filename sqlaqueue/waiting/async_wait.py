@@ -9,11 +9,12 @@ from typing import Any, TypeVar, overload
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 
-from sqlaqueue.consumer.aio import wait_for_event
-from sqlaqueue.consumer.core.effects import Beside, Pause
-from sqlaqueue.consumer.notifications.async_listener import async_listener_of
+from sqlaqueue.consumer.core.driver import adrive
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async_listener_of
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
-from sqlaqueue.consumer.sessions.write_routing import open_session, primary_bind
+from sqlaqueue.consumer.sessions.write_routing import execute, open_session, primary_bind
+from sqlaqueue.consumer.task_runner import wait_for_event
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
@@ -69,29 +70,24 @@ async def async_wait(
     waiter = make_waiter("async_wait", job, key, timeout, wake.set, check=check)
     factory = resolve_factory(session_factory, "async_wait", is_async=True)
     engine = await _engine_of(factory, waiter)
-    routine, listener = wait_for_end(waiter), None
+    listener: AsyncListener | None = None
+
+    async def perform(effect: ExecuteInOwnSession | Wait | Listen) -> Any:
+        nonlocal listener
+        match effect:
+            case ExecuteInOwnSession():
+                async with open_session(factory) as session:
+                    return await session.run_sync(execute, effect.operation, effect.arguments)
+            case Wait():
+                await wait_for_event(wake, effect.seconds)
+                wake.clear()
+            case Listen():
+                listener = async_listener_of(engine)
+                listener.add(backend().channel_of(waiter.spec), waiter.state)
+        return None
+
     try:
-        result: Any = None
-        raised: Exception | None = None
-        while True:
-            effect = routine.send(result) if raised is None else routine.throw(raised)
-            result = raised = None
-            try:
-                match effect:
-                    case Beside():
-                        async with open_session(factory) as session:
-                            result = await session.run_sync(effect)
-                    case Pause():
-                        await wait_for_event(wake, effect.seconds)
-                        wake.clear()
-                    case Listen():
-                        listener = async_listener_of(engine)
-                        listener.add(backend().channel_of(waiter.spec), waiter.state)
-            except Exception as error:  # noqa: BLE001 - the routine handles it
-                raised = error
-    except StopIteration as end:
-        settled: JobResult[Any] = end.value
-        return settled
+        return await adrive(wait_for_end(waiter), perform)
     finally:
         if listener is not None:
             await listener.remove(waiter.state)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.effects import Beside, Pause
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.core.transient_errors import may_recover
 from sqlaqueue.exc import ConfigurationError, JobFailed, WaitTimeout
 from sqlaqueue.queue.backend import backend
@@ -24,13 +24,13 @@ class Listen:
     """Subscribe the waiter's state to the queue's channel."""
 
 
-WaitRoutine = Generator[Beside | Pause | Listen, Any, JobResult[Any]]
+WaitRoutine = Generator[ExecuteInOwnSession | Wait | Listen, Any, JobResult[Any]]
 
 
 def wait_for_end(waiter: Waiter) -> WaitRoutine:
     """Poll the job, announce the waiter to Consumers, and poll when a notification arrives or a poll is due."""
     state = waiter.state
-    result: JobResult[Any] | None = yield Beside(first_poll, (waiter,))
+    result: JobResult[Any] | None = yield ExecuteInOwnSession(first_poll, (waiter,))
     if result is None and state.announces and not state.timed_out:
         yield Listen()
     while result is None:
@@ -40,12 +40,12 @@ def wait_for_end(waiter: Waiter) -> WaitRoutine:
                 f"{waiter.function}(..., timeout=...) more seconds, or None for no limit"
             )
             raise WaitTimeout(msg)
-        yield Pause(state.seconds_until_due())
+        yield Wait("poll", state.seconds_until_due())
         try:
             if state.take_announcement():
-                yield Beside(announce, (waiter,))
+                yield ExecuteInOwnSession(announce, (waiter,))
             if state.take_poll():
-                result = yield Beside(poll, (waiter,))
+                result = yield ExecuteInOwnSession(poll, (waiter,))
                 state.not_settled()
         except Exception as error:
             if not may_recover(error):

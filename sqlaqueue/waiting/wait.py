@@ -19,10 +19,11 @@ from typing import Any, TypeVar, overload
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.effects import Beside, Pause
+from sqlaqueue.consumer.core.driver import drive
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
-from sqlaqueue.consumer.sessions.write_routing import open_session, primary_bind
+from sqlaqueue.consumer.sessions.write_routing import execute, open_session, primary_bind
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
@@ -87,30 +88,24 @@ def wait(
     wake = threading.Event()
     waiter = make_waiter("wait", job, key, timeout, wake.set, check=check)
     factory = resolve_factory(session_factory, "wait", is_async=False)
-    engine = _engine_of(factory, waiter)
-    routine, subscribed = wait_for_end(waiter), False
+    engine, subscribed = _engine_of(factory, waiter), False
+
+    def perform(effect: ExecuteInOwnSession | Wait | Listen) -> Any:
+        nonlocal subscribed
+        match effect:
+            case ExecuteInOwnSession():
+                with open_session(factory) as session:
+                    return execute(session, effect.operation, effect.arguments)
+            case Wait():
+                wake.wait(None if effect.seconds == float("inf") else effect.seconds)
+                wake.clear()
+            case Listen():
+                subscribed = True
+                listener.listen(engine, backend().channel_of(waiter.spec), waiter.state)
+        return None
+
     try:
-        result: Any = None
-        raised: Exception | None = None
-        while True:
-            effect = routine.send(result) if raised is None else routine.throw(raised)
-            result = raised = None
-            try:
-                match effect:
-                    case Beside():
-                        with open_session(factory) as session:
-                            result = effect(session)
-                    case Pause():
-                        wake.wait(None if effect.seconds == float("inf") else effect.seconds)
-                        wake.clear()
-                    case Listen():
-                        subscribed = True
-                        listener.listen(engine, backend().channel_of(waiter.spec), waiter.state)
-            except Exception as error:  # noqa: BLE001 - the routine handles it
-                raised = error
-    except StopIteration as end:
-        settled: JobResult[Any] = end.value
-        return settled
+        return drive(wait_for_end(waiter), perform)
     finally:
         if subscribed:
             listener.unlisten(engine, waiter.state)

@@ -16,13 +16,13 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer, JobEvent
 from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.mapping.mixin import spec_of
-from tests.consumer.hands import DEADLINE, Handler, for_async, for_sync
+from tests.consumer.handler_io import DEADLINE, Handler, for_async, for_sync
 from tests.consumer.models import models
 from tests.consumer.processes import Worker, wait_until
 from tests.servers import Database
 
 
-async def nothing(hands: Any, job: Any) -> None:
+async def nothing(io: Any, job: Any) -> None:
     """Handle a job by doing nothing."""
 
 
@@ -184,7 +184,7 @@ class Server:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
         # A stop before the beginning would have nothing to end.
-        wait_until(lambda: self.consumer._shift is not None or self.finished.is_set())
+        wait_until(lambda: self.consumer._context is not None or self.finished.is_set())
         try:
             yield self
         except BaseException:

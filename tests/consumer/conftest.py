@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.core import timers
 from tests.consumer.bench import Bench
 from tests.consumer.models import STRATEGIES
 
@@ -121,6 +121,6 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.fixture
-def frequent_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look for expired leases and requests more often than usual: a test waits for little else."""
-    monkeypatch.setattr(batch_size, "SWEEP", 0.2)
+    monkeypatch.setattr(timers, "RESCUE", 0.2)

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tests.consumer.hands import AsyncHands
+from tests.consumer.handler_io import AsyncHandlerIO
 
 go_on = threading.Event()
 
@@ -33,38 +33,38 @@ def listen() -> None:
         go_on.set()
 
 
-async def _effect(hands: Any, job: Any) -> None:
+async def _effect(io: Any, job: Any) -> None:
     effect = sa.text("INSERT INTO effect (job, note) VALUES (:job, :note)")
-    await hands.execute(effect, {"job": job.id, "note": str(os.getpid())})
+    await io.execute(effect, {"job": job.id, "note": str(os.getpid())})
 
 
-async def work(hands: Any, job: Any) -> None:
+async def work(io: Any, job: Any) -> None:
     """Have an effect."""
-    await _effect(hands, job)
+    await _effect(io, job)
 
 
-async def deadly(hands: Any, job: Any) -> None:
+async def deadly(io: Any, job: Any) -> None:
     """Kill the worker if the job says so."""
-    await _effect(hands, job)
+    await _effect(io, job)
     if job.payload == "poison":
         # One at a time: what measures the coverage writes it down first, and two threads that do crash.
         with _dying:
             os._exit(DEADLY)
 
 
-async def deadly_batch(hands: Any, jobs: Any) -> None:
+async def deadly_batch(io: Any, jobs: Any) -> None:
     """The same for a batch."""
     for job in jobs:
-        await deadly(hands, job)
+        await deadly(io, job)
 
 
 def _memory() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-async def greedy(hands: Any, job: Any) -> None:
+async def greedy(io: Any, job: Any) -> None:
     """Take all memory that this process may have, if the job says so."""
-    await _effect(hands, job)
+    await _effect(io, job)
     if job.payload == "greedy":
         resource.setrlimit(resource.RLIMIT_AS, (_memory() + 2**28, resource.RLIM_INFINITY))
         hoard = []
@@ -72,34 +72,34 @@ async def greedy(hands: Any, job: Any) -> None:
             hoard.append(bytearray(2**24))
 
 
-async def wait(hands: Any, job: Any) -> None:
+async def wait(io: Any, job: Any) -> None:
     """Have an effect, and wait for the word to go on."""
-    await _effect(hands, job)
+    await _effect(io, job)
     say(f"started {job.id}")
-    await hands.wait(go_on)
+    await io.wait(go_on)
 
 
-async def hang(hands: Any, job: Any) -> None:
+async def hang(io: Any, job: Any) -> None:
     """Never return by itself; the row stays unlocked."""
     say(f"started {job.id}")
-    await hands.wait(threading.Event())
+    await io.wait(threading.Event())
 
 
-async def hang_with_lock(hands: Any, job: Any) -> None:
+async def hang_with_lock(io: Any, job: Any) -> None:
     """Never return by itself, with the job's own row locked by a write."""
     job.payload = "written"
-    await hands.flush()
+    await io.flush()
     say(f"started {job.id}")
-    await hands.wait(threading.Event())
+    await io.wait(threading.Event())
 
 
 def _exit_code(pid: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-async def forking(hands: Any, job: Any) -> None:
+async def forking(io: Any, job: Any) -> None:
     """Fork, and have the copy come back in the way that the job says."""
-    await _effect(hands, job)
+    await _effect(io, job)
     pid = os.fork()
     if pid:
         say(f"copy ended: {job.payload} {_exit_code(pid)}")
@@ -110,12 +110,12 @@ async def forking(hands: Any, job: Any) -> None:
         case "exit":
             sys.exit(7)
         case "commit":
-            await hands.commit()
+            await io.commit()
         case "statement":
-            await _effect(hands, job)
-        case "suspend" if isinstance(hands, AsyncHands):
+            await _effect(io, job)
+        case "suspend" if isinstance(io, AsyncHandlerIO):
             # The copy has no running loop for asyncio.sleep(); a future needs none.
-            await hands.suspend()
+            await io.suspend()
 
 
 def _square(number: int) -> int:
@@ -126,9 +126,9 @@ def _exit_with_eight() -> None:
     sys.exit(8)
 
 
-async def with_children(hands: Any, job: Any) -> None:
+async def with_children(io: Any, job: Any) -> None:
     """Start a process that ends in a way of its own."""
-    await _effect(hands, job)
+    await _effect(io, job)
     forks = multiprocessing.get_context("fork")
     match job.payload:
         case "pool":

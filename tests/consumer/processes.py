@@ -11,7 +11,7 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, Self
 
 from tests.consumer import worker
-from tests.consumer.hands import DEADLINE
+from tests.consumer.handler_io import DEADLINE
 from tests.servers import Database
 
 _forks = multiprocessing.get_context("forkserver")

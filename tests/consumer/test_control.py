@@ -13,14 +13,14 @@ import sqlalchemy as sa
 
 import sqlaqueue
 from sqlaqueue import cancel, claim, consumers, pause, paused, resume
-from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.core import timers
 from tests.consumer.bench import Bench, wait_until
-from tests.consumer.hearing import LATER, await_hearing, execute, idle
+from tests.consumer.listening import LATER, await_listening, execute, idle
 
 
 @pytest.fixture(autouse=True)
-def no_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size, "SWEEP", LATER)
+def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "RESCUE", LATER)
 
 
 @pytest.fixture
@@ -46,11 +46,11 @@ def test_a_paused_queue_hands_nothing_out(paused_bench: Bench) -> None:
 
 def test_consumers_obey_a_pause(mixed: Bench) -> None:
     with idle(mixed).running() as server:
-        await_hearing(server)
+        await_listening(server)
         execute(mixed, pause(mixed.Job))
         mixed.enqueue()
         # It comes when it is called, and finds nothing: then it has no call left.
-        wait_until(lambda: not server.consumer._shift.calls._open)
+        wait_until(lambda: not server.consumer._context.polls._announcements._open)
         assert mixed.states() == {"pending": 1}
         execute(mixed, resume(mixed.Job))
         wait_until(lambda: mixed.states() == {"completed": 1})
@@ -71,13 +71,13 @@ def test_a_running_job_is_asked_to_stop_at_once(mixed: Bench) -> None:
     key = mixed.enqueue()[0]
     started, go_on = threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         started.set()
-        await hands.wait(go_on)
+        await io.wait(go_on)
         raise ValueError
 
     with mixed.consumer(work, poll_interval=LATER).running() as server:
-        await_hearing(server)
+        await_listening(server)
         assert started.wait(30)
         execute(mixed, cancel(sa.select(mixed.Job).where(mixed.Job.id == key)))
         wait_until(lambda: mixed.execute("SELECT count(*) FROM sqlaqueue_control") == 0)
@@ -88,14 +88,14 @@ def test_a_running_job_is_asked_to_stop_at_once(mixed: Bench) -> None:
 def test_who_serves_the_queue(mixed: Bench) -> None:
     started, go_on = threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         started.set()
-        await hands.wait(go_on)
+        await io.wait(go_on)
 
     key = mixed.enqueue()[0]
     with mixed.consumer(work, poll_interval=LATER, name="left").running() as server:
         assert started.wait(30)
-        await_hearing(server)
+        await_listening(server)
 
         def said() -> list[Any]:
             return [(row.running, row.listening) for row in execute(mixed, consumers(mixed.Job))]

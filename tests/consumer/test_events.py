@@ -21,7 +21,7 @@ ENDS: dict[str, tuple[str, Any]] = {
 }
 
 
-async def end(hands: Any, job: Any) -> None:
+async def end(io: Any, job: Any) -> None:
     """Settle the run as the job's payload says."""
     _, error = ENDS[job.payload]
     if error is not None:
@@ -61,7 +61,7 @@ def test_an_event_follows_the_commit(bench: Bench) -> None:
 def test_events_have_the_number_of_the_attempt(bench: Bench) -> None:
     [key] = bench.enqueue(1)
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         raise ValueError
 
     server = bench.consumer(work)
@@ -115,10 +115,10 @@ def test_the_log_names_the_jobs(bench: Bench, log: Any) -> None:
     assert {record.name for record in log.records} <= {"sqlaqueue", "asyncio"}
 
 
-def test_a_rescue_and_a_refusal_are_told(leased: Bench, frequent_sweeps: None, log: Any) -> None:
+def test_a_rescue_and_a_refusal_are_told(leased: Bench, frequent_rescues: None, log: Any) -> None:
     [key] = leased.enqueue(1)
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         if job.attempts == 1:
             leased.execute("UPDATE job SET lease_expires_at = clock_timestamp() - interval '1 s'")
             with leased.consumer().running() as thief:

@@ -48,8 +48,8 @@ def test_a_consumer_serves_sessions_that_write_down_what_they_execute(bench: Ben
     refused: list[Exception] = []
     ends: dict[int, BaseException] = {2: Fail("no"), 3: Snooze(60), 4: Cancel("off"), 5: Retry(60), 6: ValueError("no")}
 
-    async def handle(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def handle(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         if job.id in ends:
             raise ends[job.id]
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from tests.consumer.bench import Bench, wait_until
 
-pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
+pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
 
 LEVEL = sa.text("SELECT current_setting('transaction_isolation')")
 LEASE = 1.0
@@ -57,12 +57,12 @@ def test_a_strict_default_changes_no_result(bench: Bench, where: str, level: str
     patient, levels = threading.Event(), set[str]()
     begun = threading.Semaphore(0)
 
-    async def work(hands: Any, job: Any) -> None:
-        levels.add(await hands.scalar(LEVEL))
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        levels.add(await io.scalar(LEVEL))
+        await io.execute(bench.effect(job.id))
         if job.id in keys[:2]:
             begun.release()
-            await hands.wait(patient)
+            await io.wait(patient)
 
     with strict_by_default(bench, where, level) as engine:
         server = bench.consumer(work, concurrency=2, batch_size=2, lease=LEASE, engine=engine)
@@ -85,12 +85,12 @@ def test_a_handler_chooses_a_strict_level(leased: Bench, level: str) -> None:
     keys = leased.enqueue(3)
     begun, patient = threading.Semaphore(0), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.choose(level)
-        assert await hands.scalar(LEVEL) == level.lower()
-        await hands.execute(leased.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.choose(level)
+        assert await io.scalar(LEVEL) == level.lower()
+        await io.execute(leased.effect(job.id))
         begun.release()
-        await hands.wait(patient)
+        await io.wait(patient)
 
     server = leased.consumer(work, concurrency=3, lease=LEASE)
     with server.running():
@@ -108,13 +108,13 @@ def test_handlers_whose_transactions_conflict_run_again(leased: Bench) -> None:
     keys = leased.enqueue(2)
     seen = list[int]()
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.choose("SERIALIZABLE")
-        await hands.scalar(sa.text("SELECT count(*) FROM effect"))
-        await hands.execute(leased.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.choose("SERIALIZABLE")
+        await io.scalar(sa.text("SELECT count(*) FROM effect"))
+        await io.execute(leased.effect(job.id))
         seen.append(job.id)
         if len(seen) <= 2:
-            await hands.wait_for(lambda: len(seen) >= 2)
+            await io.wait_for(lambda: len(seen) >= 2)
 
     server = leased.consumer(work, concurrency=2)
     with server.running():

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming import job_buffer
+from sqlaqueue.consumer.executing import report
 from tests.consumer.bench import Bench, wait_until
 
-pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
+pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
 
 
 def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
@@ -32,13 +32,13 @@ def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
 def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait for their turn as well, as long as they do: nobody rescues any."""
     for name in ("LATE", "LONGEST_WAIT"):
-        monkeypatch.setattr(job_buffer, name, 60.0)
+        monkeypatch.setattr(report, name, 60.0)
     quick, keys = leased.enqueue(1, priority=-1, payload="quick"), leased.enqueue(4)
     go_on = threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         if job.payload != "quick":
-            await hands.wait(go_on)
+            await io.wait(go_on)
 
     # What was quick promises more: the claim after it takes all.
     with leased.consumer(work, lease=1, batch_size=4).running() as server:
@@ -59,12 +59,12 @@ def test_a_handler_that_has_written_its_row_holds_up_no_lease(leased: Bench) -> 
     keys = leased.enqueue(3)
     go_on, at_work = threading.Event(), threading.Semaphore(0)
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         if job.id == keys[0]:
             job.payload = "written"
-            await hands.flush()
+            await io.flush()
         at_work.release()
-        await hands.wait(go_on)
+        await io.wait(go_on)
 
     with leased.consumer(work, lease=1, concurrency=3).running() as server:
         assert all(at_work.acquire(timeout=30) for _ in range(3))
@@ -83,9 +83,9 @@ def test_somebody_who_locks_a_row_holds_up_no_lease(leased: Bench) -> None:
     locked, *others = leased.enqueue(3)
     at_work, end_one, end_all = threading.Semaphore(0), threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         at_work.release()
-        await hands.wait(end_one if job.id == locked else end_all)
+        await io.wait(end_one if job.id == locked else end_all)
 
     with leased.engine.connect() as admin, leased.consumer(work, lease=1, concurrency=3).running() as server:
         assert all(at_work.acquire(timeout=30) for _ in range(3))
@@ -122,9 +122,9 @@ def test_a_consumer_rescues_its_own_jobs_from_before(leased: Bench) -> None:
     )
     leased.enqueue(200)
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         # There is always more to do.
-        await hands.execute(sa.insert(leased.Job.__table__).values(payload=None))
+        await io.execute(sa.insert(leased.Job.__table__).values(payload=None))
 
     with leased.consumer(work, batch_size=5, concurrency=2).running():
         wait_until(lambda: leased.row(key).status == "completed")
@@ -153,9 +153,9 @@ def test_a_stale_result_that_wrote_nothing_is_refused_as_well(leased: Bench) -> 
     [key] = leased.enqueue(1)
     go_on, started = threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         started.set()
-        await hands.wait(go_on)
+        await io.wait(go_on)
 
     with leased.consumer(work).running() as server:
         assert started.wait(30)
@@ -173,10 +173,10 @@ def test_of_a_batch_only_the_lost_job_is_refused(leased: Bench) -> None:
     lost, *mates = leased.enqueue(4)
     calls: list[list[int]] = []
 
-    async def work(hands: Any, jobs: Any) -> None:
+    async def work(io: Any, jobs: Any) -> None:
         calls.append([job.id for job in jobs])
         for job in jobs:
-            await hands.execute(leased.effect(job.id))
+            await io.execute(leased.effect(job.id))
         if len(calls) == 1:
             # Beside the handler's own transaction, as a thief does it.
             leased.execute("UPDATE job SET lease_token = gen_random_uuid() WHERE id = :id", id=lost)

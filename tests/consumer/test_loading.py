@@ -92,8 +92,8 @@ def test_what_was_loaded_eagerly_leaves_no_transaction(leased: Bench) -> None:
         session.commit()
     seen: list[tuple[str, bool]] = []
 
-    async def look(hands: Any, jobs: Any) -> None:
-        seen.extend((job.owner.name, hands.session.in_transaction()) for job in jobs)
+    async def look(io: Any, jobs: Any) -> None:
+        seen.extend((job.owner.name, io.session.in_transaction()) for job in jobs)
 
     chosen = sa.select(leased.Job).options(selectinload(leased.Job.owner))
     assert leased.consumer(look, model=chosen, batch=True, batch_size=CLAIM).drain() == N
@@ -116,7 +116,7 @@ def test_a_session_need_not_be_empty(supply: Any, strategy: str, kept: int) -> N
 
     seen: list[tuple[int, int]] = []
 
-    async def note(hands: Any, job: Any) -> None:
+    async def note(io: Any, job: Any) -> None:
         seen.append((job.id, job.attempts))
 
     assert bench.consumer(note, batch_size=CLAIM, session={"class_": Loaded}).drain() == N
@@ -164,7 +164,7 @@ def test_an_instance_that_somebody_keeps_is_not_handed_out_again(bench: Bench) -
     bench.enqueue(N)
     kept: list[tuple[Any, int]] = []
 
-    async def fail_first(hands: Any, job: Any) -> None:
+    async def fail_first(io: Any, job: Any) -> None:
         kept.append((job, job.attempts))
         if job.attempts == 1:
             raise ValueError

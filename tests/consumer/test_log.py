@@ -21,7 +21,7 @@ from sqlaqueue.log import FIELDS, database_text, fields
 from tests.consumer.bench import Bench, wait_until
 
 
-async def fail(hands: Any, job: Any) -> None:
+async def fail(io: Any, job: Any) -> None:
     """Raise an error whose traceback names this function."""
     raise ValueError(job.payload)
 
@@ -75,7 +75,7 @@ def test_each_failed_attempt_has_one_record_with_its_traceback(mixed: Bench, log
     assert failed.getMessage().endswith("attempt 2 of 2 failed, no further try: ValueError: a")
     for record in (retried, failed):
         assert (record.queue, record.max_attempts, record.error_kind) == ("job", 2, "ValueError")
-        assert record.worker == server.consumer._plan.worker()
+        assert record.worker == server.consumer._settings.worker()
         assert record.duration >= 0
         assert "in fail\n" in logging.Formatter().format(record)
 
@@ -83,7 +83,7 @@ def test_each_failed_attempt_has_one_record_with_its_traceback(mixed: Bench, log
 def test_an_event_has_the_time_and_duration_of_the_handler(mixed: Bench) -> None:
     good, bad = mixed.enqueue(1, payload="good"), mixed.enqueue(1, payload="bad")
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         if job.payload == "bad":
             time.sleep(0.05)  # noqa: ASYNC251 - nothing else is to go on meanwhile
             raise Fail("order 1: no stock", kind="no_stock")
@@ -114,9 +114,9 @@ def test_the_shutdown_counts_its_jobs(mixed: Bench, log: Any) -> None:
     mixed.enqueue(5)
     started, go_on = threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         started.set()
-        await hands.wait(go_on)
+        await io.wait(go_on)
 
     with mixed.consumer(work, batch_size=5, grace=20).running() as server:
         wait_until(started.is_set)
@@ -139,9 +139,9 @@ def test_jobs_that_outlive_the_grace_period_are_counted_as_released(mixed: Bench
     mixed.enqueue(2)
     started, go_on = threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         started.set()
-        await hands.wait(go_on)
+        await io.wait(go_on)
 
     with mixed.consumer(work, batch_size=2, grace=0.05).running() as server:
         wait_until(started.is_set)
@@ -184,7 +184,7 @@ def test_every_record_of_the_library_has_the_fields() -> None:
             called = ast.unparse(node.func)
             names = {keyword.arg for keyword in node.keywords}
             where = f"{path.name}:{node.lineno}"
-            if called in {"fields", "self.fields", "shift.fields"}:
+            if called in {"fields", "context.log_fields"}:
                 assert not names & own, f"{where}: {names & own}"
             if called.rpartition(".")[0] == "logger" and called != "logger.isEnabledFor":
                 assert "extra" in names, f"{where}: give extra=fields(...)"

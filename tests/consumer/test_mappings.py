@@ -119,4 +119,7 @@ def test_what_the_mapping_loads_is_there(database: Database, strategy: str, colo
 @pytest.mark.once
 def test_a_claim_that_brings_everything_is_not_followed_by_a_read() -> None:
     """Relationships that are loaded when they are asked for, or by a SELECT of their own in any case, are no reason."""
-    assert Consumer(models("update_status").job, lambda session, job: None, sessionmaker())._plan.load_rest is None
+    assert (
+        Consumer(models("update_status").job, lambda session, job: None, sessionmaker())._parts.statements.load_rest
+        is None
+    )

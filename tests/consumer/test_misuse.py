@@ -22,14 +22,14 @@ def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, colour: s
         [bad] = bench.enqueue(1, max_attempts=2)
         good += bench.enqueue(2)
 
-        async def work(hands: Any, job: Any, bench: Bench = bench, bad: int = bad) -> None:
-            await hands.execute(bench.effect(job.id))
+        async def work(io: Any, job: Any, bench: Bench = bench, bad: int = bad) -> None:
+            await io.execute(bench.effect(job.id))
             if job.id == bad:
-                await getattr(hands, verb)()
+                await getattr(io, verb)()
                 # Nor may anything that it does afterwards reach the database.
-                await hands.execute(bench.effect(job.id, note="afterwards"))
+                await io.execute(bench.effect(job.id, note="afterwards"))
                 if verb != "commit":
-                    await hands.commit()
+                    await io.commit()
 
         server = bench.consumer(work, batch_size=batch_size)
         server.drain()
@@ -46,10 +46,10 @@ def test_a_handler_that_catches_the_error_of_its_misuse(supply: Any, colour: str
         bench = supply.take(strategy, colour)
         keys = bench.enqueue(3, max_attempts=1)
 
-        async def work(hands: Any, job: Any, bench: Bench = bench, keys: list[int] = keys) -> None:
-            await hands.execute(bench.effect(job.id))
+        async def work(io: Any, job: Any, bench: Bench = bench, keys: list[int] = keys) -> None:
+            await io.execute(bench.effect(job.id))
             if job.id == keys[1]:
-                await hands.rollback()
+                await io.rollback()
 
         bench.consumer(work).drain()
         assert bench.states() == {"completed": 2, "failed": 1}
@@ -61,15 +61,15 @@ def test_under_a_lease_a_handler_may_commit(leased: Bench) -> None:
     """Its transaction holds no other job; what it writes after the commit is as safe as before."""
     keys = leased.enqueue(3)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(leased.effect(job.id))
-        await hands.commit()
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(leased.effect(job.id))
+        await io.commit()
         if job.id == keys[0]:
-            await hands.execute(leased.effect(job.id))
+            await io.execute(leased.effect(job.id))
         if job.id == keys[1]:
-            await hands.rollback()
+            await io.rollback()
         if job.id == keys[2]:
-            await hands.close()
+            await io.close()
 
     # The jobs are read after the commit, which async code must say beforehand.
     leased.consumer(work, session={"expire_on_commit": False}).drain()
@@ -81,19 +81,19 @@ def test_a_handler_may_undo_a_part_of_its_own(bench: Bench) -> None:
     """By a savepoint within the Consumer's; it may also leave one open."""
     keys = bench.enqueue(3)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         if job.id == keys[0]:
             with pytest.raises(sa.exc.DBAPIError):
-                async with hands.nested():
-                    await hands.execute(bench.effect(job.id))
-                    await hands.execute(sa.text("SELECT 1 / 0"))
+                async with io.nested():
+                    await io.execute(bench.effect(job.id))
+                    await io.execute(sa.text("SELECT 1 / 0"))
         elif job.id == keys[1]:
-            await hands.begin_nested()
-            await hands.execute(bench.effect(job.id))
+            await io.begin_nested()
+            await io.execute(bench.effect(job.id))
         else:
-            async with hands.nested():
-                await hands.execute(bench.effect(job.id))
+            async with io.nested():
+                await io.execute(bench.effect(job.id))
 
     bench.consumer(work).drain()
     assert bench.states() == {"completed": 3}
@@ -104,9 +104,9 @@ def test_a_handler_may_undo_a_part_of_its_own(bench: Bench) -> None:
 def test_a_handler_that_leaves_a_savepoint_open_and_fails(bench: Bench) -> None:
     good, bad = bench.enqueue(2, max_attempts=1)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.begin_nested()
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.begin_nested()
+        await io.execute(bench.effect(job.id))
         if job.id == bad:
             raise ValueError
 
@@ -120,12 +120,12 @@ def test_a_handler_that_catches_a_failed_flush(bench: Bench) -> None:
     """The savepoint cannot be released any more, and the attempt has failed."""
     good, bad = bench.enqueue(2, max_attempts=1)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         if job.id == bad:
-            hands.add(bench.Effect(job=None))
+            io.add(bench.Effect(job=None))
             with pytest.raises(sa.exc.IntegrityError):
-                await hands.flush()
+                await io.flush()
 
     bench.consumer(work).drain()
     assert bench.states() == {"completed": 1, "failed": 1}
@@ -137,11 +137,11 @@ def test_a_handler_that_catches_a_failed_statement(bench: Bench) -> None:
     """The transaction is aborted, so the job cannot be settled in it."""
     good, bad = bench.enqueue(2, max_attempts=1)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         if job.id == bad:
             with pytest.raises(sa.exc.DBAPIError):
-                await hands.execute(sa.text("SELECT 1 / 0"))
+                await io.execute(sa.text("SELECT 1 / 0"))
 
     bench.consumer(work).drain()
     assert bench.states() == {"completed": 1, "failed": 1}
@@ -153,13 +153,13 @@ def test_a_handler_that_catches_a_failed_statement(bench: Bench) -> None:
 def test_a_handler_may_delete_its_job(bench: Bench) -> None:
     keys = bench.enqueue(4)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         if job.id == keys[1]:
-            await hands.delete(job)
+            await io.delete(job)
         if job.id == keys[2]:
-            await hands.delete(job)
-            await hands.flush()
+            await io.delete(job)
+            await io.flush()
 
     server = bench.consumer(work)
     assert server.drain() == 4
@@ -172,9 +172,9 @@ def test_a_handler_may_delete_its_job(bench: Bench) -> None:
 def test_a_stale_handler_cannot_delete_its_job(leased: Bench) -> None:
     [key] = leased.enqueue(1)
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         leased.execute("UPDATE job SET lease_token = gen_random_uuid()")
-        await hands.delete(job)
+        await io.delete(job)
 
     server = leased.consumer(work)
     server.drain()
@@ -186,12 +186,12 @@ def test_a_handler_may_change_its_own_row(bench: Bench) -> None:
     """Its writes are kept, and the Consumer settles the run."""
     keys = bench.enqueue(3)
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         assert (job.status, job.attempts) == ("processing", 1)
         job.payload = f"result of {job.id}"
         job.priority = 7
         if job.id == keys[1]:
-            await hands.flush()
+            await io.flush()
         if job.id == keys[2]:
             raise ValueError
 

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, scoped_session, selectinload, sessionmaker
 from sqlaqueue import Consumer
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, nothing
-from tests.consumer.hands import for_sync
+from tests.consumer.handler_io import for_sync
 
 
 def with_owners(bench: Bench, n: int) -> Any:
@@ -28,10 +28,10 @@ def test_related_objects_come_with_the_jobs(bench: Bench) -> None:
     """Several handlers at once work on jobs that share one."""
     names: list[str] = []
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         names.append(job.owner.name)
         job.payload = job.owner.name
-        await hands.flush()
+        await io.flush()
 
     server = bench.consumer(work, model=with_owners(bench, 12), concurrency=4, batch_size=6)
     assert server.drain() == 12
@@ -43,11 +43,11 @@ def test_related_objects_come_with_the_jobs_of_a_batch(bench: Bench) -> None:
     """And are there again when it is tried job by job."""
     calls: list[int] = []
 
-    async def work(hands: Any, jobs: Any) -> None:
+    async def work(io: Any, jobs: Any) -> None:
         assert {job.owner.name for job in jobs} == {"the owner"}
         for job in jobs:
             job.payload = job.owner.name
-        await hands.flush()
+        await io.flush()
         calls.append(len(jobs))
         if len(jobs) > 1:
             raise ValueError
@@ -73,7 +73,7 @@ def test_untouched_jobs_cost_no_statement_each(bench: Bench) -> None:
     """They are claimed together and settled together, and nothing is read again after a commit."""
     bench.enqueue(200)
 
-    async def read(hands: Any, job: Any) -> None:
+    async def read(io: Any, job: Any) -> None:
         assert job.payload is None
         assert job.id
 
@@ -86,8 +86,8 @@ def test_untouched_jobs_cost_no_statement_each(bench: Bench) -> None:
 def test_a_job_with_writes_costs_its_settlement_and_no_more(bench: Bench) -> None:
     bench.enqueue(100)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
 
     server = bench.consumer(work, batch_size=100)
     counter = Counter(server.sync_engine)
@@ -101,9 +101,9 @@ def test_a_job_with_writes_costs_its_settlement_and_no_more(bench: Bench) -> Non
 def test_a_factory_without_autoflush_or_expiry(bench: Bench) -> None:
     keys = bench.enqueue(4)
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         job.payload = "written"
-        hands.add(bench.Effect(job=job.id))
+        io.add(bench.Effect(job=job.id))
         if job.id == keys[0]:
             raise ValueError
 
@@ -129,9 +129,9 @@ def test_sessions_of_a_class_of_ones_own(supply: Any, strategy: str) -> None:
     sa.event.listen(make, "after_commit", commits.append)
     seen: list[type] = []
 
-    async def work(hands: Any, job: Any) -> None:
-        seen.append(type(hands.session))
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        seen.append(type(io.session))
+        await io.execute(bench.effect(job.id))
 
     assert Consumer(bench.Job, for_sync(work), make, concurrency=2).drain() == 3
     engine.dispose()
@@ -150,9 +150,9 @@ def test_a_scoped_session_is_left_alone(supply: Any, strategy: str) -> None:
     scoped = scoped_session(sessionmaker(engine))
     mine = scoped()
 
-    async def work(hands: Any, job: Any) -> None:
-        assert hands.session is not scoped()
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        assert io.session is not scoped()
+        await io.execute(bench.effect(job.id))
 
     assert Consumer(bench.Job, for_sync(work), scoped, concurrency=2).drain() == 5
     assert scoped() is mine
@@ -172,8 +172,8 @@ def test_two_phase_commits(postgres_server: Any, strategy: str) -> None:
         bench.create()
         bad, *good = bench.enqueue(4)
 
-        async def work(hands: Any, job: Any) -> None:
-            await hands.execute(bench.effect(job.id))
+        async def work(io: Any, job: Any) -> None:
+            await io.execute(bench.effect(job.id))
             if job.id == bad:
                 raise ValueError
 
@@ -199,11 +199,11 @@ def test_jobs_that_are_their_own_message(supply: Any, colour: str) -> None:
     keys = bench.enqueue(4, payload="as it was")
     calls: list[int] = []
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         calls.append(job.id)
         assert job.payload == "as it was"
         job.payload = "changed"
-        await hands.execute(bench.effect(job.id))
+        await io.execute(bench.effect(job.id))
         if job.id == keys[1]:
             raise ValueError
         if job.id == keys[2] and calls.count(job.id) == 1:
@@ -226,7 +226,7 @@ def test_own_messages_that_a_worker_held_when_it_stopped(supply: Any, colour: st
     bench.enqueue(5, payload="as it was")
     seen = threading.Event()
 
-    async def work(hands: Any, jobs: Any) -> None:
+    async def work(io: Any, jobs: Any) -> None:
         for job in jobs if batch else [jobs]:
             job.payload = "changed"
         if not seen.is_set():

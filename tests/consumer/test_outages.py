@@ -47,16 +47,16 @@ def test_the_server_is_gone_for_a_while(mixed: Bench) -> None:
     mixed.enqueue(40)
     done = threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(mixed.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(mixed.effect(job.id))
         if job.id == 20:
             done.set()
 
     server = mixed.consumer(work, concurrency=2, batch_size=5, lease=2, retry=lambda *_: 0)
     tries: list[float] = []
     with server.running():
-        failed = server.consumer._shift.crew.pace.failed
-        server.consumer._shift.crew.pace.failed = lambda: tries.append(failed()) or tries[-1]
+        failed = server.consumer._context.intervals.failed
+        server.consumer._context.intervals.failed = lambda: tries.append(failed()) or tries[-1]
         assert done.wait(30)
         mixed.database.server.stop("immediate")
         wait_until(lambda: len(tries) >= 4, "that the Consumer misses the database")
@@ -75,7 +75,7 @@ def test_the_server_is_not_there_at_the_start(mixed: Bench) -> None:
     mixed.database.server.stop("fast")
     server = mixed.consumer(concurrency=2)
     with server.running():
-        wait_until(lambda: server.consumer._pace._failures >= 2)
+        wait_until(lambda: server.consumer._parts.intervals._failures >= 2)
         mixed.database.server.start()
         wait_until(lambda: mixed.states() == {"completed": 3})
 
@@ -85,10 +85,10 @@ def test_the_server_is_not_there_at_the_end(mixed: Bench) -> None:
     mixed.enqueue(3)
     started, go_on = threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(mixed.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(mixed.effect(job.id))
         started.set()
-        await hands.wait(go_on)
+        await io.wait(go_on)
 
     with mixed.consumer(work, lease=1, retry=lambda *_: 0).running() as server:
         assert started.wait(30)
@@ -97,7 +97,7 @@ def test_the_server_is_not_there_at_the_end(mixed: Bench) -> None:
         go_on.set()
         assert server.finished.wait(30)
     mixed.database.server.start()
-    with mixed.consumer(lambda hands, job: hands.execute(mixed.effect(job.id))).running():
+    with mixed.consumer(lambda io, job: io.execute(mixed.effect(job.id))).running():
         wait_until(lambda: mixed.states() == {"completed": 3})
     assert mixed.effects() == {1: 1, 2: 1, 3: 1}
 
@@ -107,15 +107,15 @@ def test_what_has_ended_meanwhile_is_settled_as_it_has_ended(leased_there: Bench
     leased_there.enqueue(1)
     started, go_on = threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         started.set()
-        await hands.wait(go_on)
+        await io.wait(go_on)
 
     with leased_there.consumer(work, lease=600).running() as server:
         assert started.wait(30)
         leased_there.database.server.stop("immediate")
         go_on.set()
-        wait_until(lambda: server.consumer._pace._failures >= 4, "that it tries with new connections")
+        wait_until(lambda: server.consumer._parts.intervals._failures >= 4, "that it tries with new connections")
         leased_there.database.server.start()
         wait_until(lambda: leased_there.states() == {"completed": 1})
 
@@ -125,8 +125,8 @@ def test_connections_are_ended_at_random(bench: Bench) -> None:
     bench.enqueue(30, max_attempts=100)
     dice = random.Random(1)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
 
     server = bench.consumer(work, concurrency=2, batch_size=4, lease=1, retry=lambda *_: 0)
     kill = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = current_database()"
@@ -145,10 +145,10 @@ def test_a_handler_that_loses_its_connection_is_to_blame(bench: Bench) -> None:
     [bad] = bench.enqueue(1)
     good += bench.enqueue(2)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         if job.id == bad:
-            await hands.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+            await io.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     bench.consumer(work).drain()
     assert bench.states() == {"completed": 4, "failed": 1}
@@ -163,9 +163,9 @@ def test_a_handler_that_hides_a_lost_connection_is_to_blame_as_well(bench: Bench
     [bad] = bench.enqueue(1)
     good += bench.enqueue(2)
 
-    async def work(hands: Any, job: Any) -> None:
-        pid = await hands.scalar(sa.text("SELECT pg_backend_pid()"))
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        pid = await io.scalar(sa.text("SELECT pg_backend_pid()"))
+        await io.execute(bench.effect(job.id))
         if job.id == bad:
             bench.execute("SELECT pg_terminate_backend(:pid, 10000)", pid=pid)
 
@@ -180,8 +180,8 @@ def test_the_answer_to_a_commit_is_lost(leased: Bench) -> None:
     """The job is done: it must neither run again nor be reported as refused."""
     [key] = leased.enqueue(1)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(leased.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(leased.effect(job.id))
 
     server = leased.consumer(work)
     lost: list[int] = []
@@ -210,12 +210,12 @@ def test_an_end_that_is_held_up_is_no_failed_attempt(leased: Bench, *, writes: b
     [key, other] = leased.enqueue(2, max_attempts=1)
     started, go_on = threading.Event(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         if writes:
-            await hands.execute(leased.effect(job.id))
+            await io.execute(leased.effect(job.id))
         if job.id == key and not go_on.is_set():
             started.set()
-            await hands.wait(go_on)
+            await io.wait(go_on)
 
     connecting = (
         {"options": "-c lock_timeout=100"} if leased.colour == "sync" else {"server_settings": {"lock_timeout": "100"}}
@@ -261,12 +261,12 @@ def test_a_connection_that_cannot_be_made_costs_no_attempt(leased: Bench) -> Non
     runs: list[int] = []
     refused: list[int] = []
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         runs.append(job.id)
         if runs.count(job.id) == 1:
             refused.append(job.id)
         try:
-            await hands.execute(leased.effect(job.id))
+            await io.execute(leased.effect(job.id))
         finally:
             refused.clear()
 
@@ -290,11 +290,11 @@ def test_a_lost_connection_costs_no_attempt(mixed: Bench, at: str) -> None:
     once, always = mixed.enqueue(1, max_attempts=1), mixed.enqueue(1, max_attempts=1, payload="always")
     runs: list[int] = []
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         runs.append(job.id)
-        await hands.execute(mixed.effect(job.id, job.payload))
+        await io.execute(mixed.effect(job.id, job.payload))
         if at == "handler" and (job.payload or runs.count(job.id) == 1):
-            await hands.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
+            await io.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
     server = mixed.consumer(work, batch_size=1)
 

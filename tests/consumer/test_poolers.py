@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, cancel, claim, complete
-from sqlaqueue.consumer.claiming import batch_size
-from sqlaqueue.consumer.notifications import poll_schedule
+from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.notifications import peers
 from tests.consumer.bench import Bench, Server, wait_until
-from tests.consumer.hearing import LATER, await_hearing, hears
+from tests.consumer.listening import LATER, await_listening, is_listening
 from tests.pooler import PROGRAM, Pooler
 
 pytestmark = [
@@ -84,10 +84,10 @@ class Behind(Server):
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the interval of heartbeats and the time in which their notifications have to arrive."""
-    monkeypatch.setattr(batch_size, "CHECK_IN", 0.3)
-    monkeypatch.setattr(poll_schedule, "PATIENCE", 0.2)
+    monkeypatch.setattr(timers, "HEARTBEAT", 0.3)
+    monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.2)
 
 
 @pytest.fixture(params=["update_status", "delete_returning", "batch_select"])
@@ -120,7 +120,7 @@ def test_producers_work_behind_a_pooler(held: Bench, transactions: Pooler, drive
     """A Consumer that is connected to the server is woken by the commit; verbs work as well."""
     consumer = held.consumer(poll_interval=LATER)
     with consumer.running():
-        await_hearing(consumer)
+        await_listening(consumer)
         for number in range(1, 13):
             enqueue(transactions, driver, held)
             wait_until(lambda number=number: held.states() == {"completed": number})
@@ -160,7 +160,7 @@ def test_verbs_behind_a_pooler(held: Bench, transactions: Pooler) -> None:
 
 
 @DRIVERS
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("frequent_heartbeats")
 def test_a_consumer_behind_a_pooler_polls_and_logs_it_once(
     held: Bench, transactions: Pooler, driver: str, log: pytest.LogCaptureFixture
 ) -> None:
@@ -171,8 +171,8 @@ def test_a_consumer_behind_a_pooler_polls_and_logs_it_once(
         assert "give the Consumer an engine that is connected to the server itself" in log.text
         held.enqueue(5)
         wait_until(lambda: held.states() == {"completed": 10})
-        checked_in = "SELECT count(*) FROM sqlaqueue_consumer WHERE heartbeat_at > created_at + interval '3 s'"
-        wait_until(lambda: held.execute(checked_in))
+        heartbeat = "SELECT count(*) FROM sqlaqueue_consumer WHERE heartbeat_at > created_at + interval '3 s'"
+        wait_until(lambda: held.execute(heartbeat))
     assert log.text.count("notifications do not arrive") == 1
 
 
@@ -181,7 +181,7 @@ def test_notifications_arrive_in_session_mode(held: Bench, driver: str) -> None:
     with Pooler(held.database, "session", size=20) as pooler:
         server = Behind(held, pooler, driver, poll_interval=LATER)
         with server.running():
-            wait_until(lambda: hears(server), "that it hears itself")
+            wait_until(lambda: is_listening(server), "that it receives its own heartbeat")
             for number in (1, 2):
                 held.enqueue()
                 wait_until(lambda number=number: held.states() == {"completed": number})
@@ -191,7 +191,7 @@ def test_no_setting_outlives_its_transaction(held: Bench) -> None:
     """Otherwise another client of the pooler would get the setting together with the connection."""
     settings = ("lock_timeout", "statement_timeout", "synchronous_commit", "idle_in_transaction_session_timeout")
     query = sa.text("SELECT " + ", ".join(f"current_setting('{name}')" for name in settings))
-    # One connection to the server for one that runs and one that tends: each is everybody's in turn.
+    # One server connection for the worker and one for maintenance: each is given to all clients in turn.
     with Pooler(held.database, "transaction", size=2) as pooler:
         engine = sa.create_engine(pooler.url("psycopg"), **OPTIONS["psycopg"])
         with engine.connect() as one, engine.connect() as other:

@@ -37,13 +37,13 @@ def test_the_smallest_allowed_pool_is_enough(bench: Bench) -> None:
     bench.enqueue(40)
     at_work, lock, full = [0], threading.Lock(), threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         with lock:
             at_work[0] += 1
             if at_work[0] == 4:
                 full.set()
-        await hands.wait(full)
+        await io.wait(full)
 
     engine = {"pool_size": 5, "max_overflow": 0, "pool_timeout": 10}
     server = bench.consumer(work, concurrency=4, batch_size=5, engine=engine, lease=1)

@@ -1,4 +1,4 @@
-"""After a death most suspects are innocent: several run at once, and none of them pays for it."""
+"""Quarantined jobs: after a crash several run at once, and no attempt is counted for those that did not cause it."""
 
 from __future__ import annotations
 
@@ -10,47 +10,47 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.claiming.quarantine import Suspect, Suspects
+from sqlaqueue.consumer.claiming.quarantine import Quarantine, QuarantinedJob
 from sqlaqueue.strategies.parts.claim_tokens import several_quarantined_token
 from tests.consumer.bench import Bench, wait_until
 
-pytestmark = [pytest.mark.usefixtures("frequent_sweeps"), pytest.mark.once]
+pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
 
 ONE, TWO, THREE, FOUR = [(number,) for number in range(4)]
 
 
-def test_suspects_run_together_and_those_that_died_again_alone() -> None:
-    suspects = Suspects(at_once=2)
-    suspects.add([ONE])
-    suspects.add([ONE, TWO, THREE, FOUR], together=True)
-    assert suspects.take() == Suspect(TWO, alone=False)
-    assert suspects.take() == Suspect(THREE, alone=False)
-    assert suspects.take() is None, "two run already"
-    suspects.add([THREE], together=True)
-    assert suspects.end([TWO])
-    assert suspects.take() == Suspect(FOUR, alone=False)
-    assert suspects.end([FOUR, TWO])
-    assert suspects.take() is None, "one is running, and the other one has to run alone"
-    assert suspects.end([THREE])
-    assert suspects.take() == Suspect(THREE, alone=False)
-    assert suspects.end([THREE])
-    assert suspects.take() == Suspect(ONE, alone=True)
-    suspects.add([TWO, THREE], together=True)
-    assert suspects.take() is None, "another one runs alone"
-    assert suspects.end([ONE])
-    assert not suspects.end([ONE])
-    assert suspects.remembered() == [TWO, THREE]
+def test_quarantined_jobs_run_together_and_alone_after_another_crash() -> None:
+    quarantine = Quarantine(at_once=2)
+    quarantine.add([ONE])
+    quarantine.add([ONE, TWO, THREE, FOUR], together=True)
+    assert quarantine.take() == QuarantinedJob(TWO, alone=False)
+    assert quarantine.take() == QuarantinedJob(THREE, alone=False)
+    assert quarantine.take() is None, "two are running"
+    quarantine.add([THREE], together=True)
+    assert quarantine.end([TWO])
+    assert quarantine.take() == QuarantinedJob(FOUR, alone=False)
+    assert quarantine.end([FOUR, TWO])
+    assert quarantine.take() is None, "one is running, and the other has to run alone"
+    assert quarantine.end([THREE])
+    assert quarantine.take() == QuarantinedJob(THREE, alone=False)
+    assert quarantine.end([THREE])
+    assert quarantine.take() == QuarantinedJob(ONE, alone=True)
+    quarantine.add([TWO, THREE], together=True)
+    assert quarantine.take() is None, "another job runs alone"
+    assert quarantine.end([ONE])
+    assert not quarantine.end([ONE])
+    assert quarantine.waiting() == [TWO, THREE]
 
 
-def test_where_one_runs_at_a_time_it_is_alone() -> None:
-    suspects = Suspects()
-    suspects.add([ONE, TWO], together=True)
-    assert suspects.take() == Suspect(ONE, alone=True)
-    assert suspects.take() is None
+def test_where_one_quarantined_job_runs_at_a_time_it_is_alone() -> None:
+    quarantine = Quarantine()
+    quarantine.add([ONE, TWO], together=True)
+    assert quarantine.take() == QuarantinedJob(ONE, alone=True)
+    assert quarantine.take() is None
 
 
-def read_as_if_their_worker_had_died(bench: Bench, keys: list[int], *, times: int = 1) -> None:
-    """Leave what a dead worker leaves; the second time they were running together as suspects."""
+def mark_as_crashed(bench: Bench, keys: list[int], *, times: int = 1) -> None:
+    """Write what a worker leaves behind that crashed once, or a second time with these jobs running together."""
     if bench.held:
         row = (
             "INSERT INTO sqlaqueue_crash_journal (id, queue, keys, starts) VALUES (:id, 'job', CAST(:keys AS jsonb), 0)"
@@ -63,38 +63,38 @@ def read_as_if_their_worker_had_died(bench: Bench, keys: list[int], *, times: in
 
 
 @pytest.mark.parametrize(("times", "at_once"), [(1, 3), (2, 1)])
-def test_half_of_the_handlers_clear_suspects_while_fresh_jobs_go_on(bench: Bench, times: int, at_once: int) -> None:
-    suspects = bench.enqueue(7, payload="suspect")
-    read_as_if_their_worker_had_died(bench, suspects, times=times)
-    go_on, lock, at_work, most = threading.Event(), threading.Lock(), [0], [0]
+def test_quarantined_jobs_occupy_half_of_the_handlers(bench: Bench, times: int, at_once: int) -> None:
+    quarantined = bench.enqueue(7, payload="quarantined")
+    mark_as_crashed(bench, quarantined, times=times)
+    go_on, lock, running, most = threading.Event(), threading.Lock(), [0], [0]
 
-    async def work(hands: Any, job: Any) -> None:
-        if job.payload == "suspect":
+    async def work(io: Any, job: Any) -> None:
+        if job.payload == "quarantined":
             with lock:
-                at_work[0] += 1
-                most[0] = max(most[0], at_work[0])
-            await hands.wait(go_on)
+                running[0] += 1
+                most[0] = max(most[0], running[0])
+            await io.wait(go_on)
             with lock:
-                at_work[0] -= 1
+                running[0] -= 1
 
     with bench.consumer(work, concurrency=6).running():
-        wait_until(lambda: at_work[0] == at_once, "that so many run at once", seconds=10)
+        wait_until(lambda: running[0] == at_once, "that as many run at once", seconds=10)
         fresh = bench.enqueue(20)
         wait_until(lambda: bench.states()["completed"] == len(fresh))
         go_on.set()
-        wait_until(lambda: bench.states() == {"completed": len(fresh) + len(suspects)})
+        wait_until(lambda: bench.states() == {"completed": len(fresh) + len(quarantined)})
     assert most == [at_once]
     assert set(bench.attempts().values()) == {1}
     bench.assert_tidy()
 
 
-def test_poison_among_suspects_that_run_together(mixed: Bench) -> None:
-    """Those that run with it are not blamed for its doing; it dies once more than where one runs at a time."""
+def test_a_job_that_crashes_its_worker_among_quarantined_jobs(mixed: Bench) -> None:
+    """No attempt is counted for the jobs that run with it; it crashes a worker once more than if one ran at a time."""
     bench = mixed
     good = bench.enqueue(3)
     [poison] = bench.enqueue(1, payload="poison", max_attempts=1)
     good += bench.enqueue(3)
-    read_as_if_their_worker_had_died(bench, [*good, poison])
+    mark_as_crashed(bench, [*good, poison])
     with bench.worker("deadly", lease=1, concurrency=8, restart=True) as worker:
         wait_until(lambda: not {"pending", "processing"} & bench.states().keys())
         worker.signal(15)

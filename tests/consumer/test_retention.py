@@ -1,4 +1,4 @@
-"""Finished jobs are deleted after their time, and nothing else is."""
+"""Finished jobs are deleted after their retention, and nothing else is."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, claim
-from sqlaqueue.consumer.claiming import batch_size
-from sqlaqueue.consumer.maintenance import retention
-from sqlaqueue.consumer.maintenance.retention import BATCH, Retention, Walk
-from sqlaqueue.consumer.settings import make_plan
+from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.maintenance import retention_walk
+from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Retention, Walk
+from sqlaqueue.consumer.settings import make_settings
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import wait_until
 from tests.servers import Database
@@ -130,7 +130,9 @@ class Serving:
     def __enter__(self) -> Self:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        wait_until(lambda: self._error is not None or (self.consumer is not None and self.consumer._shift is not None))
+        wait_until(
+            lambda: self._error is not None or (self.consumer is not None and self.consumer._context is not None)
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -140,8 +142,8 @@ class Serving:
 
 
 @pytest.fixture(autouse=True)
-def frequent_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_size, "RETENTION", 0.05)
+def frequent_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "RETENTION", 0.05)
 
 
 @pytest.fixture
@@ -155,7 +157,7 @@ def leased(database: Database) -> Queue:
 
 
 @pytest.mark.parametrize("colour", ["sync", "async"])
-def test_finished_jobs_are_deleted_after_their_time(queue: Queue, colour: str) -> None:
+def test_finished_jobs_are_deleted_after_their_retention(queue: Queue, colour: str) -> None:
     queue.add(BATCH + 20, "completed", 8)
     queue.add(20, "failed", 91)
     stay = {
@@ -165,20 +167,20 @@ def test_finished_jobs_are_deleted_after_their_time(queue: Queue, colour: str) -
         *queue.add(3, "processing", 1000),
     }
     queue.execute("INSERT INTO job (status) VALUES ('completed')")
-    stay |= {max(queue.left())}  # nobody knows for how long it has been finished
+    stay |= {max(queue.left())}  # it is unknown for how long it has been finished
     with queue.serve(colour):
         wait_until(lambda: queue.left() == stay)
 
 
-def test_what_becomes_old_is_deleted(database: Database) -> None:
-    """Jobs end, and their time passes while a Consumer serves."""
+def test_jobs_that_become_old_are_deleted(database: Database) -> None:
+    """Jobs end, and become old while a Consumer runs."""
     queue = Queue(database, "update_status", {"completed": 1})
     queue.execute("INSERT INTO job (payload) SELECT 'x' FROM generate_series(1, 10)")
     with queue.serve():
         wait_until(lambda: queue.left() == set())
 
 
-def test_messages_stay_in_step(database: Database) -> None:
+def test_messages_match_the_jobs_that_stay(database: Database) -> None:
     queue = Queue(database, "delete_returning")
     queue.add(10, "completed", 8)
     queue.execute("INSERT INTO job (run_at) SELECT now() + interval '1 day' FROM generate_series(1, 5)")
@@ -207,21 +209,22 @@ def test_nothing_is_deleted_by_default(database: Database, strategy: str, monkey
     def refuse(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(Retention, "delete_some", refuse)
+    monkeypatch.setattr(Retention, "delete_batch", refuse)
     queue = Queue(database, strategy, {})
     assert "ix_job_queue_finished" not in {index.name for index in queue.Job.__table__.indexes}
     queue.add(10, "completed", 10_000)
     with queue.serve() as serving:
         queue.execute("INSERT INTO job (payload) VALUES ('x')")
         wait_until(lambda: queue.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 11)
-        assert not serving.consumer._shift.retention.walks
+        assert serving.consumer._context.proven
+    assert not Retention(spec_of(queue.Job)).walks
 
 
-# -- what stands in the way ---------------------------------------------------------------------------------------------
+# -- jobs that cannot be deleted -----------------------------------------------------------------------------------------
 
 
-def test_a_job_that_is_referred_to_stays_and_others_go(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
-    """Twice as many of them as are deleted at once stand in front."""
+def test_a_job_with_references_stays_and_others_are_deleted(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """Twice as many of them as are deleted at once are older than the others."""
     blocked = leased.add(2 * BATCH, "completed", 9)
     leased.execute("INSERT INTO child (job_id) SELECT id FROM job")
     leased.add(BATCH, "completed", 8)
@@ -229,7 +232,7 @@ def test_a_job_that_is_referred_to_stays_and_others_go(leased: Queue, caplog: py
         wait_until(lambda: leased.left() == set(blocked))
         wait_until(lambda: "child_of_job" in caplog.text)
         leased.add(10, "completed", 7.5)
-        # These are behind what has been looked at.
+        # These are before the position of the walk.
         leased.execute("UPDATE job SET finished_at = now() - interval '7 days' + interval '0.5 s' WHERE id > 1500")
         wait_until(lambda: leased.left() == set(blocked))
     (warning,) = [one.getMessage() for one in caplog.records if one.levelno == logging.WARNING]
@@ -240,18 +243,18 @@ def test_a_job_that_is_referred_to_stays_and_others_go(leased: Queue, caplog: py
     )
 
 
-def test_rows_that_go_with_a_job_do_not_keep_it(leased: Queue) -> None:
+def test_rows_that_are_deleted_with_a_job_do_not_keep_it(leased: Queue) -> None:
     leased.add(10, "completed", 8)
     leased.execute("INSERT INTO pet (job_id) SELECT id FROM job", "UPDATE job SET parent_id = id")
     with leased.serve():
         wait_until(lambda: leased.left() == set())
 
 
-def test_a_job_that_cannot_be_deleted_for_whatever_reason(
+def test_a_job_whose_deletion_fails_is_skipped(
     leased: Queue, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What refers to it would go with it, and must not: one finds out by trying."""
-    monkeypatch.setattr(retention, "BATCH", 16)
+    """A row that refers to it would be deleted with it, and cannot be: only trying shows that."""
+    monkeypatch.setattr(retention_walk, "BATCH", 16)
     jobs = leased.add(40, "completed", 8)
     blocked = {jobs[0], jobs[25], jobs[-1]}
     leased.execute(
@@ -266,7 +269,7 @@ def test_a_job_that_cannot_be_deleted_for_whatever_reason(
     assert "flea_of_pet" in warnings[0]
 
 
-def test_claims_and_jobs_that_somebody_holds_are_not_waited_for(queue: Queue) -> None:
+def test_deletions_do_not_wait_for_locked_jobs(queue: Queue) -> None:
     held, *others = queue.add(10, "completed", 8)
     queue.execute("INSERT INTO job (payload) VALUES ('x')")
     with queue.sessions() as session, queue.database.connect() as other, other.transaction():
@@ -277,7 +280,7 @@ def test_claims_and_jobs_that_somebody_holds_are_not_waited_for(queue: Queue) ->
         assert held in queue.left()
 
 
-def test_without_its_index_nothing_is_read(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_the_index_nothing_is_deleted(leased: Queue, caplog: pytest.LogCaptureFixture) -> None:
     """As between a new version of the program and its migration."""
     leased.execute("DROP INDEX ix_job_queue_finished")
     leased.add(10, "completed", 8)
@@ -295,18 +298,15 @@ def test_without_its_index_nothing_is_read(leased: Queue, caplog: pytest.LogCapt
 # -- one batch ------------------------------------------------------------------------------------------------------------
 
 
-def batch(queue: Queue, walk: Walk) -> tuple[int, datetime | None, datetime | None]:
-    plan = make_plan(
-        queue.Job, batch_size=1, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
-    )
-    deleting = Retention(spec_of(queue.Job))
+def delete_batch(queue: Queue, walk: Walk) -> tuple[int, datetime | None, datetime | None]:
+    settings, retention = make_settings(queue.Job, batch_size=1), Retention(spec_of(queue.Job))
     with queue.sessions() as session:
-        assert deleting.look_around(session, plan)
-        return deleting.delete_some(session, plan, walk)
+        assert retention.inspect(session, settings)
+        return retention.delete_batch(session, settings, walk)
 
 
 @pytest.mark.parametrize("statistics", ["none", "right", "wrong"])
-def test_a_look_reads_a_few_pages_of_a_large_table(leased: Queue, statistics: str) -> None:
+def test_a_batch_reads_a_few_pages_of_a_large_table(leased: Queue, statistics: str) -> None:
     leased.execute("ALTER TABLE job SET (autovacuum_enabled = off)")
     leased.add(50_000, "completed", 50 if statistics == "wrong" else 5)
     leased.execute("INSERT INTO child (job_id) SELECT id FROM job WHERE mod(id, 10) = 0")
@@ -326,14 +326,14 @@ def test_a_look_reads_a_few_pages_of_a_large_table(leased: Queue, statistics: st
             plans.append(cursor.fetchone()[0][0]["Plan"])
         return statement, parameters
 
-    assert batch(leased, Walk("completed", 7 * DAY))[0] == 0
+    assert delete_batch(leased, Walk("completed", 7 * DAY))[0] == 0
     (plan,) = plans
     assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] < 20
 
 
-def test_the_oldest_go_first(leased: Queue) -> None:
+def test_the_oldest_jobs_are_deleted_first(leased: Queue) -> None:
     young, old = leased.add(3, "completed", 8), leased.add(3, "completed", 9)
-    deleted, newest, _ = batch(leased, Walk("completed", 7 * DAY, limit=4))
+    deleted, newest, _ = delete_batch(leased, Walk("completed", 7 * DAY, limit=4))
     assert deleted == 4
     assert leased.left() == set(young[1:])
     assert newest is not None
@@ -342,8 +342,8 @@ def test_the_oldest_go_first(leased: Queue) -> None:
 
 
 def test_a_batch_is_brief(leased: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that deletes extends leases as well: a trigger that takes its time is not waited for."""
-    monkeypatch.setattr(retention, "_PATIENCE", 0.2)
+    """The thread that deletes extends leases as well, so it does not wait for a slow trigger."""
+    monkeypatch.setattr(retention_walk, "_LONGEST", 0.2)
     leased.add(3, "completed", 8)
     leased.execute(
         """
@@ -353,5 +353,5 @@ def test_a_batch_is_brief(leased: Queue, monkeypatch: pytest.MonkeyPatch) -> Non
         "CREATE TRIGGER slow BEFORE DELETE ON job FOR EACH ROW EXECUTE FUNCTION slow()",
     )
     with pytest.raises(sa.exc.OperationalError, match="statement timeout"):
-        batch(leased, Walk("completed", 7 * DAY))
+        delete_batch(leased, Walk("completed", 7 * DAY))
     assert len(leased.left()) == 3

@@ -17,8 +17,8 @@ from tests.consumer.bench import Bench
 def raising(error: BaseException) -> Any:
     """Return a handler that has an effect and then raises."""
 
-    async def handle(hands: Any, job: Any) -> None:
-        await hands.execute(sa.text("INSERT INTO effect (job) VALUES (:job)"), {"job": job.id})
+    async def handle(io: Any, job: Any) -> None:
+        await io.execute(sa.text("INSERT INTO effect (job) VALUES (:job)"), {"job": job.id})
         raise error
 
     return handle
@@ -27,8 +27,8 @@ def raising(error: BaseException) -> Any:
 def raising_by_key(errors: dict[int, BaseException]) -> Any:
     """The same, with an error for each of some jobs."""
 
-    async def handle(hands: Any, job: Any) -> None:
-        await hands.execute(sa.text("INSERT INTO effect (job) VALUES (:job)"), {"job": job.id})
+    async def handle(io: Any, job: Any) -> None:
+        await io.execute(sa.text("INSERT INTO effect (job) VALUES (:job)"), {"job": job.id})
         if job.id in errors:
             raise errors[job.id]
 
@@ -55,8 +55,8 @@ def test_a_policy_says_when_to_try_again(bench: Bench) -> None:
     keys = bench.enqueue(len(POLICIES))
     policies = dict(zip(keys, POLICIES, strict=True))
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         error = ValueError("no luck")
         error.args = ("no luck", job.id)
         raise error
@@ -217,10 +217,10 @@ def test_whatever_a_handler_raises_it_is_stored_and_the_others_run(bench: Bench,
 def test_a_failing_job_leaves_its_batch_alone(bench: Bench) -> None:
     bad, *good = bench.enqueue(10)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         if job.id == bad:
-            await hands.execute(sa.text("SELECT 1 / 0"))
+            await io.execute(sa.text("SELECT 1 / 0"))
 
     bench.consumer(work, batch_size=10).drain()
     assert bench.effects() == dict.fromkeys(good, 1)
@@ -232,13 +232,13 @@ def test_a_batch_that_fails_is_tried_job_by_job(bench: Bench) -> None:
     bad, *good = bench.enqueue(6)
     calls: list[list[int]] = []
 
-    async def work(hands: Any, jobs: Any) -> None:
+    async def work(io: Any, jobs: Any) -> None:
         calls.append([job.id for job in jobs])
         for job in jobs:
             # Attributes must be there after what went before was undone.
-            await hands.execute(bench.effect(job.id, note=job.payload))
+            await io.execute(bench.effect(job.id, note=job.payload))
             job.payload = "changed"
-        await hands.flush()
+        await io.flush()
         if any(job.id == bad for job in jobs):
             raise ValueError
 
@@ -256,7 +256,7 @@ def test_a_signal_from_a_batch_handler_is_about_all_of_its_jobs(bench: Bench) ->
     keys = bench.enqueue(4)
     calls: list[int] = []
 
-    async def work(hands: Any, jobs: Any) -> None:
+    async def work(io: Any, jobs: Any) -> None:
         calls.append(len(jobs))
         raise Snooze(3600)
 
@@ -274,12 +274,12 @@ def test_what_the_database_refuses_at_the_end_is_the_jobs_error(bench: Bench) ->
         keys = bench.enqueue(6)
         late, flushed = keys[1], keys[3]
 
-        async def work(hands: Any, job: Any) -> None:
-            await hands.execute(bench.effect(job.id))
+        async def work(io: Any, job: Any) -> None:
+            await io.execute(bench.effect(job.id))
             if job.id == late:
-                await hands.execute(bench.effect(job.id))
+                await io.execute(bench.effect(job.id))
             if job.id == flushed:
-                hands.add(bench.Effect(job=None))
+                io.add(bench.Effect(job=None))
 
         bench.consumer(work).drain()
         assert bench.states() == {"completed": 4, "failed": 2}
@@ -297,10 +297,10 @@ def test_a_batch_whose_commit_is_refused_is_tried_job_by_job(bench: Bench) -> No
     try:
         bad, *good = bench.enqueue(4)
 
-        async def work(hands: Any, jobs: Any) -> None:
+        async def work(io: Any, jobs: Any) -> None:
             for job in jobs:
                 for _ in range(2 if job.id == bad else 1):
-                    await hands.execute(bench.effect(job.id))
+                    await io.execute(bench.effect(job.id))
 
         bench.consumer(work, batch=True).drain()
         assert bench.effects() == dict.fromkeys(good, 1)

@@ -15,7 +15,7 @@ from sqlalchemy.pool import AssertionPool, NullPool, SingletonThreadPool, Static
 from sqlaqueue import AsyncConsumer, Consumer, claim, wait
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.bench import Bench, Server, nothing, wait_until
-from tests.consumer.hands import for_async, for_sync
+from tests.consumer.handler_io import for_async, for_sync
 
 READ_ONLY = "default_transaction_read_only"
 
@@ -51,9 +51,9 @@ def test_a_session_that_reads_from_a_replica(bench: Bench) -> None:
     keys = bench.enqueue(6)
     seen: set[str] = set()
 
-    async def work(hands: Any, job: Any) -> None:
-        seen.add(await hands.scalar(sa.select(sa.func.current_setting("transaction_read_only"))))
-        hands.add(bench.Effect(job=job.id))
+    async def work(io: Any, job: Any) -> None:
+        seen.add(await io.scalar(sa.select(sa.func.current_setting("transaction_read_only"))))
+        io.add(bench.Effect(job=job.id))
         if job.id == keys[0]:
             raise ValueError
 
@@ -65,7 +65,7 @@ def test_a_session_that_reads_from_a_replica(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_jobs_of_a_dead_worker_with_a_replica(leased: Bench, frequent_sweeps: None) -> None:
+def test_jobs_of_a_dead_worker_with_a_replica(leased: Bench, frequent_rescues: None) -> None:
     """A rescue uses the primary as well."""
     [key] = leased.enqueue(1)
     with leased.sessions() as session:
@@ -102,8 +102,8 @@ def test_sessions_without_autobegin(bench: Bench) -> None:
     """A handler may begin a transaction or leave it to autobegin."""
     bench.enqueue(3)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
 
     assert bench.consumer(work, session={"autobegin": False}).drain() == 3
     assert set(bench.effects().values()) == {1}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.consumer.bench import Bench, wait_until
 
-pytestmark = pytest.mark.usefixtures("frequent_sweeps")
+pytestmark = pytest.mark.usefixtures("frequent_rescues")
 
 SIGNALS = [signal.SIGTERM, signal.SIGINT]
 

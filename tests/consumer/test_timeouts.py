@@ -20,11 +20,11 @@ class Slow:
         self._bench = bench
         self.started, self.go_on = threading.Event(), threading.Event()
 
-    async def __call__(self, hands: Any, job: Any) -> None:
-        await hands.execute(self._bench.effect(job.id))
+    async def __call__(self, io: Any, job: Any) -> None:
+        await io.execute(self._bench.effect(job.id))
         if job.payload == "slow" and not self.go_on.is_set():
             self.started.set()
-            await hands.wait(self.go_on)
+            await io.wait(self.go_on)
 
 
 def test_a_handler_that_is_too_slow_has_failed(bench: Bench, log: Any) -> None:
@@ -33,7 +33,7 @@ def test_a_handler_that_is_too_slow_has_failed(bench: Bench, log: Any) -> None:
     good = bench.enqueue(3)
     handler = Slow(bench)
     with bench.consumer(handler, timeout=0.3, concurrency=2, retry=lambda *_: 3600).running() as server:
-        wait_until(lambda: "ran into its timeout" in log.text)
+        wait_until(lambda: "exceeded its timeout" in log.text)
         handler.go_on.set()
         wait_until(lambda: server.told("retried") == [slow])
         wait_until(lambda: bench.states() == {"completed": 3, "pending": 1})
@@ -41,7 +41,7 @@ def test_a_handler_that_is_too_slow_has_failed(bench: Bench, log: Any) -> None:
     assert row.attempts == 1
     assert row.last_error.startswith("JobTimeout")
     assert bench.effects() == dict.fromkeys(good, 1)
-    assert f"job {slow} of queue job ran into its timeout" in log.text
+    assert f"job {slow} of queue job exceeded its timeout" in log.text
     [told] = [event for event in server.events if event.name == "retried"]
     assert isinstance(told.error, JobTimeout)
     bench.assert_tidy()
@@ -51,7 +51,7 @@ def test_a_handler_that_was_a_little_too_slow_has_failed_as_well(bench: Bench) -
     """Nobody had noticed before it returned."""
     bench.enqueue(1, max_attempts=1)
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         # Long enough, in one go: the keeper looks four times a timeout, an event loop cannot look at all.
         for _ in range(200_000):
             pass
@@ -66,7 +66,7 @@ def test_a_cancelled_handler_sees_it(supply: Any, strategy: str) -> None:
     bench.enqueue(1, max_attempts=1)
     seen: list[str] = []
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -86,10 +86,10 @@ def test_a_task_cancelled_while_the_database_works_for_it(supply: Any, strategy:
     bad = bench.enqueue(1)
     good += bench.enqueue(2)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         if job.id == bad[0]:
-            await hands.execute(sa.text("SELECT pg_sleep(60)"))
+            await io.execute(sa.text("SELECT pg_sleep(60)"))
 
     bench.consumer(work, timeout=0.2).drain()
     assert bench.states() == {"completed": 4, "failed": 1}
@@ -102,8 +102,8 @@ def test_a_task_that_will_not_be_cancelled_is_refused(supply: Any, strategy: str
     bench = supply.take(strategy, "async")
     bench.enqueue(1, max_attempts=1)
 
-    async def work(hands: Any, job: Any) -> None:
-        await hands.execute(bench.effect(job.id))
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(bench.effect(job.id))
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
@@ -157,11 +157,11 @@ def test_a_thread_that_hangs_with_its_row_locked_holds_up_nobody(threads: Bench,
     threads.enqueue(6)
     waits = threading.Event()
 
-    async def work(hands: Any, job: Any) -> None:
+    async def work(io: Any, job: Any) -> None:
         if job.payload == "slow" and not waits.is_set():
             job.payload = "slow and written"
-            await hands.flush()
-            await hands.wait(waits)
+            await io.flush()
+            await io.wait(waits)
 
     with threads.consumer(work, timeout=0.2, concurrency=2, lease=1, retry=lambda *_: 3600).running() as server:
         wait_until(lambda: threads.states()["completed"] == 6)

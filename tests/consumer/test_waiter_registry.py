@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqlaqueue.consumer.notifications.poll_schedule import Calls
+from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
 from sqlaqueue.consumer.notifications.waiter_registry import MAX_JOBS, RETENTION, WaiterRegistry
 from sqlaqueue.payloads import Settled, Wait
 
@@ -57,8 +57,8 @@ def test_the_number_of_jobs_is_bounded(registry: WaiterRegistry) -> None:
 
 
 def test_a_consumer_fills_it_from_notifications(registry: WaiterRegistry, clock: Clock) -> None:
-    calls = Calls("me", lambda: 7.0, lambda: None, lambda: None, awaited=registry, now=clock)
-    calls.receive(Wait("waiter", ["5", "6"]))
+    polls = PollSchedule("me", lambda: 7.0, lambda: None, lambda: None, waiters=registry, now=clock)
+    polls.receive(Wait("waiter", ["5", "6"]))
     assert registry.take(["5"]) == ["5"]
-    calls.receive(Settled(["6"]))
+    polls.receive(Settled(["6"]))
     assert registry.take(["6"]) == [], "another Consumer has notified the waiter"

@@ -16,9 +16,9 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.claiming import batch_size
+from sqlaqueue.consumer.core import timers
 from tests.consumer import handlers
-from tests.consumer.hands import for_async, for_sync
+from tests.consumer.handler_io import for_async, for_sync
 from tests.consumer.models import models
 
 EVENTS = ("claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost")
@@ -30,7 +30,7 @@ def live(order: Any, orders: Connection, words: Connection) -> None:
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-    batch_size.SWEEP = order["sweep"]
+    timers.RESCUE = order["sweep"]
     if order["restart"]:
         restart(order)
     else:

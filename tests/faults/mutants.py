@@ -1,7 +1,7 @@
-"""The library with one remedy taken out each, to be applied in a process that ends after it.
+"""The library with one remedy removed each, to be applied in a process that ends after it.
 
-Each function says what the library then does without. A name may be taken from the module that uses it, or from the
-one that defines it: what matters is that the workers find the mutant.
+Each function says what the library then lacks. A name is replaced in the module that uses it, or in the one that
+defines it: what matters is that the workers run the mutant.
 """
 
 from __future__ import annotations
@@ -14,17 +14,23 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer import aio, settings, sync
-from sqlaqueue.consumer.claiming import claim_jobs, job_buffer
-from sqlaqueue.consumer.claiming.job_buffer import Crew
-from sqlaqueue.consumer.core.effects import Doze, Pause, Report, Script
-from sqlaqueue.consumer.executing import held, job_instances, leased, worker
-from sqlaqueue.consumer.executing.executor import Hand, runs_of
-from sqlaqueue.consumer.maintenance import leases, loop
+from sqlaqueue.consumer import statements, task_runner, thread_runner
+from sqlaqueue.consumer.claiming.job_buffer import runs_in
+from sqlaqueue.consumer.claiming.quarantine import Quarantine
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import Routine, Wait
+from sqlaqueue.consumer.executing import held, held_operations, leased, worker
+from sqlaqueue.consumer.executing.executor import Executor
+from sqlaqueue.consumer.executing.report import Report
+from sqlaqueue.consumer.in_flight import InFlight
+from sqlaqueue.consumer.maintenance import cancellations, leases, reconcile, stalled_jobs
+from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.sessions import savepoint
-from sqlaqueue.consumer.settling import crash_journal, settle
-from sqlaqueue.consumer.settling.crash_journal import Entries, Entry
-from sqlaqueue.consumer.settling.outcomes import Ended
+from sqlaqueue.consumer.settling import crash_journal, judge, settle
+from sqlaqueue.consumer.settling.completions import Completions
+from sqlaqueue.consumer.settling.crash_journal import CrashJournal, JournalEntry
+from sqlaqueue.consumer.settling.outcomes import FinishedRun
+from sqlaqueue.consumer.settling.settle import SettledEach, Settler
 from sqlaqueue.strategies.update_status import UpdateStatus
 from tests.strategies import mutants as strategies
 
@@ -32,17 +38,17 @@ MUTANTS: dict[str, Callable[[], None]] = {}
 
 
 def mutant(apply: Callable[[], None]) -> Callable[[], None]:
-    """Enter a mutant into the list."""
+    """Add a mutant to the list."""
     MUTANTS[apply.__name__] = apply
     return apply
 
 
 def nothing(*_: Any, **__: Any) -> None:
-    """Take the place of something that is not done."""
+    """Do nothing."""
 
 
 def none_at_all(*_: Any, **__: Any) -> list[Any]:
-    """Take the place of something that is not found."""
+    """Find nothing."""
     return []
 
 
@@ -61,7 +67,7 @@ def compares_the_token_only() -> None:
 
 @mutant
 def does_not_rescue() -> None:
-    leases.rescue_expired = none_at_all
+    leases.rescue_jobs = none_at_all
 
 
 @mutant
@@ -70,8 +76,8 @@ def does_not_extend() -> None:
 
 
 @mutant
-def extends_only_what_is_at_work() -> None:
-    Crew.alive = lambda self: [run for one in self.at_work() for run in runs_of(one.unit)]
+def extends_running_jobs_only() -> None:
+    ConsumerContext.live_runs = lambda self: runs_in(one.group for one in self.in_flight.busy())
 
 
 @mutant
@@ -81,105 +87,102 @@ def extension_waits_for_locks() -> None:
 
 
 @mutant
-def blames_everybody() -> None:
+def holds_all_jobs_responsible() -> None:
     UpdateStatus._ran_alone = staticmethod(lambda spec: sa.true())
 
 
 @mutant
-def blames_nobody() -> None:
+def holds_no_job_responsible() -> None:
     UpdateStatus._ran_alone = staticmethod(lambda spec: sa.false())
 
 
 @mutant
-def says_nothing_of_other_claims() -> None:
-    settings.shared_token = settings.alone_token
+def hides_other_claims() -> None:
+    statements.shared_token = statements.alone_token
 
 
 @mutant
-def claims_suspects_with_others() -> None:
+def claims_quarantined_jobs_with_others() -> None:
     UpdateStatus.quarantined = lambda self, spec: None
 
 
 @mutant
-def runs_suspects_side_by_side() -> None:
-    settings.Suspects.one_runs = property(lambda self: False)
+def runs_quarantined_jobs_side_by_side() -> None:
+    Quarantine.is_running = property(lambda self: False)
 
 
 @mutant
 def freezes_with_its_locks() -> None:
-    leases._be_brief = nothing
+    leases._limit_transaction = nothing
 
 
 @mutant
-def release_burns_the_attempt() -> None:
+def release_spends_the_attempt() -> None:
     UpdateStatus.counted = lambda self, attempts, settlement: None
 
 
 @mutant
-def commits_effects_before_the_end() -> None:
-    """What a handler wrote is committed, and then its run is ended."""
+def commits_effects_before_the_outcome() -> None:
+    """A handler's writes are committed, and then its run is settled."""
 
-    def complete_and_commit(session: Any, plan: Any, ended: Sequence[Ended]) -> list[Ended]:
+    def complete_and_commit(self: Settler, session: Any, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
         session.commit()
-        lost = settle.settle(session, plan, ended)
+        lost = self.settle(session, finished)
         session.commit()
         return lost
 
-    settle.complete_and_commit = complete_and_commit
+    Settler.complete_and_commit = complete_and_commit
 
 
-# -- doubts about a commit -------------------------------------------------------------------------------------------
-
-
-@mutant
-def does_not_look_again() -> None:
-    settle._look_again = lambda session, plan, lost: list(lost)
+# -- uncertain commits -----------------------------------------------------------------------------------------------
 
 
 @mutant
-def doubts_nothing() -> None:
-    settle.commit = claim_jobs.commit = lambda session, ended: session.commit()
+def does_not_check_uncertain_runs() -> None:
+    Settler._check_uncertain = lambda self, session, lost: list(lost)
 
 
 @mutant
-def doubts_what_was_not_committed() -> None:
-    original = settle.complete_and_commit
+def takes_no_commit_for_uncertain() -> None:
+    settle.commit = leased.commit = lambda session, finished: session.commit()
 
-    def complete_and_commit(session: Any, plan: Any, ended: Sequence[Ended]) -> list[Ended]:
-        for one in ended:
+
+@mutant
+def takes_every_run_for_uncertain() -> None:
+    original = Settler.complete_and_commit
+
+    def complete_and_commit(self: Settler, session: Any, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
+        for one in finished:
             one.uncertain = True
-        return original(session, plan, ended)
+        return original(self, session, finished)
 
-    settle.complete_and_commit = complete_and_commit
+    Settler.complete_and_commit = complete_and_commit
 
 
 @mutant
 def forgets_what_it_could_not_settle() -> None:
-    Crew.give_back = nothing
+    Completions.put_back = nothing
 
 
-# -- the end of a shift ----------------------------------------------------------------------------------------------
+# -- shutdown --------------------------------------------------------------------------------------------------------
 
 
 @mutant
 def does_not_answer_signals() -> None:
-    nobody = lambda stop: contextlib.nullcontext()  # noqa: E731 - its name says it
-    sync.signal_handlers.stop_on_signal = nobody
-    aio.signal_handlers.stop_on_signal = nobody
+    ignoring = lambda stop, **_: contextlib.nullcontext()  # noqa: E731 - its name says it
+    thread_runner.signal_handlers.stop_on_signal = ignoring
+    task_runner.signal_handlers.stop_on_signal = ignoring
 
 
 @mutant
 def sleeps_on_when_it_is_stopped() -> None:
-    def stop(self: Any) -> None:
-        self.plan.stopping = True
-
-    sync._Threads.stop = stop
-    aio._Tasks.stop = stop
+    thread_runner.ThreadRunner.stop = nothing
+    task_runner.TaskRunner.stop = nothing
 
 
 @mutant
-def keeps_what_it_has_not_begun() -> None:
-    Crew.forget_held = none_at_all
+def keeps_jobs_that_have_not_begun() -> None:
+    ConsumerContext.forget_claimed = none_at_all
 
 
 class Instead:
@@ -194,76 +197,74 @@ class Instead:
 
 @mutant
 def runs_its_batch_to_the_end() -> None:
-    original = held._run_held
-    held._run_held = lambda crew, jobs, entry: original(
-        Instead(crew, plan=Instead(job_buffer.plan, stopping=False)), jobs, entry
-    )
+    original = held._run
+    held._run = lambda context, jobs, entry: original(Instead(context, stopping=False), jobs, entry)
 
 
 @mutant
-def counts_what_it_gave_up() -> None:
-    original = Hand._verdict
+def counts_abandoned_runs() -> None:
+    original = Executor._result
 
-    def verdict(self: Hand, raised: Any) -> Any:
+    def result(self: Executor, raised: Any) -> Any:
         self.abandoned = False
         return original(self, raised)
 
-    Hand._verdict = verdict
+    Executor._result = result
 
 
 @mutant
-def leaves_given_up_batches_in_the_ledger() -> None:
-    Entries.give_up_all = nothing
+def leaves_abandoned_batches_in_the_journal() -> None:
+    CrashJournal.discard_all = nothing
 
 
 # -- a transaction holds the batch -----------------------------------------------------------------------------------
 
 
 @mutant
-def keeps_no_ledger() -> None:
-    job_instances.enter_ledger = nothing
+def writes_no_journal() -> None:
+    held_operations.write_entry = nothing
 
 
 @mutant
 def counts_no_deaths() -> None:
-    Entry.deaths = property(lambda self: 0, nothing)
+    JournalEntry.deaths = property(lambda self: 0, nothing)
 
 
 @mutant
-def suspects_nobody() -> None:
-    Entry.suspected = none_at_all
+def quarantines_no_job() -> None:
+    JournalEntry.quarantined_among = none_at_all
 
 
 @mutant
-def blames_all_of_a_batch() -> None:
-    original = Entries.open
-    Entries.open = lambda self, keys, *, blamed: original(self, keys, blamed=True)
+def holds_a_whole_batch_responsible() -> None:
+    original = CrashJournal.open
+    CrashJournal.open = lambda self, keys, *, solely_responsible: original(self, keys, solely_responsible=True)
 
 
 @mutant
-def never_clears_a_suspect() -> None:
-    crash_journal.leave = crash_journal.strike
+def never_ends_a_quarantine() -> None:
+    crash_journal.close_entry = crash_journal.delete_entry
 
 
 @mutant
-def strikes_nothing_out() -> None:
-    """A batch that is given up by a worker that lives is taken for the doing of a dead one."""
+def discards_no_entry() -> None:
+    """A batch that is given up by a worker that lives is taken for one whose worker died."""
 
-    def strike(plan: Any) -> Script:
+    def discard_entries(context: Any) -> Routine:
         yield from ()
 
-    held.strike = worker.strike = strike
+    held.discard_entries = worker.discard_entries = discard_entries
 
 
 @mutant
-def keeps_what_a_failing_handler_wrote() -> None:
+def keeps_the_writes_of_a_failing_handler() -> None:
     original = savepoint.Savepoint.close
     savepoint.Savepoint.close = lambda self, *, keep: original(self, keep=True)
 
 
 @mutant
-def blames_nobody_for_a_lost_connection() -> None:
-    def settle_alone(plan: Any, runs: Any, cause: Any, entry: Entry) -> Script:
+def counts_no_lost_connection() -> None:
+    def settle_alone(context: Any, runs: Any, cause: Any, entry: JournalEntry) -> Routine:
         return Report(claimed=len(entry.names))
         yield
 
@@ -272,16 +273,16 @@ def blames_nobody_for_a_lost_connection() -> None:
 
 @mutant
 def settles_a_lost_job_by_its_old_token() -> None:
-    def settle_alone(session: Any, plan: Any, ended: Ended, entry: Entry) -> Ended | None:
-        for job in claim_jobs.claim_key(session, plan, ended.run.key):
-            again = replace(ended, job=job)
-            settle.settle(session, plan, [again])
-            job_instances._leave(session, plan, [again], entry)
+    def settle_alone(session: Any, context: Any, finished: FinishedRun, entry: JournalEntry) -> FinishedRun | None:
+        for job in context.claimer.claim_key(session, finished.run.key):
+            again = replace(finished, job=job)
+            context.settler.settle(session, [again])
+            held_operations._close(session, context, [again], entry)
             session.commit()
             return again
         return None
 
-    job_instances.settle_alone = settle_alone
+    held_operations.settle_alone = settle_alone
 
 
 @mutant
@@ -291,64 +292,67 @@ def lets_handlers_commit() -> None:
 
 @mutant
 def does_not_reconcile() -> None:
-    leases.reconcile_messages = none_at_all
-    leases.reconcile_range = lambda *_: ([], None)
+    reconcile.reconcile_at_once = none_at_all
+    reconcile.reconcile_range = lambda *_: ([], None)
 
 
-# -- whatever goes wrong ---------------------------------------------------------------------------------------------
-
-
-@mutant
-def ends_at_the_first_trouble() -> None:
-    def trouble(shift: Any, error: Exception) -> Script:
-        shift.fail(error)
-        yield Pause(0)
-
-    worker._trouble = trouble
+# -- errors ----------------------------------------------------------------------------------------------------------
 
 
 @mutant
-def has_a_keeper_that_dies_of_trouble() -> None:
-    def keep(shift: Any) -> Script:
-        while not shift.over:
-            for duty in (loop._extend_leases, loop._sweep):
-                yield from duty(shift, time.monotonic())
-            yield Doze(shift.until_next_duty())
+def ends_at_the_first_error() -> None:
+    def try_again_later(context: Any, error: Exception) -> Routine:
+        context.fail(error)
+        yield Wait("stop", 0)
 
-    sync.keep = aio.keep = keep
+    worker._try_again_later = try_again_later
 
 
 @mutant
-def knows_no_limit() -> None:
-    original = settings.judge
-    settings.judge = lambda error, run, *arguments, **options: original(
+def ends_maintenance_at_the_first_error() -> None:
+    def maintain(context: Any) -> Routine:
+        maintenance = Maintenance(context)
+        while not context.over:
+            for task in (leases.extend, leases.rescue_expired):
+                yield from task(maintenance, time.monotonic())
+            yield Wait("maintenance", maintenance.until_next())
+
+    thread_runner.maintain = task_runner.maintain = maintain
+
+
+@mutant
+def does_not_limit_attempts() -> None:
+    original = judge.judge
+    judge.judge = lambda error, run, *arguments, **options: original(
         error, replace(run, max_attempts=10**6), *arguments, **options
     )
 
 
-# -- handlers that take too long, or are asked to stop ---------------------------------------------------------------
+# -- handlers that take too long, or are cancelled -------------------------------------------------------------------
 
 
 @mutant
-def has_all_the_time() -> None:
-    Crew.overdue = none_at_all
+def ignores_timeouts() -> None:
+    InFlight.take_overdue = none_at_all
 
 
 @mutant
-def hears_no_request() -> None:
-    leases.requests_to_stop = none_at_all
+def ignores_requests_to_cancel() -> None:
+    cancellations.take_requests = stalled_jobs.take_requests = none_at_all
 
 
 @mutant
-def settles_in_lanes_only() -> None:
-    job_buffer.Crew.overlooks = lambda self, now: False
+def settles_in_workers_only() -> None:
+    Completions.is_overdue = lambda self, now: False
 
 
 @mutant
 def settles_all_or_nothing() -> None:
-    settle.settle_each = lambda *arguments, **options: (settle.settle_and_commit(*arguments, **options), [], [])
+    Settler.settle_each = lambda *arguments, **options: SettledEach(
+        Settler.settle_and_commit(*arguments, **options), [], []
+    )
 
 
 @mutant
 def tries_a_batch_as_a_whole_again() -> None:
-    leased.concerns_all = held.concerns_all = lambda error: True
+    leased.applies_to_batch = held.applies_to_batch = lambda error: True

@@ -21,7 +21,8 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.claiming import batch_size, scan_cursor
+from sqlaqueue.consumer.claiming import scan_cursor
+from sqlaqueue.consumer.core import timers
 from sqlaqueue.consumer.core.events import EventName
 from tests.consumer.conftest import Supply
 from tests.consumer.hands import for_async, for_sync
@@ -111,9 +112,9 @@ class Handler:
 def work(order: Any) -> None:
     """Serve the queue until a signal comes."""
     log, gate = Log(Path(order["directory"]), order["name"]), Gate(Path(order["directory"]), order["name"])
-    # The order that the checker looks for is that of the head; claims from a mark may be made a little later.
+    # The order that the checker looks for is that of the head; claims from the cursor may be made a little later.
     scan_cursor._SHARE = 0.0
-    batch_size.SWEEP = 0.2
+    timers.RESCUE = 0.2
     if order["mutant"]:
         MUTANTS[order["mutant"]]()
     handler = Handler(log, gate)
@@ -143,7 +144,7 @@ def _prepared(order: Any, handler: Any, session_factory: Any) -> tuple[Any, Any,
 def _listen(consumer: Any, order: Any, log: Log) -> None:
     for name in get_args(EventName):
         consumer.on(name, lambda event: log.write(event.name, event.key[0], attempt=event.attempt))
-    poll = consumer._pace.poll
+    poll = consumer._parts.intervals.poll
 
     def idle() -> float:
         seconds = poll()
@@ -151,7 +152,7 @@ def _listen(consumer: Any, order: Any, log: Log) -> None:
             log.write("idle")
         return seconds
 
-    consumer._pace.poll = idle
+    consumer._parts.intervals.poll = idle
     log.write("ready", concurrency=order["options"].get("concurrency", 1))
 
 
@@ -193,7 +194,7 @@ def finish(session: Session, log: Log, keys: list[int], *, keep: bool) -> None:
 def examine(order: Any) -> None:
     """Run a test of the Consumers with the library as it is, and then again with a mutant, which it should find."""
     log = Log(Path(order["directory"]), order["name"])
-    batch_size.SWEEP = 0.2
+    timers.RESCUE = 0.2
     version, *directories = order["server"]
     supply = Supply(Server(version, *map(Path, directories)))
     module, _, name = order["test"].partition(":")

@@ -10,14 +10,14 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import rescue
-from sqlaqueue.consumer.settings import EXCEPT, LIMIT, TICKETS, make_plan
+from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, LIMIT
 from sqlaqueue.testing import QueueUnderTest
+from tests.contexts import make_context
 from tests.strategies.explain import CUSTOM, GENERIC, QUEUES, buffers_of, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from sqlaqueue.consumer.settings import Plan
 
 SMALL = 1_000
 BATCHES = (1, 100)
@@ -45,9 +45,7 @@ class Backlog:
 
     def __init__(self, queue: QueueUnderTest) -> None:
         self.queue, self.filled = queue, 0
-        self.plan: Plan = make_plan(
-            queue.Job, batch_size=1, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
-        )
+        self.context = make_context(queue.Job)
 
     def create(self) -> None:
         """Create empty tables without autovacuum."""
@@ -74,20 +72,21 @@ class Backlog:
 
     def parameters(self, n: int, mark: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the parameters of a claim of ``n`` jobs."""
-        bound = {LIMIT: n, TICKETS: "1", **(mark or {})}
-        return bound if self.plan.claim_suspect is not None else bound | {EXCEPT: self.plan.spec.bind_keys([])}
+        bound = {LIMIT: n, ANNOUNCEMENTS: "1", **(mark or {})}
+        marks_rows = self.context.statements.claim_quarantined is not None
+        return bound if marks_rows else bound | {EXCEPT: self.context.spec.bind_keys([])}
 
     def claim(self, session: Session, n: int, mark: Mapping[str, Any] | None = None) -> list[Any]:
         """Claim as a Consumer does."""
-        statement = self.plan.claim if mark is None else self.plan.claim_from
-        parameters = {name: value for name, value in self.parameters(n, mark).items() if name != TICKETS}
+        statement = self.context.statements.claim if mark is None else self.context.statements.claim_from_cursor
+        parameters = {name: value for name, value in self.parameters(n, mark).items() if name != ANNOUNCEMENTS}
         return list(session.execute(statement, parameters).scalars())
 
     def cost(
         self, n: int, cache: str = GENERIC, mark: Mapping[str, Any] | None = None, claimed: int | None = None
     ) -> int:
         """Return how many blocks a claim of ``n`` jobs reads."""
-        statement = self.plan.claim if mark is None else self.plan.claim_from
+        statement = self.context.statements.claim if mark is None else self.context.statements.claim_from_cursor
         explained = explain(self.queue.engine, statement, self.parameters(n, mark), cache)
         assert explained["Actual Rows"] == (n if claimed is None else claimed)
         assert explained["Total Cost"] < JIT_ABOVE
@@ -190,7 +189,7 @@ class TestHead:
         """The first jobs are locked by others."""
         backlog.create()
         backlog.fill(20_000)
-        two_tables = "messages" in backlog.plan.spec.side_tables
+        two_tables = "messages" in backlog.context.spec.side_tables
         with backlog.queue.engine.connect() as holder:
             for n in BATCHES:
                 free = backlog.cost(n)
@@ -231,7 +230,7 @@ class TestCursor:
             watcher.exec_driver_sql("SELECT count(*) FROM conformance_job")
             backlog.queue.execute("DELETE FROM conformance_job WHERE id < 10000")
             with Session(backlog.queue.engine) as session:
-                mark = backlog.plan.mark_of(backlog.claim(session, 10))
+                mark = backlog.context.claimer._cursor_after(backlog.claim(session, 10))
             assert backlog.cost(1) > 100, "there is nothing to pass over"
             for n in BATCHES:
                 assert backlog.cost(n, mark=mark) <= TIMES * base[n] + A_FEW + n
@@ -243,7 +242,7 @@ class TestCursor:
         with Session(backlog.queue.engine) as session:
             jobs = backlog.claim(session, 70)
             assert [job.number for job in jobs] == list(range(0, 140, 2))
-            mark = backlog.plan.mark_of(jobs)
+            mark = backlog.context.claimer._cursor_after(jobs)
         with Session(backlog.queue.engine) as session:
             assert [job.number for job in backlog.claim(session, 100, mark)] == list(range(138, 200, 2))
 

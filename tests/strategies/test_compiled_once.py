@@ -10,9 +10,17 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, cancel, claim, complete, extend, fail, requeue, rescue, retry
-from sqlaqueue.consumer.settings import Plan, make_plan
+from tests.contexts import statements_of
 
-STATEMENTS = ["claim", "claim_aloud", "claim_from", "claim_from_aloud", "claim_suspect", "claim_key", "complete"]
+STATEMENTS = [
+    "claim",
+    "claim_and_notify",
+    "claim_from_cursor",
+    "claim_from_cursor_and_notify",
+    "claim_quarantined",
+    "claim_key",
+    "complete",
+]
 VERBS: dict[str, Callable[[Any], Any]] = {
     "complete": complete,
     "retry": retry,
@@ -41,14 +49,10 @@ def model(request: pytest.FixtureRequest) -> Any:
     return make_model(request.param)
 
 
-def plan_of(model: Any) -> Plan:
-    return make_plan(model, batch_size=10, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False)
-
-
 @pytest.mark.everywhere
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_statements_of_a_consumer(model: Any, name: str) -> None:
-    statement, again = getattr(plan_of(model), name), getattr(plan_of(model), name)
+    statement, again = getattr(statements_of(model), name), getattr(statements_of(model), name)
     if statement is not None:
         assert statement._generate_cache_key() is not None
         assert statement._generate_cache_key() == again._generate_cache_key()

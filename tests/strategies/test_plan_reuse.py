@@ -12,12 +12,13 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
 from sqlaqueue.consumer.executing.job_instances import load_again
-from sqlaqueue.consumer.maintenance.leases import reconcile_range
-from sqlaqueue.consumer.maintenance.retention import Retention
-from sqlaqueue.consumer.settings import ASKED, EXCEPT, KEYS, LIMIT, TOKEN, Plan, make_plan
+from sqlaqueue.consumer.maintenance.reconcile import reconcile_range
+from sqlaqueue.consumer.maintenance.retention_walk import Retention
+from sqlaqueue.consumer.statements import EXCEPT, EXPECTED, KEYS, LIMIT, RUN_TOKEN
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.claims.planner import FEW
 from sqlaqueue.queue.run import Run
+from tests.contexts import make_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,12 +38,6 @@ def make_model(strategy: Any, **config: Any) -> Any:
         id = mapped_column(sa.Integer(), primary_key=True)
 
     return Job
-
-
-def plan_of(model: Any) -> Plan:
-    return make_plan(
-        model, batch_size=None, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
-    )
 
 
 def test_a_large_limit_makes_a_claim_no_slower(engine: sa.Engine) -> None:
@@ -65,7 +60,7 @@ def test_a_claim_of_a_few_jobs_may_keep_its_plan(
     """After a claim that returned as many jobs as requested there may be many more."""
     model = make_model(strategy)
     model.metadata.create_all(engine)
-    plan = plan_of(model)
+    context = make_context(model)
     with Session(engine) as session:
         driver: Any = session.connection().connection.driver_connection
         driver.prepare_threshold = 0
@@ -73,11 +68,13 @@ def test_a_claim_of_a_few_jobs_may_keep_its_plan(
         session.commit()
         parameters: dict[str, Any] = {LIMIT: limit, EXCEPT: []}
         if from_mark:
-            (job,) = session.execute(plan.claim, parameters).scalars()
-            parameters |= plan.mark_of([job]) or {}
+            (job,) = session.execute(context.statements.claim, parameters).scalars()
+            parameters |= context.claimer._cursor_after([job]) or {}
             session.commit()
         for _ in range(12):
-            session.execute(plan.claim_from if from_mark else plan.claim, parameters).scalars().all()
+            statements = context.statements
+            statement = statements.claim_from_cursor if from_mark else statements.claim
+            session.execute(statement, parameters).scalars().all()
             session.commit()
         assert session.scalar(KEPT) is kept
         driver.prepare_threshold = 5
@@ -104,10 +101,10 @@ def kept_of(session: Session, beginning: str) -> int:
 def test_no_plan_is_kept_for_settling_many_runs(engine: sa.Engine, session: Session, strategy: Any) -> None:
     model = make_model(strategy)
     model.metadata.create_all(engine)
-    plan = plan_of(model)
+    context = make_context(model)
     for number in range(12):
-        bound = {KEYS: [number, number + 1], ASKED: 2, TOKEN: None}
-        assert session.connection().execute(plan.complete, bound).all() == [(0, None)]
+        bound = {KEYS: [number, number + 1], EXPECTED: 2, RUN_TOKEN: None}
+        assert session.connection().execute(context.statements.complete, bound).all() == [(0, None)]
     assert kept_of(session, "WITH ended") == 0
 
 
@@ -118,27 +115,27 @@ def test_no_plan_is_kept_for_loading_again(
     monkeypatch.setattr(session, "rollback", session.commit)
     model = make_model("update_status")
     model.metadata.create_all(engine)
-    plan = plan_of(model)
+    context = make_context(model)
     for _ in range(12):
         token = uuid.uuid4()
-        assert load_again(session, plan, [Run((number,), token, 1, 5) for number in range(30)]) == []
+        assert load_again(session, context, [Run((number,), token, 1, 5) for number in range(30)]) == []
     assert kept_of(session, "SELECT job") == 0
 
 
 def test_no_plan_is_kept_for_deleting_old_jobs(engine: sa.Engine, session: Session) -> None:
     model = make_model("update_status", retention={"completed": timedelta(days=1)})
     model.metadata.create_all(engine)
-    retention, plan = Retention(spec_of(model)), plan_of(model)
+    retention, context = Retention(spec_of(model)), make_context(model)
     (walk,) = retention.walks
     for _ in range(12):
-        assert retention.delete_some(session, plan, walk)[0] == 0
+        assert retention.delete_batch(session, context.settings, walk)[0] == 0
     assert kept_of(session, "DELETE FROM job") == 0
 
 
 def test_no_plan_is_kept_for_reconciling_a_range(engine: sa.Engine, session: Session) -> None:
     model = make_model("delete_returning")
     model.metadata.create_all(engine)
-    plan = plan_of(model)
+    context = make_context(model)
     for _ in range(12):
-        assert reconcile_range(session, plan, (0,)) == ([], None)
+        assert reconcile_range(session, context, (0,)) == ([], None)
     assert kept_of(session, "SELECT job.id") == 0

@@ -10,9 +10,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, reconcile
-from sqlaqueue.consumer.claiming.batch_size import Pace
-from sqlaqueue.consumer.maintenance import leases
+from sqlaqueue.consumer.core.timers import Intervals
+from sqlaqueue.consumer.maintenance import reconcile as reconciling
 from sqlaqueue.testing.gate import wait_for
+from tests.contexts import make_context
 from tests.strategies.explain import nodes_of
 
 
@@ -58,13 +59,13 @@ def is_right(engine: sa.Engine, model: Any) -> bool:
 def test_reconciling_all_ranges_repairs_everything(
     engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "PART", 4)
+    monkeypatch.setattr(reconciling, "RANGE", 4)
     break_some(engine, model)
-    plan = Consumer(model, lambda session, job: None, sessionmaker(engine))._plan
+    context = make_context(model)
     after, parts = None, []
     with Session(engine) as session:
         for _ in range(3):
-            keys, after = leases.reconcile_range(session, plan, after)
+            keys, after = reconciling.reconcile_range(session, context, after)
             parts.append(([key[-1] for key in keys], after and after[-1]))
     # Nine jobs are left, of which the fourth is 5 and the eighth 9.
     assert [(sorted(mended), upto) for mended, upto in parts] == [([2, 3], 5), ([8, 9], 9), ([], None)]
@@ -72,14 +73,14 @@ def test_reconciling_all_ranges_repairs_everything(
 
 
 def test_messages_after_the_last_job_are_deleted(engine: sa.Engine, model: Any) -> None:
-    plan = Consumer(model, lambda session, job: None, sessionmaker(engine))._plan
+    context = make_context(model)
     break_some(engine, model)
     with Session(engine) as session:
         session.execute(sa.text("ALTER TABLE job DISABLE TRIGGER USER"))
         session.execute(sa.text("DELETE FROM job"))
         session.execute(sa.text("ALTER TABLE job ENABLE TRIGGER USER"))
         session.commit()
-        keys, after = leases.reconcile_range(session, plan, None)
+        keys, after = reconciling.reconcile_range(session, context, None)
     assert sorted(key[-1] for key in keys) == [1, 3, 4, 5, 6, 7, 9, 10]
     assert after is None
 
@@ -87,10 +88,10 @@ def test_messages_after_the_last_job_are_deleted(engine: sa.Engine, model: Any) 
 def test_a_consumer_reconciles_all_ranges(
     engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(leases, "PART", 4)
+    monkeypatch.setattr(reconciling, "RANGE", 4)
     break_some(engine, model)
     found_any: list[bool] = []
-    monkeypatch.setattr(Pace, "between_parts", lambda self, took, *, found: found_any.append(found) or 0.05)
+    monkeypatch.setattr(Intervals, "between_ranges", lambda self, took, *, found: found_any.append(found) or 0.05)
     done: list[int] = []
     consumer = Consumer(model, lambda session, job: done.append(job.id), sessionmaker(engine), poll_interval=0.05)
     thread = threading.Thread(target=consumer.run)
@@ -107,8 +108,8 @@ def test_a_consumer_reconciles_all_ranges(
 
 def test_a_range_is_read_by_index(engine: sa.Engine, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the size of the tables and their statistics."""
-    monkeypatch.setattr(leases, "PART", 100)
-    plan = Consumer(model, lambda session, job: None, sessionmaker(engine))._plan
+    monkeypatch.setattr(reconciling, "RANGE", 100)
+    context = make_context(model)
     explained: list[dict[str, Any]] = []
 
     @sa.event.listens_for(engine, "before_cursor_execute")
@@ -121,8 +122,8 @@ def test_a_range_is_read_by_index(engine: sa.Engine, model: Any, monkeypatch: py
         with Session(engine) as session:
             session.execute(sa.text("INSERT INTO job (id, shop) SELECT i, 'a' FROM generate_series(1, 20000) i"))
             session.commit()
-            after = (9000,) if len(plan.spec.keys) == 1 else ("a", 9000)
-            assert leases.reconcile_range(session, plan, after) == ([], (*after[:-1], 9100))
+            after = (9000,) if len(context.spec.keys) == 1 else ("a", 9000)
+            assert reconciling.reconcile_range(session, context, after) == ([], (*after[:-1], 9100))
     finally:
         sa.event.remove(engine, "before_cursor_execute", _explain)
     assert [node for node in explained if node["Node Type"] == "Seq Scan"] == []

@@ -11,15 +11,15 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, load_only, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
-from sqlaqueue.consumer.settings import EXCEPT, LIMIT, make_plan
+from sqlaqueue.consumer.statements import EXCEPT, LIMIT
 from sqlaqueue.strategies import ClaimRequest, ClaimStrategy, find_strategy
 from sqlaqueue.strategies.existing_messages import ExistingMessages
+from tests.contexts import make_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from sqlaqueue.consumer.settings import Plan
-    from tests.servers import Database
+from tests.servers import Database
 
 HOUR = timedelta(hours=1)
 NOW = datetime.now(UTC)
@@ -77,19 +77,17 @@ class Queue:
     def __init__(self, engine: sa.Engine, model: Any) -> None:
         self.engine, self.model = engine, model
         model.metadata.create_all(engine)
-        self.plan: Plan = make_plan(
-            model, batch_size=1, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
-        )
+        self.context = make_context(model)
 
     def claimed(self, n: int, mark: Mapping[str, Any] | None = None) -> list[Any]:
         """Claim as a Consumer does."""
         parameters = {LIMIT: n, **(mark or {})}
-        if self.plan.claim_suspect is None:
+        if self.context.statements.claim_quarantined is None:
             parameters[EXCEPT] = []
         with Session(self.engine) as session:
-            jobs = (
-                session.execute(self.plan.claim if mark is None else self.plan.claim_from, parameters).scalars().all()
-            )
+            statements = self.context.statements
+            statement = statements.claim if mark is None else statements.claim_from_cursor
+            jobs = session.execute(statement, parameters).scalars().all()
             session.expunge_all()
             return list(jobs)
 
@@ -124,7 +122,7 @@ def test_claims_follow_the_claim_order_from_their_start(engine: sa.Engine, name:
     for n in (1, 4, len(due), len(due) + 1):
         assert [key(job) for job in queue.claimed(n)] == [key(job) for job in due[:n]]
     for at, job in enumerate(queue.claimed(len(due))):
-        mark = queue.plan.mark_of([due[0], job])
+        mark = queue.context.claimer._cursor_after([due[0], job])
         assert (mark is None) == (None in {getattr(job, name, 0) for name in ("my_priority", "my_run_at")})
         if mark is None:
             continue
@@ -142,8 +140,8 @@ def test_a_partly_loaded_job_is_no_cursor(engine: sa.Engine) -> None:
         session.add(model(tenant="a", number=1, my_priority=0, my_run_at=NOW))
         session.commit()
         job = session.scalars(sa.select(model).options(load_only(model.tenant))).one()
-        assert queue.plan.mark_of([job]) is None
-    assert queue.plan.mark_of([]) is None
+        assert queue.context.claimer._cursor_after([job]) is None
+    assert queue.context.claimer._cursor_after([]) is None
 
 
 @pytest.mark.once
@@ -168,6 +166,6 @@ def test_a_strategy_without_scan_ranges_gets_plain_claims() -> None:
             return self.in_claim_order(spec, self.lock(spec, rows).cte("claimed"))
 
     model = make_model(ByLock(), {}, Order())
-    plan = make_plan(model, batch_size=1, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False)
-    assert plan.claim_from is plan.claim_from_aloud is None
-    assert plan.mark_of([model(tenant="a", number=1, my_priority=0, my_run_at=NOW)]) is None
+    context = make_context(model)
+    assert context.statements.claim_from_cursor is context.statements.claim_from_cursor_and_notify is None
+    assert context.claimer._cursor_after([model(tenant="a", number=1, my_priority=0, my_run_at=NOW)]) is None

@@ -27,18 +27,18 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.admin import JobFilter, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
-from sqlaqueue.consumer.claiming import claim_jobs
-from sqlaqueue.consumer.executing import job_instances as ops
-from sqlaqueue.consumer.maintenance import leases
-from sqlaqueue.consumer.maintenance.retention import Retention
-from sqlaqueue.consumer.settings import make_plan
-from sqlaqueue.consumer.settling import settle
-from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, Ended
+from sqlaqueue.consumer.executing import job_instances
+from sqlaqueue.consumer.maintenance import leases, presence
+from sqlaqueue.consumer.maintenance.cancellations import take_requests
+from sqlaqueue.consumer.maintenance.reconcile import reconcile_at_once, reconcile_range
+from sqlaqueue.consumer.maintenance.retention_walk import Retention
+from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRun
 from sqlaqueue.consumer.startup import check_database
 from sqlaqueue.exc import Retry
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.waiting import job_end, waiter
+from tests.contexts import make_context
 from tests.servers import Server
 from tests.strategies.status_columns import DOMAIN, KINDS, STRATEGIES, Model, make_model
 
@@ -134,59 +134,57 @@ def rescuing(walk: Walk) -> None:
 def serving(walk: Walk) -> None:
     """Execute the statements of a Consumer in turn."""
     session, spec = walk.session, walk.spec
-    plan = make_plan(
-        walk.job, batch_size=None, concurrency=1, lease=None, timeout=None, retry=None, name=None, batch=False
-    )
+    context = make_context(walk.job)
+    claimer, settler = context.claimer, context.settler
     walk.add(6)
-    check_database(session, plan)
-    leases.check_in(
-        session, plan, leases.SignOfLife("me", hears=True, running=(), claimed=0, patience=30.0, aloud=True)
-    )
-    assert leases.times_ahead(session, plan, 5) == []
-    leases.reconcile_messages(session, plan)
-    leases.reconcile_range(session, plan, None)
-    leases.rescue_expired(session, plan)
+    check_database(session, context)
+    beat = presence.Heartbeat("me", listening=True, running=(), waiting=0, expires_in=30.0, notify=True)
+    presence.send_heartbeat(session, context, beat)
+    assert presence.upcoming_times(session, context, 5) == []
+    reconcile_at_once(session, context)
+    reconcile_range(session, context, None)
+    leases.rescue_jobs(session, context)
 
-    jobs, _ = claim_jobs.claim(session, plan, 2)
+    jobs, _ = claimer.claim(session, 2)
     runs = [run for job in jobs if (run := run_of(job))]
     assert len(runs) == 2
     if walk.leased:
         session.commit()
-        leases.extend_leases(session, plan, runs)
-        assert leases.requests_to_stop(session, plan, runs) == []
+        leases.extend_leases(session, context, runs)
+        assert take_requests(session, context, runs) == []
         session.expunge_all()
-        jobs = ops.load_again(session, plan, runs)
+        jobs = job_instances.load_again(session, context, runs)
         assert len(jobs) == 2
         session.add_all(jobs)
-    ops.reload(session, plan, jobs)
-    succeeded = [Ended(run, COMPLETED, job) for run, job in zip(runs, jobs, strict=True)]
-    assert settle.settle_and_commit(session, plan, succeeded) == []
+    job_instances.reload(session, context, jobs)
+    succeeded = [FinishedRun(run, COMPLETED, job) for run, job in zip(runs, jobs, strict=True)]
+    assert settler.settle_and_commit(session, succeeded) == []
     assert walk.states() == Counter(pending=4, completed=2)
 
     for error in (ValueError("no"), Retry(0), None):
-        jobs, _ = claim_jobs.claim(session, plan, 1)
+        jobs, _ = claimer.claim(session, 1)
         (run,) = [run for job in jobs if (run := run_of(job))]
-        outcome = RELEASED if error is None else plan.judge(error, run)
-        assert settle.settle_and_commit(session, plan, [Ended(run, outcome, jobs[0])]) == []
+        outcome = RELEASED if error is None else context.judge.outcome(error, run)
+        assert settler.settle_and_commit(session, [FinishedRun(run, outcome, jobs[0])]) == []
     assert walk.states() == Counter(pending=2, completed=2, failed=2)
     caller = waiter.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)
     result = job_end.first_poll(session, caller)
     assert result is not None
     assert (result.state, result.job.status) == ("completed", spec.config.states.completed)
-    deletes_old(walk, plan)
+    deletes_old(walk, context)
 
 
-def deletes_old(walk: Walk, plan: Any) -> None:
+def deletes_old(walk: Walk, context: Any) -> None:
     session = walk.session
     retention = Retention(walk.spec)
-    assert retention.look_around(session, plan)
+    assert retention.inspect(session, context.settings)
     for each in retention.walks:
-        retention.tell_what_stays(session, plan, each)
-        assert retention.delete_some(session, plan, each)[0] == 0
+        retention.warn_of_references(session, context.settings, each)
+        assert retention.delete_batch(session, context.settings, each)[0] == 0
         each.age = timedelta(0)
-        assert not retention.leave_first(session, plan, each, sa.exc.DBAPIError("", {}, ValueError("held")))
-        each.left.clear()
-        assert retention.delete_some(session, plan, each)[0] == 2
+        assert not retention.skip_first(session, context.settings, each, sa.exc.DBAPIError("", {}, ValueError("held")))
+        each.skipped.clear()
+        assert retention.delete_batch(session, context.settings, each)[0] == 2
     assert walk.states() == Counter(pending=2)
 
 

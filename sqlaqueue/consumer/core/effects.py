@@ -1,114 +1,74 @@
-"""The steps of a script, which is how the work of both Consumers is written down.
+"""Effects: the data that a routine yields to say what is to be done.
 
-A script is a generator. It yields what is to be done, an operation in its session, a handler's call, a pause, and is
-sent the result, so that the order of things, which is where the guarantees are, stands in one place;
-:mod:`sqlaqueue.consumer.sync` and :mod:`sqlaqueue.consumer.aio` only carry the steps out, each in its own colour.
+A routine is a generator. It yields an effect (execute an operation, call the handler, wait) and is sent the result, so
+the order of operations, on which the guarantees rest, is written once for threads and tasks. The two drivers in
+:mod:`sqlaqueue.consumer.core.driver` carry effects out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-from sqlalchemy.orm import Session
-
-from sqlaqueue.consumer.executing.executor import Hand
-from sqlaqueue.consumer.sessions.write_routing import has_own_routing, routing_to_primary
-from sqlaqueue.consumer.settling.outcomes import Ended
+from typing import Any, Literal, TypeVar
 
 S = TypeVar("S")
 
 
 @dataclass(frozen=True, slots=True)
-class Do:
-    """Carry out an operation in the script's own session; send its result."""
+class Execute:
+    """Execute an operation in the routine's session, and send its result."""
 
     operation: Callable[..., Any]
     arguments: tuple[Any, ...] = ()
 
-    def __call__(self, session: Session) -> Any:
-        """Carry it out."""
-        if has_own_routing(session):
-            with routing_to_primary(session):
-                return self.operation(session, *self.arguments)
-        return self.operation(session, *self.arguments)
+
+@dataclass(frozen=True, slots=True)
+class ExecuteInOwnSession(Execute):
+    """Execute an operation in a session of its own, and send its result."""
+
+    deadline: float | None = None
+    """Seconds after which its statements are cancelled and the effect raises; None for no limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class Beside(Do):
-    """Carry out an operation in a session of its own; send its result."""
+class WithSession:
+    """Run a routine with a new session, close the session, and send what the routine returns."""
 
-    patience: float | None = None
-    """Seconds after which it is broken off, and raises; None to wait for ever."""
-
-
-@dataclass(frozen=True, slots=True)
-class InSession:
-    """Carry out a script in a new session, which is closed when it ends; send what it returns."""
-
-    script: Script
+    routine: Routine
 
 
 @dataclass(frozen=True, slots=True)
-class Handle:
-    """Call the handler for one unit of a hand after the other, until one is to be looked at, or none is to be begun."""
+class CallHandler:
+    """Call the handler for one call group of an executor after the other, until the routine has to look at a result."""
 
-    hand: Hand
+    executor: Any
+    """An :class:`~sqlaqueue.consumer.executing.executor.Executor`."""
+
+
+WaitFor = Literal["stop", "maintenance", "poll", "change"]
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
-    """Wait for some seconds, but not past the stop of the shift."""
+class Wait:
+    """Wait until something happens, the consumer stops, or a number of seconds has passed.
 
+    ``"stop"`` waits for the stop only, ``"maintenance"`` for a maintenance task that is due, ``"poll"`` for a poll that
+    is due, and ``"change"`` for a change of the shared state by another worker.
+    """
+
+    on: WaitFor
     seconds: float
+    version: int = 0
+    """For ``"change"``: the version of the state on which the decision to wait was based."""
 
 
-@dataclass(frozen=True, slots=True)
-class Doze:
-    """Wait for some seconds, but not past the end of the shift, nor when there is something for the keeper to do."""
-
-    seconds: float
+Effect = Execute | WithSession | CallHandler | Wait
+Routine = Generator[Effect, Any, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Watch:
-    """Wait until somebody calls, or for some seconds, but not past the stop of the shift; hardly ever two at a time."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """Wait until another thread or task has changed something, or for some seconds."""
-
-    seen: int
-    """The version of the crew's state on which the decision to wait was based."""
-    seconds: float
-
-
-def needed(session: S | None) -> S:
-    """Return the session of a script whose steps need one."""
+def require_session(session: S | None) -> S:
+    """Return the session of a routine whose effects need one."""
     if session is None:
-        msg = "this script has no session of its own; carry it out by InSession"
+        msg = "this routine has no session of its own; run it by WithSession"
         raise RuntimeError(msg)
     return session
-
-
-Step = Do | InSession | Handle | Pause | Doze | Watch | Rest
-Script = Generator[Step, Any, Any]
-
-
-@dataclass(slots=True)
-class Report:
-    """What has been done with some jobs."""
-
-    settled: Sequence[Ended] = ()
-    """Runs whose end is committed."""
-    unsettled: Sequence[Ended] = ()
-    """Runs that ended without a commit of their own, to be settled together with others."""
-    lost: Sequence[Ended] = ()
-    """Runs whose result was refused."""
-    apart: Sequence[Any] = ()
-    """Jobs of a batch that failed as a whole, detached, each to be tried by itself."""
-    claimed: int = 0

@@ -1,8 +1,8 @@
-"""What one thread or task has in hand: claimed jobs on their way through the handler, in one session. No I/O.
+"""Runs claimed jobs through the handler, one call group after the other, in one session. No I/O.
 
-A session for every job costs more than many a job. A handler that leaves no trace in its session leaves it as good as
-new, so the next job can be run in it too, of the same claim or of another. The first that does leave one ends that: its
-writes are committed with the end of its run, and what is left goes on elsewhere.
+A session for every job costs more than many a job. A handler that does not use its session leaves it as good as new, so
+the next job can run in it too, of the same claim or of another one. The first handler that uses the session ends that:
+its writes are committed with the end of its run, and the jobs that are left go on elsewhere.
 """
 
 from __future__ import annotations
@@ -14,247 +14,224 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.executing.job_instances import adopt
-from sqlaqueue.consumer.sessions import isolation_level
+from sqlaqueue.consumer.claiming.job_buffer import CallGroup, runs_in, runs_of, without
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.executing.job_instances import attach
 from sqlaqueue.consumer.sessions.session_usage import is_expired, was_used
-from sqlaqueue.consumer.settling.outcomes import COMPLETED, Abandoned, Ended, StopRequested
+from sqlaqueue.consumer.settling.outcomes import COMPLETED, CancellationRequested, FinishedRun, HandlerAbandoned
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.keys import Key
-from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
 
 if TYPE_CHECKING:
-    from sqlaqueue.consumer.claiming.job_buffer import Crew
     from sqlaqueue.consumer.sessions.savepoint import Savepoint
 
 
-def held_run(job: Any) -> Run:
-    """Return the run for which a claim handed out ``job``."""
-    run = run_of(job)
-    if run is None:  # pragma: no cover - the claim's load event sets it
-        raise RuntimeError(job)
-    return run
-
-
-def runs_of(jobs: Iterable[Any]) -> list[Run]:
-    """Return the runs for which claims handed out ``jobs``."""
-    return [held_run(job) for job in jobs]
-
-
-def has_waited(unit: Iterable[Any], since: float) -> bool:
-    """Return whether none of these jobs has begun, and all were claimed by that time."""
-    return all(run.handler_started_at is None and run.claimed_at <= since for run in runs_of(unit))
-
-
-def without(some: Iterable[Sequence[Any]], units: Iterable[Sequence[Any]]) -> deque[Sequence[Any]]:
-    """Return those of ``units`` that are none of ``some``."""
-    known = {id(unit) for unit in some}
-    return deque(unit for unit in units if id(unit) not in known)
-
-
-class Hand:
+class Executor:
     """Claimed jobs for one call of the handler after the other.
 
-    Its thread or task takes unit after unit out of it, while the keeper looks on: what both need is changed under the
-    crew's lock.
+    A worker takes group after group out of it, while the maintenance loop looks on: what both need is changed under the
+    lock of the context.
 
-    :param units: the jobs, in lists for one call of the handler each.
-    :param ended: is told of the runs that end without a trace.
-    :param enough: the seconds after which no further unit is begun.
-    :param further: for jobs that are in no session yet: returns those of one more call, or none.
+    :param groups: the jobs, in call groups.
+    :param finished: called with the runs whose handler did not use its session.
+    :param time_limit: the seconds after which no further group is begun.
+    :param next_group: for jobs that are in no session yet: returns one more call group, or an empty one.
     """
 
     def __init__(
         self,
-        crew: Crew,
-        units: Iterable[Sequence[Any]],
-        ended: Callable[[list[Ended]], object],
+        context: ConsumerContext,
+        groups: Iterable[CallGroup],
+        finished: Callable[[list[FinishedRun]], object],
         *,
-        enough: float | None = None,
-        further: Callable[[], Sequence[Any]] | None = None,
+        time_limit: float | None = None,
+        next_group: Callable[[], CallGroup] | None = None,
     ) -> None:
-        self._crew, self._plan, self._ended, self._further = crew, crew.plan, ended, further
-        self._units, self._leaving = deque(units), list[Sequence[Any]]()
-        self._until = None if enough is None else time.monotonic() + enough
-        self.unit: Sequence[Any] = ()
-        """The jobs of the call that is under way, or has ended in a way that its lane must look at."""
+        self._context, self._settings = context, context.settings
+        self._finished, self._next_group = finished, next_group
+        self._groups, self._leaving = deque(groups), list[CallGroup]()
+        self._until = None if time_limit is None else time.monotonic() + time_limit
+        self.group: CallGroup = ()
+        """The jobs of the call that runs, or has ended in a way that its routine must look at."""
         self._runs: list[Run] = []
         self.error: BaseException | None = None
-        """What that call came to."""
+        """The result of that call; None for success."""
         self.session: Session | None = None
-        """What the handler is given."""
+        """The session of the handler."""
         self.savepoint: Savepoint | None = None
-        """By what the handler's writes are undone, where the transaction holds more than its own jobs."""
-        self.was_used = False
+        """By which the handler's writes are undone, where the transaction holds more than its own jobs."""
+        self.used_session = False
         """Whether that call has used its session."""
         self.started = 0.0
         self._since = 0.0
         self._calls = self._jobs = 0
         self.timed_out = self.abandoned = False
-        self.asked: set[Key] = set()
-        """Which jobs of the call somebody asked to stop."""
+        self.cancelled: set[Key] = set()
+        """The jobs of the call whose cancellation was requested."""
         self.interrupt: Callable[[], object] = lambda: None
-        """Ends the call early, where that can be done: it cancels the task of an AsyncConsumer."""
+        """Ends the call early, where that is possible: it cancels the task of an AsyncConsumer."""
 
-    # -- one call after the other --------------------------------------------------------------------------------
+    # -- one call after the other ----------------------------------------------------------------------------------
 
-    def begin(self, session: Session) -> Any:
+    def begin_call(self, session: Session) -> Any:
         """Return the argument for the next call of the handler; None when there is none to make now.
 
-        :param session: the one that the handler is given.
+        :param session: the session of the handler.
         """
         if session is not self.session:
             self.session = session
             if self.savepoint is None:
-                isolation_level.lock_rows_on_begin(session, self._plan, self._running)
-        unit = self._next()
-        if unit and self._further is not None:
-            # What the last call has left there are its own jobs, at most.
+                self._context.isolation.lock_rows_on_begin(session, self._running)
+        group = self._begin_group()
+        if group and self._next_group is not None:
+            # Only jobs of the last call can be left in the session.
             session.expunge_all()
-            unit = self.unit = adopt(session, unit)
-        if not unit:
+            group = self.group = attach(session, group)
+        if not group:
             return None
-        return list(unit) if self._plan.batch else unit[0]
+        return list(group) if self._settings.batch else group[0]
 
     def _running(self) -> list[Run]:
-        return runs_of(self.unit)
+        return runs_of(self.group)
 
-    def _next(self) -> Sequence[Any]:
-        plan = self._plan
-        with self._crew.lock:
-            if self._further is not None and not (self._units or self.unit or plan.stopping):
-                self._go_on(self._further())
-            while self._units and not self.unit and not plan.stopping:
+    def _begin_group(self) -> CallGroup:
+        context = self._context
+        with context.lock:
+            if self._next_group is not None and not (self._groups or self.group or context.stopping):
+                self._add(self._next_group())
+            while self._groups and not self.group and not context.stopping:
                 now = time.monotonic()
                 if self.is_over:
                     break
-                unit = self._units.popleft()
-                if plan.asked:
-                    unit = self._without_asked(unit)
-                if unit:
-                    self.unit, self.error, self.started, self.timed_out = unit, None, now, False
-                    self._runs = runs_of(unit)
+                group = self._groups.popleft()
+                if context.cancelled:
+                    group = self._without_cancelled(group)
+                if group:
+                    self.group, self.error, self.started, self.timed_out = group, None, now, False
+                    self._runs = runs_of(group)
                     for run in self._runs:
                         run.handler_started_at, run.duration = now, None
-                    return unit
+                    return group
         return ()
 
-    def _go_on(self, unit: Sequence[Any]) -> None:
-        if unit:
-            self._units.append(unit)
-            self.set_pace(time.monotonic())
+    def _add(self, group: CallGroup) -> None:
+        if group:
+            self._groups.append(group)
+            self.record_pace(time.monotonic())
 
-    def _without_asked(self, unit: Sequence[Any]) -> Sequence[Any]:
-        """Return a unit without the jobs that somebody has cancelled since their claim: those have ended."""
+    def _without_cancelled(self, group: CallGroup) -> CallGroup:
+        """End the runs whose jobs were cancelled since their claim, and return the other jobs."""
         wanted = []
-        for job, run in zip(unit, runs_of(unit), strict=True):
-            if run.key in self._plan.asked:
-                self._ended([Ended(run, self._plan.judge(StopRequested(), run), job)])
+        for job, run in zip(group, runs_of(group), strict=True):
+            if run.key in self._context.cancelled:
+                outcome = self._context.judge.outcome(CancellationRequested(), run)
+                self._finished([FinishedRun(run, outcome, job)])
             else:
                 wanted.append(job)
         return wanted
 
-    def end(self, raised: BaseException | None, session: Session) -> bool:
-        """Note that the call has returned or raised; return whether that is all, and the next one can be made.
+    def end_call(self, raised: BaseException | None, session: Session) -> bool:
+        """Record that the call has returned or raised; return whether the next call can be made at once.
 
-        :param session: the one that the handler was given.
+        :param session: the session of the handler.
         """
-        unit = self.unit
+        group = self.group
         if self.savepoint is None:
-            trace = was_used(session, unit[0])
+            used = was_used(session, group[0])
         else:
-            trace = self.savepoint.was_used() or is_expired(unit[0])
-        with self._crew.lock:
+            used = self.savepoint.was_used() or is_expired(group[0])
+        with self._context.lock:
             self._calls += 1
-            self._jobs += len(unit)
+            self._jobs += len(group)
             took = time.monotonic() - self.started
             for run in self._runs:
                 run.duration = took
-            if trace or raised is not None or self.abandoned or self._plan.timeout is not None:
-                self.error = self._verdict(raised)
-                if trace or self.error is not None:
-                    self.was_used = trace
+            if used or raised is not None or self.abandoned or self._settings.timeout is not None:
+                self.error = self._result(raised)
+                if used or self.error is not None:
+                    self.used_session = used
                     return False
-            self._ended([Ended(run, COMPLETED, job) for run, job in zip(self._runs, unit, strict=True)])
-            self.put_down()
+            self._finished([FinishedRun(run, COMPLETED, job) for run, job in zip(self._runs, group, strict=True)])
+            self.end_group()
         return True
 
-    def _verdict(self, raised: BaseException | None) -> BaseException | None:
-        """Return what the call came to, given what it raised and what happened to it meanwhile."""
-        timeout = self._plan.timeout
+    def _result(self, raised: BaseException | None) -> BaseException | None:
+        """Return the result of the call, given what it raised and what happened meanwhile."""
+        timeout = self._settings.timeout
         if self.abandoned:
-            return Abandoned()
+            return HandlerAbandoned()
         if timeout is not None and (self.timed_out or time.monotonic() - self.started > timeout):
             return JobTimeout(f"the handler ran for longer than {timeout:g} seconds")
-        if self.asked and raised is not None:
-            return StopRequested(frozenset(self.asked))
+        if self.cancelled and raised is not None:
+            return CancellationRequested(frozenset(self.cancelled))
         return raised
 
-    def set_pace(self, now: float) -> None:
-        """Tell the pace how long the calls since the last time have taken; only the last may have left a trace."""
+    def record_pace(self, now: float) -> None:
+        """Record how long the calls since the last time have taken; only the last one may have used its session."""
         if self._calls:
             took = (now - self._since) / max(1, self._jobs)
-            self._crew.pace.ended(took, calls=self._calls, quiet=not self.was_used)
+            self._context.sizer.record_calls(took, calls=self._calls, unused=not self.used_session)
             self._calls = self._jobs = 0
-            self.was_used = False
+            self.used_session = False
         self._since = now
 
     def time_left(self) -> float | None:
-        """Return the seconds until the call under way runs into the Consumer's timeout; None when there is none."""
-        timeout = self._plan.timeout
+        """Return the seconds until the running call exceeds the timeout; None without a timeout."""
+        timeout = self._settings.timeout
         if timeout is None:
             return None
-        return max(0.0, self.started + timeout - time.monotonic()) if self.unit else timeout
+        return max(0.0, self.started + timeout - time.monotonic()) if self.group else timeout
 
-    def put_down(self) -> None:
-        """Let go of the jobs of the last call: their runs have ended, or go on elsewhere."""
-        self.unit = ()
-        if self.asked:
-            self.asked = set()
+    def end_group(self) -> None:
+        """Forget the jobs of the last call: their runs have ended, or go on elsewhere."""
+        self.group = ()
+        if self.cancelled:
+            self.cancelled = set()
 
-    # -- what is left ------------------------------------------------------------------------------------------
+    # -- the groups that wait --------------------------------------------------------------------------------------
 
-    def held(self) -> list[Run]:
-        """Return the runs that are in this hand."""
-        with self._crew.lock:
-            return [run for unit in (self.unit, *self._leaving, *self._units) for run in runs_of(unit)]
+    def runs(self) -> list[Run]:
+        """Return the runs of all jobs here."""
+        with self._context.lock:
+            return runs_in((self.group, *self._leaving, *self._groups))
 
     @property
-    def first(self) -> Sequence[Any]:
+    def next_jobs(self) -> Sequence[Any]:
         """The jobs of the next call."""
-        return self._units[0] if self._units else ()
+        return self._groups[0] if self._groups else ()
 
-    def left(self) -> list[Sequence[Any]]:
-        """Return the units that are left."""
-        return list(self._units)
+    def waiting_groups(self) -> list[CallGroup]:
+        """Return the groups that wait."""
+        return list(self._groups)
 
-    def leave(self, units: Sequence[Sequence[Any]]) -> None:
-        """Do not begin these units, which have ended otherwise; the crew's lock is held."""
-        self._units = without(units, self._units)
+    def remove(self, groups: Sequence[CallGroup]) -> None:
+        """Remove groups that are released; the lock is held."""
+        self._groups = without(groups, self._groups)
 
-    @property
-    def is_over(self) -> bool:
-        """Whether the time is over in which units are begun."""
-        return self._until is not None and time.monotonic() > self._until
+    def take_waiting(self) -> list[CallGroup]:
+        """Return the groups that wait, and begin none of them; they count as here until :meth:`waiting_taken`."""
+        with self._context.lock:
+            groups = list(self._groups)
+            self._leaving += groups
+            self._groups.clear()
+            return groups
 
-    def leave_rest(self) -> list[Sequence[Any]]:
-        """Begin no more of the units that are left, and return them; they stay in hand until :meth:`rest_has_left`."""
-        with self._crew.lock:
-            units = list(self._units)
-            self._leaving += units
-            self._units.clear()
-            return units
-
-    def rest_has_left(self) -> None:
-        """Note that others have what was left."""
-        with self._crew.lock:
+    def waiting_taken(self) -> None:
+        """Record that the groups of :meth:`take_waiting` are elsewhere."""
+        with self._context.lock:
             self._leaving.clear()
 
     @property
-    def is_done(self) -> bool:
-        """Whether no unit is left."""
-        return not self._units
+    def is_over(self) -> bool:
+        """Whether the time limit for beginning groups is over."""
+        return self._until is not None and time.monotonic() > self._until
 
-    def is_blocked(self, now: float, patience: float) -> bool:
-        """Whether units wait behind a call that takes longer than expected."""
-        return bool(self.unit and self._units) and now - self.started > patience
+    @property
+    def is_done(self) -> bool:
+        """Whether no group waits."""
+        return not self._groups
+
+    def blocks(self, now: float, limit: float) -> bool:
+        """Return whether groups wait behind a call that has run for longer than ``limit`` seconds."""
+        return bool(self.group and self._groups) and now - self.started > limit

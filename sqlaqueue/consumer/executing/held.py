@@ -1,219 +1,177 @@
-"""How a batch is claimed, run and settled in the one transaction that holds it, for both Consumers."""
+"""Routines that claim, run and settle a batch in the one transaction that holds it."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.claiming import claim_jobs
-from sqlaqueue.consumer.claiming.job_buffer import Crew
-from sqlaqueue.consumer.claiming.quarantine import Suspect
-from sqlaqueue.consumer.core.effects import Beside, Do, Handle, Report, Script, Step
+from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed, runs_of
+from sqlaqueue.consumer.claiming.quarantine import QuarantinedJob
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.core.transient_errors import (
     is_connection_lost,
     is_savepoint_missing,
     is_transient,
     may_settle_later,
 )
-from sqlaqueue.consumer.executing import job_instances as ops
-from sqlaqueue.consumer.executing.executor import Hand, held_run, runs_of
+from sqlaqueue.consumer.executing import held_operations as operations
+from sqlaqueue.consumer.executing.executor import Executor
+from sqlaqueue.consumer.executing.job_instances import reload
+from sqlaqueue.consumer.executing.leased import rollback
+from sqlaqueue.consumer.executing.report import Report, emit_claimed
+from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.consumer.notifications.notify import notify_all_claimed_and_commit
-from sqlaqueue.consumer.notifications.poll_schedule import NO_CALL, Calls
+from sqlaqueue.consumer.notifications.poll_schedule import NO_ANNOUNCEMENT
 from sqlaqueue.consumer.sessions.handler_misuse import RowsChanged, check_rows, transaction_ended_error
 from sqlaqueue.consumer.sessions.savepoint import BatchLost, Savepoint
 from sqlaqueue.consumer.sessions.session_usage import is_expired
-from sqlaqueue.consumer.settings import Plan
-from sqlaqueue.consumer.settling.crash_journal import Entry
+from sqlaqueue.consumer.settling.crash_journal import JournalEntry
 from sqlaqueue.consumer.settling.outcomes import (
     RELEASED,
-    Abandoned,
-    Ended,
+    CancellationRequested,
+    FinishedRun,
+    HandlerAbandoned,
     Outcome,
-    StopRequested,
-    concerns_all,
+    applies_to_batch,
     is_disconnected,
 )
 from sqlaqueue.exc import HandlerMisuseError, WorkerDied
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.run import Run
 
-if TYPE_CHECKING:
-    from sqlaqueue.consumer.claiming.claim_slot import Turn
+JOURNAL_DEADLINE = 2.0
+"""Seconds for a journal entry, which is written while another transaction holds jobs; see
+:func:`~sqlaqueue.consumer.settling.crash_journal.write_entry`."""
 
 
-LEDGER_PATIENCE = 2.0
-"""Seconds for an entry in the ledger, which is made beside a transaction that holds jobs; see :func:`ledger.enter`."""
-
-
-def held_batch(crew: Crew, turn: Turn, suspect: Suspect | None, calls: Calls) -> Script:
-    """Claim a batch, or one suspect, run it and settle it in the one transaction that holds it."""
-    plan = crew.plan
-    if suspect is None:
-        look = calls.begin_look()
-        jobs, more = yield Do(claim_jobs.claim, (plan, crew.claim_size()))
-        calls.looked(more=more)
+def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: QuarantinedJob | None) -> Routine:
+    """Claim a batch, or one quarantined job, run it and settle it in the one transaction that holds it."""
+    claimer, quarantine = context.claimer, context.quarantine
+    if quarantined is None:
+        poll = context.polls.begin_poll()
+        jobs, more = yield Execute(claimer.claim, (context.claim_size(),))
+        context.polls.polled(more=more)
     else:
-        look = NO_CALL
-        jobs, more = (yield Do(claim_jobs.claim_key, (plan, suspect.key))), False
+        poll = NO_ANNOUNCEMENT
+        jobs, more = (yield Execute(claimer.claim_key, (quarantined.key,))), False
     runs = runs_of(jobs)
     if jobs:
         turn.hold(runs)
     turn.claimed(found=bool(jobs), more=more)
     if not jobs:
-        if look.spares_others:
-            yield Beside(notify_all_claimed_and_commit, (plan, look))
-        return Report(claimed=0 if suspect is None else 1)
-    blamed = len(jobs) == 1 and (plan.concurrency == 1 if suspect is None else suspect.alone)
-    entry = plan.entries.open([run.key for run in runs], blamed=blamed)
+        if poll.spares_others:
+            yield ExecuteInOwnSession(notify_all_claimed_and_commit, (context.settings, poll))
+        return Report(claimed=0 if quarantined is None else 1)
+    sole = len(jobs) == 1 and (context.settings.concurrency == 1 if quarantined is None else quarantined.alone)
+    entry = context.journal.open([run.key for run in runs], solely_responsible=sole)
     try:
-        yield Beside(ops.enter_ledger, (plan, entry, look.tickets), patience=LEDGER_PATIENCE)
-        suspects = entry.suspected([run.key for run in runs])
-        again = entry.suspected([run.key for run in runs], again=True)
-        if not blamed and (again or (suspects and suspect is None)):
-            plan.suspects.add(again)
-            plan.suspects.add(suspects, together=True)
-            yield from _give_up(plan, entry)
-            return Report(claimed=len(suspects))
+        arguments = (context, entry, poll.announcements)
+        yield ExecuteInOwnSession(operations.write_entry, arguments, deadline=JOURNAL_DEADLINE)
+        found = entry.quarantined_among([run.key for run in runs])
+        died_again = entry.quarantined_among([run.key for run in runs], died_again=True)
+        if not sole and (died_again or (found and quarantined is None)):
+            quarantine.add(died_again)
+            quarantine.add(found, together=True)
+            yield from _discard(context, entry)
+            return Report(claimed=len(found))
         for run in runs:
-            run.isolated = blamed and (suspect is not None or bool(suspects))
-        crew.tell_claimed(jobs)
-        ended = yield from _run_held(crew, jobs, entry)
-        return (yield from _settle_held(plan, ended, entry))
+            run.isolated = sole and (quarantined is not None or bool(found))
+        emit_claimed(context, jobs)
+        finished = yield from _run(context, jobs, entry)
+        return (yield from _settle(context, finished, entry))
     except _BatchBroken as broken:
-        return (yield from _settle_broken(plan, jobs, broken, entry))
+        return (yield from _settle_broken(context, jobs, broken, entry))
     except Exception:
-        yield from _give_up(plan, entry)
+        yield from _discard(context, entry)
         raise
 
 
-def _settle_broken(plan: Plan, jobs: Sequence[Any], broken: _BatchBroken, entry: Entry) -> Script:
-    if broken.disconnected:
-        return (yield from _settle_disconnected(plan, broken.runs, broken.cause, entry))
-    yield from _give_up(plan, entry)
-    put_right: list[Ended] = []
-    if broken.past_session:
-        before = [one for one in broken.ended if one.run not in broken.runs]
-        put_right = yield Beside(ops.settle_committed, (plan, jobs, before, entry))
-    report: Report = yield from _settle_alone(plan, broken.runs, broken.cause, entry)
-    report.settled = [*put_right, *report.settled]
-    return report
+# -- to run ----------------------------------------------------------------------------------------------------
 
 
-def _settle_held(plan: Plan, ended: Sequence[Ended], entry: Entry) -> Script:
-    try:
-        yield Do(ops.settle_held, (plan, ended, entry))
-    except RowsChanged as misuse:
-        # Another job's handler may have done it: by themselves it is known.
-        return (yield from _settle_apart(plan, ended, misuse, misuse.keys, entry))
-    except Exception as error:
-        if is_connection_lost(error):
-            # Whatever is left of them runs by itself. Not noted in the ledger, for most are settled if it was the
-            # commit's answer that got lost.
-            if not ended[0].run.isolated:
-                plan.suspects.add([one.run.key for one in ended])
-                raise
-            return (yield from _settle_disconnected(plan, [one.run for one in ended], error, entry))
-        if not isinstance(error, DBAPIError) or is_transient(error):
-            raise
-        if may_settle_later(error):
-            # Nothing is wrong with the jobs; what is longer than a batch may be because it is one.
-            yield from _give_up(plan, entry)
-            if len(ended) == 1:
-                raise
-            plan.suspects.add([one.run.key for one in ended])
-            return Report(claimed=len(ended))
-        # Such as a deferred constraint, which is checked by the commit: one job must not undo the others for ever.
-        return (yield from _settle_apart(plan, ended, error, [one.run.key for one in ended], entry))
-    plan.entries.close(entry)
-    return Report(settled=ended, claimed=len(ended))
-
-
-def _settle_apart(plan: Plan, ended: Sequence[Ended], error: Exception, keys: Sequence[Key], entry: Entry) -> Script:
-    """Blame an error on the only job of a batch, or have the jobs with these keys run by themselves."""
-    yield from _give_up(plan, entry)
-    if len(ended) == 1:
-        return (yield from _settle_alone(plan, [ended[0].run], error, entry))
-    plan.suspects.add(keys)
-    return Report(claimed=len(ended))
-
-
-def _run_held(crew: Crew, jobs: Sequence[Any], entry: Entry) -> Generator[Step, Any, list[Ended]]:
-    plan, starts, ended = crew.plan, entry.deaths + 1, list[Ended]()
+def _run(
+    context: ConsumerContext, jobs: Sequence[Any], entry: JournalEntry
+) -> Generator[Effect, Any, list[FinishedRun]]:
+    judge, starts, finished = context.judge, entry.deaths + 1, list[FinishedRun]()
     if entry.deaths:
-        run = held_run(jobs[0])
+        run = run_of_claimed(jobs[0])
         run.attempt += entry.deaths
         if run.attempt > run.max_attempts:
-            msg = f"the worker died {entry.deaths} times while it ran this job alone"
-            died = WorkerDied(msg)
-            return [Ended(run, Outcome("failed", error=f"WorkerDied: {died}", cause=died), jobs[0], entry.deaths)]
-    units = plan.units(jobs)
-    while units:
-        hand = Hand(crew, units, ended.extend, enough=crew.pace.enough())
-        units = []
-        while not (hand.is_done or plan.stopping or hand.is_over):
+            died = WorkerDied(f"the worker died {entry.deaths} times while it ran this job alone")
+            outcome = Outcome("failed", error=f"WorkerDied: {died}", cause=died)
+            return [FinishedRun(run, outcome, jobs[0], entry.deaths)]
+    groups = context.settings.call_groups(jobs)
+    while groups:
+        executor = Executor(context, groups, finished.extend, time_limit=context.sizer.time_in_transaction())
+        groups = []
+        while not (executor.is_done or context.stopping or executor.is_over):
             try:
-                yield from _in_savepoint(plan, hand)
+                yield from _call_in_savepoint(context, executor)
             except _BatchBroken as broken:
-                broken.ended = ended
+                broken.finished = finished
                 raise
-            unit, error = hand.unit, hand.error
-            if error is not None and not plan.spec.strategy.keeps_rows:
-                # These are no part of the session, and would be written again with what a failing handler did to them.
-                yield Do(ops.reload, (plan, unit))
-            if error is None or len(unit) == 1 or concerns_all(error):
-                ended += [Ended(held_run(job), plan.judge(error, held_run(job)), job) for job in unit]
+            group, error = executor.group, executor.error
+            if error is not None and not context.spec.strategy.keeps_rows:
+                # These are no part of the session, and would be inserted again with a failing handler's changes.
+                yield Execute(reload, (context, group))
+            if error is None or len(group) == 1 or applies_to_batch(error):
+                finished += [
+                    FinishedRun(run_of_claimed(job), judge.outcome(error, run_of_claimed(job)), job) for job in group
+                ]
             else:
-                # One bad job must not take its mates along: each is tried by itself.
-                yield Do(ops.reload, (plan, unit))
-                plan.asked.update(error.keys if isinstance(error, StopRequested) else ())
-                units += [[job] for job in unit]
-            hand.put_down()
-            if hand.first and is_expired(hand.first[0]):
-                yield Do(ops.reload, (plan, [job for unit in hand.left() for job in unit]))
-        ended += [Ended(held_run(job), RELEASED, job) for unit in hand.leave_rest() for job in unit]
-    for one in ended:
+                # One bad job must not fail the other ones: each is tried by itself.
+                yield Execute(reload, (context, group))
+                context.cancelled.update(error.keys if isinstance(error, CancellationRequested) else ())
+                groups += [[job] for job in group]
+            executor.end_group()
+            if executor.next_jobs and is_expired(executor.next_jobs[0]):
+                yield Execute(reload, (context, [job for group in executor.waiting_groups() for job in group]))
+        left = [job for group in executor.take_waiting() for job in group]
+        finished += [FinishedRun(run_of_claimed(job), RELEASED, job) for job in left]
+    for one in finished:
         one.starts = starts
-    return ended
+    return finished
 
 
-def _in_savepoint(plan: Plan, hand: Hand) -> Script:
-    """Make calls of the handler in a savepoint; of what the database says to its writes, the last one has the error."""
-    savepoint: Savepoint = yield Do(Savepoint, (plan,))
-    hand.savepoint = savepoint
-    yield Handle(hand)
-    raised = hand.error
+def _call_in_savepoint(context: ConsumerContext, executor: Executor) -> Routine:
+    """Call the handler in a savepoint; a database error about its writes becomes the result of the last call."""
+    savepoint: Savepoint = yield Execute(Savepoint, (context.settings.bind_arguments,))
+    executor.savepoint = savepoint
+    yield CallHandler(executor)
+    raised = executor.error
     try:
         if raised is None:
             try:
-                hand.error = yield Do(check_rows, (plan, hand.unit, runs_of(hand.unit)))
-                if hand.error is None:
-                    yield Do(_close, (savepoint, True))
+                executor.error = yield Execute(check_rows, (context.spec, executor.group, runs_of(executor.group)))
+                if executor.error is None:
+                    yield Execute(_close, (savepoint, True))
             except HandlerMisuseError:
                 raise
             except Exception as failed:
-                if not hand.unit or is_savepoint_missing(failed):
+                if not executor.group or is_savepoint_missing(failed):
                     raise
-                hand.error = failed  # the flush's or the savepoint's error is the job's
-        if hand.error is not None:
-            yield Do(_close, (savepoint, False))
+                executor.error = failed  # an error of the flush or the savepoint is the job's
+        if executor.error is not None:
+            yield Execute(_close, (savepoint, False))
     except HandlerMisuseError as misuse:
-        cause = raised if isinstance(raised, Abandoned) else misuse
-        raise _BatchBroken(runs_of(hand.unit), cause, past_session=True) from raised
+        cause = raised if isinstance(raised, HandlerAbandoned) else misuse
+        raise _BatchBroken(runs_of(executor.group), cause, past_session=True) from raised
     except Exception as broken:
-        # The transaction was lost while this handler ran, by whatever it did: were nobody blamed, the batch
-        # would be claimed and lost again for ever.
-        if is_savepoint_missing(broken) and not isinstance(hand.error, Abandoned):
-            raise _BatchBroken(runs_of(hand.unit), transaction_ended_error(), past_session=True) from broken
-        its = hand.error or broken
+        # The transaction was lost while this handler ran. If no run were responsible, the batch would be claimed and
+        # lost again for ever.
+        if is_savepoint_missing(broken) and not isinstance(executor.error, HandlerAbandoned):
+            raise _BatchBroken(runs_of(executor.group), transaction_ended_error(), past_session=True) from broken
+        its = executor.error or broken
         gone = isinstance(broken, BatchLost) or is_connection_lost(broken)
-        raise _BatchBroken(runs_of(hand.unit), its, disconnected=is_disconnected(its, gone)) from broken
+        raise _BatchBroken(runs_of(executor.group), its, disconnected=is_disconnected(its, gone)) from broken
 
 
-def _close(_: Session, savepoint: Savepoint, keep: bool) -> None:  # noqa: FBT001 - called positionally by its step
+def _close(_: Session, savepoint: Savepoint, keep: bool) -> None:  # noqa: FBT001 - an effect passes arguments by position
     savepoint.close(keep=keep)
 
 
@@ -225,66 +183,127 @@ class _BatchBroken(Exception):
     ) -> None:
         super().__init__(str(cause))
         self.runs, self.cause, self.disconnected, self.past_session = runs, cause, disconnected, past_session
-        self.ended: Sequence[Ended] = ()
+        self.finished: Sequence[FinishedRun] = ()
         """The runs of the batch that had ended before."""
 
 
-def _give_up(plan: Plan, entry: Entry) -> Script:
-    """Give a batch up whose transaction is lost; the worker lives, so nobody is a suspect.
-
-    The row in the ledger goes first: as soon as the jobs are free, others look there for them.
-    """
-    plan.entries.give_up(entry)
-    # Where that fails, it stays on the list of what is to be struck out.
-    with contextlib.suppress(Exception):
-        yield from strike(plan)
-    yield Do(ops.rollback)
+# -- to settle -------------------------------------------------------------------------------------------------
 
 
-def strike(plan: Plan) -> Script:
-    """Strike out of the ledger what this Consumer has given up."""
-    while (entry := plan.entries.take_given_up()) is not None:
-        try:
-            yield Beside(ops.strike_ledger, (plan, entry))
-        except Exception:
-            plan.entries.give_up(entry)
+def _settle(context: ConsumerContext, finished: Sequence[FinishedRun], entry: JournalEntry) -> Routine:
+    try:
+        yield Execute(operations.settle_held, (context, finished, entry))
+    except RowsChanged as misuse:
+        # Another job's handler may have done it: when each job runs by itself, that is known.
+        return (yield from _run_each_alone(context, finished, misuse, misuse.keys, entry))
+    except Exception as error:
+        if is_connection_lost(error):
+            # Those that are not settled run by themselves. The journal does not keep them, for most are settled if it
+            # was the reply to the commit that was lost.
+            if not finished[0].run.isolated:
+                context.quarantine.add([one.run.key for one in finished])
+                raise
+            return (yield from _settle_disconnected(context, [one.run for one in finished], error, entry))
+        if not isinstance(error, DBAPIError) or is_transient(error):
             raise
+        if may_settle_later(error):
+            # Nothing is wrong with the jobs; it may take too long because it is a batch.
+            yield from _discard(context, entry)
+            if len(finished) == 1:
+                raise
+            context.quarantine.add([one.run.key for one in finished])
+            return Report(claimed=len(finished))
+        # Such as a deferred constraint, which the commit checks: one job must not undo the others for ever.
+        return (yield from _run_each_alone(context, finished, error, [one.run.key for one in finished], entry))
+    context.journal.close(entry)
+    return Report(settled=finished, claimed=len(finished))
 
 
-def _settle_disconnected(plan: Plan, runs: Sequence[Run], cause: BaseException, entry: Entry) -> Script:
+def _settle_broken(context: ConsumerContext, jobs: Sequence[Any], broken: _BatchBroken, entry: JournalEntry) -> Routine:
+    if broken.disconnected:
+        return (yield from _settle_disconnected(context, broken.runs, broken.cause, entry))
+    yield from _discard(context, entry)
+    repaired: list[FinishedRun] = []
+    if broken.past_session:
+        before = [one for one in broken.finished if one.run not in broken.runs]
+        repaired = yield ExecuteInOwnSession(operations.settle_committed, (context, jobs, before, entry))
+    done: Report = yield from _settle_alone(context, broken.runs, broken.cause, entry)
+    done.settled = [*repaired, *done.settled]
+    return done
+
+
+def _run_each_alone(
+    context: ConsumerContext,
+    finished: Sequence[FinishedRun],
+    error: Exception,
+    keys: Sequence[Key],
+    entry: JournalEntry,
+) -> Routine:
+    """Settle the only run of a batch with an error, or have the jobs with these keys run by themselves."""
+    yield from _discard(context, entry)
+    if len(finished) == 1:
+        return (yield from _settle_alone(context, [finished[0].run], error, entry))
+    context.quarantine.add(keys)
+    return Report(claimed=len(finished))
+
+
+def _settle_disconnected(
+    context: ConsumerContext, runs: Sequence[Run], cause: BaseException, entry: JournalEntry
+) -> Routine:
     """End runs whose connection was lost, and the batch with it.
 
-    Who is to blame cannot be known, so no attempt is counted: they stay in the ledger, and run by themselves. A job
-    that did so already pays for it; where that cannot be written, as the server is not there yet, the ledger says it.
+    Which job is responsible is unknown, so no attempt is counted: they stay in the journal, and run by themselves. A
+    job that did so already spends an attempt; if that cannot be written, as the server is not back yet, the journal
+    keeps it.
     """
     keys = [run.key for run in runs]
     if not all(run.isolated for run in runs):
-        entry.leave_behind(keys, starts=0)
-        yield from _give_up(plan, entry)
-        plan.suspects.add(keys)
-        ended = [Ended(run, plan.judge_lost(cause, run, alone=False)) for run in runs]
-        return Report(settled=ended, claimed=len(entry.names))
-    yield Do(ops.rollback)
+        entry.keep(keys, starts=0)
+        yield from _discard(context, entry)
+        context.quarantine.add(keys)
+        finished = [FinishedRun(run, context.judge.disconnected(cause, run, alone=False)) for run in runs]
+        return Report(settled=finished, claimed=len(entry.names))
+    yield Execute(rollback)
     try:
-        report = yield from _settle_alone(plan, runs, cause, entry)
+        done = yield from _settle_alone(context, runs, cause, entry)
     except Exception:
-        entry.leave_behind(keys, starts=1)
-        plan.entries.give_up(entry)
+        entry.keep(keys, starts=1)
+        context.journal.discard(entry)
         raise
-    yield from _give_up(plan, entry)
-    return report
+    yield from _discard(context, entry)
+    return done
 
 
-def _settle_alone(plan: Plan, runs: Sequence[Run], cause: BaseException, entry: Entry) -> Script:
-    """Count the attempt of those at whose hands a batch was lost; its other jobs are free as they were."""
-    settled = []
+def _settle_alone(context: ConsumerContext, runs: Sequence[Run], cause: BaseException, entry: JournalEntry) -> Routine:
+    """Count the attempt of the runs responsible for the loss of a batch; its other jobs are free as they were."""
+    judge, settled = context.judge, []
     for run in runs:
-        outcome = (
-            plan.judge_lost(cause, run, alone=True)
-            if run.isolated and is_connection_lost(cause)
-            else plan.judge(cause, run)
-        )
+        lost_alone = run.isolated and is_connection_lost(cause)
+        outcome = judge.disconnected(cause, run, alone=True) if lost_alone else judge.outcome(cause, run)
         if outcome is not RELEASED:
-            ended = yield Beside(ops.settle_alone, (plan, Ended(run, outcome, starts=entry.deaths + 1), entry))
-            settled += [] if ended is None else [ended]
+            finished = FinishedRun(run, outcome, starts=entry.deaths + 1)
+            again = yield ExecuteInOwnSession(operations.settle_alone, (context, finished, entry))
+            settled += [] if again is None else [again]
     return Report(settled=settled, claimed=len(entry.names))
+
+
+def _discard(context: ConsumerContext, entry: JournalEntry) -> Routine:
+    """Give up a batch whose transaction is lost; the worker lives, so no job is quarantined.
+
+    The journal entry goes first: as soon as the jobs are free, other workers look for them in the journal.
+    """
+    context.journal.discard(entry)
+    # If that fails, the entry stays on the list of those that are to be discarded.
+    with contextlib.suppress(Exception):
+        yield from discard_entries(context)
+    yield Execute(rollback)
+
+
+def discard_entries(context: ConsumerContext) -> Routine:
+    """Delete the journal entries of batches that were given up."""
+    while (entry := context.journal.take_discarded()) is not None:
+        try:
+            yield ExecuteInOwnSession(operations.discard_entry, (context, entry))
+        except Exception:
+            context.journal.discard(entry)
+            raise

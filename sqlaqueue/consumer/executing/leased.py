@@ -1,188 +1,259 @@
-"""How jobs under leases are claimed, run and settled, for both Consumers."""
+"""Routines that claim and run jobs under leases."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Generator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.claiming import claim_jobs
-from sqlaqueue.consumer.claiming.job_buffer import Crew
-from sqlaqueue.consumer.core.effects import Beside, Do, Handle, Report, Script, Step
+from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed, runs_in, runs_of
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.core.transient_errors import is_connection_lost, is_transient
-from sqlaqueue.consumer.executing import job_instances as ops
-from sqlaqueue.consumer.executing.executor import Hand, held_run, runs_of
-from sqlaqueue.consumer.notifications.poll_schedule import Calls
+from sqlaqueue.consumer.executing.executor import Executor
+from sqlaqueue.consumer.executing.job_instances import expunge, load_again, reload
+from sqlaqueue.consumer.executing.report import Report, emit_claimed, release, report, report_settled
+from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
+from sqlaqueue.consumer.notifications.notify import notify_all_claimed
+from sqlaqueue.consumer.notifications.poll_schedule import Poll
 from sqlaqueue.consumer.sessions.session_usage import has_lost_connection
-from sqlaqueue.consumer.settings import Plan
-from sqlaqueue.consumer.settling import settle
 from sqlaqueue.consumer.settling.outcomes import (
     COMPLETED,
     RELEASED,
-    Ended,
-    StopRequested,
-    concerns_all,
+    CancellationRequested,
+    FinishedRun,
+    applies_to_batch,
     is_disconnected,
 )
+from sqlaqueue.consumer.settling.settle import commit, without_expiring
+from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.queue.run import Run
 
-if TYPE_CHECKING:
-    from sqlaqueue.consumer.claiming.claim_slot import Turn
+# -- to claim --------------------------------------------------------------------------------------------------
 
 
-def leased_batch(crew: Crew, turn: Turn, calls: Calls, finished: Sequence[Ended]) -> Script:
-    """Settle what has ended and claim, in one transaction; run at once what is over in a moment.
+class ReplyLost(Exception):
+    """The connection dropped before the reply to the commit of a claim."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        super().__init__(f"the reply to the commit of a claim of {len(runs)} jobs was lost")
+        self.runs = runs
+
+
+class Claimed(NamedTuple):
+    """What came of settling and claiming."""
+
+    jobs: list[Any]
+    lease_lost: list[FinishedRun]
+    more: bool
+    """Whether there may be more to claim."""
+
+
+def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Sequence[FinishedRun]) -> Routine:
+    """Settle finished runs and claim, in one transaction; run jobs at once whose handlers end in a moment.
 
     :return: how many jobs were claimed.
     """
-    plan, limit, look = crew.plan, crew.claim_size(), calls.begin_look()
+    limit, poll = context.claim_size(), context.polls.begin_poll()
     began = time.monotonic()
     try:
-        claimed: claim_jobs.Claimed = yield Do(
-            claim_jobs.settle_and_claim, (plan, finished, limit, look, turn.claims_alone)
-        )
-    except claim_jobs.AnswerLost as lost:
-        # If the server has committed them, they are this Consumer's: nobody has run them, and no attempt is counted.
-        with crew.lock:
-            crew.finish([Ended(run, RELEASED, begun=False) for run in lost.runs])
+        claimed: Claimed = yield Execute(settle_and_claim, (context, finished, limit, poll, turn.claims_alone))
+    except ReplyLost as lost:
+        # If the server has committed them, they are this consumer's: they have not run, and no attempt is counted.
+        with context.lock:
+            context.completions.add([FinishedRun(run, RELEASED, claim_committed=False) for run in lost.runs])
         raise (lost.__cause__ or lost) from None
     jobs = claimed.jobs
-    crew.pace.succeeded()
-    crew.pace.claimed(time.monotonic() - began)
+    context.intervals.succeeded()
+    context.sizer.record_claim(time.monotonic() - began)
     if finished:
-        crew.settled(finished, claimed.lost)
-    calls.looked(more=claimed.more)
-    crew.tell_claimed(jobs)
-    units = plan.units(jobs)
-    enough = crew.pace.at_one_go(len(units)) if jobs else None
-    if enough is None:
-        yield Do(_expunge)
-        crew.fill(units)
+        report_settled(context, finished, claimed.lease_lost)
+    context.polls.polled(more=claimed.more)
+    emit_claimed(context, jobs)
+    groups = context.settings.call_groups(jobs)
+    time_limit = context.sizer.time_in_row(len(groups)) if jobs else None
+    if time_limit is None:
+        yield Execute(expunge)
+        context.add_jobs(groups)
         turn.claimed(found=bool(jobs), more=claimed.more)
         return len(jobs)
-    hand = turn.take(units, enough)
+    executor = turn.keep_jobs(groups, time_limit)
     turn.claimed(found=bool(jobs), more=claimed.more)
-    yield from run_to_the_end(crew, hand, run_leased(crew, hand))
+    yield from run_to_the_end(context, executor, run_leased(context, executor))
     return len(jobs)
 
 
-def run_to_the_end(crew: Crew, hand: Hand, script: Script) -> Script:
-    """Carry out what is to be done with a hand; whatever goes wrong on the way, its runs end."""
+def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
+    session: Session,
+    context: ConsumerContext,
+    finished: Sequence[FinishedRun],
+    limit: int,
+    poll: Poll,
+    alone: bool,  # noqa: FBT001 - as above
+) -> Claimed:
+    """Settle runs, claim up to ``limit`` jobs, or quarantined ones, and commit: all in one transaction.
+
+    Quarantined jobs are claimed in turn with the others, as long as there are some. The jobs stay in the session as
+    they were loaded: ``expire_on_commit`` would have each read again.
+
+    :param poll: the announcements that this answers.
+    :param alone: whether no other worker of this process claims meanwhile, which might take a quarantined job as well.
+    """
+    claimer, settler, quarantine = context.claimer, context.settler, context.quarantine
+    context.isolation.begin(session)
+    lost = settler.settle_again(session, finished) if finished else []
+    jobs: list[Any] = []
+    quarantined = more = False
+    if alone and not quarantine.claimed_last:
+        jobs = claimer.claim_quarantined(session)
+        quarantined = more = bool(jobs)
+    if not jobs:
+        jobs, more = claimer.claim(session, limit, poll.announcements)
+    if alone and not jobs:
+        jobs = claimer.claim_quarantined(session)
+        # Other jobs may wait: quarantined ones are claimed apart from them.
+        quarantined = more = bool(jobs)
+    if not jobs:
+        notify_all_claimed(session, context.settings, poll)
     try:
-        return (yield from script)
+        with without_expiring(session):
+            commit(session, finished)
+    except Exception as error:
+        runs = [run for run in map(run_of, jobs) if run is not None]
+        if runs and is_connection_lost(error):
+            raise ReplyLost(runs) from error
+        raise
+    if alone:
+        quarantine.claimed_last = quarantined
+    if quarantined:
+        claimer.began(jobs)
+    return Claimed(jobs, lost, more)
+
+
+# -- to run ----------------------------------------------------------------------------------------------------
+
+
+def run_to_the_end(context: ConsumerContext, executor: Executor, routine: Routine) -> Routine:
+    """Run a routine that works on an executor's jobs; whatever the error, their runs end."""
+    try:
+        return (yield from routine)
     except Exception:
-        # Else nobody would know of them, and they would wait for the end of their lease.
-        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in hand.held()]))
+        # Else they would stay claimed until their leases expire.
+        release(context, executor.runs())
         raise
 
 
-def run_leased(crew: Crew, hand: Hand) -> Script:
-    """Run the jobs in a hand, whose claim is committed, in the script's session.
+def run_leased(context: ConsumerContext, executor: Executor) -> Routine:
+    """Run the jobs of an executor, whose claim is committed, in the routine's session.
 
     :return: whether that has left the session as good as new.
     """
-    plan, clean = crew.plan, True
-    begun = {run.key for run in hand.held()} if plan.suspects.one_runs else set()
+    quarantine, clean = context.quarantine, True
+    begun = {run.key for run in executor.runs()} if quarantine.is_running else set()
     while clean:
-        yield Handle(hand)
-        if not hand.unit:
+        yield CallHandler(executor)
+        if not executor.group:
             break
-        report, clean = yield from _conclude(plan, hand.unit, hand.error)
-        crew.report(report)
-        hand.put_down()
-    # Those that are left are still the ones that run, whichever thread or task does it.
-    if begun and plan.suspects.end(begun.difference(run.key for run in crew.held())):
-        crew.calls.look_at_once()
-    if not hand.is_done:
+        done, clean = yield from _end_runs(context, executor.group, executor.error)
+        report(context, done)
+        executor.end_group()
+    # Jobs that are left still count as running, whichever worker runs them.
+    if begun and quarantine.end(begun.difference(run.key for run in context.claimed_runs())):
+        context.polls.poll_at_once()
+    if not executor.is_done:
         if clean:
-            # In time for whoever takes them: they belong to one session at most.
-            yield Do(_expunge)
-            crew.fill(hand.leave_rest())
-            hand.rest_has_left()
+            # Before another worker takes them: an instance belongs to one session at most.
+            yield Execute(expunge)
+            context.add_jobs(executor.take_waiting())
+            executor.waiting_taken()
         else:
-            yield from pass_on(crew, hand)
+            yield from pass_on(context, executor)
     return clean
 
 
-def pass_on(crew: Crew, hand: Hand) -> Script:
-    """Give others the jobs that a hand does not come to, while their instances are in a session that is in use."""
-    left = runs_of(job for unit in hand.leave_rest() for job in unit)
+def pass_on(context: ConsumerContext, executor: Executor) -> Routine:
+    """Give other workers the jobs that wait in an executor, whose instances are in a session that is in use."""
+    left = runs_in(executor.take_waiting())
     if left:
         try:
-            jobs = yield Beside(ops.load_again, (crew.plan, left))
+            jobs = yield ExecuteInOwnSession(load_again, (context, left))
         except Exception:
-            crew.report(Report(unsettled=[Ended(run, RELEASED) for run in left]))
-            hand.rest_has_left()
+            release(context, left)
+            executor.waiting_taken()
             raise
         there = {run.key for run in runs_of(jobs)}
-        crew.fill(crew.plan.units(jobs))
-        # Somebody else holds these by now, or has deleted them: to settle them says so.
-        crew.report(Report(unsettled=[Ended(run, RELEASED) for run in left if run.key not in there]))
-        hand.rest_has_left()
+        context.add_jobs(context.settings.call_groups(jobs))
+        # The leases of these are lost, or their rows deleted: settling them finds out.
+        release(context, [run for run in left if run.key not in there])
+        executor.waiting_taken()
 
 
-def _conclude(
-    plan: Plan, jobs: Sequence[Any], error: BaseException | None
-) -> Generator[Step, Any, tuple[Report, bool]]:
-    """End the runs of jobs whose handler has raised, or has left a trace in the session.
+def _end_runs(
+    context: ConsumerContext, jobs: Sequence[Any], error: BaseException | None
+) -> Generator[Effect, Any, tuple[Report, bool]]:
+    """End the runs of jobs whose handler has raised, or has used its session.
 
-    :return: what has been done, and whether the session is as clean as before.
+    :return: what has been done, and whether the session is as good as new.
     """
+    judge = context.judge
     if error is None:
-        finished = yield from _finish(plan, jobs)
-        if isinstance(finished, Report):
-            return finished, False
-        error = finished
-    used, disconnected = yield Do(_undo)
-    clean = not used
+        done = yield from _commit(context, jobs)
+        if isinstance(done, Report):
+            return done, False
+        error = done
+    used, disconnected = yield Execute(_undo)
     if is_disconnected(error, disconnected):
-        return _disconnected(plan, [Ended(held_run(job), RELEASED) for job in jobs], error), False
-    if len(jobs) == 1 or concerns_all(error):
-        return Report(unsettled=[Ended(held_run(job), plan.judge(error, held_run(job))) for job in jobs]), clean
-    if isinstance(error, StopRequested):
-        plan.asked.update(error.keys)
-    yield Do(ops.reload, (plan, jobs))
-    yield Do(_expunge)
-    return Report(apart=jobs), False
+        return _disconnected(context, [FinishedRun(run, RELEASED) for run in runs_of(jobs)], error), False
+    if len(jobs) == 1 or applies_to_batch(error):
+        finished = [FinishedRun(run, judge.outcome(error, run)) for run in runs_of(jobs)]
+        return Report(unsettled=finished), not used
+    if isinstance(error, CancellationRequested):
+        context.cancelled.update(error.keys)
+    yield Execute(reload, (context, jobs))
+    yield Execute(expunge)
+    return Report(retry_alone=jobs), False
 
 
-def _disconnected(plan: Plan, ended: Sequence[Ended], error: BaseException) -> Report:
+def _disconnected(context: ConsumerContext, finished: Sequence[FinishedRun], error: BaseException) -> Report:
     """End runs whose connection was lost."""
-    plan.look_for_suspects = True
-    for one in ended:
-        one.outcome = plan.judge_lost(error, one.run, alone=plan.ran_alone(one.run))
-    return Report(unsettled=ended)
+    context.quarantine.may_wait = True
+    for one in finished:
+        one.outcome = context.judge.disconnected(error, one.run, alone=context.judge.ran_alone(one.run))
+    return Report(unsettled=finished)
 
 
 def _undo(session: Session) -> tuple[bool, bool]:
-    """Undo what a handler did, and return whether there was something, and whether its connection is gone."""
+    """Undo a handler's writes; return whether it used the session, and whether its connection is gone."""
     used, disconnected = session.in_transaction(), has_lost_connection(session)
     session.rollback()
     return used, disconnected
 
 
-def _expunge(session: Session) -> None:
-    session.expunge_all()
-
-
-def _finish(plan: Plan, jobs: Sequence[Any]) -> Generator[Step, Any, Report | BaseException]:
+def _commit(context: ConsumerContext, jobs: Sequence[Any]) -> Generator[Effect, Any, Report | BaseException]:
     """Commit a handler's writes with the completion of its jobs.
 
-    :return: a report, or what the database said of what the handler wrote.
+    :return: a report, or the database's error about the handler's writes.
     """
-    ended = [Ended(held_run(job), COMPLETED, job) for job in jobs]
+    finished = [FinishedRun(run_of_claimed(job), COMPLETED, job) for job in jobs]
     try:
-        lost = yield Do(settle.complete_and_commit, (plan, ended))
-    except Exception as failed:  # noqa: BLE001 - whatever the flush or the commit raises is the job's error
+        lost = yield Execute(context.settler.complete_and_commit, (finished,))
+    except Exception as failed:  # noqa: BLE001 - an error of the flush or the commit is the job's error
         if not is_transient(failed):
             return failed
-        yield Do(ops.rollback)
+        yield Execute(rollback)
         if not is_connection_lost(failed):
-            return Report(unsettled=[Ended(one.run, plan.judge(failed, one.run)) for one in ended])
-        # If it got as far as the commit: was it committed, or not? Whoever settles it looks again.
-        return _disconnected(plan, [Ended(one.run, RELEASED, uncertain=one.uncertain) for one in ended], failed)
+            return Report(unsettled=[FinishedRun(one.run, context.judge.outcome(failed, one.run)) for one in finished])
+        # If the connection dropped before the reply to the commit, the outcome is unknown: settling checks it.
+        uncertain = [FinishedRun(one.run, RELEASED, uncertain=one.uncertain) for one in finished]
+        return _disconnected(context, uncertain, failed)
     if not lost:
-        return Report(settled=ended)
-    # A batch is one transaction: the mates of a lost job are rolled back with it, and run again uncounted.
-    return Report(unsettled=[Ended(one.run, RELEASED) for one in ended if one not in lost], lost=lost)
+        return Report(settled=finished)
+    # A batch is one transaction: the other jobs of it are rolled back as well, and run again without an attempt.
+    return Report(unsettled=[FinishedRun(one.run, RELEASED) for one in finished if one not in lost], lease_lost=lost)
+
+
+def rollback(session: Session) -> None:
+    """Undo what the session's transaction has written."""
+    session.rollback()

@@ -8,18 +8,17 @@ through the session. The checks run before the handler's writes are committed.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.settings import Plan
-from sqlaqueue.consumer.settling.outcomes import Ended
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import ClaimedJobs
 
 _ENDS_TRANSACTION = re.compile(
@@ -50,13 +49,14 @@ def is_deleted(job: Any) -> bool:
     return bool(state.deleted or state.was_deleted)
 
 
-def check_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence[Run]) -> HandlerMisuseError | None:
+def check_rows(
+    session: Session, spec: QueueSpec, jobs: Sequence[Any], runs: Sequence[Run]
+) -> HandlerMisuseError | None:
     """Flush, and return an error if a handler changed the key or the state of one of its jobs by the ORM.
 
     Changes by other statements are detected when the run is settled.
     """
     session.flush()
-    spec = plan.spec
     if not spec.strategy.keeps_rows:
         return None
     status, states = spec.attributes["status"], spec.config.states
@@ -77,10 +77,10 @@ def check_rows(session: Session, plan: Plan, jobs: Sequence[Any], runs: Sequence
     return None
 
 
-def row_changed_error(plan: Plan, key: Key) -> HandlerMisuseError:
+def row_changed_error(spec: QueueSpec, key: Key) -> HandlerMisuseError:
     """Return the error for a job whose run cannot be settled, as its handler changed the row without the ORM."""
     return HandlerMisuseError(
-        f"the handler changed the key or the state of {plan.spec.model.__name__} {key_text(key)}, or deleted its row "
+        f"the handler changed the key or the state of {spec.model.__name__} {key_text(key)}, or deleted its row "
         f"by a statement, so its writes were rolled back; {_FIX}; delete a job by session.delete(job)"
     )
 
@@ -88,32 +88,32 @@ def row_changed_error(plan: Plan, key: Key) -> HandlerMisuseError:
 class RowsChanged(HandlerMisuseError):
     """Some runs of a held batch cannot be settled, because a handler changed the rows of their jobs."""
 
-    def __init__(self, plan: Plan, keys: Sequence[Key]) -> None:
-        super().__init__(str(row_changed_error(plan, keys[0])))
+    def __init__(self, spec: QueueSpec, keys: Sequence[Key]) -> None:
+        super().__init__(str(row_changed_error(spec, keys[0])))
         self.keys = keys
 
 
-def refuse_missing_rows(plan: Plan, missing: Sequence[Ended]) -> None:
+def refuse_missing_rows(spec: QueueSpec, missing: Iterable[tuple[Run, Any]]) -> None:
     """Refuse to commit a held batch if the rows of some jobs were not found when they were settled.
 
     The batch has locked these rows, so only its handlers can have changed them.
 
     :raises RowsChanged: unless the jobs were deleted through the session.
     """
-    keys = [one.run.key for one in missing if one.job is None or not is_deleted(one.job)]
+    keys = [run.key for run, job in missing if job is None or not is_deleted(job)]
     if keys:
-        raise RowsChanged(plan, keys)
+        raise RowsChanged(spec, keys)
 
 
-def refuse_changed_rows(session: Session, plan: Plan, lost: Sequence[Ended]) -> None:
+def refuse_changed_rows(session: Session, spec: QueueSpec, lost: Sequence[Run]) -> None:
     """Roll back, and distinguish runs whose lease was lost from those whose row the handler itself changed.
 
     :raises HandlerMisuseError: if the lease of one is still held after the rollback.
     """
     session.rollback()
-    held = ClaimedJobs([(one.run.token, [one.run.key]) for one in lost])
-    mine = sa.select(*plan.spec.keys).where(plan.spec.strategy.fence(plan.spec, held))
-    found = session.execute(mine, bind_arguments=plan.bind).first()
+    claimed = ClaimedJobs([(run.token, [run.key]) for run in lost])
+    mine = sa.select(*spec.keys).where(spec.strategy.fence(spec, claimed))
+    found = session.execute(mine, bind_arguments={"mapper": spec.mapper}).first()
     session.rollback()
     if found is not None:
-        raise row_changed_error(plan, tuple(found))
+        raise row_changed_error(spec, tuple(found))

@@ -22,9 +22,9 @@ from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.consumer.core.transient_errors import is_conflict
 from sqlaqueue.consumer.sessions.write_routing import primary_bind, routing_to_primary
-from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Settlement
 
@@ -51,26 +51,64 @@ class _RowLocation(UserDefinedType[str]):
 _CTID = sa.literal_column("ctid", _RowLocation())
 
 
-def is_strict(plan: Plan) -> bool:
-    """Return whether the default isolation level of the sessions is stricter than READ COMMITTED."""
-    return plan.level in _STRICT
+class IsolationLevel:
+    """The isolation level of a Consumer's sessions, and what follows from it.
 
-
-def begin_read_committed(session: Session, plan: Plan) -> None:
-    """Begin a transaction of the Consumer at READ COMMITTED.
-
-    This sends no statement of its own: the driver sends the level with BEGIN.
+    :param spec: the queue.
     """
-    if is_strict(plan) and not _is_connected(session):
-        options = {"isolation_level": READ_COMMITTED}
-        with routing_to_primary(session):
-            session.connection(bind_arguments=plan.bind, execution_options=options)
 
+    def __init__(self, spec: QueueSpec) -> None:
+        self._spec, self._bind = spec, {"mapper": spec.mapper}
+        self.default: str | None = None
+        """The default level of the sessions' transactions; None before the server has been asked."""
 
-def run_read_committed(session: Session, plan: Plan, operation: Callable[[Session], Any]) -> Any:
-    """Execute an operation in a transaction of the Consumer at READ COMMITTED."""
-    begin_read_committed(session, plan)
-    return operation(session)
+    @property
+    def is_strict(self) -> bool:
+        """Whether the default level is stricter than READ COMMITTED."""
+        return self.default in _STRICT
+
+    def begin(self, session: Session) -> None:
+        """Begin a transaction of the Consumer at READ COMMITTED.
+
+        This sends no statement of its own: the driver sends the level with BEGIN.
+        """
+        if self.is_strict and not _is_connected(session):
+            options = {"isolation_level": READ_COMMITTED}
+            with routing_to_primary(session):
+                session.connection(bind_arguments=self._bind, execution_options=options)
+
+    def of(self, connection: sa.Connection) -> str | None:
+        """Return the level of a connection's transactions."""
+        level = connection.get_execution_options().get("isolation_level")
+        return self.default if level is None else str(level).upper().replace("_", " ")
+
+    def lock_rows_on_begin(self, session: Session, running: Callable[[], Sequence[Run]]) -> None:
+        """Lock the rows of jobs whenever their handler begins a transaction at a strict level.
+
+        :param running: returns the runs of the current call of the handler.
+        """
+        if _CALL not in session.info:
+            event.listen(session, "after_begin", _lock_rows)
+        session.info[_CALL] = (self, self._spec, running)
+        session.info.pop(_LOCATIONS, None)
+
+    def complete_in_place(self, session: Session, claims: Mapping[Any, Sequence[Key]]) -> list[Key]:
+        """Settle runs as completed in a SERIALIZABLE transaction of a handler.
+
+        :return: the keys of the settled jobs; none in another transaction, or if the handler has written the row, which
+            moved it.
+        """
+        locations = session.info.pop(_LOCATIONS, None)
+        if not locations:
+            return []
+        spec, connection = self._spec, session.connection(bind_arguments=self._bind)
+        verb = spec.strategy.settle(spec, ClaimedJobs(list(claims.items())), Settlement("completed"))
+        if self.of(connection) != "SERIALIZABLE" or not isinstance(verb, sa.Update | sa.Delete):
+            return []
+        # A sequential scan, as of a small table, would conflict with every other write to the table.
+        _scan_tables(connection, "off")
+        in_place = returning_keys(spec, verb.where(_is_at(locations)))
+        return keys_from(session.execute(in_place, execution_options=_QUIET).scalars().all(), len(spec.keys))
 
 
 def _is_connected(session: Session) -> bool:
@@ -78,40 +116,24 @@ def _is_connected(session: Session) -> bool:
     return transaction is not None and bool(transaction._connections)  # noqa: SLF001 - session.connection() would begin a transaction
 
 
-def _level_of(connection: sa.Connection, plan: Plan) -> str | None:
-    level = connection.get_execution_options().get("isolation_level")
-    return plan.level if level is None else str(level).upper().replace("_", " ")
-
-
-def lock_rows_on_begin(session: Session, plan: Plan, running: Callable[[], Sequence[Run]]) -> None:
-    """Lock the rows of jobs whenever their handler begins a transaction at a strict level.
-
-    :param running: returns the runs of the current call of the handler.
-    """
-    if _CALL not in session.info:
-        event.listen(session, "after_begin", _lock_rows)
-    session.info[_CALL] = (plan, running)
-    session.info.pop(_LOCATIONS, None)
-
-
 def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
-    plan, running = session.info[_CALL]
-    level: Any = _level_of(connection, plan)
+    isolation, spec, running = session.info[_CALL]
+    level: Any = isolation.of(connection)
     if level not in _STRICT or transaction.nested:
         return
     runs = running()
-    if runs and connection.engine.pool is primary_bind(session, plan.spec.mapper).engine.pool:
-        session.info[_LOCATIONS] = _lock(connection, plan, level, runs)
+    if runs and connection.engine.pool is primary_bind(session, spec.mapper).engine.pool:
+        session.info[_LOCATIONS] = _lock(connection, spec, level, runs)
 
 
-def _lock(connection: sa.Connection, plan: Plan, level: Any, runs: Sequence[Run]) -> list[str]:
+def _lock(connection: sa.Connection, spec: QueueSpec, level: Any, runs: Sequence[Run]) -> list[str]:
     """Lock the rows of runs whose lease is held, in a snapshot that includes their last change.
 
     Their locations are read in a transaction of its own at READ COMMITTED.
 
     :return: the locations of the locked rows.
     """
-    spec, dialect = plan.spec, connection.dialect
+    dialect = connection.dialect
     driver: Any = connection.connection.dbapi_connection
     mine = spec.strategy.fence(spec, ClaimedJobs(list(keys_by_token(runs).items())))
     seqscan = sa.func.current_setting("enable_seqscan", type_=sa.Text())
@@ -146,22 +168,3 @@ def _is_at(locations: Sequence[str]) -> sa.ColumnElement[bool]:
 
 def _scan_tables(connection: sa.Connection, setting: str) -> None:
     connection.execute(sa.select(sa.func.set_config("enable_seqscan", setting, sa.true())))
-
-
-def complete_in_place(session: Session, plan: Plan, claims: Mapping[Any, Sequence[Key]]) -> list[Key]:
-    """Settle runs as completed in a SERIALIZABLE transaction of a handler.
-
-    :return: the keys of the settled jobs; none in another transaction, or if the handler has written the row, which
-        moved it.
-    """
-    locations = session.info.pop(_LOCATIONS, None)
-    if not locations:
-        return []
-    spec, connection = plan.spec, session.connection(bind_arguments=plan.bind)
-    verb = spec.strategy.settle(spec, ClaimedJobs(list(claims.items())), Settlement("completed"))
-    if _level_of(connection, plan) != "SERIALIZABLE" or not isinstance(verb, sa.Update | sa.Delete):
-        return []
-    # A sequential scan, as of a small table, would conflict with every other write to the table.
-    _scan_tables(connection, "off")
-    in_place = returning_keys(spec, verb.where(_is_at(locations)))
-    return keys_from(session.execute(in_place, execution_options=_QUIET).scalars().all(), len(spec.keys))

@@ -10,7 +10,6 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction, transaction_ended_error
 from sqlaqueue.consumer.sessions.session_usage import transaction_used
-from sqlaqueue.consumer.settings import Plan
 from sqlaqueue.exc import HandlerMisuseError
 
 _GUARD = "sqlaqueue_guard"
@@ -27,15 +26,15 @@ class Savepoint:
     be refused; :meth:`close` detects it.
     """
 
-    def __init__(self, session: Session, plan: Plan) -> None:
+    def __init__(self, session: Session, bind: dict[str, Any]) -> None:
         self._session = session
-        self._bind = plan.bind
+        self._bind = bind
         self._root = session.get_transaction()
         if not session.info.get(_GUARD):
             event.listen(session, "before_commit", _guard)
             # Before the savepoint: asking for the connection within it would send SAVEPOINT, even for a handler that
             # executes nothing.
-            self._guard_connection(session.connection(bind_arguments=plan.bind))
+            self._guard_connection(session.connection(bind_arguments=bind))
         self._own: SessionTransaction = session.begin_nested()
         self._open = True
         session.info[_GUARD] = self

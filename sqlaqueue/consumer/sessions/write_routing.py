@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -54,3 +54,11 @@ def primary_bind(session: Session, mapper: Any) -> sa.Engine | sa.Connection:
     """Return the engine or connection to which a session writes the rows of a mapper."""
     with routing_to_primary(session):
         return session.get_bind(mapper)
+
+
+def execute(session: Session, operation: Callable[..., Any], arguments: Sequence[Any] = ()) -> Any:
+    """Call an operation of the Consumer in a session, with all of its statements sent to the primary."""
+    if has_own_routing(session):
+        with routing_to_primary(session):
+            return operation(session, *arguments)
+    return operation(session, *arguments)

@@ -1,11 +1,11 @@
-"""The ledger: which jobs a batch was about to run when its worker died.
+"""The crash journal: which jobs a held transaction is about to run, so that a crash leaves a trace.
 
-A strategy with a held transaction leaves no trace of a claim whose worker dies: the database rolls it back, the
-count of attempts with it, and a job that kills its worker would run for ever. So before a batch runs, a second
-connection commits one row with the keys of its jobs; the batch's own transaction deletes it. A job that is
-claimed and found in the row of another batch is a suspect, for its locks are gone while the row is not. A suspect is
-claimed by itself. The first time it may run beside other suspects; one that is found in the rows of two batches died
-again, and runs alone. A start of a job that ran alone, which left such a row behind, counts as an attempt.
+A strategy that holds a transaction leaves no trace of a claim whose worker dies: the database rolls it back, the
+attempts with it, and a job that kills its worker would run for ever. So before a batch runs, a second connection
+commits one row with the keys of its jobs; the batch's own transaction deletes it. A job that is claimed and found in
+the row of another batch is quarantined, since its lock is gone while the row is not. A quarantined job is claimed by
+itself. The first time it may run beside other quarantined jobs; a job that is found in the rows of two batches runs
+alone. A start of a job that ran alone, and left such a row behind, counts as an attempt.
 """
 
 from __future__ import annotations
@@ -30,171 +30,176 @@ from sqlaqueue.queue.backend import CRASH_JOURNAL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.claim import worker_name
 
-_FORGET = timedelta(days=1)
+_KEEP = timedelta(days=1)
 
 
 @dataclass(eq=False)
-class Entry:
-    """The row of one batch, and what the ledger knows of its jobs once the row is written."""
+class JournalEntry:
+    """The row of one batch, and what the journal says of its jobs once the row is written."""
 
     names: tuple[str, ...]
-    blamed: bool
-    """Should the worker die, then this job, the only one of the entry, has done it, as far as anybody can know."""
+    solely_responsible: bool
+    """The entry has one job, and if the worker dies it can only have been this one."""
     id: uuid.UUID = field(default_factory=uuid.uuid4)
-    suspects: frozenset[str] = frozenset()
+    quarantined: frozenset[str] = frozenset()
     """The names of the jobs that are in rows which other batches left behind."""
-    again: frozenset[str] = frozenset()
-    """Of those the ones that died more than once, or alone."""
+    died_again: frozenset[str] = frozenset()
+    """Of those the ones whose worker died more than once, or while they ran alone."""
     deaths: int = 0
-    """How many starts of its only job, for which it is to blame, ended in the death of the worker."""
+    """How many starts of its only job ended in the death of the worker, with this job alone responsible."""
 
-    left_behind: tuple[str, ...] = ()
-    """The names of those of its jobs that stay in the ledger when the batch is given up."""
-    left_starts: int = 0
+    kept_names: tuple[str, ...] = ()
+    """The names of the jobs that stay in the journal when the entry is discarded."""
+    kept_starts: int = 0
 
-    def leave_behind(self, keys: Sequence[Key], *, starts: int) -> None:
-        """Have the ledger keep some jobs as suspects.
+    def keep(self, keys: Sequence[Key], *, starts: int) -> None:
+        """Have the journal keep some jobs as quarantined when the entry is discarded.
 
         :param starts: how many starts count as attempts.
         """
-        self.left_behind, self.left_starts = tuple(key_text(key) for key in keys), starts
+        self.kept_names, self.kept_starts = tuple(key_text(key) for key in keys), starts
 
-    def suspected(self, keys: Sequence[Key], *, again: bool = False) -> list[Key]:
-        """Return those of ``keys`` that are suspects, or that are so ``again``."""
-        names = self.again if again else self.suspects
+    def quarantined_among(self, keys: Sequence[Key], *, died_again: bool = False) -> list[Key]:
+        """Return those of ``keys`` that are quarantined, or whose worker ``died_again``."""
+        names = self.died_again if died_again else self.quarantined
         return [key for key in keys if key_text(key) in names] if names else []
 
 
-class Entries:
-    """The rows that one Consumer has in the ledger."""
+class CrashJournal:
+    """The rows that one Consumer has in the crash journal."""
 
     def __init__(self) -> None:
-        self._open: dict[uuid.UUID, Entry] = {}
-        self._given_up: dict[uuid.UUID, Entry] = {}
+        self._open: dict[uuid.UUID, JournalEntry] = {}
+        self._discarded: dict[uuid.UUID, JournalEntry] = {}
         self._lock = threading.Lock()
 
-    def open(self, keys: Sequence[Key], *, blamed: bool) -> Entry:
+    def open(self, keys: Sequence[Key], *, solely_responsible: bool) -> JournalEntry:
         """Return the entry of a batch that is about to be written."""
-        entry = Entry(tuple(key_text(key) for key in keys), blamed)
+        entry = JournalEntry(tuple(key_text(key) for key in keys), solely_responsible)
         with self._lock:
             self._open[entry.id] = entry
         return entry
 
-    def close(self, entry: Entry) -> None:
-        """Forget an entry whose row is gone."""
+    def close(self, entry: JournalEntry) -> None:
+        """Forget an entry whose row is deleted."""
         with self._lock:
             self._open.pop(entry.id, None)
-            self._given_up.pop(entry.id, None)
+            self._discarded.pop(entry.id, None)
 
-    def give_up(self, entry: Entry) -> None:
-        """Note that the batch is over, but its row may still be there."""
+    def discard(self, entry: JournalEntry) -> None:
+        """Record that a batch is over whose row may still be there."""
         with self._lock:
             self._open.pop(entry.id, None)
-            self._given_up[entry.id] = entry
+            self._discarded[entry.id] = entry
 
-    def give_up_all(self) -> None:
-        """The same for every batch that is running: its worker lives and will not finish it."""
+    def discard_all(self) -> None:
+        """Do so for every running batch: its worker lives and will not finish it."""
         with self._lock:
-            self._given_up |= self._open
+            self._discarded |= self._open
             self._open.clear()
 
-    def take_given_up(self) -> Entry | None:
-        """Return an entry whose row is to be deleted and forget it; None when there is none."""
+    def take_discarded(self) -> JournalEntry | None:
+        """Return an entry whose row is to be deleted, and forget it; None when there is none."""
         with self._lock:
-            return self._given_up.popitem()[1] if self._given_up else None
+            return self._discarded.popitem()[1] if self._discarded else None
 
 
-def enter(session: Session, spec: QueueSpec, entry: Entry, worker: str, tickets: Sequence[str] = ()) -> None:
-    """Write the row of a batch that is about to run, and note in the entry what is known of its jobs.
+# -- operations ------------------------------------------------------------------------------------------------
 
-    It must not wait for ever, for this transaction runs while the batch's own is open: somebody who waits to lock the
-    tables of both would wait for this Consumer, and it for them, without the server seeing it.
 
-    :param tickets: the calls that the batch answers, as the others are told with it.
+def write_entry(
+    session: Session, spec: QueueSpec, entry: JournalEntry, worker: str, announcements: Sequence[str] = ()
+) -> None:
+    """Write the row of a batch that is about to run, and fill in what the journal says of its jobs.
+
+    It needs a deadline, since this transaction runs while the batch's own is open. A transaction that waits to lock
+    both tables would wait for this Consumer, and this Consumer for it, and the server could not detect the deadlock.
+
+    :param announcements: the announcements that the claim answers; the others are notified of it here, since the claim
+        commits with its last job.
     """
     names = list(entry.names)
     values = {
         "its_id": entry.id,
         "its_keys": json.dumps(names),
-        "its_starts": int(entry.blamed),
+        "its_starts": int(entry.solely_responsible),
         "its_worker": worker,
-        **({"payload": str(Claimed(len(names), tickets))} if tickets else {}),
+        **({"payload": str(Claimed(len(names), announcements))} if announcements else {}),
     }
-    rows = _execute(session, spec, _entering(spec, told=bool(tickets)), values).all()
+    rows = _execute(session, spec, _insert_and_look(spec, notifies=bool(announcements)), values).all()
     deaths = Counter[str]()
     for found, starts in rows:
         # A start that counted was one alone.
         deaths.update(dict.fromkeys(set(names).intersection(found), 1 + starts))
-    entry.suspects = frozenset(deaths)
-    entry.again = frozenset(name for name, times in deaths.items() if times > 1)
+    entry.quarantined = frozenset(deaths)
+    entry.died_again = frozenset(name for name, times in deaths.items() if times > 1)
     entry.deaths = sum(starts for _, starts in rows) if len(names) == 1 else 0
 
 
 @functools.lru_cache(maxsize=128)
-def _entering(spec: QueueSpec, *, told: bool) -> AnySelect:
-    """Return the statement that writes a row, and finds those that other batches left behind for the same jobs."""
-    ledger = spec.side_tables[CRASH_JOURNAL]
+def _insert_and_look(spec: QueueSpec, *, notifies: bool) -> AnySelect:
+    """Return the statement that inserts a row, and selects those that other batches left behind for the same jobs."""
+    journal = spec.side_tables[CRASH_JOURNAL]
     columns: dict[str, sa.ColumnElement[Any]] = {
-        name: sa.bindparam(f"its_{name}", type_=ledger.c[name].type) for name in ("id", "starts", "worker")
+        name: sa.bindparam(f"its_{name}", type_=journal.c[name].type) for name in ("id", "starts", "worker")
     }
     columns["keys"] = backend().side_tables.as_json(sa.bindparam("its_keys", "[]", sa.Text()))
     # Losing the row in a crash of the server costs nothing: the batch is gone with it.
     setting = sa.func.set_config("synchronous_commit", "off", sa.true())
-    told_others = [backend().notification(spec, sa.bindparam("payload", "", sa.Text()))] if told else []
-    entered = sa.insert(ledger).values(queue=spec.name, **columns).returning(setting, *told_others).cte("entered")
-    # Of the same parameter: to write out the names of a batch takes its time, and the ledger is mostly empty.
+    payload = [backend().notification(spec, sa.bindparam("payload", "", sa.Text()))] if notifies else []
+    inserted = sa.insert(journal).values(queue=spec.name, **columns).returning(setting, *payload).cte("entered")
+    # From the same parameter: to write out the names of a batch takes time, and the journal is mostly empty.
     mine = sa.select(sa.func.jsonb_array_elements_text(columns["keys"]))
-    its = sa.func.jsonb_array_elements_text(ledger.c["keys"]).table_valued(sa.column("name", sa.Text()), name="its")
+    its = sa.func.jsonb_array_elements_text(journal.c["keys"]).table_valued(sa.column("name", sa.Text()), name="its")
     # As a CASE a name is looked up in a hash; has_any() compares each with each, a million times for two batches.
-    in_both = sa.exists().where(sa.case((its.c.name.in_(mine), sa.true()))).correlate(ledger)
-    known = sa.select(ledger.c["keys"], ledger.c.starts).where(ledger.c.queue == spec.name)
-    return known.where(in_both).add_cte(entered)
+    in_both = sa.exists().where(sa.case((its.c.name.in_(mine), sa.true()))).correlate(journal)
+    known = sa.select(journal.c["keys"], journal.c.starts).where(journal.c.queue == spec.name)
+    return known.where(in_both).add_cte(inserted)
 
 
-def strike(session: Session, spec: QueueSpec, entry: Entry) -> None:
-    """Delete the row of a batch; what is known of its jobs from others stays."""
-    ledger = spec.side_tables[CRASH_JOURNAL]
-    _execute(session, spec, sa.delete(ledger).where(ledger.c.id == entry.id))
+def delete_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
+    """Delete the row of a batch; other rows with its jobs stay."""
+    journal = spec.side_tables[CRASH_JOURNAL]
+    _execute(session, spec, sa.delete(journal).where(journal.c.id == entry.id))
 
 
-def strike_soon(session: Session, spec: QueueSpec, entry: Entry) -> None:
-    """The same beside the batch's own transaction, or at the end of a shift; it must not wait either."""
+def discard_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
+    """Delete the row of a batch that is over, but for the jobs that it keeps; it needs a deadline as well."""
     _execute(session, spec, sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
-    if entry.left_behind:
-        _leave_behind(session, spec, entry)
+    if entry.kept_names:
+        _reduce_entry(session, spec, entry)
     else:
-        strike(session, spec, entry)
+        delete_entry(session, spec, entry)
 
 
-def _leave_behind(session: Session, spec: QueueSpec, entry: Entry) -> None:
-    """Reduce the row of a batch to its suspects; a crash of the server may have lost it."""
-    names = backend().side_tables.as_json(sa.literal(json.dumps(entry.left_behind), sa.Text()))
-    left = {"keys": names, "starts": entry.left_starts}
-    row = {"id": entry.id, "queue": spec.name, "worker": worker_name(), **left}
-    _execute(session, spec, backend().insert_or_replace(spec.side_tables[CRASH_JOURNAL], row, replaced=list(left)))
+def _reduce_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
+    """Reduce the row of a batch to the jobs that it keeps; a crash of the server may have lost it."""
+    names = backend().side_tables.as_json(sa.literal(json.dumps(entry.kept_names), sa.Text()))
+    kept = {"keys": names, "starts": entry.kept_starts}
+    row = {"id": entry.id, "queue": spec.name, "worker": worker_name(), **kept}
+    _execute(session, spec, backend().insert_or_replace(spec.side_tables[CRASH_JOURNAL], row, replaced=list(kept)))
 
 
-def leave(session: Session, spec: QueueSpec, entry: Entry) -> None:
+def close_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
     """Delete the row of a batch whose runs are settled, and its only job from rows that were left behind."""
-    strike(session, spec, entry)
-    if len(entry.names) == 1 and entry.suspects:
-        ledger, name = spec.side_tables[CRASH_JOURNAL], entry.names[0]
-        named = sa.and_(ledger.c.queue == spec.name, ledger.c["keys"].has_key(name))
-        remaining = ledger.c["keys"].op("-")(sa.literal(name, sa.Text()))
-        _execute(session, spec, sa.update(ledger).where(named).values(keys=remaining))
-        # Afterwards: somebody else may have taken the last but one out meanwhile, for which the update has waited.
-        empty = sa.and_(ledger.c.queue == spec.name, sa.func.jsonb_array_length(ledger.c["keys"]) == 0)
-        _execute(session, spec, sa.delete(ledger).where(empty))
+    delete_entry(session, spec, entry)
+    if len(entry.names) == 1 and entry.quarantined:
+        journal, name = spec.side_tables[CRASH_JOURNAL], entry.names[0]
+        has_it = sa.and_(journal.c.queue == spec.name, journal.c["keys"].has_key(name))
+        remaining = journal.c["keys"].op("-")(sa.literal(name, sa.Text()))
+        _execute(session, spec, sa.update(journal).where(has_it).values(keys=remaining))
+        # Afterwards: another worker may have taken the last but one out meanwhile, for which the update has waited.
+        empty = sa.and_(journal.c.queue == spec.name, sa.func.jsonb_array_length(journal.c["keys"]) == 0)
+        _execute(session, spec, sa.delete(journal).where(empty))
 
 
-def forget(session: Session, spec: QueueSpec) -> None:
-    """Delete rows so old that their jobs have long been settled by other means."""
-    ledger = spec.side_tables[CRASH_JOURNAL]
-    _execute(
-        session, spec, sa.delete(ledger).where(ledger.c.queue == spec.name, ledger.c.created_at < clock() - _FORGET)
-    )
+def delete_old_entries(session: Session, spec: QueueSpec) -> None:
+    """Delete rows so old that their jobs have been settled by other means."""
+    journal = spec.side_tables[CRASH_JOURNAL]
+    old = sa.and_(journal.c.queue == spec.name, journal.c.created_at < clock() - _KEEP)
+    _execute(session, spec, sa.delete(journal).where(old))
 
 
 def _execute(session: Session, spec: QueueSpec, statement: sa.Executable, values: dict[str, Any] | None = None) -> Any:
-    # A session with several engines knows which one is meant by the model.
+    # A session with several engines chooses one by the mapper.
     return session.execute(statement, values, bind_arguments={"mapper": spec.mapper})

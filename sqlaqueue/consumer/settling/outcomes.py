@@ -30,49 +30,50 @@ _STATES: dict[Ending, State] = {
 }
 
 LONGEST_DELAY = 100 * 365 * 86400.0
-"""Seconds; a later moment may not fit into the database's calendar, and nobody could tell the difference."""
+"""Seconds; a later moment may not fit into the database's calendar."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """How one run ends."""
 
-    ending: Ending
+    event: Ending
+    """The name of the event that reports it."""
     delay: float | None = None
     """Seconds until the job is due again; None leaves its ``run_at``."""
     error: str | None = None
     """The text for ``last_error``."""
     cause: BaseException | None = None
-    """What the handler raised, for events and the log."""
-    suspect: bool = False
+    """The handler's exception, for events and the log."""
+    quarantine: bool = False
     """The job runs by itself from now on."""
 
     @property
     def state(self) -> State:
         """The state that follows."""
-        return _STATES[self.ending]
+        return _STATES[self.event]
 
     def settlement(self, starts: int = 1) -> Settlement:
-        """Return what is written: ``starts`` counts as attempts unless the job is given back."""
+        """Return what is written: ``starts`` counts as attempts unless the job is released."""
         return Settlement(
             self.state,
-            starts=0 if self.ending == "released" else starts,
-            quarantine=self.suspect,
+            starts=0 if self.event == "released" else starts,
+            quarantine=self.quarantine,
             run_at=None if self.delay is None else delayed(self.delay),
             error=None if self.error is None else sa.literal(self.error, sa.Text()),
         )
 
 
-class Abandoned(BaseException):
-    """A Consumer that stops gave a running handler up; its job goes back with the attempt."""
+class HandlerAbandoned(BaseException):
+    """The grace period is over and the handler still runs: its job is released with the attempt."""
 
 
-class HeldUp(Exception):
-    """The end of a run could not be written, for a reason that is not the job's; its handler's writes are undone."""
+class NotSettled(Exception):
+    """The outcome could not be written, for a reason that is not the job's; the handler's writes are undone."""
 
 
-class StopRequested(Cancel):
-    """Somebody asked some of the jobs that a handler was working on to stop."""
+class CancellationRequested(Cancel):
+    """A request to cancel arrived for some of the jobs that a handler was working on."""
 
     def __init__(self, keys: Collection[Key] = ()) -> None:
         super().__init__("cancelled on request")
@@ -84,27 +85,27 @@ RELEASED = Outcome("released")
 
 
 @dataclass(slots=True, eq=False)
-class Ended:
-    """A run with its outcome, on the way to being settled."""
+class FinishedRun:
+    """A run with its outcome, until it is settled."""
 
     run: Run
     outcome: Outcome
     job: Any = None
     starts: int = 1
     uncertain: bool = False
-    """A commit was tried: unless its answer arrives, the run may have been settled or not."""
-    begun: bool = True
-    """The claim is known to be committed; of another one nobody is told."""
+    """A commit was tried: if its reply was lost, the run may have been settled or not."""
+    claim_committed: bool = True
+    """The claim is known to be committed; a run of another claim is not reported."""
 
 
-def concerns_all(error: BaseException) -> bool:
-    """Return whether what a batch handler raised is about all of its jobs, so that none is tried by itself."""
-    return is_verdict(error) and not isinstance(error, StopRequested)
+def applies_to_batch(error: BaseException) -> bool:
+    """Return whether the exception of a batch handler is about all of its jobs, so that none is tried by itself."""
+    return decides_outcome(error) and not isinstance(error, CancellationRequested)
 
 
-def is_verdict(error: BaseException | None) -> bool:
-    """Return whether an error says how the run is to end, whatever else has happened."""
-    return isinstance(error, HandlerSignal | JobTimeout | Abandoned | HeldUp)
+def decides_outcome(error: BaseException | None) -> bool:
+    """Return whether an exception says how the run is to end, whatever else has happened."""
+    return isinstance(error, HandlerSignal | JobTimeout | HandlerAbandoned | NotSettled)
 
 
 def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 - both say the same
@@ -116,22 +117,22 @@ def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 -
     """
     if is_connection_lost(error) or is_connect_error(error):
         return True
-    return gone and not is_verdict(error) and not isinstance(error, TimeoutError | CancelledError)
+    return gone and not decides_outcome(error) and not isinstance(error, TimeoutError | CancelledError)
 
 
 def caught(error: BaseException) -> BaseException:
-    """Return what a handler raised, to be called at once: without memory not even a socket can be read."""
+    """Return a handler's exception. To be called at once: without memory not even a socket can be read."""
     if isinstance(error, MemoryError):
-        # What the handler hoarded hangs on its frames.
+        # The objects that fill the memory are referenced by the handler's frames.
         traceback.clear_frames(error.__traceback__)
     return error
 
 
 def judge(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run_at: bool = True) -> Outcome:
-    """Return how a run ends whose handler returned (``error`` is None) or raised; never raise.
+    """Return the outcome of a run whose handler returned (``error`` is None) or raised; never raise.
 
     :param policy: gives the delay before the next attempt, or None for none.
-    :param has_run_at: whether the model can hold a job back; without, a job runs again at once.
+    :param has_run_at: whether the model can delay a job; without, a job runs again at once.
     """
     if error is None:
         return COMPLETED
@@ -144,9 +145,9 @@ def judge(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run
     return replace(outcome, delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
 
 
-def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:  # noqa: PLR0911 - one for each answer
+def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:  # noqa: PLR0911 - one for each outcome
     match error:
-        case Abandoned():
+        case HandlerAbandoned():
             return RELEASED
         case Snooze():
             return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
@@ -159,18 +160,18 @@ def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcom
         return Outcome("failed", error=text or text_of(error), cause=error)
     if isinstance(error, Retry) and error.delay is not None:
         return Outcome("retried", seconds(error.delay, "Retry(delay)"), text, error)
-    delay = _ask(policy, run, error)
+    delay = _ask_policy(policy, run, error)
     if delay is None:
         return Outcome("failed", error=text or text_of(error), cause=error)
     return Outcome("retried", delay, text, error)
 
 
-def _ask(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
-    """Ask the policy; a policy that fails itself must not cost the job its retry."""
+def _ask_policy(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
+    """Call the policy; a policy that fails itself must not cost the job its retry."""
     try:
         delay: Delay | None = policy(run.attempt, error)
         return None if delay is None else seconds(delay, "the retry policy's delay")
-    except Exception as mistaken:  # noqa: BLE001 - it is told with the traceback of the error that it was asked about
+    except Exception as mistaken:  # noqa: BLE001 - it is reported with the traceback of the handler's error
         said = "".join(traceback.format_exception(mistaken))
         note = f"the retry policy {policy!r} failed, using the default backoff:\n{said}"
         # A program may raise the same instance again and again.
@@ -180,12 +181,12 @@ def _ask(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
 
 
 def kind_of(error: BaseException) -> str:
-    """Return the kind of an error, by which failed jobs are counted: its class, or what ``Fail(kind=...)`` says."""
+    """Return the kind of an error, by which failed jobs are counted: its class, or that of ``Fail(kind=...)``."""
     return error.kind if isinstance(error, Fail) else type(error).__name__
 
 
 def _with_kind(error: Fail | Retry, text: object) -> str | None:
-    """Return what a handler says of an error as it is stored: behind its kind, as the text of any exception is."""
+    """Return the text of a signal as it is stored: behind its kind, as the text of any exception is."""
     if text is None or isinstance(text, BaseException):
         return text_of(text)
     return f"{kind_of(error)}: {text_of(text)}"

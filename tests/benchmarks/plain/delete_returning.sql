@@ -598,7 +598,7 @@ FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sql
  SELECT (SELECT count(*) AS count_1
 FROM ended) AS anon_1, ended.id
 FROM (SELECT %(param_2)s::INTEGER AS anon_2) AS one LEFT OUTER JOIN ended ON (SELECT count(*) AS count_1
-FROM ended) != %(sqlaqueue_asked)s::BIGINT
+FROM ended) != %(sqlaqueue_expected)s::BIGINT
 
 WITH entered AS
 (INSERT INTO sqlaqueue_crash_journal (id, queue, keys, starts, worker) VALUES (%(its_id)s::UUID, %(param_1)s::VARCHAR, CAST(%(its_keys)s::VARCHAR AS JSONB), %(its_starts)s::INTEGER, %(its_worker)s::VARCHAR) RETURNING set_config(%(set_config_2)s::VARCHAR, %(set_config_3)s::VARCHAR, true) AS set_config_1)

@@ -426,12 +426,12 @@ FROM sqlaqueue_consumer
 WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
 
 WITH ended AS
-(UPDATE email SET status=%(param_1)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_2)s::UUID, lease_expires_at=%(param_3)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (CAST(%(sqlaqueue_keys)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(sqlaqueue_held_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
+(UPDATE email SET status=%(param_1)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_2)s::UUID, lease_expires_at=%(param_3)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (CAST(%(sqlaqueue_keys)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id AS id)
  SELECT (SELECT count(*) AS count_1
 FROM ended) AS anon_1, ended.id
 FROM (SELECT %(param_5)s::INTEGER AS anon_2) AS one LEFT OUTER JOIN ended ON (SELECT count(*) AS count_1
-FROM ended) != %(sqlaqueue_asked)s::BIGINT
+FROM ended) != %(sqlaqueue_expected)s::BIGINT
 
 WITH expired AS
 (SELECT expired_job.id AS id

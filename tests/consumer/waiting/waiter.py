@@ -83,13 +83,13 @@ def serving(bench: Bench, gate: Gate, **options: Any) -> Iterator[Server]:
         await gate(hands, job)
 
     with bench.consumer(handle, **{"poll_interval": 0.05} | options).running() as server:
-        wait_until(lambda: server.consumer._shift.calls.hears, "that the Consumer hears")
+        wait_until(lambda: server.consumer._context.polls.peers.listening, "that the Consumer hears")
         yield server
 
 
 def remembers(server: Server, key: int) -> bool:
     """Return whether a Consumer remembers that a caller waits for a job."""
-    return str(key) in server.consumer._shift.plan.awaited._until
+    return str(key) in server.consumer._context.waiters._until
 
 
 @contextlib.contextmanager

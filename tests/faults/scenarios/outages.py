@@ -31,7 +31,7 @@ def restarted(scene: Scene) -> None:
     server.stop("immediate")
     try:
         # The lanes miss it, and where there are leases to tend, so does the keeper.
-        for complaint in ("next try in", *([] if scene.held else ["tending the queue"])):
+        for complaint in ("next try in", *([] if scene.held else ["maintenance:"])):
             scene.await_that(lambda: all(complaint in scene.output(one) for one in workers), complaint)  # noqa: B023 - called at once
     finally:
         server.start()

@@ -1,0 +1,49 @@
+"""The two drivers: they send a routine the results of its effects, in threads and in tasks.
+
+A driver catches the exceptions of an effect and throws them into the routine, which decides what follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any, TypeVar
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+
+def drive(routine: Generator[E, Any, R], perform: Callable[[E], Any]) -> R:
+    """Run a routine to its end and return what it returns.
+
+    :param perform: carries one effect out and returns its result.
+    """
+    result: Any = None
+    raised: Exception | None = None
+    while True:
+        try:
+            effect = routine.send(result) if raised is None else routine.throw(raised)
+        except StopIteration as end:
+            returned: R = end.value
+            return returned
+        result = raised = None
+        try:
+            result = perform(effect)
+        except Exception as error:  # noqa: BLE001 - the routine decides what an error means
+            raised = error
+
+
+async def adrive(routine: Generator[E, Any, R], perform: Callable[[E], Awaitable[Any]]) -> R:
+    """Do the same in a task."""
+    result: Any = None
+    raised: Exception | None = None
+    while True:
+        try:
+            effect = routine.send(result) if raised is None else routine.throw(raised)
+        except StopIteration as end:
+            returned: R = end.value
+            return returned
+        result = raised = None
+        try:
+            result = await perform(effect)
+        except Exception as error:  # noqa: BLE001 - the routine decides what an error means
+            raised = error

@@ -1,0 +1,115 @@
+"""Operations on a held batch: its entry in the crash journal, and how its runs are settled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.executing.job_instances import reload
+from sqlaqueue.consumer.notifications.notify import notify_released
+from sqlaqueue.consumer.sessions.handler_misuse import refuse_missing_rows
+from sqlaqueue.consumer.settling import crash_journal
+from sqlaqueue.consumer.settling.crash_journal import JournalEntry
+from sqlaqueue.consumer.settling.outcomes import RELEASED, FinishedRun
+from sqlaqueue.consumer.settling.settle import without_expiring
+from sqlaqueue.keys import keys_by_token, keys_from
+from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.strategies import ClaimedJobs
+
+
+def write_entry(
+    session: Session, context: ConsumerContext, entry: JournalEntry, announcements: Sequence[str] = ()
+) -> None:
+    """Write the journal entry of a batch that is about to run, and commit.
+
+    :param announcements: the announcements that the claim answered; the others are notified of it with this commit.
+    """
+    crash_journal.write_entry(session, context.spec, entry, context.settings.worker(), announcements)
+    session.commit()
+
+
+def discard_entry(session: Session, context: ConsumerContext, entry: JournalEntry) -> None:
+    """Discard the journal entry of a batch whose transaction was rolled back while its worker lives, and commit."""
+    crash_journal.discard_entry(session, context.spec, entry)
+    session.commit()
+
+
+def settle_held(
+    session: Session, context: ConsumerContext, finished: Sequence[FinishedRun], entry: JournalEntry
+) -> None:
+    """Settle a held batch, close its journal entry and commit: with its handlers' writes, in one transaction."""
+    lost = context.settler.settle(session, finished)
+    refuse_missing_rows(context.spec, [(one.run, one.job) for one in lost])
+    _close(session, context, finished, entry)
+    if context.settings.notifies and any(one.outcome is RELEASED for one in finished):
+        notify_released(session, context.spec)
+    with without_expiring(session):
+        session.commit()
+
+
+def settle_alone(
+    session: Session, context: ConsumerContext, finished: FinishedRun, entry: JournalEntry
+) -> FinishedRun | None:
+    """Claim one job of a held batch that was rolled back, and settle its run, all in one transaction.
+
+    :return: the settled run; None when another worker has claimed the job by now.
+    """
+    again = _settle_anew(session, context, finished)
+    if again is not None:
+        _close(session, context, [again], entry)
+        session.commit()
+    return again
+
+
+def settle_committed(
+    session: Session,
+    context: ConsumerContext,
+    jobs: Sequence[Any],
+    finished: Sequence[FinishedRun],
+    entry: JournalEntry,
+) -> list[FinishedRun]:
+    """Repair a held batch whose transaction a handler has committed, where the claim itself has written something.
+
+    Its messages, or its rows, would be missing. The writes of jobs that had ended are committed, so these jobs are
+    settled; those that had not begun are made to wait again. Where a claim writes nothing, a commit cannot be told from
+    a rollback: all jobs are free.
+
+    :return: the settled runs.
+    """
+    claims = keys_by_token(run for job in jobs if (run := run_of(job)) is not None)
+    if not context.spec.strategy.keeps_rows:
+        reload(session, context, jobs)
+    verb = context.spec.strategy.restore(context.spec, ClaimedJobs(list(claims.items()), jobs))
+    if verb is None:
+        return []
+    found = session.execute(
+        returning_keys(context.spec, verb), bind_arguments=context.settings.bind_arguments
+    ).scalars()
+    back = set(keys_from(found, len(context.spec.keys)))
+    again = [_settle_anew(session, context, one) for one in finished if one.run.key in back]
+    crash_journal.delete_entry(session, context.spec, entry)
+    session.commit()
+    return [one for one in again if one is not None]
+
+
+def _settle_anew(session: Session, context: ConsumerContext, finished: FinishedRun) -> FinishedRun | None:
+    for job in context.claimer.claim_key(session, finished.run.key):
+        # By the token of the transaction that was lost, a row that the claim deletes would not be inserted again.
+        claimed = run_of(job)
+        again = replace(finished, run=replace(finished.run, token=claimed.token if claimed else None), job=job)
+        context.settler.settle(session, [again])
+        return again
+    return None
+
+
+def _close(session: Session, context: ConsumerContext, finished: Sequence[FinishedRun], entry: JournalEntry) -> None:
+    # A released job has not been counted: other entries that name it must stay.
+    if any(one.outcome.event == "released" or one.outcome.quarantine for one in finished):
+        crash_journal.delete_entry(session, context.spec, entry)
+    else:
+        crash_journal.close_entry(session, context.spec, entry)

@@ -1,0 +1,146 @@
+"""What follows from the end of runs: events, counters, polls and the quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlaqueue.consumer.claiming.batch_sizer import LATE, LONGEST_WAIT
+from sqlaqueue.consumer.claiming.job_buffer import CallGroup, has_waited, runs_in, runs_of
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.events import EventName, JobEvent, make_event
+from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, CancellationRequested, FinishedRun
+from sqlaqueue.exc import LeaseLost
+from sqlaqueue.keys import Key, key_text
+from sqlaqueue.queue.run import Run
+
+
+@dataclass(slots=True)
+class Report:
+    """What a routine has done with some jobs."""
+
+    settled: Sequence[FinishedRun] = ()
+    """Runs whose settlement is committed."""
+    unsettled: Sequence[FinishedRun] = ()
+    """Runs that ended without a commit of their own, to be settled together with others."""
+    lease_lost: Sequence[FinishedRun] = ()
+    """Runs whose result was refused."""
+    retry_alone: Sequence[Any] = ()
+    """Jobs of a batch that failed as a whole, detached, each to be tried by itself."""
+    claimed: int = 0
+
+
+def report(context: ConsumerContext, done: Report) -> None:
+    """Process what a routine has done."""
+    _count_and_emit(context, done.settled)
+    _emit_lease_lost(context, done.lease_lost)
+    with context.lock:
+        context.completions.add(done.unsettled)
+    # Whatever the outcome: a job that seems to run for ever would keep all other quarantined jobs from running.
+    if context.quarantine.end([one.run.key for one in (*done.settled, *done.lease_lost, *done.unsettled)]):
+        context.polls.poll_at_once()
+    context.add_jobs([[job] for job in done.retry_alone])
+
+
+def release(context: ConsumerContext, runs: Sequence[Run]) -> None:
+    """End runs without counting an attempt; they are settled together with others."""
+    report(context, Report(unsettled=[FinishedRun(run, RELEASED) for run in runs]))
+
+
+def report_settled(
+    context: ConsumerContext,
+    finished: Sequence[FinishedRun],
+    lost: Sequence[FinishedRun],
+    stuck: Sequence[FinishedRun] = (),
+) -> None:
+    """Process runs that were settled together, except those whose lease was lost or that could not be settled."""
+    with context.lock:
+        context.completions.settled(finished)
+        context.rounds += 1
+    silent = [one for one in finished if not one.claim_committed]
+    without = {*lost, *stuck, *silent}
+    _count_and_emit(context, [one for one in finished if one not in without] if without else finished)
+    _emit_lease_lost(context, [one for one in lost if one.claim_committed])
+    if silent:
+        # No trigger announces a row that is released.
+        context.polls.poll_at_once()
+    context.changed()
+
+
+def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -> None:
+    events = context.events
+    quiet = not events.wants("completed")
+    with context.lock:
+        ended = sum(one.outcome.event != "released" for one in finished)
+        context.runs_ended += ended
+        context.runs_released += len(finished) - ended
+        context.conflicts.clear(one.run.key for one in finished if one.outcome.event != "released")
+        if context.cancelled:
+            context.cancelled.difference_update([one.run.key for one in finished])
+    for one in finished:
+        outcome = one.outcome
+        if outcome is COMPLETED and quiet:
+            continue
+        if outcome.state == "pending" and not outcome.delay:
+            # No trigger announces a row that has read as pending all the time.
+            context.polls.poll_at_once()
+        if events.wants(outcome.event):
+            _emit(context, outcome.event, one.run, outcome.delay, outcome.cause)
+
+
+def emit_claimed(context: ConsumerContext, jobs: Sequence[Any]) -> None:
+    """Emit an event for each claimed job."""
+    for run in runs_of(jobs) if context.events.wants("claimed") else ():
+        _emit(context, "claimed", run)
+
+
+def emit_rescued(context: ConsumerContext, keys: Sequence[Key]) -> None:
+    """Emit an event for each rescued job."""
+    for key in keys:
+        context.events.emit(JobEvent("rescued", context.spec.name, key))
+
+
+def _emit_lease_lost(context: ConsumerContext, lost: Sequence[FinishedRun]) -> None:
+    for run in (one.run for one in lost):
+        error = LeaseLost(f"the result of job {key_text(run.key)} came after its lease had passed to another run")
+        _emit(context, "lease_lost", run, error=error)
+
+
+def _emit(
+    context: ConsumerContext, name: EventName, run: Run, delay: float | None = None, error: BaseException | None = None
+) -> None:
+    context.events.emit(make_event(name, context.spec.name, run, delay, error))
+
+
+# -- jobs that wait too long -----------------------------------------------------------------------------------
+
+
+def late_groups(context: ConsumerContext, now: float) -> list[CallGroup]:
+    """Return the groups that would wait here for too long before they begin, while other consumers may be idle."""
+    # Not those of a batch that failed: it is being tried job by job, and would be claimed as a batch again.
+    busy = context.in_flight.busy()
+    durations = [now - one.started for one in busy]
+    all_busy = len(busy) >= context.settings.concurrency and min(durations) >= LONGEST_WAIT
+    claimed_by = now if all_busy or context.stopping else now - LATE
+    with context.lock:
+        groups = [
+            *context.buffer.groups(),
+            *(group for one in context.in_flight.executors() for group in one.waiting_groups()),
+        ]
+        return [group for group in groups if has_waited(group, claimed_by)]
+
+
+def release_late(context: ConsumerContext, now: float) -> int:
+    """Release the jobs of :func:`late_groups`, and return how many there are."""
+    with context.lock:
+        late = late_groups(context, now)
+        context.buffer.remove(late)
+        for executor in context.in_flight.executors():
+            executor.remove(late)
+        runs, cancelled = runs_in(late), CancellationRequested()
+        # A request to cancel would be forgotten with the run.
+        outcomes = [context.judge.outcome(cancelled, run) if run.key in context.cancelled else RELEASED for run in runs]
+        finished = [FinishedRun(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
+        report(context, Report(unsettled=finished))
+        return len(runs)

@@ -1,0 +1,109 @@
+"""Whose turn it is to claim, and whether a worker is still busy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlaqueue.consumer.claiming.job_buffer import CallGroup
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.executing.executor import Executor
+from sqlaqueue.queue.run import Run
+
+_MOST_CLAIMERS, _MANY_PEERS = 2, 3
+"""How many workers claim at once, so that the server is busy while Python is. With many peers, those keep it busy, and
+each claim more would only have to pass over the rows that they have locked."""
+
+
+class WorkerTurn:
+    """One turn of a worker: it claims jobs, while the other workers wait, or runs claimed ones."""
+
+    def __init__(self, context: ConsumerContext) -> None:
+        self._context = context
+        self.version = context.version
+        """The version of the state on which the decisions of this turn are based."""
+        self.claims_alone = False
+        """Whether no other worker claims meanwhile."""
+        self.clean = True
+        """Whether it has left the session of its worker as good as new."""
+        self._claims = False
+        self._rounds = 0
+
+    # -- to run jobs -----------------------------------------------------------------------------------------------
+
+    def take_jobs(self) -> Executor | None:
+        """Return an executor for buffered jobs; None when none wait."""
+        context = self._context
+        with context.lock:
+            group = context.buffer.take()
+            if not group:
+                return None
+            executor = Executor(context, [group], context.completions.add, next_group=context.next_group)
+            context.assign(self, executor.runs)
+            return executor
+
+    def keep_jobs(self, groups: Sequence[CallGroup], time_limit: float) -> Executor:
+        """Return an executor for the jobs of this turn's claim, which begins them within ``time_limit`` seconds."""
+        executor = Executor(self._context, groups, self._context.completions.add, time_limit=time_limit)
+        self._context.assign(self, executor.runs)
+        return executor
+
+    def hold(self, runs: list[Run]) -> None:
+        """Record that this turn's transaction holds jobs."""
+        self._context.assign(self, lambda: runs)
+
+    # -- to claim --------------------------------------------------------------------------------------------------
+
+    def may_claim(self) -> bool:
+        """Return whether it is this worker's turn to claim.
+
+        It is not while another worker claims, unless there is plenty: then the server works for one of them while
+        Python works for the other.
+        """
+        context = self._context
+        with context.lock:
+            several = context.plenty and context.sizer.is_quick and context.polls.peers.count < _MANY_PEERS
+            busy = context.buffer and not context.runs_low
+            if busy or context.claiming >= (_MOST_CLAIMERS if several else 1):
+                return False
+            self.claims_alone = context.claiming == 0
+            context.claiming += 1
+            self._claims = True
+            self._rounds = context.rounds
+            return True
+
+    def claimed(self, *, found: bool, more: bool) -> None:
+        """Record the result of a claim: if it found jobs, another worker may claim.
+
+        :param more: whether there may be more, so that several workers may claim at once.
+        """
+        context = self._context
+        with context.lock:
+            context.plenty = more
+            if not found:
+                return
+            self._claims = False
+            context.claiming -= 1
+        context.changed()
+
+    def end(self) -> None:
+        """Let other workers claim."""
+        context = self._context
+        with context.lock:
+            claimed, self._claims = self._claims, False
+            if claimed:
+                context.claiming -= 1
+            context.unassign(self)
+        # A worker that has only run jobs takes the next turn itself.
+        if claimed:
+            context.changed()
+
+    def found_empty_queue(self) -> bool:
+        """Return whether a claim that found nothing means that no job is due.
+
+        It does when no worker has been busy since before it: a run that ends meanwhile may be due again at once. Nor
+        may another worker claim: jobs may be locked by its claim.
+        """
+        context = self._context
+        with context.lock:
+            quiet = context.is_idle and not context.claiming and context.rounds == self._rounds
+            return quiet and not context.quarantine.waiting()

@@ -1,0 +1,163 @@
+"""Maintenance of this consumer's presence: heartbeats, whether notifications arrive, and when jobs will be due."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import payloads
+from sqlaqueue._version import __version__
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.maintenance.state import Maintenance
+from sqlaqueue.log import logger
+from sqlaqueue.queue.backend import CONSUMERS, backend
+from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.statements.claim import worker_name
+
+_LOGGED_AFTER = 2
+"""How many heartbeats in a row have to be missed before it is logged: the first may be a connection that just broke."""
+
+_UPCOMING = 50
+_MOST_SHOWN = 100
+
+
+def heartbeat(maintenance: Maintenance, now: float) -> Routine:
+    """Register this consumer, and prove by receiving its own heartbeat that notifications arrive."""
+    context, timers = maintenance.context, maintenance.timers
+    peers = context.polls.peers
+    if not context.proven or CONSUMERS not in context.spec.side_tables:
+        return
+    if peers.until_proof() <= 0:
+        _not_received(maintenance)
+    elif peers.listening:
+        maintenance.missed_proofs = 0
+    news = peers.listening != maintenance.said_listening
+    if not (timers.is_due("heartbeat", now) or peers.wants_heartbeat or news):
+        return
+    pause = context.intervals.heartbeat(peers.count)
+    timers.set("heartbeat", now + pause)
+    notify = peers.begin_heartbeat(news=news)
+    maintenance.said_listening, context.registered = peers.listening, True
+    running, claimed = context.in_flight.running(), context.claimed_runs()
+    waiting = max(0, len(claimed) - len(running))
+    beat = Heartbeat(context.id, peers.listening, running, waiting, expires_in=3 * pause, notify=notify)
+    others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
+    context.polls.heartbeat_sent(others, moment - time.monotonic())
+
+
+def _not_received(maintenance: Maintenance) -> None:
+    """Note that a heartbeat has not arrived: poll, and try another connection."""
+    context = maintenance.context
+    context.polls.listening_lost()
+    # By this connection another heartbeat would be missed as well.
+    context.polls.peers.wants_heartbeat = False
+    maintenance.missed_proofs += 1
+    if maintenance.missed_proofs.bit_count() == 1:
+        # Less and less often: behind a pooler each try leaves a server connection that listens in vain.
+        context.runner.reconnect()
+    if maintenance.missed_proofs == _LOGGED_AFTER and not maintenance.said_not_listening:
+        maintenance.said_not_listening = True
+        logger.warning(
+            "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
+            "polling; give the Consumer an engine that is connected to the server itself, or set "
+            "QueueConfig(notify=False)",
+            context.name,
+            extra=context.log_fields("notifications_missed"),
+        )
+
+
+def find_upcoming(maintenance: Maintenance, now: float) -> Routine:  # noqa: ARG001 - as all tasks
+    """Query when jobs will be due that no notification has announced, such as those from before the start."""
+    context = maintenance.context
+    if context.polls.wants_upcoming():
+        times = yield ExecuteInOwnSession(upcoming_times, (context, _UPCOMING))
+        context.polls.add_upcoming(times, complete=len(times) < _UPCOMING)
+
+
+# -- operations ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """What a consumer writes about itself."""
+
+    consumer: str
+    """Its id."""
+    listening: bool
+    running: Sequence[Run]
+    """The runs whose handler runs."""
+    waiting: int
+    """How many jobs it has claimed besides, which have not begun."""
+    expires_in: float
+    """The seconds after which it counts as dead without another heartbeat."""
+    notify: bool
+    """Whether to notify the queue's channel as well."""
+
+
+def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) -> tuple[list[str], float]:
+    """Write that a consumer is alive, and find out which others are.
+
+    :return: the ids of the listening consumers, and the time of the database in seconds since the epoch.
+    """
+    spec, settings = context.spec, context.settings
+    table = spec.side_tables[CONSUMERS]
+    host, _, pid = worker_name().rpartition(":")
+    running = [[str(part) for part in run.key] for run in beat.running[:_MOST_SHOWN]]
+    seen = {
+        "listening": beat.listening,
+        "running": backend().side_tables.as_json(sa.literal(json.dumps(running), sa.Text())),
+        "claimed": beat.waiting,
+        "heartbeat_at": clock(),
+        "expires_at": clock() + sa.literal(timedelta(seconds=beat.expires_in), sa.Interval()),
+    }
+    own = {
+        "id": beat.consumer,
+        "queue": spec.name,
+        "name": settings.worker(),
+        "host": host,
+        "pid": int(pid),
+        "version": __version__,
+    }
+    upsert: sa.Insert = backend().insert_or_replace(table, {**own, **seen}, replaced=list(seen))
+    if settings.notifies and beat.notify:
+        upsert = upsert.returning(backend().notification(spec, payloads.Heartbeat(beat.consumer)))
+    alive = sa.and_(table.c.queue == spec.name, table.c.listening, table.c.expires_at > clock())
+    others = sa.func.coalesce(
+        sa.func.array_agg(table.c.id), sa.cast([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text())
+    )
+    now = sa.extract("epoch", sa.func.clock_timestamp())
+    asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("checked_in"))
+    names, moment = session.execute(asked, bind_arguments=settings.bind_arguments).one()
+    session.commit()
+    return list(names), float(moment)
+
+
+def deregister(session: Session, context: ConsumerContext) -> None:
+    """Delete this consumer from the table of consumers."""
+    table = context.spec.side_tables[CONSUMERS]
+    gone = sa.delete(table).where(table.c.id == context.id)
+    if context.settings.notifies:
+        statement = gone.returning(backend().notification(context.spec, payloads.Deregistered(context.id)))
+        session.execute(statement, bind_arguments=context.settings.bind_arguments)
+    else:
+        session.execute(gone, bind_arguments=context.settings.bind_arguments)
+    session.commit()
+
+
+def upcoming_times(session: Session, context: ConsumerContext, limit: int) -> list[float]:
+    """Return when the next jobs will be due that are not yet, in seconds since the epoch, up to ``limit``."""
+    spec = context.spec
+    if not spec.has("run_at"):
+        return []
+    statement = spec.strategy.upcoming(spec, limit)
+    times = session.execute(statement, bind_arguments=context.settings.bind_arguments).scalars().all()
+    session.rollback()
+    return [float(time) for time in times]

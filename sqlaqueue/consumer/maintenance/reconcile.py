@@ -1,0 +1,133 @@
+"""Maintenance of message tables: repair what bypassed the triggers, and delete what side tables no longer need."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance
+from sqlaqueue.consumer.settling import crash_journal
+from sqlaqueue.consumer.settling.settle import BESIDE_ORM
+from sqlaqueue.keys import Key, key_text, keys_from
+from sqlaqueue.log import logger
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.statements.manage import reconcile
+from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.strategies import KeyRange
+
+RANGE = 20_000
+"""How many jobs are compared with their messages at once."""
+
+_KEEP = timedelta(days=1)
+_MOST_LOGGED = 20
+
+
+def reconcile_messages(maintenance: Maintenance, now: float) -> Routine:
+    """Compare messages with jobs, one range of keys after the other."""
+    context, timers, intervals = maintenance.context, maintenance.timers, maintenance.context.intervals
+    if not timers.is_due("reconcile", now):
+        return
+    timers.set("reconcile", now + intervals.reconcile(0))
+    if maintenance.reconciled_upto is None:
+        # The notification of quarantined jobs may have been lost.
+        context.quarantine.may_wait = True
+    if context.polls.peers.rank >= MAINTAINERS:
+        # It learns only here that it is one of the first by now: many consumers should not be woken for that.
+        timers.set("reconcile", now + 3 * intervals.reconcile(0))
+        return
+    keys, maintenance.reconciled_upto = yield ExecuteInOwnSession(
+        reconcile_range, (context, maintenance.reconciled_upto)
+    )
+    _log_repaired(context, keys)
+    done = time.monotonic()
+    maintenance.reconciling_took += done - now
+    if maintenance.reconciled_upto is not None:
+        timers.set("reconcile", done + intervals.between_ranges(done - now, found=bool(keys)))
+        return
+    timers.set("reconcile", done + intervals.reconcile(maintenance.reconciling_took))
+    maintenance.reconciling_took = 0.0
+
+
+def reconcile_all(context: ConsumerContext) -> Generator[Effect, Any, int]:
+    """Compare all messages with jobs, log what was repaired, and return how much."""
+    keys: Sequence[Key] = yield ExecuteInOwnSession(reconcile_at_once, (context,))
+    _log_repaired(context, keys)
+    return len(keys)
+
+
+def _log_repaired(context: ConsumerContext, keys: Sequence[Key]) -> None:
+    if keys:
+        some = ", ".join(map(key_text, keys[:_MOST_LOGGED]))
+        more = f" and {len(keys) - _MOST_LOGGED} more" if len(keys) > _MOST_LOGGED else ""
+        logger.warning(
+            "%s: repaired jobs that waited without a message, or messages whose job is missing or not waiting: %s%s",
+            context.name,
+            some,
+            more,
+            extra=context.log_fields("messages_reconciled", count=len(keys)),
+        )
+
+
+# -- operations ------------------------------------------------------------------------------------------------
+
+
+def reconcile_at_once(session: Session, context: ConsumerContext) -> list[Key]:
+    """Repair what bypassed the triggers, and delete what side tables no longer need."""
+    spec = context.spec
+    repaired = session.execute(
+        reconcile(spec.model), execution_options=BESIDE_ORM, bind_arguments=context.settings.bind_arguments
+    )
+    keys = keys_from(repaired.scalars(), len(spec.keys))
+    _delete_old(session, context)
+    session.commit()
+    return keys
+
+
+def reconcile_range(session: Session, context: ConsumerContext, after: Key | None) -> tuple[list[Key], Key | None]:
+    """Do the same for the next :data:`RANGE` jobs, in the order of their keys, where the strategy can.
+
+    Comparing all of a large table at once would keep the disk busy for as long as that takes.
+
+    :param after: up to where the last range went; None to begin.
+    :return: the keys of what was repaired, and up to where this range went; None at the end.
+    """
+    spec, bind = context.spec, context.settings.bind_arguments
+    if spec.strategy.reconcile_range(spec, KeyRange()) is None:
+        return reconcile_at_once(session, context), None
+    # Whatever the planner expects of the tables: for a range of keys both are looked up by index, and not read.
+    off = [sa.func.set_config(f"enable_{way}", "off", sa.true()) for way in ("seqscan", "hashjoin", "mergejoin")]
+    session.execute(sa.select(*off), bind_arguments=bind)
+    ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), backend().claims.planned_anew())
+    last = ahead.order_by(*spec.keys).offset(RANGE - 1).limit(1)
+    upto = session.execute(last, bind_arguments=bind).one_or_none()
+    part = KeyRange(after, None if upto is None else tuple(upto))
+    verb: Any = spec.strategy.reconcile_range(spec, part)
+    repaired = session.execute(returning_keys(spec, verb), execution_options=BESIDE_ORM, bind_arguments=bind)
+    keys = keys_from(repaired.scalars(), len(spec.keys))
+    if upto is None:
+        _delete_old(session, context)
+    session.commit()
+    return keys, part.upto
+
+
+def _delete_old(session: Session, context: ConsumerContext) -> None:
+    spec, bind = context.spec, context.settings.bind_arguments
+    if CRASH_JOURNAL in spec.side_tables:
+        crash_journal.delete_old_entries(session, spec)
+    control = spec.side_tables.get(CONTROL)
+    if control is not None:
+        old = control.c.created_at < clock() - _KEEP
+        mine = sa.and_(control.c.queue == spec.name, control.c.key != backend().side_tables.PAUSE)
+        session.execute(sa.delete(control).where(mine, old), bind_arguments=bind)
+    consumers = spec.side_tables.get(CONSUMERS)
+    if consumers is not None:
+        dead = consumers.c.expires_at < clock() - _KEEP
+        session.execute(sa.delete(consumers).where(consumers.c.queue == spec.name, dead), bind_arguments=bind)

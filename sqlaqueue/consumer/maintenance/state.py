@@ -1,0 +1,66 @@
+"""What the maintenance tasks of one run share: their timers, and the state that they keep."""
+
+from __future__ import annotations
+
+import time
+
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.timers import HEARTBEATS_PER_LEASE, Timers
+from sqlaqueue.consumer.maintenance.retention_walk import Retention
+from sqlaqueue.keys import Key
+
+MAINTAINERS = 3
+"""How many of the listening consumers do what one has to do for all; more than one, since one may be dead."""
+
+_PAUSE_BUSY, _LONGEST_SLEEP = 0.25, 60.0
+"""Seconds between two executions of the loop: while there are claimed jobs, and without any."""
+
+_SLEEPS_AFTER = 1.0
+"""Seconds without claimed jobs after which the loop sleeps: being woken costs more than executing it."""
+
+
+class Maintenance:
+    """The maintenance of a queue by one consumer."""
+
+    def __init__(self, context: ConsumerContext) -> None:
+        self.context, self.timers = context, Timers()
+        self.retention = Retention(context.spec)
+        self.said_listening: bool | None = None
+        """The ``listening`` of the last heartbeat; None before the first."""
+        self.missed_proofs = 0
+        """How many heartbeats in a row were not received back."""
+        self.said_not_listening = False
+        self.reconciled_upto: Key | None = None
+        """Up to which job messages have been compared with jobs; None between two rounds."""
+        self.reconciling_took = 0.0
+        """The seconds of this round so far."""
+        self._busy_at = time.monotonic()
+        """When there were claimed jobs last."""
+        for task in ("heartbeat", "reconcile", *(["retention"] if self.retention.walks else [])):
+            self.timers.set(task, time.monotonic())
+
+    @property
+    def extension(self) -> float:
+        """The seconds between extensions of the leases."""
+        return self.context.settings.lease.total_seconds() / HEARTBEATS_PER_LEASE
+
+    def until_next(self) -> float:
+        """Return the seconds until a task may be due, unless the loop is woken before."""
+        context = self.context
+        if not context.proven:
+            return _PAUSE_BUSY
+        now, polls = time.monotonic(), context.polls
+        # Set before it is asked whether there is work: a worker that begins some after that wakes the loop.
+        context.maintenance_sleeps = now - self._busy_at >= _SLEEPS_AFTER
+        rescue = polls.rescues.until_due(listening=polls.peers.listening)
+        notified = min(polls.until_upcoming(), polls.peers.until_proof(), rescue)
+        wait = min(self.timers.until_next(now), notified, _LONGEST_SLEEP)
+        busy = context.busy_since is not None
+        if not context.check_idle() or busy:
+            self._busy_at = now
+        elif context.maintenance_sleeps:
+            return max(wait, 0.02)
+        timeout = context.settings.timeout
+        if timeout is not None:
+            wait = min(wait, timeout / 4)
+        return max(min(wait, _PAUSE_BUSY), 0.02)

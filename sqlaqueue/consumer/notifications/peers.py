@@ -1,0 +1,120 @@
+"""Which other consumers of the queue are listening, and whether notifications arrive here. Pure, no I/O."""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterable
+
+PROOF_TIMEOUT = 5.0
+"""Seconds within which a consumer receives its own heartbeat; else notifications do not arrive."""
+
+
+class Peers:
+    """The listening consumers of a queue, as one of them sees the others.
+
+    It begins as not listening; once it has received its own heartbeat, it knows that notifications arrive.
+
+    :param me: the id of this consumer.
+    :param now: the clock.
+    """
+
+    def __init__(self, me: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._me, self._now, self._lock = me, now, threading.Lock()
+        self._others: set[str] = set()
+        self._news: dict[str, bool] = {}
+        """Who has come (True) or gone (False) since the last heartbeat."""
+        self._notified_at: float | None = None
+        self._received_own_at: float | None = None
+        self._received_at = self._heartbeat_at = float("-inf")
+        self.subscribed = False
+        """A listener is subscribed for this consumer, so that it should receive its own heartbeats."""
+        self.wants_heartbeat = False
+        """There is a new connection by which no heartbeat has been received, nor been missed."""
+
+    @property
+    def listening(self) -> bool:
+        """Whether notifications are known to arrive."""
+        return self._received_own_at is not None
+
+    @property
+    def count(self) -> int:
+        """How many consumers of this queue are listening, this one among them."""
+        return len(self._others) + 1
+
+    @property
+    def rank(self) -> int:
+        """The place of this consumer among those that are listening, from 0: the first few do what one does for all."""
+        with self._lock:
+            return sorted([*self._others, self._me]).index(self._me) if self.listening else 0
+
+    def place_for(self, announcement: str) -> int:
+        """Return the place of this consumer in the order for an announcement, on which all of them agree."""
+        with self._lock:
+            ring = sorted([*self._others, self._me])
+        return (ring.index(self._me) - zlib.crc32(announcement.encode())) % len(ring)
+
+    # -- what is received ------------------------------------------------------------------------------------------
+
+    def received(self) -> None:
+        """Record that a notification has arrived."""
+        self._received_at = self._now()
+
+    def received_heartbeat(self, consumer: str) -> bool:
+        """Record a heartbeat; return whether it is this consumer's own, and the first by this connection."""
+        with self._lock:
+            if consumer != self._me:
+                self._others.add(consumer)
+                self._news[consumer] = True
+                return False
+            first = not self.listening
+            self._received_own_at = self._now()
+            return first
+
+    def deregistered(self, consumer: str) -> None:
+        """Record that a consumer has ended."""
+        with self._lock:
+            self._others.discard(consumer)
+            self._news[consumer] = False
+
+    def connection_lost(self) -> None:
+        """Forget that notifications arrive, as when the connection that they come by is lost."""
+        with self._lock:
+            self._received_own_at = self._notified_at = None
+            self.wants_heartbeat = True
+
+    # -- heartbeats ------------------------------------------------------------------------------------------------
+
+    def begin_heartbeat(self, *, news: bool) -> bool:
+        """Record that a heartbeat is about to be sent, and return whether to notify the channel of it.
+
+        A consumer that has received a notification since its last heartbeat knows that they arrive, and the others know
+        of this consumer.
+
+        :param news: whether the others may not know of this consumer, or not that it is listening.
+        """
+        with self._lock:
+            self._news.clear()
+            self.wants_heartbeat = False
+            now = self._now()
+            notify = news or not self.listening or self._received_at < self._heartbeat_at
+            if notify and self.subscribed and (self._notified_at is None or self.listening):
+                self._notified_at = now
+            self._heartbeat_at = now
+            return notify
+
+    def heartbeat_sent(self, listening: Iterable[str]) -> None:
+        """Record which consumers are listening, as the heartbeat has found in the table."""
+        with self._lock:
+            self._others = set(listening) - {self._me}
+            # A consumer that has come or gone meanwhile may not have been found, or still.
+            self._others |= {consumer for consumer, there in self._news.items() if there}
+            self._others -= {consumer for consumer, there in self._news.items() if not there}
+
+    def until_proof(self) -> float:
+        """Return the seconds until a heartbeat should have been received, negative when it is missing."""
+        with self._lock:
+            if self._notified_at is None or (self._received_own_at or float("-inf")) >= self._notified_at:
+                return float("inf")
+            return self._notified_at + PROOF_TIMEOUT - self._now()

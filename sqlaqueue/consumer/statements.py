@@ -1,0 +1,159 @@
+"""The statements of one Consumer, built once: building a statement costs more than a small claim."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.statements.claim import claim_statement
+from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
+from sqlaqueue.strategies.parts.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token
+from sqlaqueue.strategies.parts.columns import named
+
+LIMIT = "sqlaqueue_limit"
+KEYS = "sqlaqueue_keys"
+EXCEPT = "sqlaqueue_except"
+EXPECTED = "sqlaqueue_expected"
+ANNOUNCEMENTS = "sqlaqueue_announcements"
+RUN_TOKEN = "sqlaqueue_run_token"  # noqa: S105 - the name of a parameter
+
+_ONE_AT_A_TIME = 3
+"""With so many handlers or fewer, quarantined jobs run one at a time: half of the handlers are left to other jobs."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConsumerStatements:
+    """What a Consumer executes again and again. Parameters are bound by the names above."""
+
+    claim: Any
+    """Claims up to ``LIMIT`` jobs that are not quarantined, nor among the keys bound as ``EXCEPT``."""
+    claim_and_notify: Any
+    """The same, and notifies the others that jobs of the announcements bound as ``ANNOUNCEMENTS`` are claimed."""
+    claim_from_cursor: Any
+    """As ``claim``, from a scan cursor on; None where the strategy has no such order."""
+    claim_from_cursor_and_notify: Any
+    """As ``claim_and_notify``, from a scan cursor on."""
+    claim_quarantined: Any
+    """Claims one quarantined job; None where rows cannot be marked."""
+    claim_quarantined_together: Any
+    """Claims up to ``LIMIT`` quarantined jobs that may run together; None where none may."""
+    select_quarantined: Any
+    """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
+    claim_key: Any
+    """Claims the job with the key bound as ``KEYS``."""
+    load_rest: Any
+    """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return: columns of other tables,
+    joined relationships, expressions. None where a claim returns everything."""
+    complete: Any
+    """Completes the runs of the claim bound as ``RUN_TOKEN``, of the jobs bound as ``KEYS``; None where it needs their
+    instances. Each of its rows begins with how many it completed; their keys follow only if these are not
+    ``EXPECTED``."""
+
+
+def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
+    """Build the statements of a Consumer."""
+    selection, spec = settings.selection, settings.spec
+
+    def claims(
+        narrowed: AnySelect,
+        limit: Any,
+        token: Callable[[], uuid.UUID] = alone_token,
+        *,
+        announced: Any = None,
+        scan_range: ScanRange | None = None,
+    ) -> Any:
+        # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
+        worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
+        return claim_statement(
+            selection._replace(select=narrowed),
+            limit,
+            lease=settings.lease,
+            worker=worker,
+            token=token,
+            announcements=announced,
+            scan_range=scan_range,
+            # A claim from the cursor follows a full one.
+            many_due=scan_range is not None and scan_range is cursor,
+        )
+
+    def is_among(parameter: str) -> sa.ColumnElement[bool]:
+        return spec.key_in(spec.keys, sa.bindparam(parameter, (), expanding=len(spec.keys) > 1))
+
+    head, cursor = (
+        (backend().claims.by_priority, backend().claims.from_cursor(spec))
+        if spec.strategy.supports_scan_range
+        else (None, None)
+    )
+    # Each execution brings its own values. Those given here are what a hook prints that writes them into the text: of
+    # a parameter without any SQLAlchemy warns there.
+    limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
+    quarantined = spec.strategy.quarantined(spec)
+    together = _may_run_together(spec, selection.select, settings.concurrency)
+    token = alone_token if settings.concurrency == 1 else shared_token
+    usual = selection.select.where(~(is_among(EXCEPT) if quarantined is None else quarantined))
+    announced = sa.bindparam(ANNOUNCEMENTS, "", sa.Text())
+    return ConsumerStatements(
+        claim=claims(usual, limit, token, scan_range=head),
+        claim_and_notify=claims(usual, limit, token, announced=announced, scan_range=head),
+        claim_from_cursor=cursor and claims(usual, limit, token, scan_range=cursor),
+        claim_from_cursor_and_notify=cursor and claims(usual, limit, token, announced=announced, scan_range=cursor),
+        claim_quarantined=None if quarantined is None else claims(selection.select.where(quarantined), one),
+        claim_quarantined_together=None if together is None else claims(together, limit, several_quarantined_token),
+        select_quarantined=None if together is None else _two_waiting(spec, together),
+        claim_key=claims(selection.select.where(is_among(KEYS)), one),
+        load_rest=_load_rest(settings, is_among(KEYS)),
+        complete=_complete(spec),
+    )
+
+
+def _load_rest(settings: ConsumerSettings, is_among: sa.ColumnElement[bool]) -> Any:
+    selection = settings.selection
+    if not settings.spec.strategy.keeps_rows:
+        return None
+    mapper = sa.inspect(selection.entity)
+    mappers = {mapper, *mapper.with_polymorphic_mappers}
+    joined = any(each.lazy in {"joined", False, "subquery"} for one in mappers for each in one.relationships)
+    computed = any(
+        not (each.deferred or isinstance(each.columns[0], sa.Column)) for one in mappers for each in one.column_attrs
+    )
+    # An ordinary SELECT loads what instances in the session lack, and leaves the rest of them alone.
+    statement = sa.select(selection.entity).where(is_among).options(*selection.options)
+    return statement if len(mappers) > 1 or joined or computed else None
+
+
+def _may_run_together(spec: QueueSpec, candidates: AnySelect, concurrency: int) -> AnySelect | None:
+    """Return those of ``candidates`` that are quarantined and may run together, None where none may."""
+    quarantined = spec.strategy.quarantined(spec)
+    if quarantined is None or concurrency <= _ONE_AT_A_TIME or not spec.strategy.supports_claim_token:
+        return None
+    return candidates.where(quarantined, ~lost_twice(spec)) if spec.has("lease_token") else None
+
+
+def _two_waiting(spec: QueueSpec, quarantined: AnySelect) -> AnySelect:
+    waiting = spec.strategy.pick(spec, quarantined, *spec.keys).where(spec.in_state("pending"))
+    return waiting.where(*spec.due(spec.columns.get("run_at"))).limit(2)
+
+
+def _complete(spec: QueueSpec) -> Any:
+    records_run = spec.strategy.holds_transaction and (spec.has("started_at") or spec.has("claimed_by"))
+    # A statement that is built once cannot hold values that differ for each batch.
+    if records_run or not spec.strategy.keeps_rows:
+        return None
+    keys: sa.BindParameter[Any] = sa.bindparam(KEYS, (), expanding=len(spec.keys) > 1)
+    verb = spec.strategy.settle(spec, ClaimedJobs([(sa.bindparam(RUN_TOKEN), keys)]), Settlement("completed"))
+    if not isinstance(verb, sa.Update | sa.Delete):
+        return None
+    completed = verb.where(backend().claims.planned_anew()).returning(*named(spec.keys)).cte("ended")
+    number = sa.select(sa.func.count()).select_from(completed).scalar_subquery()
+    some_are_missing = number != sa.bindparam(EXPECTED, 0, sa.BigInteger())
+    # Nearly always one row: to fetch a key for each job takes longer than to complete its run.
+    with_keys = sa.select(sa.literal(1)).subquery("one").outerjoin(completed, some_are_missing)
+    return backend().guarded(sa.select(number, *completed.c).select_from(with_keys))

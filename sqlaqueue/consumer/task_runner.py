@@ -1,0 +1,256 @@
+"""The tasks of one run of an AsyncConsumer: one for each worker, and one for maintenance."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer import lifecycle
+from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
+from sqlaqueue.consumer.core.driver import adrive
+from sqlaqueue.consumer.core.effects import (
+    CallHandler,
+    Effect,
+    Execute,
+    ExecuteInOwnSession,
+    Routine,
+    Wait,
+    WithSession,
+    require_session,
+)
+from sqlaqueue.consumer.executing.executor import Executor
+from sqlaqueue.consumer.executing.worker import work
+from sqlaqueue.consumer.maintenance.loop import maintain
+from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
+from sqlaqueue.consumer.notifications.async_listener import async_listener_of
+from sqlaqueue.consumer.sessions.write_routing import execute
+from sqlaqueue.consumer.settling.outcomes import caught
+from sqlaqueue.consumer.shutdown import shut_down
+from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.queue.backend import backend
+
+_CANCELLATION = 5.0
+"""Seconds that a handler has for its clean-up when it is cancelled."""
+
+_LONGEST_STATEMENT = 5.0
+
+
+class TaskRunner:
+    """Runs the routines of one ``run()`` or ``drain()`` in tasks."""
+
+    can_interrupt = True
+
+    def __init__(
+        self, name: str, parts: ConsumerParts, factory: Any, handler: Callable[..., Any], *, draining: bool
+    ) -> None:
+        self._handler, self._grace = handler, parts.settings.grace
+        self._loop = asyncio.get_running_loop()
+        self._poll, self._stopped, self._maintenance = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._waiting: dict[asyncio.Event, None] = {}
+        """What wakes the workers that wait for a change; the first one has waited longest."""
+        self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+
+    # -- what routines ask for -------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Begin to listen for notifications."""
+        context = self.context
+        context.polls.peers.subscribed = True
+        async_listener_of(context.engine).add(backend().channel_of(context.spec), context.polls)
+
+    def reconnect(self) -> None:
+        """Listen on another connection."""
+        async_listener_of(self.context.engine).reconnect()
+
+    def wake_workers(self, number: int) -> None:
+        """Wake some of the workers that wait for a change."""
+        for changed in [*itertools.islice(self._waiting, number)]:
+            del self._waiting[changed]
+            changed.set()
+
+    def wake_poller(self) -> None:
+        """Wake the worker that waits for the next poll."""
+        self._poll.set()
+
+    def wake_maintenance(self) -> None:
+        """Wake the maintenance loop."""
+        self._maintenance.set()
+
+    def stop(self) -> None:
+        """Wake everything that waits; may be called from any thread."""
+        # The loop may have ended a moment ago: then there is nothing left to wake. One call, since the run may end
+        # between two.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._wake_all)
+
+    def _wake_all(self) -> None:
+        self._stopped.set()
+        self.wake_poller()
+        self.wake_workers(self.context.settings.concurrency)
+
+    # -- tasks -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Run until the workers have ended, or are abandoned."""
+        context = self.context
+        context.fork_guard.watch(context.engine, self._loop)
+        workers = [
+            asyncio.create_task(self._task(work(context, reconcile_all))) for _ in range(context.settings.concurrency)
+        ]
+        maintenance = asyncio.create_task(self._task(maintain(context)))
+        with signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals):
+            try:
+                await self._wait_for(workers)
+            except asyncio.CancelledError:
+                # This run is cancelled, so its handlers are; then their jobs are released as after a grace period.
+                context.stop()
+                lifecycle.log_shutdown(context, self._grace)
+                await self._abandon(workers)
+                raise
+            finally:
+                context.stop()
+                lifecycle.log_shutdown(context, self._grace)
+                context.over = True
+                self.wake_maintenance()
+                await _end([*workers, maintenance], max(self._grace, _LONGEST_STATEMENT))
+                await self._drive(shut_down(context))
+                if context.polls.peers.subscribed:
+                    await async_listener_of(context.engine).remove(context.polls)
+                lifecycle.log_stopped(context)
+        if context.error is not None:
+            raise context.error
+
+    async def _task(self, routine: Routine) -> None:
+        try:
+            await self._drive(routine)
+        except Exception as error:  # noqa: BLE001 - a worker must not end unnoticed
+            self.context.fail(error)
+
+    async def _wait_for(self, workers: Sequence[asyncio.Task[None]]) -> None:
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            working = set(workers)
+            while working and not stopped.done():
+                await asyncio.wait({*working, stopped}, return_when=asyncio.FIRST_COMPLETED)
+                working = {one for one in working if not one.done()}
+            lifecycle.log_shutdown(self.context, self._grace)
+        finally:
+            stopped.cancel()
+        if working:
+            _, working = await asyncio.wait(working, timeout=self._grace)
+        if working:
+            await self._abandon(workers)
+
+    async def _abandon(self, workers: Sequence[asyncio.Task[None]]) -> None:
+        """Cancel the handlers that run; their results are refused."""
+        lifecycle.log_grace_period_over(self.context, self._grace)
+        for executor in self.context.in_flight.busy():
+            executor.abandoned = True
+            executor.interrupt()
+        await asyncio.wait(workers, timeout=_CANCELLATION)
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    async def _drive(self, routine: Routine, session: AsyncSession | None = None) -> Any:
+        return await adrive(routine, lambda effect: self._perform(effect, session))
+
+    async def _perform(self, effect: Effect, session: AsyncSession | None) -> Any:
+        context = self.context
+        if context.fork_guard.is_child:
+            context.fork_guard.end_child()
+        match effect:
+            case ExecuteInOwnSession():
+                async with context.open_session() as own, asyncio.timeout(effect.deadline):
+                    return await own.run_sync(self._execute_in, effect)
+            case Execute():
+                return await require_session(session).run_sync(execute, effect.operation, effect.arguments)
+            case WithSession():
+                async with context.open_session() as own:
+                    return await self._drive(effect.routine, own)
+            case CallHandler():
+                await self._call(require_session(session), effect.executor)
+            case Wait():
+                await self._wait(effect)
+        return None
+
+    def _execute_in(self, session: Session, effect: ExecuteInOwnSession) -> Any:
+        self.context.isolation.begin(session)
+        return execute(session, effect.operation, effect.arguments)
+
+    async def _wait(self, effect: Wait) -> None:
+        context = self.context
+        match effect.on:
+            case "stop":
+                await wait_for_event(self._stopped, effect.seconds)
+            case "maintenance":
+                await wait_for_event(self._maintenance, effect.seconds)
+                self._maintenance.clear()
+            case "poll":
+                await wait_for_event(self._poll, effect.seconds)
+                self._poll.clear()
+                if context.stopping:
+                    # Another worker may be about to wait, and will not be woken again.
+                    self._poll.set()
+            case "change" if context.version == effect.version and not context.stopping:
+                changed = asyncio.Event()
+                self._waiting[changed] = None
+                try:
+                    await wait_for_event(changed, effect.seconds)
+                finally:
+                    self._waiting.pop(changed, None)
+
+    async def _call(self, session: AsyncSession, executor: Executor) -> None:
+        """Call the handler in a task of its own, which can be cancelled."""
+        with self.context.in_flight.calling(executor):
+            task = asyncio.create_task(self._call_in_row(session, executor))
+            executor.interrupt = task.cancel
+            try:
+                while not (await asyncio.wait([task], timeout=executor.time_left()))[0]:
+                    if executor.time_left() == 0:
+                        self.context.in_flight.time_out(executor)
+                        task.cancel()
+                        await asyncio.wait([task])
+            except asyncio.CancelledError:
+                # All tasks of the process are being cancelled: the handler ends before its session is closed.
+                task.cancel()
+                await asyncio.wait([task], timeout=_CANCELLATION)
+                raise
+
+    async def _call_in_row(self, session: AsyncSession, executor: Executor) -> None:
+        """Make one call after the other, until this task is cancelled: that may have been meant for the last one."""
+        guard = self.context.fork_guard
+        cancelled = getattr(asyncio.current_task(), "cancelling", int)
+        while not cancelled() and (argument := executor.begin_call(session.sync_session)) is not None:
+            raised: BaseException | None = None
+            try:
+                await self._handler(session, argument)
+            except BaseException as error:  # noqa: BLE001 - SystemExit would end the event loop with the task
+                raised = caught(error)
+            if guard.is_child:
+                guard.end_child(raised)
+            if not executor.end_call(raised, session.sync_session):
+                return
+
+
+async def wait_for_event(event: asyncio.Event, seconds: float) -> None:
+    """Wait until an event is set, or for some seconds."""
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return
+
+
+async def _end(tasks: Sequence[asyncio.Task[None]], seconds: float) -> None:
+    """Wait for tasks that have been told to end; cancel those that do not."""
+    _, pending = await asyncio.wait(tasks, timeout=seconds)
+    for task in pending:
+        task.cancel()
+    if pending:
+        await asyncio.wait(pending, timeout=_CANCELLATION)

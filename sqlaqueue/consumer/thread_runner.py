@@ -1,0 +1,232 @@
+"""The threads of one run of a Consumer: one for each worker, and one for maintenance."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer import lifecycle
+from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
+from sqlaqueue.consumer.core.driver import drive
+from sqlaqueue.consumer.core.effects import (
+    CallHandler,
+    Effect,
+    Execute,
+    ExecuteInOwnSession,
+    Routine,
+    Wait,
+    WithSession,
+    require_session,
+)
+from sqlaqueue.consumer.core.statement_deadline import StatementDeadlines
+from sqlaqueue.consumer.core.waker import Waker
+from sqlaqueue.consumer.executing.executor import Executor
+from sqlaqueue.consumer.executing.worker import work
+from sqlaqueue.consumer.maintenance.loop import maintain
+from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
+from sqlaqueue.consumer.notifications import listener
+from sqlaqueue.consumer.sessions.write_routing import execute
+from sqlaqueue.consumer.settling.outcomes import caught
+from sqlaqueue.consumer.shutdown import shut_down
+from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.queue.backend import backend
+
+LONGEST_WAIT = 600.0
+"""Seconds for which the main thread waits at most: not every system interrupts a wait for a signal."""
+
+_LONGEST_STATEMENT = 5.0
+
+
+class ThreadRunner:
+    """Runs the routines of one ``run()`` or ``drain()`` in threads."""
+
+    can_interrupt = False
+
+    def __init__(
+        self, name: str, parts: ConsumerParts, factory: Any, handler: Callable[..., Any], *, draining: bool
+    ) -> None:
+        self._handler, self._grace = handler, parts.settings.grace
+        self._changed = threading.Condition()
+        self._poll, self._stopped, self._maintenance = threading.Event(), threading.Event(), threading.Event()
+        self._waker = Waker()
+        self._deadlines = StatementDeadlines(self._waker.wake)
+        self._working: set[threading.Thread] = set()
+        self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+
+    # -- what routines ask for -------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Begin to listen for notifications."""
+        context = self.context
+        context.polls.peers.subscribed = True
+        listener.listen(context.engine, backend().channel_of(context.spec), context.polls)
+
+    def reconnect(self) -> None:
+        """Listen on another connection."""
+        listener.reconnect(self.context.engine)
+
+    def wake_workers(self, number: int) -> None:
+        """Wake some of the workers that wait for a change."""
+        with self._changed:
+            self._changed.notify(number)
+
+    def wake_poller(self) -> None:
+        """Wake the worker that waits for the next poll."""
+        self._poll.set()
+
+    def wake_maintenance(self) -> None:
+        """Wake the maintenance loop."""
+        self._maintenance.set()
+
+    def stop(self) -> None:
+        """Wake everything that waits."""
+        self._stopped.set()
+        self.wake_poller()
+        self.wake_workers(self.context.settings.concurrency)
+        self._waker.wake()
+
+    # -- threads ---------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Run until the workers have ended, or are abandoned."""
+        context = self.context
+        name = f"sqlaqueue-{context.spec.name}"
+        workers = [
+            self._thread(work(context, reconcile_all), f"{name}-{number}")
+            for number in range(context.settings.concurrency)
+        ]
+        maintenance = self._thread(maintain(context), f"{name}-maintenance")
+        with signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals):
+            context.fork_guard.watch(context.engine)
+            self._working.update(workers)
+            for thread in (*workers, maintenance):
+                thread.start()
+            try:
+                self._wait_for(workers)
+            finally:
+                context.stop()
+                lifecycle.log_shutdown(context, self._grace)
+                context.over = True
+                self.wake_maintenance()
+                # It ends with its last statement, in a moment, or the database does not answer.
+                maintenance.join(timeout=max(self._grace, _LONGEST_STATEMENT))
+                self._drive(shut_down(context))
+                if context.polls.peers.subscribed:
+                    listener.unlisten(context.engine, context.polls)
+                lifecycle.log_stopped(context)
+        if context.error is not None:
+            raise context.error
+
+    def close(self) -> None:
+        """Free what only a running consumer needs."""
+        self._waker.close()
+
+    def _thread(self, routine: Routine, name: str) -> threading.Thread:
+        def run() -> None:
+            try:
+                self._drive(routine)
+            except BaseException as error:  # noqa: BLE001 - a worker must not end unnoticed
+                self.context.fail(error)
+            finally:
+                self._working.discard(thread)
+                self._waker.wake()
+
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        return thread
+
+    def _wait_for(self, workers: Sequence[threading.Thread]) -> None:
+        context, deadline = self.context, float("inf")
+        while not self._working.isdisjoint(workers):
+            if context.stopping and deadline == float("inf"):
+                lifecycle.log_shutdown(context, self._grace)
+                deadline = time.monotonic() + self._grace
+            left = deadline - time.monotonic()
+            if left <= 0:
+                lifecycle.log_grace_period_over(context, self._grace)
+                for executor in context.in_flight.busy():
+                    executor.abandoned = True
+                return
+            self._waker.wait(min(left, self._deadlines.until_check(), LONGEST_WAIT))
+            if context.fork_guard.is_child:
+                # Made by a signal handler.
+                context.fork_guard.end_child()
+            self._deadlines.cancel_overdue()
+
+    # -- effects ---------------------------------------------------------------------------------------------------
+
+    def _drive(self, routine: Routine, session: Session | None = None) -> Any:
+        return drive(routine, lambda effect: self._perform(effect, session))
+
+    def _perform(self, effect: Effect, session: Session | None) -> Any:
+        context = self.context
+        if context.fork_guard.is_child:
+            context.fork_guard.end_child()
+        match effect:
+            case ExecuteInOwnSession():
+                bind = context.settings.bind_arguments
+                with context.open_session() as own:
+                    context.isolation.begin(own)
+                    with self._deadlines.limit(effect.deadline, own, bind):
+                        return execute(own, effect.operation, effect.arguments)
+            case Execute():
+                return execute(require_session(session), effect.operation, effect.arguments)
+            case WithSession():
+                with context.open_session() as own:
+                    return self._drive(effect.routine, own)
+            case CallHandler():
+                self._call(require_session(session), effect.executor)
+            case Wait():
+                self._wait(effect)
+        return None
+
+    def _wait(self, effect: Wait) -> None:
+        context = self.context
+        match effect.on:
+            case "stop":
+                self._stopped.wait(effect.seconds)
+            case "maintenance":
+                self._maintenance.wait(effect.seconds)
+                self._maintenance.clear()
+            case "poll":
+                self._poll.wait(effect.seconds)
+                self._poll.clear()
+                if context.stopping:
+                    # Another worker may be about to wait, and will not be woken again.
+                    self._poll.set()
+            case "change":
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: context.version != effect.version or context.stopping, effect.seconds
+                    )
+
+    def _call(self, session: Session, executor: Executor) -> None:
+        """Call the handler; a result counts only while the call has not been abandoned."""
+        context = self.context
+        with context.in_flight.calling(executor):
+            while (argument := executor.begin_call(session)) is not None:
+                raised: BaseException | None = None
+                try:
+                    result = self._handler(session, argument)
+                    if result is not None and (inspect.isawaitable(result) or inspect.isgenerator(result)):
+                        raised = _not_run(result)
+                except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
+                    raised = caught(error)
+                if context.fork_guard.is_child:
+                    context.fork_guard.end_child(raised)
+                if not executor.end_call(raised, session):
+                    return
+
+
+def _not_run(result: Any) -> HandlerMisuseError:
+    if hasattr(result, "close"):
+        result.close()
+    kind = type(result).__name__
+    return HandlerMisuseError(
+        f"the handler returned a {kind}, and nothing of it has been run; use AsyncConsumer for coroutines"
+    )

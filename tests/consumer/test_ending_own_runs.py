@@ -1,0 +1,155 @@
+"""Handlers that end their own runs, their batch's transaction past the session, or change the key of their job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import cancel, complete, extend, fail, release, retry
+from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction
+from tests.consumer.bench import Bench
+
+pytestmark = pytest.mark.once
+
+
+def by_connection(session: Session) -> None:
+    session.connection().commit()
+
+
+def by_statement(session: Session) -> None:
+    session.execute(sa.text("-- done\nCOMMIT"))
+
+
+def by_driver(session: Session) -> None:
+    session.connection().connection.dbapi_connection.commit()
+
+
+def by_cursor(session: Session) -> None:
+    session.connection().connection.cursor().execute("COMMIT")
+
+
+@pytest.mark.parametrize("end", [by_connection, by_statement, by_driver, by_cursor])
+def test_a_commit_past_the_session(supply: Any, colour: str, end: Callable[[Session], None]) -> None:
+    """It is blamed on its job, its mates run, and the queue comes to an end."""
+    for strategy in ("delete_returning", "batch_select", "own_message"):
+        bench = supply.take(strategy, colour)
+        good = bench.enqueue(2)
+        [bad] = bench.enqueue(1, max_attempts=2)
+        good += bench.enqueue(2)
+
+        async def work(io: Any, job: Any, bench: Bench = bench, bad: int = bad) -> None:
+            await io.execute(bench.effect(job.id))
+            if job.id == bad:
+                await io.run(end)
+
+        server = bench.consumer(work, batch_size=10)
+        server.drain()
+        assert server.told("failed") == [bad]
+        assert bench.states() == ({"completed": 4, "failed": 1} if bench.has_status else {"failed": 1})
+        if bench.has_status:
+            assert bench.attempts() == dict.fromkeys(good, 1) | {bad: 2}
+            assert "HandlerMisuseError" in bench.row(bad).last_error
+            assert "begin_nested" in bench.row(bad).last_error
+        effects = bench.effects()
+        refused = end in {by_connection, by_statement}
+        assert effects.pop(bad, 0) == (0 if refused else 2)
+        if strategy == "batch_select" and not refused:
+            # What the driver commits nothing tells from a rollback: those that had ended before run again.
+            assert effects.keys() == set(good)
+        else:
+            assert effects == dict.fromkeys(good, 1)
+        bench.assert_tidy()
+
+
+def set_status(session: Session, job: Any) -> None:
+    job.status = "completed"
+
+
+def change_key(session: Session, job: Any) -> None:
+    job.id += 100
+
+
+def change_key_by_sql(session: Session, job: Any) -> None:
+    session.execute(sa.text("UPDATE job SET id = id + 100 WHERE id = :id"), {"id": job.id})
+
+
+def set_status_by_sql(session: Session, job: Any) -> None:
+    session.execute(sa.text("UPDATE job SET status = 'completed' WHERE id = :id"), {"id": job.id})
+
+
+def delete_by_sql(session: Session, job: Any) -> None:
+    session.execute(sa.text("DELETE FROM job WHERE id = :id"), {"id": job.id})
+
+
+def use(verb: Any) -> Callable[[Session, Any], None]:
+    def on_its_job(session: Session, job: Any) -> None:
+        session.execute(verb(job))
+
+    on_its_job.__name__ = verb.__name__
+    return on_its_job
+
+
+ROWS = [set_status, change_key, change_key_by_sql, set_status_by_sql, delete_by_sql]
+VERBS = [use(verb) for verb in (complete, fail, retry, release, cancel)]
+
+
+def test_a_handler_must_not_end_its_own_run(bench: Bench) -> None:
+    """Whichever way it does: it is told what to do, nothing of what it wrote is kept, and its mates run."""
+    ways = [*ROWS, *VERBS]
+    good = bench.enqueue(1)
+    bad = dict(zip(bench.enqueue(len(ways), max_attempts=1), ways, strict=True))
+    good += bench.enqueue(1)
+
+    async def work(io: Any, job: Any) -> None:
+        key = job.id
+        await io.execute(bench.effect(key))
+        if key in bad:
+            await io.run(lambda session: bad[key](session, job))
+
+    server = bench.consumer(work)
+    server.drain()
+    rows = bench.rows()
+    assert {bad[key].__name__: rows[key].status for key in bad} == {way.__name__: "failed" for way in ways}
+    for key in bad:
+        assert rows[key].last_error.startswith(("HandlerMisuseError", "RowsChanged")), rows[key].last_error
+        assert rows[key].attempts == 1
+    assert bench.effects() == dict.fromkeys(good, 1)
+    assert sorted(server.told("completed")) == good
+    assert server.told("lease_lost") == []
+    bench.assert_tidy()
+
+
+def test_a_handler_may_extend_its_lease(leased: Bench) -> None:
+    leased.enqueue(1)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(extend(job))
+
+    leased.consumer(work).drain()
+    assert leased.states() == {"completed": 1}
+
+
+@pytest.mark.parametrize(
+    "text", ["commit", " COMMIT;", "/* a */ -- b\n rollback", "END", "abort", "PREPARE TRANSACTION 'x'"]
+)
+def test_statements_that_end_a_transaction(text: str) -> None:
+    assert ends_transaction(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ROLLBACK TO SAVEPOINT x",
+        "rollback work to x",
+        "SELECT 'commit'",
+        "committed",
+        "PREPARE x AS SELECT 1",
+        "ending",
+    ],
+)
+def test_statements_that_do_not(text: str) -> None:
+    assert not ends_transaction(text)

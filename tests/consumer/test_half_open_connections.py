@@ -1,0 +1,78 @@
+"""Half-open connections, on which nothing arrives any more: a firewall has dropped their state."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.notifications import peers
+from tests.consumer.bench import Bench, Server, wait_until
+from tests.consumer.listening import LATER, await_listening
+from tests.faults.proxy import Proxy
+
+pytestmark = pytest.mark.once
+
+
+class Proxied(Server):
+    """A Consumer whose connections go through a proxy."""
+
+    def __init__(self, bench: Bench, proxy: Proxy, driver: str) -> None:
+        super().__init__(bench)
+        self.url = proxy.url(driver)
+        if bench.colour == "sync":
+            self.engine: Any = sa.create_engine(self.url)
+            self.consumer = Consumer(bench.Job, lambda *_: None, sessionmaker(self.engine), poll_interval=LATER)
+        else:
+
+            async def work(session: Any, job: Any) -> None:
+                """Do nothing."""
+
+            self.engine = create_async_engine(self.url)
+            self.consumer = AsyncConsumer(bench.Job, work, async_sessionmaker(self.engine), poll_interval=LATER)
+
+    def run(self) -> None:
+        if isinstance(self.consumer, Consumer):
+            self.consumer.run()
+            self.engine.dispose()
+        else:
+            asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        await self.consumer.run()
+        await self.engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("colour", "driver"),
+    [
+        ("sync", "psycopg"),
+        pytest.param("sync", "psycopg2", marks=pytest.mark.thorough),
+        pytest.param("async", "psycopg", marks=pytest.mark.thorough),
+        ("async", "asyncpg"),
+    ],
+)
+def test_a_half_open_connection_is_replaced(
+    supply: Any, colour: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """A heartbeat that is not received reveals it. Jobs announced meanwhile are found by a poll."""
+    monkeypatch.setattr(timers, "HEARTBEAT", 0.5)
+    monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.3)
+    bench: Bench = supply.take("update_status", colour)
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver).running() as server:
+        for round_ in (1, 2):
+            await_listening(server)
+            assert proxy.cut_listening() == 1
+            bench.enqueue()
+            wait_until(lambda done=2 * round_ - 1: bench.states() == {"completed": done})
+            # The new connection receives notifications.
+            await_listening(server)
+            bench.enqueue()
+            wait_until(lambda done=2 * round_: bench.states() == {"completed": done})
+    assert "notifications do not arrive" not in log.text

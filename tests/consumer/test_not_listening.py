@@ -1,0 +1,95 @@
+"""Consumers that receive no notifications poll, and log it where the operator can change it."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.maintenance import presence
+from sqlaqueue.consumer.notifications import peers
+from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
+from tests.consumer.bench import Bench, wait_until
+from tests.consumer.listening import LATER, await_listening, idle, is_listening, listening_connections
+
+
+@pytest.fixture(autouse=True)
+def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timers, "RESCUE", LATER)
+
+
+def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
+    with idle(mixed).running() as server:
+        await_listening(server)
+        assert mixed.database.kill_backends() > 0
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+        await_listening(server)
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 2})
+
+
+def test_a_consumer_without_notifications_polls_and_logs_it_once(
+    mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """As behind a pooler in transaction mode, where LISTEN succeeds and nothing arrives."""
+    monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.05)
+    monkeypatch.setattr(timers, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(PollSchedule, "receive", lambda self, payload: None)
+    with idle(mixed, poll_interval=0.05).running():
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 1})
+        wait_until(lambda: "notifications do not arrive" in log.text)
+        mixed.enqueue()
+        wait_until(lambda: mixed.states() == {"completed": 2})
+    assert log.text.count("notifications do not arrive") == 1
+
+
+def test_a_long_drain_does_not_log_it(
+    mixed: Bench, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """A drain does not listen."""
+    monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.05)
+    monkeypatch.setattr(timers, "HEARTBEAT", 0.1)
+    beats, enough = list[Any](), threading.Event()
+    send_heartbeat = presence.send_heartbeat
+
+    def count(session: Any, context: Any, beat: Any) -> Any:
+        beats.append(beat)
+        if len(beats) == 3:
+            enough.set()
+        return send_heartbeat(session, context, beat)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.wait(enough)
+
+    monkeypatch.setattr(presence, "send_heartbeat", count)
+    mixed.enqueue()
+    assert mixed.consumer(work).drain() == 1
+    assert "notifications do not arrive" not in log.text
+
+
+@pytest.mark.parametrize("trigger", ["sqlaqueue_wake_insert"])
+def test_a_disabled_trigger_is_detected(mixed: Bench, trigger: str, log: pytest.LogCaptureFixture) -> None:
+    mixed.execute(f"ALTER TABLE job DISABLE TRIGGER {trigger}")
+    try:
+        with idle(mixed, poll_interval=0.05).running() as server:
+            wait_until(lambda: trigger in log.text)
+            mixed.enqueue()
+            wait_until(lambda: mixed.states() == {"completed": 1})
+            assert not is_listening(server)
+    finally:
+        mixed.execute(f"ALTER TABLE job ENABLE TRIGGER {trigger}")
+
+
+def test_without_notifications(server: Any, strategy: str, colour: str) -> None:
+    with server.database() as database:
+        bench = Bench(database, strategy, colour, notify=False)
+        bench.create()
+        assert bench.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'sqlaqueue_wake%'") == 0
+        with idle(bench, poll_interval=0.05).running():
+            bench.enqueue()
+            wait_until(lambda: bench.states() == {"completed": 1})
+            assert listening_connections(bench) == 0

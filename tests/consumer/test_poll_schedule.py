@@ -1,0 +1,363 @@
+"""When Consumers poll, without a database and with a clock of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from sqlaqueue.consumer.notifications.announcements import MOST_LATER, MOST_OPEN, STAGGER
+from sqlaqueue.consumer.notifications.peers import PROOF_TIMEOUT
+from sqlaqueue.consumer.notifications.poll_schedule import MOST_IDS, PollSchedule
+from sqlaqueue.payloads import ALL_JOBS, Claimed, parse
+
+pytestmark = pytest.mark.once
+
+INTERVAL = 7.0
+SHARED_INTERVAL = 5 * INTERVAL
+"""Seconds until each of five Consumers polls without an announcement."""
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make_schedule(clock: Clock, me: str = "me") -> PollSchedule:
+    return PollSchedule(me, lambda: INTERVAL, lambda: None, lambda: None, now=clock)
+
+
+def listening(clock: Clock, me: str, *others: str, share: int = 1) -> PollSchedule:
+    """Return the schedule of a Consumer that has received its own heartbeat, and polled."""
+    polls = PollSchedule(me, lambda: INTERVAL, lambda: None, lambda: None, share=lambda: share, now=clock)
+    polls.peers.subscribed = True
+    polls.peers.begin_heartbeat(news=True)
+    polls.heartbeat_sent([me, *others], 0.0)
+    send(polls, f"heartbeat {me}")
+    polls.add_upcoming([], complete=True)
+    polls.begin_poll()
+    polls.polled(more=False)
+    return polls
+
+
+@pytest.fixture
+def group(clock: Clock) -> list[PollSchedule]:
+    """The schedules of five Consumers of one queue."""
+    names = [f"c{number}" for number in range(5)]
+    return [listening(clock, name, *names) for name in names]
+
+
+def waits(group: list[PollSchedule], clock: Clock) -> list[float]:
+    """Return after how many seconds each Consumer polls, the first one first."""
+    return sorted(round(polls.next_poll() - clock.now, 6) for polls in group)
+
+
+def send(polls: PollSchedule, text: str) -> None:
+    payload = parse(text)
+    assert payload is not None
+    polls.receive(payload)
+
+
+def send_all(group: list[PollSchedule], text: str) -> None:
+    for polls in group:
+        send(polls, text)
+
+
+def claimed(jobs: int, ids: Sequence[str]) -> str:
+    return str(Claimed(jobs, ids))
+
+
+def staggered(first: int, last: int) -> Iterator[float]:
+    return (round(place * STAGGER, 6) for place in range(first, last))
+
+
+# -- who polls for an announcement ---------------------------------------------------------------------------------
+
+
+def test_one_consumer_after_the_other_polls_for_a_job(group: list[PollSchedule], clock: Clock) -> None:
+    send_all(group, "pending 4711 1 0")
+    assert waits(group, clock) == [*staggered(0, 5)]
+
+
+def test_as_many_consumers_poll_at_once_as_there_are_jobs(group: list[PollSchedule], clock: Clock) -> None:
+    send_all(group, "pending 4711 2 0")
+    assert waits(group, clock) == [0, 0, STAGGER, STAGGER, 2 * STAGGER]
+
+
+def test_one_consumer_polls_for_as_many_jobs_as_it_claims_at_once(clock: Clock) -> None:
+    names = [f"c{number}" for number in range(5)]
+    group = [listening(clock, name, *names, share=10) for name in names]
+    send_all(group, "pending 1 10 0")
+    assert waits(group, clock) == [*staggered(0, 5)]
+    send_all(group, "claimed 10 1")
+    send_all(group, "pending 2 11 0")
+    assert waits(group, clock) == [0, 0, STAGGER, STAGGER, 2 * STAGGER]
+
+
+def test_each_announcement_has_an_order_of_its_own(group: list[PollSchedule], clock: Clock) -> None:
+    first = set()
+    for announcement in range(50):
+        send_all(group, f"pending {announcement} 1 0")
+        first.add(min(range(5), key=lambda number: group[number].next_poll()))
+        for polls in group:
+            polls.begin_poll()
+    assert first == {0, 1, 2, 3, 4}
+
+
+def test_no_consumer_polls_for_claimed_jobs(group: list[PollSchedule], clock: Clock) -> None:
+    send_all(group, "pending 4711 1 0")
+    send_all(group, claimed(1, ["4711"]))
+    assert waits(group, clock) == [SHARED_INTERVAL] * 5
+
+
+def test_other_consumers_poll_for_the_rest(group: list[PollSchedule], clock: Clock) -> None:
+    send_all(group, "pending 4711 10 0")
+    send_all(group, claimed(4, ["4711"]))
+    assert waits(group, clock) == [0] * 5
+    send_all(group, claimed(6, ["4711"]))
+    assert waits(group, clock) == [SHARED_INTERVAL] * 5
+
+
+def test_claimed_jobs_are_counted_over_announcements(group: list[PollSchedule], clock: Clock) -> None:
+    polls = group[0]
+    for announcement in ("1", "2", "3"):
+        send(polls, f"pending {announcement} 2 0")
+    send(polls, claimed(5, ["1", "2", "3"]))
+    assert polls.begin_poll().announcements == ["3"]
+
+
+def test_the_announcements_of_one_transaction_are_added_up(group: list[PollSchedule]) -> None:
+    polls = group[0]
+    send(polls, "pending 4711 2 0")
+    send(polls, "pending 4711 3 0")
+    send(polls, claimed(4, ["4711"]))
+    assert polls.is_due() or polls.begin_poll().announcements == ["4711"]
+
+
+def test_a_poll_that_finds_nothing_spares_the_others(group: list[PollSchedule], clock: Clock) -> None:
+    send_all(group, "pending 4711 3 0")
+    poll = group[0].begin_poll()
+    assert poll.spares_others
+    send_all(group, claimed(ALL_JOBS, poll.announcements))
+    assert waits(group[1:], clock) == [SHARED_INTERVAL] * 4
+
+
+def test_of_two_consumers_each_polls(clock: Clock) -> None:
+    polls = listening(clock, "a", "b")
+    send(polls, "pending 4711 1 0")
+    assert not polls.begin_poll().spares_others
+
+
+def test_a_poll_answers_all_announcements(group: list[PollSchedule], clock: Clock) -> None:
+    send_all(group, "pending 1 1 0")
+    send_all(group, "pending 2 1 0")
+    assert sorted(group[3].begin_poll().announcements) == ["1", "2"]
+    group[3].polled(more=False)
+    assert group[3].next_poll() == clock.now + SHARED_INTERVAL
+
+
+def test_a_full_claim_is_followed_by_another_poll(group: list[PollSchedule], clock: Clock) -> None:
+    group[0].polled(more=True)
+    assert group[0].is_due()
+    group[0].begin_poll()
+    group[0].polled(more=False)
+    assert group[0].next_poll() == clock.now + SHARED_INTERVAL
+
+
+def test_a_consumer_that_is_not_listening_polls_by_itself(clock: Clock) -> None:
+    polls = make_schedule(clock)
+    assert polls.is_due(), "it polls at once"
+    polls.heartbeat_sent(["a", "b"], 0.0)
+    polls.polled(more=False)
+    assert polls.next_poll() == clock.now + INTERVAL
+    assert not polls.wants_upcoming()
+    assert polls.peers.rank == 0, "it does the maintenance by itself"
+
+
+# -- jobs that are due later ---------------------------------------------------------------------------------------
+
+
+def test_a_job_for_later_is_polled_for_when_it_is_due(group: list[PollSchedule], clock: Clock) -> None:
+    send_all(group, f"pending 4711 1 {clock.now + 3}")
+    assert waits(group, clock) == [3] * 5, "until then it may be claimed"
+    clock.now += 3
+    assert waits(group, clock) == [*staggered(0, 5)]
+    send_all(group, claimed(1, [f"4711@{clock.now}"]))
+    assert waits(group, clock) == [SHARED_INTERVAL - 3] * 5
+
+
+def test_due_times_are_by_the_clock_of_the_database(clock: Clock) -> None:
+    polls = listening(clock, "me")
+    polls.heartbeat_sent(["me"], 500.0)
+    send(polls, f"pending 4711 1 {clock.now + 500 + 3}")
+    assert polls.next_poll() == clock.now + 3
+
+
+def test_a_job_may_be_claimed_before_it_is_due_by_a_late_clock(group: list[PollSchedule], clock: Clock) -> None:
+    due = clock.now + 3
+    send_all(group, f"pending 4711 1 {due}")
+    clock.now += 2.9
+    send_all(group, claimed(1, [f"4711@{due}"]))
+    assert waits(group, clock) == [round(SHARED_INTERVAL - 2.9, 6)] * 5
+
+
+def test_claims_of_other_jobs_bring_no_poll_forward(clock: Clock) -> None:
+    polls = listening(clock, "me")
+    send(polls, f"pending 4711 1 {clock.now + 0.3}")
+    send(polls, claimed(1, ["another"]))
+    assert polls.begin_poll().announcements == []
+    polls.polled(more=False)
+    assert polls.next_poll() == clock.now + 0.3
+
+
+def test_due_times_that_were_not_announced_are_queried(clock: Clock) -> None:
+    polls = listening(clock, "me")
+    send(polls, f"pending 4711 2 {clock.now + 3} more")
+    assert not polls.wants_upcoming()
+    clock.now += 3
+    assert polls.is_due()
+    assert polls.wants_upcoming()
+    polls.add_upcoming([clock.now + 1, clock.now + 2], complete=False)
+    assert polls.is_due(), "for jobs that became due before the query"
+    polls.begin_poll()
+    polls.polled(more=False)
+    assert polls.next_poll() == clock.now + 1
+    assert not polls.wants_upcoming()
+    clock.now += 2
+    assert polls.wants_upcoming()
+    polls.add_upcoming([], complete=True)
+    assert polls.until_upcoming() == float("inf")
+
+
+def test_due_times_that_do_not_fit_are_queried_later(clock: Clock) -> None:
+    polls = listening(clock, "me")
+    for number in range(MOST_LATER + 1):
+        send(polls, f"pending {number} 1 {clock.now + 1 + number}")
+    assert polls.next_poll() == clock.now + 1
+    assert 0 < polls.until_upcoming() <= MOST_LATER
+
+
+def test_one_poll_answers_too_many_open_announcements(clock: Clock) -> None:
+    polls = listening(clock, "a", "b", "c")
+    for number in range(MOST_OPEN + 1):
+        send(polls, f"pending {number} 1 0")
+    assert polls.is_due()
+    send(polls, "pending x 1 0")
+    assert len(polls.begin_poll().announcements) <= MOST_IDS
+
+
+# -- peers and heartbeats ------------------------------------------------------------------------------------------
+
+
+def test_consumers_come_and_go(group: list[PollSchedule], clock: Clock) -> None:
+    assert sorted(polls.peers.rank for polls in group) == [0, 1, 2, 3, 4]
+    send_all(group, "deregistered c0")
+    assert [polls.peers.count for polls in group[1:]] == [4] * 4
+    assert sorted(polls.peers.rank for polls in group[1:]) == [0, 1, 2, 3]
+    send_all(group, "heartbeat c9")
+    assert [polls.peers.count for polls in group[1:]] == [5] * 4
+
+
+def test_consumers_that_come_or_go_during_a_heartbeat_are_counted(clock: Clock) -> None:
+    polls = listening(clock, "a", "b", "c")
+    polls.peers.begin_heartbeat(news=True)
+    send(polls, "heartbeat d")
+    send(polls, "deregistered c")
+    polls.heartbeat_sent(["a", "b", "c"], 0.0)
+    assert polls.peers.count == 3
+    send(polls, "deregistered d")
+    send(polls, "deregistered b")
+    assert polls.peers.count == 1
+
+
+def test_a_consumer_that_misses_its_own_heartbeat_is_not_listening(clock: Clock) -> None:
+    polls = make_schedule(clock)
+    peers = polls.peers
+    peers.begin_heartbeat(news=True)
+    assert peers.until_proof() == float("inf"), "no listener is subscribed"
+    peers.subscribed = True
+    peers.begin_heartbeat(news=True)
+    clock.now += 4
+    peers.begin_heartbeat(news=True)
+    assert peers.until_proof() == PROOF_TIMEOUT - 4, "since the first of them"
+    send(polls, "heartbeat me")
+    assert peers.listening
+    assert peers.until_proof() == float("inf")
+    clock.now += 1
+    peers.begin_heartbeat(news=True)
+    clock.now += 6
+    assert peers.until_proof() == PROOF_TIMEOUT - 6
+    polls.listening_lost()
+    assert not peers.listening
+    assert polls.is_due(), "notifications may have been missed"
+
+
+def test_a_consumer_that_has_received_something_sends_no_notification(clock: Clock) -> None:
+    polls = make_schedule(clock)
+    peers = polls.peers
+    peers.subscribed = True
+    assert peers.begin_heartbeat(news=True)
+    clock.now += 1
+    assert peers.begin_heartbeat(news=False), "it does not know whether it is listening"
+    send(polls, "heartbeat me")
+    clock.now += 1
+    assert peers.begin_heartbeat(news=True), "the others do not know that it is listening"
+    send(polls, "heartbeat me")
+    clock.now += 10
+    assert not peers.begin_heartbeat(news=False)
+    send(polls, "heartbeat you")
+    clock.now += 10
+    assert not peers.begin_heartbeat(news=False), "its own heartbeat would have come by the same connection"
+    assert peers.until_proof() == float("inf")
+    clock.now += 10
+    assert peers.begin_heartbeat(news=False), "the connection may have been lost since then"
+    assert peers.until_proof() == PROOF_TIMEOUT
+
+
+def test_maintenance_is_woken_by_the_notifications_that_concern_it(clock: Clock) -> None:
+    woken: list[str] = []
+    polls = PollSchedule("me", lambda: INTERVAL, lambda: None, lambda: woken.append(text), now=clock)
+    for text in (
+        "heartbeat you",
+        "heartbeat me",
+        "claimed 1 x",
+        "pending x 1 0",
+        "pending y 9 0 more",
+        "cancel_requested",
+        "poll",
+    ):
+        send(polls, text)
+    assert woken == ["heartbeat me", "pending y 9 0 more", "cancel_requested"]
+
+
+# -- other notifications -------------------------------------------------------------------------------------------
+
+
+def test_all_consumers_poll_after_a_pause(group: list[PollSchedule], clock: Clock) -> None:
+    send_all(group, "poll")
+    assert waits(group, clock) == [0] * 5
+
+
+def test_a_notification_during_a_poll_causes_another_one(group: list[PollSchedule], clock: Clock) -> None:
+    """The statement of the first poll may have begun too early."""
+    first = group[0]
+    first.begin_poll()
+    send(first, "poll")
+    first.polled(more=False)
+    assert first.is_due()
+    first.begin_poll()
+    first.polled(more=False)
+    assert not first.is_due()
+
+
+def test_requests_to_cancel_are_noted(group: list[PollSchedule]) -> None:
+    assert not group[0].cancellation_requested
+    send(group[0], "cancel_requested")
+    assert group[0].cancellation_requested

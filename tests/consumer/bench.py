@@ -54,7 +54,7 @@ class Bench:
         self.models.base.metadata.create_all(self.engine)
 
     def clear(self) -> None:
-        """Empty all tables; whoever is still at work in them is a thread that a test has left behind."""
+        """Empty all tables; a thread that a test has left behind may still use them."""
         tables = ", ".join(f'"{table.name}"' for table in self.models.base.metadata.tables.values())
         self.execute(f"TRUNCATE {tables} RESTART IDENTITY")
 
@@ -104,9 +104,9 @@ class Bench:
         return sa.insert(self.Effect).values(job=key, note=note)
 
     def assert_tidy(self) -> None:
-        """Nothing is left in the side tables, and no message without a job that waits, nor the other way round."""
+        """Assert that the crash journal is empty, and that messages and waiting jobs match."""
         if self.held:
-            assert self.execute("SELECT count(*) FROM sqlaqueue_crash_journal") == 0, "the ledger is not empty"
+            assert self.execute("SELECT count(*) FROM sqlaqueue_crash_journal") == 0, "the crash journal is not empty"
         messages = spec_of(self.Job).side_tables.get("messages")
         if messages is not None:
             with self.engine.connect() as connection:

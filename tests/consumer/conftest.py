@@ -29,8 +29,8 @@ TURNS = [
 ]
 """The strategies and Consumers that one test meets: a strategy with leases and one that holds a transaction.
 
-What depends on either of them shows in these: the scripts of both Consumers are the same, and so is most of what the two
-strategies that hold a transaction do.
+These show what depends on either: the routines of both Consumers are the same, and so is most of the code of the two
+strategies that hold a transaction.
 """
 MIXED = [pair for turn in TURNS for pair in turn]
 EACH = list(itertools.product(STRATEGIES, COLOURS))
@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 class Supply:
-    """One database a strategy: creating it takes longer than most of these tests."""
+    """One database per strategy: creating it takes longer than most of these tests."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -63,8 +63,8 @@ class Supply:
         if strategy not in self._databases:
             database = self._stack.enter_context(self._server.database())
             Bench(database, strategy).create()
-            # Tests look every few milliseconds what has become of their jobs. Some end all connections: these are
-            # asked before they are used.
+            # Tests query the states of their jobs every few milliseconds. Some tests end all connections, so these
+            # are checked before use.
             engine = sa.create_engine(database.url(), pool_pre_ping=True)
             self._stack.callback(engine.dispose)
             self._databases[strategy], self._engines[strategy] = database, engine
@@ -122,5 +122,5 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 @pytest.fixture
 def frequent_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Look for expired leases and requests more often than usual: a test waits for little else."""
+    """Rescue expired leases and query requests to cancel more often than usual."""
     monkeypatch.setattr(timers, "RESCUE", 0.2)

@@ -28,7 +28,7 @@ def say(line: str) -> None:
 
 
 def listen() -> None:
-    """Let handlers go on when the test writes a line."""
+    """Let handlers continue when the test writes a line."""
     while os.read(sys.stdin.fileno(), 80):
         go_on.set()
 
@@ -73,7 +73,7 @@ async def greedy(io: Any, job: Any) -> None:
 
 
 async def wait(io: Any, job: Any) -> None:
-    """Have an effect, and wait for the word to go on."""
+    """Have an effect, and wait until the test writes a line."""
     await _effect(io, job)
     say(f"started {job.id}")
     await io.wait(go_on)

@@ -29,14 +29,14 @@ def wait_until(condition: Callable[[], Any], what: str = "what the test waits fo
 class Worker:
     """A process with a Consumer; what it says on its standard output can be waited for.
 
-    It looks for expired leases more often than usual, unless the option ``sweep`` says otherwise; with ``restart`` it
-    is a process that starts others, one after the other as they die.
+    It rescues expired leases every ``rescue`` seconds, by default more often than usual; with ``restart`` it starts
+    processes, a new one whenever one dies.
     """
 
     def __init__(self, database: Database, strategy: str, colour: str, handler: str, options: dict[str, Any]) -> None:
         options = {"poll_interval": 0.05, "grace": 20} | options
         consumers, restart = options.pop("consumers", 1), options.pop("restart", False)
-        sweep = options.pop("sweep", 0.2)
+        rescue = options.pop("rescue", 0.2)
         order = {
             "url": database.url("psycopg" if colour == "sync" else "asyncpg"),
             "strategy": strategy,
@@ -45,14 +45,14 @@ class Worker:
             "options": options,
             "consumers": consumers,
             "restart": restart,
-            "sweep": sweep,
+            "rescue": rescue,
             "pool": consumers * (options.get("concurrency", 1) + 1),
         }
         self.lines: list[str] = []
         (orders, self._orders), (self._words, words) = _forks.Pipe(duplex=False), _forks.Pipe(duplex=False)
         self.process: ForkServerProcess = _forks.Process(target=worker.live, args=(order, orders, words))
         self.process.start()
-        # What it has a copy of; as long as this one is open, nobody is told that the worker has closed its own.
+        # The worker has copies of these; only the last one that is closed ends the pipe.
         orders.close()
         words.close()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -89,11 +89,11 @@ class Worker:
     def await_word(self, beginning: str, times: int = 1) -> None:
         """Wait until it has said something."""
 
-        def heard() -> bool:
+        def was_said() -> bool:
             assert not self.has_ended or len(self.said(beginning)) >= times, "the worker ended before that"
             return len(self.said(beginning)) >= times
 
-        wait_until(heard, f"{beginning!r} from the worker")
+        wait_until(was_said, f"{beginning!r} from the worker")
 
     def write(self, line: str) -> None:
         """Say something to it."""

@@ -52,12 +52,12 @@ def test_an_async_consumer_refuses_other_functions(given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [handler, partial(handler), Callable(), Callable().__call__, print])
-def test_a_consumer_takes_what_can_be_called(given: Any) -> None:
+def test_a_consumer_accepts_callables(given: Any) -> None:
     Consumer(Job, given, sessions)
 
 
 @pytest.mark.parametrize("given", [async_handler, partial(async_handler), AsyncCallable()])
-def test_an_async_consumer_takes_what_can_be_awaited(given: Any) -> None:
+def test_an_async_consumer_accepts_coroutine_functions(given: Any) -> None:
     AsyncConsumer(Job, given, async_sessions)
 
 
@@ -81,7 +81,7 @@ def test_an_async_consumer_takes_what_can_be_awaited(given: Any) -> None:
         ({"retry": 5}, "retry=5"),
     ],
 )
-def test_numbers_that_cannot_be_meant_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:
+def test_invalid_numbers_are_refused(kind: Any, options: dict[str, Any], message: str) -> None:
     given: Any = (handler, sessions) if kind is Consumer else (async_handler, async_sessions)
     with pytest.raises(ConfigurationError, match=message):
         kind(Job, *given, **options)
@@ -91,14 +91,14 @@ def test_numbers_that_cannot_be_meant_are_refused(kind: Any, options: dict[str, 
     "given",
     [None, "handler", lambda: None, lambda session: None, lambda session, job, more: None, lambda *, session: None],
 )
-def test_what_cannot_be_called_as_a_handler_is_refused(given: Any) -> None:
+def test_callables_with_other_parameters_are_refused(given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"\(session, job\)"):
         Consumer(Job, given, sessions)
     with pytest.raises(ConfigurationError, match=r"\(session, jobs\)"):
         Consumer(Job, given, sessions, batch=True)
 
 
-def test_what_is_no_queue_is_refused() -> None:
+def test_a_class_that_is_no_queue_is_refused() -> None:
     with pytest.raises(NotAQueueError, match="Owner"):
         Consumer(models("update_status").owner, handler, sessions)
 
@@ -114,7 +114,7 @@ def test_sessions_of_the_other_colour_are_refused() -> None:
     AsyncConsumer(Job, async_handler, sessionmaker(class_=AsyncSession))  # type: ignore[call-overload] # no Session
 
 
-def test_what_is_no_session_factory_is_refused() -> None:
+def test_objects_that_are_no_session_factory_are_refused() -> None:
     """Named with the fix when the Consumer is made, not by a TypeError in its first claim."""
     url = "postgresql+psycopg://ada:secret@localhost/app"
     engine, async_engine = sa.create_engine(url), create_async_engine(url)

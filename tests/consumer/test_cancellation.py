@@ -1,4 +1,4 @@
-"""cancel() of jobs that are claimed, and the end of a task that runs a Consumer."""
+"""cancel() of claimed jobs, and the cancellation of a task that runs a Consumer."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def test_a_running_task_is_cancelled(supply: Any, strategy: str) -> None:
 
 
 def test_a_running_thread_is_marked(supply: Any, strategy: str) -> None:
-    """It cannot be stopped: what it comes to counts if it succeeds; if it fails, it is cancelled, not tried again."""
+    """It cannot be stopped: a success counts, and a failed run is cancelled and not retried."""
     bench = supply.take(strategy, "sync")
     succeeds, fails = bench.enqueue(2)
-    go_on, at_work = threading.Event(), threading.Semaphore(0)
+    go_on, started = threading.Event(), threading.Semaphore(0)
 
     async def work(io: Any, job: Any) -> None:
-        at_work.release()
+        started.release()
         await io.wait(go_on)
         if job.id == fails:
             raise ValueError
 
     with bench.consumer(work, concurrency=2, batch_size=1).running() as server:
-        assert at_work.acquire(timeout=30)
-        assert at_work.acquire(timeout=30)
+        assert started.acquire(timeout=30)
+        assert started.acquire(timeout=30)
         ask(bench, succeeds, fails)
         wait_until(lambda: all(one.cancelled for one in server.consumer._context.in_flight.busy()))
         go_on.set()
@@ -69,7 +69,7 @@ def test_a_running_thread_is_marked(supply: Any, strategy: str) -> None:
 
 
 def test_a_claimed_job_that_has_not_begun_is_cancelled(bench: Bench) -> None:
-    """It waits behind others in its worker's io."""
+    """It waits behind others in the executor of its worker."""
     bench.enqueue(3, payload="quick", priority=-1)
     [first] = bench.enqueue(1)
     waiting = bench.enqueue(3)
@@ -92,7 +92,7 @@ def test_a_claimed_job_that_has_not_begun_is_cancelled(bench: Bench) -> None:
 
 
 def test_one_job_of_a_running_batch_is_cancelled(supply: Any, strategy: str) -> None:
-    """Its mates are run again, each by itself."""
+    """The other jobs of the batch run again, each by itself."""
     bench = supply.take(strategy, "async")
     keys = bench.enqueue(3)
     started = threading.Event()
@@ -117,7 +117,7 @@ def test_one_job_of_a_running_batch_is_cancelled(supply: Any, strategy: str) -> 
 
 
 def test_an_old_request_does_not_end_a_new_run(supply: Any, strategy: str) -> None:
-    """Nobody took it down: the run for which it was meant had just ended."""
+    """The request was not deleted: the run for which it was meant had just ended."""
     bench = supply.take(strategy, "async")
     [key] = bench.enqueue(1)
     bench.execute(
@@ -134,7 +134,7 @@ def test_an_old_request_does_not_end_a_new_run(supply: Any, strategy: str) -> No
         wait_until(lambda: bench.states() == {"completed": 1})
 
 
-def test_a_request_that_is_not_committed_holds_up_no_lease(leased: Bench) -> None:
+def test_an_uncommitted_request_blocks_no_heartbeat(leased: Bench) -> None:
     key = 1  # as the next job will have it
     go_on, started = threading.Event(), threading.Event()
 
@@ -166,8 +166,8 @@ def test_a_request_that_is_not_committed_holds_up_no_lease(leased: Bench) -> Non
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-def test_cancelling_the_run_gives_the_jobs_back(supply: Any, strategy: str, concurrency: int) -> None:
-    """It cleans up, and the cancellation goes on."""
+def test_cancelling_the_consumer_releases_its_jobs(supply: Any, strategy: str, concurrency: int) -> None:
+    """It cleans up, and the cancellation is raised again."""
     bench = supply.take(strategy, "async")
     done = bench.enqueue(2, priority=-1, payload="quick")
     keys = bench.enqueue(6)
@@ -203,7 +203,7 @@ def test_cancelling_the_run_gives_the_jobs_back(supply: Any, strategy: str, conc
     bench.assert_tidy()
 
 
-def test_cancelling_the_run_while_it_is_idle(supply: Any, strategy: str) -> None:
+def test_cancelling_an_idle_consumer(supply: Any, strategy: str) -> None:
     bench = supply.take(strategy, "async")
     server = bench.consumer(concurrency=2, poll_interval=3600)
 
@@ -217,7 +217,7 @@ def test_cancelling_the_run_while_it_is_idle(supply: Any, strategy: str) -> None
     assert bench.consumer().drain() == 0
 
 
-def test_the_end_of_the_event_loop_is_survived(supply: Any, strategy: str) -> None:
+def test_the_end_of_the_event_loop_ends_the_consumer(supply: Any, strategy: str) -> None:
     """asyncio.run() cancels every task there is, in no order."""
     bench = supply.take(strategy, "async")
     bench.enqueue(3)

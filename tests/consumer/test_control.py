@@ -1,4 +1,4 @@
-"""Control of a queue while it is served: pauses, requests to running jobs, and who serves it."""
+"""Control of a queue with running Consumers: pauses, cancellation of running jobs, and the table of consumers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def paused_bench(mixed: Bench) -> Iterator[Bench]:
     execute(mixed, resume(mixed.Job))
 
 
-def test_a_paused_queue_hands_nothing_out(paused_bench: Bench) -> None:
+def test_no_job_of_a_paused_queue_is_claimed(paused_bench: Bench) -> None:
     bench = paused_bench
     bench.enqueue(2)
     with bench.sessions() as session:
@@ -44,20 +44,20 @@ def test_a_paused_queue_hands_nothing_out(paused_bench: Bench) -> None:
     assert bench.consumer().drain() == 2
 
 
-def test_consumers_obey_a_pause(mixed: Bench) -> None:
+def test_consumers_respect_a_pause(mixed: Bench) -> None:
     with idle(mixed).running() as server:
         await_listening(server)
         execute(mixed, pause(mixed.Job))
         mixed.enqueue()
-        # It comes when it is called, and finds nothing: then it has no call left.
+        # It polls when it is notified, and finds nothing: then no announcement is open.
         wait_until(lambda: not server.consumer._context.polls._announcements._open)
         assert mixed.states() == {"pending": 1}
         execute(mixed, resume(mixed.Job))
         wait_until(lambda: mixed.states() == {"completed": 1})
 
 
-def test_a_pause_is_not_forgotten(paused_bench: Bench) -> None:
-    """Requests to jobs are, after a day."""
+def test_a_pause_does_not_expire(paused_bench: Bench) -> None:
+    """Requests to cancel expire after a day."""
     bench = paused_bench
     bench.execute("UPDATE sqlaqueue_control SET created_at = now() - interval '1 year'")
     bench.execute("INSERT INTO sqlaqueue_control VALUES ('job', '[1]', now() - interval '1 year')")
@@ -67,7 +67,7 @@ def test_a_pause_is_not_forgotten(paused_bench: Bench) -> None:
         assert session.scalar(paused(bench.Job)) is True
 
 
-def test_a_running_job_is_asked_to_stop_at_once(mixed: Bench) -> None:
+def test_a_cancellation_is_requested_without_delay(mixed: Bench) -> None:
     key = mixed.enqueue()[0]
     started, go_on = threading.Event(), threading.Event()
 
@@ -85,7 +85,7 @@ def test_a_running_job_is_asked_to_stop_at_once(mixed: Bench) -> None:
         wait_until(lambda: mixed.states() == {"cancelled": 1})
 
 
-def test_who_serves_the_queue(mixed: Bench) -> None:
+def test_consumers_are_listed(mixed: Bench) -> None:
     started, go_on = threading.Event(), threading.Event()
 
     async def work(io: Any, job: Any) -> None:
@@ -101,7 +101,7 @@ def test_who_serves_the_queue(mixed: Bench) -> None:
             return [(row.running, row.listening) for row in execute(mixed, consumers(mixed.Job))]
 
         # It says so when it checks in, which may be under way.
-        wait_until(lambda: said() == [([[str(key)]], True)], "that it says what it runs, and that it hears")
+        wait_until(lambda: said() == [([[str(key)]], True)], "that it registers its running job, and that it is listening")
         (row,) = execute(mixed, consumers(mixed.Job))
         assert (row.host, row.pid, row.version) == (socket.gethostname(), os.getpid(), sqlaqueue.__version__)
         assert row.name == f"{socket.gethostname()}:{os.getpid()}:left"
@@ -110,7 +110,7 @@ def test_who_serves_the_queue(mixed: Bench) -> None:
     assert execute(mixed, consumers(mixed.Job)) == []
 
 
-def test_who_is_dead_serves_no_more(mixed: Bench) -> None:
+def test_dead_consumers_are_not_listed(mixed: Bench) -> None:
     with mixed.worker("work") as worker:
         wait_until(lambda: len(execute(mixed, consumers(mixed.Job))) == 1)
         worker.process.kill()

@@ -109,7 +109,7 @@ def test_each_class_has_its_handler(database: Database, models: Models, colour: 
     assert seen == [("email", "Email"), ("text", "Text"), ("email", "Letter"), ("email", "Email")]
 
 
-def test_the_nearest_class_counts(database: Database, models: Models, colour: str) -> None:
+def test_the_handler_of_the_nearest_class_is_called(database: Database, models: Models, colour: str) -> None:
     seen: list[str] = []
     add(database, models.Email(), models.Text(), models.Letter())
     handlers = {
@@ -120,7 +120,7 @@ def test_the_nearest_class_counts(database: Database, models: Models, colour: st
     assert sorted(seen) == ["letter", "message", "message"]
 
 
-def test_a_batch_is_of_one_class(database: Database, models: Models, colour: str) -> None:
+def test_a_batch_has_jobs_of_one_class(database: Database, models: Models, colour: str) -> None:
     seen: list[list[str]] = []
     add(database, models.Email(), models.Text(), models.Letter(), models.Text())
 
@@ -136,7 +136,7 @@ def test_a_batch_is_of_one_class(database: Database, models: Models, colour: str
     assert states(database) == {"email completed": 1, "letter completed": 1, "text failed": 2}
 
 
-def test_jobs_of_unknown_classes_are_left_to_others(database: Database, models: Models, colour: str) -> None:
+def test_jobs_of_unknown_classes_are_not_claimed(database: Database, models: Models, colour: str) -> None:
     """A newer version of the program has enqueued them; SQLAlchemy itself could not even load them."""
     with database.connect() as connection:
         connection.execute("INSERT INTO message (kind, priority) VALUES ('fax', -1), ('text', 0)")
@@ -181,7 +181,7 @@ async def handle_async(session: Any, job: Any) -> None:
         (kinds.Message, [kinds.Message, "Email"], "'Email' is not Message or a subclass of it"),
     ],
 )
-def test_handlers_that_do_not_fit_are_refused(kind: Any, one: Any, model: Any, classes: list[Any], said: str) -> None:
+def test_invalid_handlers_are_refused(kind: Any, one: Any, model: Any, classes: list[Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         kind(model, dict.fromkeys(classes, one), sessions)
 

@@ -34,7 +34,7 @@ def by_cursor(session: Session) -> None:
 
 @pytest.mark.parametrize("end", [by_connection, by_statement, by_driver, by_cursor])
 def test_a_commit_past_the_session(supply: Any, colour: str, end: Callable[[Session], None]) -> None:
-    """It is blamed on its job, its mates run, and the queue comes to an end."""
+    """Its job fails, and the other jobs of the batch complete."""
     for strategy in ("delete_returning", "batch_select", "own_message"):
         bench = supply.take(strategy, colour)
         good = bench.enqueue(2)
@@ -98,7 +98,7 @@ VERBS = [use(verb) for verb in (complete, fail, retry, release, cancel)]
 
 
 def test_a_handler_must_not_end_its_own_run(bench: Bench) -> None:
-    """Whichever way it does: it is told what to do, nothing of what it wrote is kept, and its mates run."""
+    """In any way: the error names the fix, its writes are undone, and the other jobs complete."""
     ways = [*ROWS, *VERBS]
     good = bench.enqueue(1)
     bad = dict(zip(bench.enqueue(len(ways), max_attempts=1), ways, strict=True))

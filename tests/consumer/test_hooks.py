@@ -1,4 +1,4 @@
-"""Sessions that write down what they execute, as applications do for their logs and traces."""
+"""Sessions with event hooks that record each statement, as applications use for logs and traces."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def writing(hooks: list[Callable[[Any], str]], written: list[str], refused: list
     def _write(state: ORMExecuteState) -> None:
         try:
             written.extend(hook(state.statement) for hook in hooks)
-        except Exception as error:  # noqa: BLE001 - the Consumer would try again and again; the test looks at it
+        except Exception as error:  # noqa: BLE001 - the Consumer would retry for ever; the test checks it
             refused.append(error)
 
     return Writing
 
 
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select", "own_message"])
-def test_a_consumer_serves_sessions_that_write_down_what_they_execute(bench: Bench) -> None:
+def test_a_consumer_works_with_sessions_that_record_statements(bench: Bench) -> None:
     bench.enqueue(6)
     written: list[str] = []
     refused: list[Exception] = []

@@ -1,4 +1,4 @@
-"""Leases: extended while a handler lives, taken over when it does not, and stale results refused."""
+"""Leases: extended while a handler runs, rescued after its worker has died, and stale results refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.usefixtures("frequent_rescues"), pytest.mark.once]
 
 
 def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
-    """Return a condition: the lease of a job has been moved so many times since it was first looked at."""
+    """Return a condition: the lease of a job has been extended so many times since the first call."""
     ends: list[Any] = []
 
     def look() -> bool:
@@ -30,7 +30,7 @@ def beats(bench: Bench, key: int, times: int) -> Callable[[], bool]:
 
 
 def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that wait for their turn as well, as long as they do: nobody rescues any."""
+    """The leases of waiting jobs as well: none is rescued."""
     for name in ("LATE", "LONGEST_WAIT"):
         monkeypatch.setattr(report, name, 60.0)
     quick, keys = leased.enqueue(1, priority=-1, payload="quick"), leased.enqueue(4)
@@ -54,20 +54,20 @@ def test_a_lease_lives_as_long_as_its_handler(leased: Bench, monkeypatch: pytest
     assert leased.attempts() == dict.fromkeys(quick + keys, 1)
 
 
-def test_a_handler_that_has_written_its_row_holds_up_no_lease(leased: Bench) -> None:
-    """The heartbeat passes over its row and reaches those of its mates."""
+def test_a_handler_that_locks_its_row_blocks_no_heartbeat(leased: Bench) -> None:
+    """The extension skips the locked row, and extends the leases of the other jobs."""
     keys = leased.enqueue(3)
-    go_on, at_work = threading.Event(), threading.Semaphore(0)
+    go_on, started = threading.Event(), threading.Semaphore(0)
 
     async def work(io: Any, job: Any) -> None:
         if job.id == keys[0]:
             job.payload = "written"
             await io.flush()
-        at_work.release()
+        started.release()
         await io.wait(go_on)
 
     with leased.consumer(work, lease=1, concurrency=3).running() as server:
-        assert all(at_work.acquire(timeout=30) for _ in range(3))
+        assert all(started.acquire(timeout=30) for _ in range(3))
         with leased.consumer().running() as other:
             end = leased.row(keys[0]).lease_expires_at
             wait_until(lambda: leased.execute("SELECT clock_timestamp() > :end", end=end))
@@ -78,17 +78,17 @@ def test_a_handler_that_has_written_its_row_holds_up_no_lease(leased: Bench) -> 
     assert leased.row(keys[0]).payload == "written"
 
 
-def test_somebody_who_locks_a_row_holds_up_no_lease(leased: Bench) -> None:
-    """Such as an administrator with a long transaction: the result of that job waits, and only that."""
+def test_another_transaction_that_locks_a_row_blocks_no_heartbeat(leased: Bench) -> None:
+    """Such as a long transaction of an administrator: only the result of that job waits."""
     locked, *others = leased.enqueue(3)
-    at_work, end_one, end_all = threading.Semaphore(0), threading.Event(), threading.Event()
+    started, end_one, end_all = threading.Semaphore(0), threading.Event(), threading.Event()
 
     async def work(io: Any, job: Any) -> None:
-        at_work.release()
+        started.release()
         await io.wait(end_one if job.id == locked else end_all)
 
     with leased.engine.connect() as admin, leased.consumer(work, lease=1, concurrency=3).running() as server:
-        assert all(at_work.acquire(timeout=30) for _ in range(3))
+        assert all(started.acquire(timeout=30) for _ in range(3))
         admin.execute(sa.text("SELECT FROM job WHERE id = :id FOR UPDATE"), {"id": locked})
         end_one.set()
         wait_until(beats(leased, others[0], 5))
@@ -106,15 +106,15 @@ def test_a_job_whose_worker_died_is_rescued_by_another(leased: Bench) -> None:
         worker.signal(signal.SIGKILL)
         worker.await_end()
         with leased.consumer().running() as server:
-            # At the latest when the lease has ended and the next sweep has come round.
+            # At the latest when the lease has expired and the next rescue is due.
             wait_until(lambda: leased.states() == {"completed": 1})
     assert server.told("rescued") == [key]
     # Nothing else ran there, so the attempt counts.
     assert leased.row(key).attempts == 2
 
 
-def test_a_consumer_rescues_its_own_jobs_from_before(leased: Bench) -> None:
-    """A busy queue does not keep them waiting."""
+def test_a_consumer_rescues_jobs_of_an_earlier_process(leased: Bench) -> None:
+    """Though the queue is busy."""
     [key] = leased.enqueue(1)
     leased.execute(
         "UPDATE job SET status = 'processing', attempts = 1, lease_token = gen_random_uuid(),"
@@ -130,8 +130,8 @@ def test_a_consumer_rescues_its_own_jobs_from_before(leased: Bench) -> None:
         wait_until(lambda: leased.row(key).status == "completed")
 
 
-def test_a_zombie_changes_nothing(leased: Bench) -> None:
-    """A process that was stopped beyond its lease writes nothing when it goes on, and says so."""
+def test_a_process_that_was_stopped_beyond_its_lease_changes_nothing(leased: Bench) -> None:
+    """When it continues it writes nothing, and logs that the lease is lost."""
     [key] = leased.enqueue(1)
     with leased.worker("wait", lease=1) as zombie:
         zombie.await_word("started")
@@ -149,7 +149,7 @@ def test_a_zombie_changes_nothing(leased: Bench) -> None:
     assert not leased.effects()
 
 
-def test_a_stale_result_that_wrote_nothing_is_refused_as_well(leased: Bench) -> None:
+def test_a_stale_result_without_writes_is_refused(leased: Bench) -> None:
     [key] = leased.enqueue(1)
     go_on, started = threading.Event(), threading.Event()
 
@@ -168,9 +168,9 @@ def test_a_stale_result_that_wrote_nothing_is_refused_as_well(leased: Bench) -> 
     assert server.told("completed") == []
 
 
-def test_of_a_batch_only_the_lost_job_is_refused(leased: Bench) -> None:
-    """Its mates were in one transaction with it, so they run again, uncounted."""
-    lost, *mates = leased.enqueue(4)
+def test_of_a_batch_only_the_job_with_the_lost_lease_is_refused(leased: Bench) -> None:
+    """The other jobs were in the same transaction, so they run again without a counted attempt."""
+    lost, *others = leased.enqueue(4)
     calls: list[list[int]] = []
 
     async def work(io: Any, jobs: Any) -> None:
@@ -184,13 +184,13 @@ def test_of_a_batch_only_the_lost_job_is_refused(leased: Bench) -> None:
     server = leased.consumer(work, batch=True)
     server.drain()
     assert server.told("lease_lost") == [lost]
-    assert leased.effects() == dict.fromkeys(mates, 1)
-    assert {leased.row(key).attempts for key in mates} == {1}
+    assert leased.effects() == dict.fromkeys(others, 1)
+    assert {leased.row(key).attempts for key in others} == {1}
     assert leased.row(lost).status == "processing"
 
 
-def test_a_worker_that_runs_several_claims_at_once_blames_none(leased: Bench) -> None:
-    """When it dies, the jobs of its other claims are no proof against themselves."""
+def test_a_crash_during_several_claims_counts_no_attempt(leased: Bench) -> None:
+    """A job of one claim may be responsible, or one of another claim."""
     keys = leased.enqueue(3)
     with leased.worker("hang", lease=1, concurrency=3, batch_size=1) as worker:
         worker.await_word("started", times=3)

@@ -35,8 +35,8 @@ def loading(bench: Bench, noted: Callable[[Any], None]) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("failing", [0, CLAIM + 1, N - 1])
-def test_what_cannot_be_loaded_is_claimed_again(bench: Bench, failing: int) -> None:
-    """The whole of its claim is, uncounted; and what has ended before has ended once."""
+def test_a_claim_that_cannot_be_loaded_is_rolled_back(bench: Bench, failing: int) -> None:
+    """Its jobs are claimed again without a counted attempt, and runs that ended before are settled once."""
     keys = bench.enqueue(N)
     failures: list[int] = []
 
@@ -55,8 +55,8 @@ def test_what_cannot_be_loaded_is_claimed_again(bench: Bench, failing: int) -> N
     bench.assert_tidy()
 
 
-def test_what_can_never_be_loaded_waits(leased: Bench) -> None:
-    """For whoever can, such as the version of the program that was there before; nothing is held against it."""
+def test_a_job_that_can_never_be_loaded_waits(leased: Bench) -> None:
+    """For a program that can load it, such as the earlier version; no attempt is counted."""
     leased.enqueue(N)
     failures: list[int] = []
 
@@ -73,7 +73,7 @@ def test_what_can_never_be_loaded_waits(leased: Bench) -> None:
 
 
 def test_a_class_that_does_not_fit_its_table_is_an_error(leased: Bench) -> None:
-    """A Consumer that has never served a job ends with it."""
+    """A Consumer that has not claimed a job yet ends with it."""
     leased.enqueue(N)
 
     def fail(job: Any) -> None:
@@ -85,8 +85,8 @@ def test_a_class_that_does_not_fit_its_table_is_an_error(leased: Bench) -> None:
     assert leased.states() == {"pending": N}
 
 
-def test_what_was_loaded_eagerly_leaves_no_transaction(leased: Bench) -> None:
-    """It would look as if each handler had used its session."""
+def test_eager_loading_leaves_no_transaction_open(leased: Bench) -> None:
+    """Otherwise each handler would seem to have used its session."""
     with leased.sessions() as session:
         session.add_all([leased.Job(owner=leased.Owner(name=str(number))) for number in range(N)])
         session.commit()
@@ -102,12 +102,12 @@ def test_what_was_loaded_eagerly_leaves_no_transaction(leased: Bench) -> None:
 
 @pytest.mark.parametrize("kept", [1, N])
 def test_a_session_need_not_be_empty(supply: Any, strategy: str, kept: int) -> None:
-    """What it holds of a job is of before its claim."""
+    """Its instance of a job is from before the claim."""
     bench = supply.take(strategy, "sync")
     keys = bench.enqueue(N)
 
     class Loaded(Session):
-        """A session that has looked at jobs before anybody asks it for something."""
+        """A session that loads jobs when it is made."""
 
         def __init__(self, *arguments: Any, **options: Any) -> None:
             super().__init__(*arguments, **options | {"expire_on_commit": False})
@@ -126,7 +126,7 @@ def test_a_session_need_not_be_empty(supply: Any, strategy: str, kept: int) -> N
 
 
 def test_one_job_may_load_another(database: Database, strategy: str) -> None:
-    """Of the same claim, before its own row has come; nothing is left then for the row to fill in."""
+    """Of the same claim, before its own row is fetched; then the row has nothing left to load."""
 
     class Base(DeclarativeBase):
         pass
@@ -159,8 +159,8 @@ def test_one_job_may_load_another(database: Database, strategy: str) -> None:
     assert len(following) == N
 
 
-def test_an_instance_that_somebody_keeps_is_not_handed_out_again(bench: Bench) -> None:
-    """What it shows belongs to a run that is over."""
+def test_an_instance_that_the_application_keeps_is_not_used_again(bench: Bench) -> None:
+    """Its values belong to a run that has ended."""
     bench.enqueue(N)
     kept: list[tuple[Any, int]] = []
 

@@ -1,4 +1,4 @@
-"""What the mapping loads with an instance is there in a handler as well: async code cannot read it later."""
+"""Handlers get instances with everything that their mapping loads: async code cannot load it later."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def mapped(strategy: str) -> tuple[Any, Any, dict[Any, str]]:
     return Base, Owner, {Joined: "owner", Subquery: "owner", Computed: "owner_name", OfAny: "to", OfSome: "friend"}
 
 
-def test_what_the_mapping_loads_is_there(database: Database, strategy: str, colour: str) -> None:
+def test_everything_that_the_mapping_loads_is_there(database: Database, strategy: str, colour: str) -> None:
     base, owner, kinds = mapped(strategy)
     engine = sa.create_engine(database.url())
     base.metadata.create_all(engine)
@@ -117,8 +117,8 @@ def test_what_the_mapping_loads_is_there(database: Database, strategy: str, colo
 
 
 @pytest.mark.once
-def test_a_claim_that_brings_everything_is_not_followed_by_a_read() -> None:
-    """Relationships that are loaded when they are asked for, or by a SELECT of their own in any case, are no reason."""
+def test_a_claim_that_returns_everything_is_not_followed_by_a_select() -> None:
+    """Lazy relationships, and those that are loaded by a SELECT of their own, do not need one."""
     assert (
         Consumer(models("update_status").job, lambda session, job: None, sessionmaker())._parts.statements.load_rest
         is None

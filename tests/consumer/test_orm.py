@@ -24,7 +24,7 @@ def with_owners(bench: Bench, n: int) -> Any:
     return sa.select(bench.Job).options(selectinload(bench.Job.owner))
 
 
-def test_related_objects_come_with_the_jobs(bench: Bench) -> None:
+def test_related_objects_are_loaded_with_the_jobs(bench: Bench) -> None:
     """Several handlers at once work on jobs that share one."""
     names: list[str] = []
 
@@ -39,8 +39,8 @@ def test_related_objects_come_with_the_jobs(bench: Bench) -> None:
     assert {row.payload for row in bench.rows().values()} == {"the owner"}
 
 
-def test_related_objects_come_with_the_jobs_of_a_batch(bench: Bench) -> None:
-    """And are there again when it is tried job by job."""
+def test_related_objects_are_loaded_with_the_jobs_of_a_batch(bench: Bench) -> None:
+    """And are loaded again when it is tried job by job."""
     calls: list[int] = []
 
     async def work(io: Any, jobs: Any) -> None:
@@ -69,7 +69,7 @@ class Counter:
         self.statements.append(statement)
 
 
-def test_untouched_jobs_cost_no_statement_each(bench: Bench) -> None:
+def test_jobs_without_writes_cost_no_statement_each(bench: Bench) -> None:
     """They are claimed together and settled together, and nothing is read again after a commit."""
     bench.enqueue(200)
 
@@ -115,7 +115,7 @@ def test_a_factory_without_autoflush_or_expiry(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_sessions_of_a_class_of_ones_own(supply: Any, strategy: str) -> None:
+def test_sessions_of_a_custom_class(supply: Any, strategy: str) -> None:
     """With a bind for each class and none for the rest, and an event of its own."""
     bench = supply.take(strategy, "sync")
     bench.enqueue(3)
@@ -142,8 +142,8 @@ def test_sessions_of_a_class_of_ones_own(supply: Any, strategy: str) -> None:
     bench.assert_tidy()
 
 
-def test_a_scoped_session_is_left_alone(supply: Any, strategy: str) -> None:
-    """It is one session a thread, and what commits or closes one step of a Consumer would be another one's."""
+def test_a_scoped_session_is_not_used(supply: Any, strategy: str) -> None:
+    """It is one session per thread, which one operation of a Consumer would commit or close under another."""
     bench = supply.take(strategy, "sync")
     bench.enqueue(5)
     engine = sa.create_engine(bench.database.url(), pool_size=3)
@@ -193,7 +193,7 @@ def test_two_phase_commits_and_notifications_are_refused(supply: Any, strategy: 
         consumer.drain()
 
 
-def test_jobs_that_are_their_own_message(supply: Any, colour: str) -> None:
+def test_rows_as_messages(supply: Any, colour: str) -> None:
     """Their rows are gone while they run: what fails is written again as it was, or moves to the dead letters."""
     bench = supply.take("own_message", colour)
     keys = bench.enqueue(4, payload="as it was")
@@ -221,7 +221,7 @@ def test_jobs_that_are_their_own_message(supply: Any, colour: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_own_messages_that_a_worker_held_when_it_stopped(supply: Any, colour: str, batch: bool) -> None:  # noqa: FBT001 - a parameter of the test
+def test_rows_as_messages_that_a_worker_held_when_it_stopped(supply: Any, colour: str, batch: bool) -> None:  # noqa: FBT001 - a parameter of the test
     bench = supply.take("own_message", colour)
     bench.enqueue(5, payload="as it was")
     seen = threading.Event()

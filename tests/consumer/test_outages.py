@@ -1,4 +1,4 @@
-"""The database goes away and comes back: nothing is lost, and the Consumer is there again."""
+"""Outages of the database: no job is lost, and the Consumer continues when the database is back."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def leased_there(fragile_server: Server, request: pytest.FixtureRequest) -> Iter
 
 
 def test_the_server_is_gone_for_a_while(mixed: Bench) -> None:
-    """It crashes in the middle of the work, is missed for some tries, and all is done after its return."""
+    """It crashes while jobs run; the Consumer retries, and all jobs end when it is back."""
     mixed.enqueue(40)
     done = threading.Event()
 
@@ -102,8 +102,8 @@ def test_the_server_is_not_there_at_the_end(mixed: Bench) -> None:
     assert mixed.effects() == {1: 1, 2: 1, 3: 1}
 
 
-def test_what_has_ended_meanwhile_is_settled_as_it_has_ended(leased_there: Bench) -> None:
-    """A connection that is refused says nothing of the job, which would run again after its lease."""
+def test_runs_that_end_during_an_outage_keep_their_outcome(leased_there: Bench) -> None:
+    """A refused connection is no error of the job; without its outcome it would run again."""
     leased_there.enqueue(1)
     started, go_on = threading.Event(), threading.Event()
 
@@ -121,7 +121,7 @@ def test_what_has_ended_meanwhile_is_settled_as_it_has_ended(leased_there: Bench
 
 
 def test_connections_are_ended_at_random(bench: Bench) -> None:
-    """By an administrator: handlers fail, batches are lost, and in the end each job is done once."""
+    """By an administrator: handlers fail, batches are lost, and in the end each job is completed once."""
     bench.enqueue(30, max_attempts=100)
     dice = random.Random(1)
 
@@ -139,8 +139,8 @@ def test_connections_are_ended_at_random(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_a_handler_that_loses_its_connection_is_to_blame(bench: Bench) -> None:
-    """Each time: it ends as failed, and its mates are done."""
+def test_a_job_that_always_loses_its_connection_fails(bench: Bench) -> None:
+    """And the other jobs of its batch complete."""
     good = bench.enqueue(2)
     [bad] = bench.enqueue(1)
     good += bench.enqueue(2)
@@ -157,8 +157,8 @@ def test_a_handler_that_loses_its_connection_is_to_blame(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_a_handler_that_hides_a_lost_connection_is_to_blame_as_well(bench: Bench) -> None:
-    """Such as one that takes longer than a transaction may be idle, and does not ask the database again."""
+def test_a_job_that_hides_lost_connections_fails(bench: Bench) -> None:
+    """Such as one that runs longer than a transaction may be idle, and executes no statement after that."""
     good = bench.enqueue(2)
     [bad] = bench.enqueue(1)
     good += bench.enqueue(2)
@@ -176,8 +176,8 @@ def test_a_handler_that_hides_a_lost_connection_is_to_blame_as_well(bench: Bench
     bench.assert_tidy()
 
 
-def test_the_answer_to_a_commit_is_lost(leased: Bench) -> None:
-    """The job is done: it must neither run again nor be reported as refused."""
+def test_the_reply_to_a_commit_is_lost(leased: Bench) -> None:
+    """The job is completed: it must neither run again nor be reported as refused."""
     [key] = leased.enqueue(1)
 
     async def work(io: Any, job: Any) -> None:
@@ -205,8 +205,8 @@ def test_the_answer_to_a_commit_is_lost(leased: Bench) -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize("writes", [False, True], ids=["quiet", "writing"])
-def test_an_end_that_is_held_up_is_no_failed_attempt(leased: Bench, *, writes: bool) -> None:
-    """Somebody holds the row for longer than a statement may wait: the success is settled when it goes."""
+def test_a_settlement_that_is_blocked_is_no_failed_attempt(leased: Bench, *, writes: bool) -> None:
+    """A transaction locks the row for longer than a statement may wait: the success is settled after it."""
     [key, other] = leased.enqueue(2, max_attempts=1)
     started, go_on = threading.Event(), threading.Event()
 
@@ -234,8 +234,8 @@ def test_an_end_that_is_held_up_is_no_failed_attempt(leased: Bench, *, writes: b
 
 
 @pytest.mark.once
-def test_the_answer_to_a_claim_is_lost(leased: Bench) -> None:
-    """The jobs are this Consumer's, and it does not know: they are given back at once, and no attempt is counted."""
+def test_the_reply_to_a_claim_is_lost(leased: Bench) -> None:
+    """The jobs are claimed, and the Consumer does not know: it releases them, and no attempt is counted."""
     keys = leased.enqueue(3, max_attempts=1)
     server = leased.consumer(lease=600, batch_size=3, batch=True)
     lost: list[int] = []
@@ -256,7 +256,7 @@ def test_the_answer_to_a_claim_is_lost(leased: Bench) -> None:
 
 @pytest.mark.once
 def test_a_connection_that_cannot_be_made_costs_no_attempt(leased: Bench) -> None:
-    """As while the server restarts: what a Consumer has claimed by then would fail, one job after the other."""
+    """As while the server restarts: otherwise all jobs that a Consumer has claimed would fail."""
     keys = leased.enqueue(3, max_attempts=1)
     runs: list[int] = []
     refused: list[int] = []
@@ -286,7 +286,7 @@ def test_a_connection_that_cannot_be_made_costs_no_attempt(leased: Bench) -> Non
 @pytest.mark.once
 @pytest.mark.parametrize("at", ["handler", "commit"])
 def test_a_lost_connection_costs_no_attempt(mixed: Bench, at: str) -> None:
-    """Once: a job that runs by itself afterwards and loses another one has to pay for it."""
+    """The first time: if the job then runs by itself and loses another one, the attempt counts."""
     once, always = mixed.enqueue(1, max_attempts=1), mixed.enqueue(1, max_attempts=1, payload="always")
     runs: list[int] = []
 

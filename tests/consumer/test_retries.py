@@ -1,4 +1,4 @@
-"""What becomes of a job whose handler fails: policies, limits of attempts, what a handler may raise, what is stored."""
+"""Jobs whose handlers fail: retry policies, limits of attempts, signals, and the stored error."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ POLICIES: list[tuple[Any, float]] = [
 ]
 
 
-def test_a_policy_says_when_to_try_again(bench: Bench) -> None:
+def test_a_policy_returns_the_delay_of_a_retry(bench: Bench) -> None:
     keys = bench.enqueue(len(POLICIES))
     policies = dict(zip(keys, POLICIES, strict=True))
 
@@ -115,7 +115,7 @@ def test_attempts_are_limited_by_the_config_or_by_the_row(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_retry_says_when_and_what_to_store(bench: Bench) -> None:
+def test_retry_sets_the_delay_and_the_stored_error(bench: Bench) -> None:
     [key] = bench.enqueue(1)
     bench.consumer(raising(Retry(timedelta(hours=1), error="come back"))).drain()
     row = bench.row(key)
@@ -123,7 +123,7 @@ def test_retry_says_when_and_what_to_store(bench: Bench) -> None:
     assert 3500 < delay_of(bench, key) <= 3600
 
 
-def test_retry_without_a_delay_asks_the_policy_and_obeys_the_limit(bench: Bench) -> None:
+def test_retry_without_a_delay_uses_the_policy_and_the_limit(bench: Bench) -> None:
     [key] = bench.enqueue(1, last_error="an older one")
     server = bench.consumer(raising(Retry()))
     assert server.drain() == 3
@@ -131,7 +131,7 @@ def test_retry_without_a_delay_asks_the_policy_and_obeys_the_limit(bench: Bench)
     assert "retry requested" in bench.row(key).last_error
 
 
-def test_snooze_gives_the_attempt_back(bench: Bench) -> None:
+def test_snooze_counts_no_attempt(bench: Bench) -> None:
     [key] = bench.enqueue(1, max_attempts=1)
     server = bench.consumer(raising(Snooze(3600)))
     assert server.drain() == 0
@@ -150,7 +150,7 @@ def test_snooze_gives_the_attempt_back(bench: Bench) -> None:
         (Cancel("not needed"), "cancelled", "not needed"),
     ],
 )
-def test_fail_and_cancel_end_it_for_good(bench: Bench, signal: Any, state: str, stored: str) -> None:
+def test_fail_and_cancel_are_final(bench: Bench, signal: Any, state: str, stored: str) -> None:
     [key] = bench.enqueue(1)
     server = bench.consumer(raising(signal))
     assert server.drain() == 1
@@ -161,7 +161,7 @@ def test_fail_and_cancel_end_it_for_good(bench: Bench, signal: Any, state: str, 
     bench.assert_tidy()
 
 
-def test_a_signal_that_cannot_be_meant_is_a_failure(bench: Bench) -> None:
+def test_an_invalid_signal_is_a_failure(bench: Bench) -> None:
     signals: Any = [Snooze(-1), Snooze(float("nan")), Retry("soon"), Fail(ValueError("an error"))]  # type: ignore[arg-type] # what people pass
     keys = bench.enqueue(len(signals), max_attempts=1)
     bench.consumer(raising_by_key(dict(zip(keys, signals, strict=True)))).drain()
@@ -199,7 +199,7 @@ TEXTS = [
 ]
 
 
-def test_whatever_a_handler_raises_it_is_stored_and_the_others_run(bench: Bench, log: Any) -> None:
+def test_any_exception_of_a_handler_is_stored_and_other_jobs_run(bench: Bench, log: Any) -> None:
     # pytest's own report of what was logged cannot hold every text.
     log.set_level(logging.CRITICAL, "sqlaqueue")
     keys = bench.enqueue(len(TEXTS), max_attempts=1)
@@ -214,7 +214,7 @@ def test_whatever_a_handler_raises_it_is_stored_and_the_others_run(bench: Bench,
     bench.assert_tidy()
 
 
-def test_a_failing_job_leaves_its_batch_alone(bench: Bench) -> None:
+def test_a_failing_job_does_not_fail_its_batch(bench: Bench) -> None:
     bad, *good = bench.enqueue(10)
 
     async def work(io: Any, job: Any) -> None:
@@ -252,7 +252,7 @@ def test_a_batch_that_fails_is_tried_job_by_job(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_a_signal_from_a_batch_handler_is_about_all_of_its_jobs(bench: Bench) -> None:
+def test_a_signal_from_a_batch_handler_applies_to_all_of_its_jobs(bench: Bench) -> None:
     keys = bench.enqueue(4)
     calls: list[int] = []
 
@@ -267,7 +267,7 @@ def test_a_signal_from_a_batch_handler_is_about_all_of_its_jobs(bench: Bench) ->
     assert set(bench.attempts().values()) == {0}
 
 
-def test_what_the_database_refuses_at_the_end_is_the_jobs_error(bench: Bench) -> None:
+def test_an_error_of_the_flush_or_the_commit_is_the_error_of_the_job(bench: Bench) -> None:
     """A flush, and a constraint that is only checked by the commit."""
     bench.execute("ALTER TABLE effect ADD CONSTRAINT once UNIQUE (job) DEFERRABLE INITIALLY DEFERRED")
     try:
@@ -310,7 +310,7 @@ def test_a_batch_whose_commit_is_refused_is_tried_job_by_job(bench: Bench) -> No
         bench.execute("ALTER TABLE effect DROP CONSTRAINT once")
 
 
-def test_a_job_that_the_database_refuses_to_end_ends_as_failed(leased: Bench) -> None:
+def test_a_job_whose_completion_the_database_refuses_fails(leased: Bench) -> None:
     """Here a trigger of the user's own; the others' results must not wait for it."""
     leased.execute(
         "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'not this one'; END $$"

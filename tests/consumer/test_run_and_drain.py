@@ -1,4 +1,4 @@
-"""run(), drain() and stop(): who is called with what, how many at once, and when it ends."""
+"""run(), drain() and stop(): the arguments of handlers, how many run at once, and when a run ends."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.consumer.bench import Bench, wait_until
 
 
 class Gauge:
-    """Counts the handlers at work."""
+    """Counts the running handlers."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -55,7 +55,7 @@ def test_drain_runs_every_job_and_returns_their_number(bench: Bench) -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize("strategy", ["update_status", "delete_returning", "batch_select"])
-def test_an_older_driver_serves_as_well(supply: Any, strategy: str) -> None:
+def test_a_consumer_works_with_an_older_driver(supply: Any, strategy: str) -> None:
     bench = supply.take(strategy, "sync")
     first, *_ = bench.enqueue(20)
     engine = sa.create_engine(bench.database.url("psycopg2"))
@@ -73,7 +73,7 @@ def test_an_older_driver_serves_as_well(supply: Any, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 100])
-def test_drain_with_several_lanes_runs_every_job(bench: Bench, batch_size: int) -> None:
+def test_drain_with_several_workers_runs_every_job(bench: Bench, batch_size: int) -> None:
     bench.enqueue(30)
     assert bench.consumer(batch_size=batch_size, concurrency=4).drain() == 30
     assert bench.states() == {"completed": 30}
@@ -95,7 +95,7 @@ def test_drain_waits_for_retries_that_are_due_at_once(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_drain_leaves_jobs_whose_time_has_not_come(bench: Bench) -> None:
+def test_drain_leaves_jobs_that_are_due_later(bench: Bench) -> None:
     bench.enqueue(2, run_at=sa.func.now() + sa.text("interval '1 hour'"))
     bench.enqueue(1)
     assert bench.consumer(concurrency=2).drain() == 1
@@ -103,7 +103,7 @@ def test_drain_leaves_jobs_whose_time_has_not_come(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_drain_leaves_jobs_that_others_hold(bench: Bench) -> None:
+def test_drain_leaves_jobs_of_other_workers(bench: Bench) -> None:
     bench.enqueue(1)
     gauge = Gauge()
     with bench.consumer(gauge.handle).running():
@@ -114,7 +114,7 @@ def test_drain_leaves_jobs_that_others_hold(bench: Bench) -> None:
     assert bench.states() == {"completed": 3}
 
 
-def test_run_serves_what_comes_until_it_is_stopped(bench: Bench) -> None:
+def test_run_processes_jobs_until_it_is_stopped(bench: Bench) -> None:
     with bench.consumer(concurrency=2).running() as server:
         for _ in range(3):
             bench.enqueue(4)
@@ -152,8 +152,8 @@ def test_a_batch_is_never_larger_than_a_claim(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_as_many_handlers_run_at_once_as_were_asked_for(bench: Bench, batch_size: int) -> None:
-    """Under a strategy that holds a transaction each lane has a batch of its own, so there must be enough of them."""
+def test_concurrency_is_the_number_of_handlers_that_run_at_once(bench: Bench, batch_size: int) -> None:
+    """Under a strategy that holds a transaction each worker has a batch of its own, so it takes several batches."""
     gauge = Gauge()
     bench.enqueue(batch_size * 3 if bench.held else 12)
     with bench.consumer(gauge.handle, concurrency=3, batch_size=batch_size).running():
@@ -163,8 +163,8 @@ def test_as_many_handlers_run_at_once_as_were_asked_for(bench: Bench, batch_size
     assert gauge.most == 3
 
 
-def test_a_lane_that_is_done_takes_the_next_job_at_once(bench: Bench) -> None:
-    """While another one is busy for long, and whoever held the turn to claim."""
+def test_an_idle_worker_takes_the_next_job_at_once(bench: Bench) -> None:
+    """While another worker is busy, whichever of them claimed."""
     long, gauge = threading.Event(), Gauge()
     bench.enqueue(1, payload="long", priority=-1)
 
@@ -175,7 +175,7 @@ def test_a_lane_that_is_done_takes_the_next_job_at_once(bench: Bench) -> None:
             with gauge:
                 pass
 
-    # Nothing but a lost wake-up would have a lane wait this long.
+    # A worker waits this long only if it was not woken.
     with bench.consumer(work, concurrency=2, batch_size=1, poll_interval=0.01).running():
         for n in range(1, 40):
             bench.enqueue(1)
@@ -184,8 +184,8 @@ def test_a_lane_that_is_done_takes_the_next_job_at_once(bench: Bench) -> None:
     assert bench.states() == {"completed": 40}
 
 
-def test_results_are_settled_while_a_lane_rests_on_an_empty_queue(bench: Bench) -> None:
-    """The one that rests keeps the turn to claim, and would look again in an hour."""
+def test_runs_are_settled_while_another_worker_waits_for_the_next_poll(bench: Bench) -> None:
+    """That worker keeps the turn to claim, and polls again in an hour."""
     gauge = Gauge()
     bench.enqueue(1)
     with bench.consumer(gauge.handle, concurrency=2, poll_interval=3600).running():
@@ -194,7 +194,7 @@ def test_results_are_settled_while_a_lane_rests_on_an_empty_queue(bench: Bench) 
         wait_until(lambda: bench.states() == {"completed": 1})
 
 
-def test_results_are_settled_while_all_lanes_are_busy(leased: Bench) -> None:
+def test_runs_are_settled_while_all_workers_are_busy(leased: Bench) -> None:
     done, gauge = threading.Event(), Gauge()
 
     async def work(io: Any, job: Any) -> None:
@@ -214,7 +214,7 @@ def test_results_are_settled_while_all_lanes_are_busy(leased: Bench) -> None:
 
 
 def test_stop_from_a_handler(bench: Bench) -> None:
-    """What has not begun goes back with its attempt."""
+    """Jobs that have not begun are released without a counted attempt."""
     bench.enqueue(10)
 
     async def stop(io: Any, job: Any) -> None:
@@ -277,7 +277,7 @@ def test_a_select_serves_some_of_the_jobs(bench: Bench) -> None:
     bench.assert_tidy()
 
 
-def test_a_failing_head_never_starves_the_others(bench: Bench) -> None:
+def test_failing_jobs_at_the_head_do_not_block_the_others(bench: Bench) -> None:
     head = bench.enqueue(1, priority=-1)[0]
     bench.enqueue(5)
 
@@ -290,7 +290,7 @@ def test_a_failing_head_never_starves_the_others(bench: Bench) -> None:
     assert bench.row(head).attempts == 1
 
 
-def test_a_head_that_fails_at_once_again_ends_after_its_attempts(bench: Bench) -> None:
+def test_a_job_at_the_head_that_is_retried_at_once_fails_after_its_attempts(bench: Bench) -> None:
     head = bench.enqueue(1, priority=-1)[0]
     bench.enqueue(5)
 

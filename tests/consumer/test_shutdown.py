@@ -1,4 +1,4 @@
-"""Signals to real processes: what is at work ends within the grace period, everything else goes back."""
+"""Signals to real processes: running jobs end within the grace period, the other ones are released."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def answers_by_default(pid: int, number: signal.Signals) -> bool:
     return not int(caught, 16) >> (number - 1) & 1
 
 
-def test_a_signal_lets_handlers_finish_and_gives_the_rest_back(bench: Bench) -> None:
+def test_a_signal_lets_handlers_finish_and_releases_other_jobs(bench: Bench) -> None:
     check_that_handlers_finish(bench, signal.SIGTERM)
 
 
@@ -47,7 +47,7 @@ def check_that_handlers_finish(bench: Bench, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("number", SIGNALS)
 def test_a_signal_ends_an_idle_worker(leased: Bench, number: signal.Signals) -> None:
-    """It would look at the queue again in an hour."""
+    """It would poll again in an hour."""
     bench = leased
     bench.enqueue(1)
     with bench.worker("work", poll_interval=3600, concurrency=2) as worker:
@@ -57,12 +57,12 @@ def test_a_signal_ends_an_idle_worker(leased: Bench, number: signal.Signals) -> 
         assert worker.said("returned")
 
 
-def test_after_the_grace_period_jobs_are_given_back(bench: Bench) -> None:
+def test_after_the_grace_period_jobs_are_released(bench: Bench) -> None:
     """And the process ends, whatever its handlers do."""
     check_that_jobs_come_back(bench, "hang")
 
 
-def test_after_the_grace_period_locked_jobs_are_given_back(leased: Bench) -> None:
+def test_after_the_grace_period_locked_jobs_are_released(leased: Bench) -> None:
     check_that_jobs_come_back(leased, "hang_with_lock")
 
 

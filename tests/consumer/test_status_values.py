@@ -1,4 +1,4 @@
-"""Tables whose states have no word for some way in which a run may end."""
+"""Tables that have no status value for one of the states in which a run may end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def make_job(**config: Any) -> Any:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_without_a_word_for_it_a_cancelled_job_is_failed(database: Database, strategy: str) -> None:
+def test_without_a_status_value_for_it_a_cancelled_job_is_failed(database: Database, strategy: str) -> None:
     job = make_job(strategy=strategy, states=States(cancelled=None))
     engine = sa.create_engine(database.url())
     job.metadata.create_all(engine)
@@ -49,12 +49,12 @@ def test_without_a_word_for_it_a_cancelled_job_is_failed(database: Database, str
 
 @pytest.mark.once
 @pytest.mark.parametrize("state", ["failed", "completed"])
-def test_a_consumer_needs_words_for_the_ends_that_runs_come_to(state: str) -> None:
+def test_a_consumer_needs_status_values_for_the_outcomes_of_runs(state: str) -> None:
     job = make_job(states=States(**{state: None}))
     with pytest.raises(ConfigurationError, match=rf"Consumer: Job has no word .*{state}.*States\({state}=\.\.\.\)"):
         Consumer(job, print, sessionmaker())
 
 
 @pytest.mark.once
-def test_where_nothing_is_kept_of_success_it_needs_no_word() -> None:
+def test_where_completed_jobs_are_deleted_it_needs_no_value_for_them() -> None:
     Consumer(make_job(states=States(completed=None), on_complete="delete"), print, sessionmaker())

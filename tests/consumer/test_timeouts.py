@@ -28,7 +28,7 @@ class Slow:
 
 
 def test_a_handler_that_is_too_slow_has_failed(bench: Bench, log: Any) -> None:
-    """Under every strategy: its writes are undone, the attempt counts, and the others are not concerned."""
+    """Under every strategy: its writes are undone, the attempt counts, and other jobs complete."""
     [slow] = bench.enqueue(1, payload="slow", priority=1)
     good = bench.enqueue(3)
     handler = Slow(bench)
@@ -47,12 +47,12 @@ def test_a_handler_that_is_too_slow_has_failed(bench: Bench, log: Any) -> None:
     bench.assert_tidy()
 
 
-def test_a_handler_that_was_a_little_too_slow_has_failed_as_well(bench: Bench) -> None:
-    """Nobody had noticed before it returned."""
+def test_a_handler_that_returns_just_after_its_timeout_has_failed(bench: Bench) -> None:
+    """Though it returned before the timeout was noticed."""
     bench.enqueue(1, max_attempts=1)
 
     async def work(io: Any, job: Any) -> None:
-        # Long enough, in one go: the keeper looks four times a timeout, an event loop cannot look at all.
+        # A blocking call: maintenance runs four times per timeout, and an event loop not at all.
         for _ in range(200_000):
             pass
 
@@ -61,7 +61,7 @@ def test_a_handler_that_was_a_little_too_slow_has_failed_as_well(bench: Bench) -
 
 
 def test_a_cancelled_handler_sees_it(supply: Any, strategy: str) -> None:
-    """A task may clean up when its time is over."""
+    """A task may clean up at its timeout."""
     bench = supply.take(strategy, "async")
     bench.enqueue(1, max_attempts=1)
     seen: list[str] = []
@@ -80,7 +80,7 @@ def test_a_cancelled_handler_sees_it(supply: Any, strategy: str) -> None:
 
 
 def test_a_task_cancelled_while_the_database_works_for_it(supply: Any, strategy: str) -> None:
-    """Its connection goes with it, and so does the transaction of its batch; the mates run again."""
+    """Its connection is closed, and with it the transaction of its batch; the other jobs run again."""
     bench = supply.take(strategy, "async")
     good = bench.enqueue(2)
     bad = bench.enqueue(1)
@@ -98,7 +98,7 @@ def test_a_task_cancelled_while_the_database_works_for_it(supply: Any, strategy:
     bench.assert_tidy()
 
 
-def test_a_task_that_will_not_be_cancelled_is_refused(supply: Any, strategy: str) -> None:
+def test_the_result_of_a_task_that_ignores_its_cancellation_is_refused(supply: Any, strategy: str) -> None:
     bench = supply.take(strategy, "async")
     bench.enqueue(1, max_attempts=1)
 
@@ -120,7 +120,7 @@ def threads(supply: Any) -> Bench:
 
 
 def test_a_thread_that_hangs_loses_its_job_at_its_timeout(threads: Bench) -> None:
-    """Somebody else runs it, and what the thread comes to at last is refused, with all that it wrote."""
+    """Another worker runs it, and the result of the thread is refused, with its writes."""
     [key] = threads.enqueue(1, payload="slow")
     handler = Slow(threads)
     hanging = threads.consumer(handler, timeout=0.2, lease=3600, retry=lambda *_: 0)
@@ -135,8 +135,8 @@ def test_a_thread_that_hangs_loses_its_job_at_its_timeout(threads: Bench) -> Non
     assert not threads.effects()
 
 
-def test_jobs_behind_threads_that_hang_go_back(threads: Bench) -> None:
-    """There is nobody left to run them here, and their leases would be extended for ever."""
+def test_jobs_behind_threads_that_hang_are_released(threads: Bench) -> None:
+    """No worker is left to run them, and their leases would be extended for ever."""
     handler = Slow(threads)
     good = threads.enqueue(2, priority=-1)
     threads.enqueue(1, payload="slow")
@@ -151,8 +151,8 @@ def test_jobs_behind_threads_that_hang_go_back(threads: Bench) -> None:
     assert {threads.row(key).attempts for key in good} == {1}
 
 
-def test_a_thread_that_hangs_with_its_row_locked_holds_up_nobody(threads: Bench, log: Any) -> None:
-    """Its run cannot be ended before it returns; everything else goes on."""
+def test_a_thread_that_hangs_with_its_row_locked_blocks_no_other_job(threads: Bench, log: Any) -> None:
+    """Its run cannot be settled before it returns."""
     [slow] = threads.enqueue(1, payload="slow", priority=-1)
     threads.enqueue(6)
     waits = threading.Event()

@@ -30,7 +30,7 @@ def live(order: Any, orders: Connection, words: Connection) -> None:
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-    timers.RESCUE = order["sweep"]
+    timers.RESCUE = order["rescue"]
     if order["restart"]:
         restart(order)
     else:
@@ -52,7 +52,7 @@ def restart(order: Any) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             try:
                 work(order)
-            except BaseException:  # noqa: BLE001 - what it writes to its standard error is nobody's
+            except BaseException:  # noqa: BLE001 - the test reads standard output only
                 handlers.say(traceback.format_exc())
                 os._exit(1)
             os._exit(0)

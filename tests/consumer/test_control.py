@@ -101,7 +101,9 @@ def test_consumers_are_listed(mixed: Bench) -> None:
             return [(row.running, row.listening) for row in execute(mixed, consumers(mixed.Job))]
 
         # It says so when it checks in, which may be under way.
-        wait_until(lambda: said() == [([[str(key)]], True)], "that it registers its running job, and that it is listening")
+        wait_until(
+            lambda: said() == [([[str(key)]], True)], "that it registers its running job, and that it is listening"
+        )
         (row,) = execute(mixed, consumers(mixed.Job))
         assert (row.host, row.pid, row.version) == (socket.gethostname(), os.getpid(), sqlaqueue.__version__)
         assert row.name == f"{socket.gethostname()}:{os.getpid()}:left"

@@ -24,8 +24,8 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import ClaimRequest, KeyRange, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.delete_row import DeleteRow
+from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
 from sqlaqueue.strategies.parts.columns import column_of, named
-from sqlaqueue.strategies.parts.message_table import MessageStrategy, MessageTable
 
 MESSAGES = "messages"
 

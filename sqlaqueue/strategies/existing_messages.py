@@ -27,8 +27,8 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy import ClaimRequest, RequiredPrivilege, Settlement, Verb
+from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
 from sqlaqueue.strategies.parts.columns import column_of, named, numbered, same
-from sqlaqueue.strategies.parts.message_table import MessageStrategy, MessageTable
 from sqlaqueue.strategies.parts.required_privileges import everything
 
 

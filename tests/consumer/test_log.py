@@ -143,7 +143,9 @@ def test_jobs_that_outlive_the_grace_period_are_counted_as_released(mixed: Bench
         started.set()
         await io.wait(go_on)
 
-    with mixed.consumer(work, batch_size=2, grace=0.05).running() as server:
+    # No pool: the connection of the abandoned handler is returned after the engine was disposed of.
+    options: Any = {"engine": {"poolclass": sa.NullPool}, "batch_size": 2, "grace": 0.05}
+    with mixed.consumer(work, **options).running() as server:
         wait_until(started.is_set)
         server.stop()
         wait_until(lambda: of(log, "consumer_stopped"))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
 
-from sqlaqueue.consumer.settling.outcomes import kind_of, text_of
+from sqlaqueue.consumer.core.error_text import kind_of, text_of
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.keys import Key, key_text, key_value
 from sqlaqueue.log import fields, logger, seconds_text

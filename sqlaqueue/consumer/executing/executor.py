@@ -10,21 +10,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.job_buffer import CallGroup, runs_in, runs_of, without
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.executing.job_instances import attach
+from sqlaqueue.consumer.sessions.savepoint import Savepoint
 from sqlaqueue.consumer.sessions.session_usage import is_expired, was_used
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, CancellationRequested, FinishedRun, HandlerAbandoned
 from sqlaqueue.exc import JobTimeout
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.run import Run
-
-if TYPE_CHECKING:
-    from sqlaqueue.consumer.sessions.savepoint import Savepoint
 
 
 class Executor:

@@ -10,12 +10,13 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from sqlaqueue.consumer.core.error_text import text_of, text_with_kind
 from sqlaqueue.consumer.core.transient_errors import is_connect_error, is_connection_lost
 from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.run import Run
-from sqlaqueue.statements.settle import delayed, error_text
+from sqlaqueue.statements.settle import delayed
 from sqlaqueue.strategies import Settlement
 
 Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
@@ -152,10 +153,10 @@ def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcom
         case Snooze():
             return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
         case Fail():
-            return Outcome("failed", error=_with_kind(error, error.reason), cause=error)
+            return Outcome("failed", error=text_with_kind(error, error.reason), cause=error)
         case Cancel():
             return Outcome("cancelled", error=text_of(error.reason), cause=error)
-    text = _with_kind(error, error.error) if isinstance(error, Retry) else text_of(error)
+    text = text_with_kind(error, error.error) if isinstance(error, Retry) else text_of(error)
     if run.attempt >= run.max_attempts:
         return Outcome("failed", error=text or text_of(error), cause=error)
     if isinstance(error, Retry) and error.delay is not None:
@@ -178,25 +179,3 @@ def _ask_policy(policy: RetryPolicy, run: Run, error: BaseException) -> float | 
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
         return Exponential()(run.attempt, error)
-
-
-def kind_of(error: BaseException) -> str:
-    """Return the kind of an error, by which failed jobs are counted: its class, or that of ``Fail(kind=...)``."""
-    return error.kind if isinstance(error, Fail) else type(error).__name__
-
-
-def _with_kind(error: Fail | Retry, text: object) -> str | None:
-    """Return the text of a signal as it is stored: behind its kind, as the text of any exception is."""
-    if text is None or isinstance(text, BaseException):
-        return text_of(text)
-    return f"{kind_of(error)}: {text_of(text)}"
-
-
-def text_of(error: object) -> str | None:
-    """Return an error as text that can be stored, whatever its ``__str__`` does; None for None."""
-    if error is None:
-        return None
-    try:
-        return error_text(error if isinstance(error, BaseException) else str(error))
-    except Exception:  # noqa: BLE001 - the job must be settled all the same
-        return f"{type(error).__name__}: its text could not be made"

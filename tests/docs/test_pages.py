@@ -83,3 +83,25 @@ def test_the_reference_knows_the_options_of_consumers(consumer: type[object]) ->
     options = [one.replace(annotation=one.empty) for name, one in signature.parameters.items() if name != "self"]
     written = str(inspect.Signature(options))
     assert f".. autoclass:: {consumer.__name__}{written}\n" in (DOCS / "reference.md").read_text()
+
+
+NEW_FILES = {"sqlaqueue/consumer/maintenance/queue_depth.py"}
+"""Files that the architecture page tells a reader to create."""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("page", [DOCS / "architecture.md", ROOT / "CONTRIBUTING.md"], ids=page_id)
+def test_the_paths_that_a_page_names_exist(page: Path) -> None:
+    text = page.read_text()
+    paths = set(re.findall(r"(?<![\w/.])(?:[\w-]+/)*[\w-]+\.(?:py|md|toml|json)\b", text))
+    paths |= set(re.findall(r"`((?:[\w-]+/)+)`", text))
+    folders = [ROOT, DOCS, ROOT / "sqlaqueue", ROOT / "sqlaqueue" / "consumer"]
+    assert len(paths) > 5
+    assert {path for path in paths - NEW_FILES if not any((folder / path).exists() for folder in folders)} == set()
+
+
+@pytest.mark.once
+def test_the_architecture_page_shows_every_folder() -> None:
+    drawn = re.findall(r"^```text\n(.*?)^```$", (DOCS / "architecture.md").read_text(), re.MULTILINE | re.DOTALL)[0]
+    folders = {init.parent.name for init in (ROOT / "sqlaqueue").glob("*/__init__.py")}
+    assert folders <= set(re.findall(r"\w+", drawn))

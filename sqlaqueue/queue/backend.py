@@ -39,26 +39,32 @@ class ForeignKey(Protocol):
     @property
     def name(self) -> str:
         """Its own name and that of its table."""
+        ...
 
     @property
     def schema(self) -> str:
         """The schema of the table that has it."""
+        ...
 
     @property
     def table(self) -> str:
         """The table that has it."""
+        ...
 
     @property
     def columns(self) -> Sequence[str]:
         """The referring columns."""
+        ...
 
     @property
     def referred(self) -> Sequence[str]:
         """The columns that they refer to."""
+        ...
 
     @property
     def is_to_itself(self) -> bool:
         """Whether it refers to its own table."""
+        ...
 
 
 class Claims(Protocol):

@@ -49,7 +49,7 @@ def find_strategy(wanted: str | Strategy) -> ClaimStrategy:
     """
     if isinstance(wanted, ClaimStrategy):
         return wanted
-    if wanted in _BUILT_IN:
+    if isinstance(wanted, str) and wanted in _BUILT_IN:
         module, _, attribute = _BUILT_IN[wanted].partition(":")
         factory = getattr(import_module(module), attribute)
     else:

@@ -12,7 +12,7 @@ from sqlaqueue.postgresql.ddl.attach import objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger
 from sqlaqueue.queue.spec import QueueSpec
 
-UPDATE_COMMAND = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
+UPDATE_COMMAND: str = "`alembic revision --autogenerate -m sqlaqueue && alembic upgrade head`"
 """The command that migrates a database, in a project whose ``env.py`` imports the plug-in."""
 
 

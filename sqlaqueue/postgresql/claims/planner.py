@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-FEW = 15
+FEW: int = 15
 """The server may keep the plan of a claim of up to this many jobs."""
 
 _ONE = sa.literal_column("1", sa.Integer())

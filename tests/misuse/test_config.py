@@ -162,7 +162,7 @@ def test_a_primary_key_of_the_mapping_is_enough() -> None:
             {"columns": {"finished_at": None}},
             "Order: .* needs the queue attribute 'finished_at'",
         ),
-        ({"states": States(failed=None)}, "Order: .*'failed': ...}. is for a state that its table has no word for"),
+        ({"states": States(failed=None)}, "Order: .*'failed': ...}. is for a state that has no status value"),
     ],
 )
 def test_a_retention_without_its_columns_or_states_is_refused(given: dict[str, Any], said: str) -> None:

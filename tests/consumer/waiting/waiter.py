@@ -83,7 +83,7 @@ def serving(bench: Bench, gate: Gate, **options: Any) -> Iterator[Server]:
         await gate(hands, job)
 
     with bench.consumer(handle, **{"poll_interval": 0.05} | options).running() as server:
-        wait_until(lambda: server.consumer._context.polls.peers.listening, "that the Consumer hears")
+        wait_until(lambda: server.consumer._context.polls.peers.listening, "that the Consumer listens")
         yield server
 
 

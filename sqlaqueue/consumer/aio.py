@@ -33,15 +33,15 @@ S = TypeVar("S", bound=AsyncSession)
 
 
 class AsyncConsumer(RunsInTask, Generic[T]):
-    """Claims jobs, runs a coroutine for each, and settles them; see :class:`~sqlaqueue.Consumer` for the parameters.
+    """Claims jobs, awaits a coroutine for each, and settles the runs; :class:`~sqlaqueue.Consumer` has the parameters.
 
-    ``timeout`` cancels the handler, and the run counts as a failed attempt. A handler that outlives ``grace`` is
-    cancelled too, and its job goes back with the attempt.
+    ``timeout`` cancels the handler, and the run counts as a failed attempt. A handler that exceeds ``grace`` is
+    cancelled too, and its job is released.
 
-    ``async with AsyncConsumer(...):`` serves the queue in a task until the block ends, for a program with another main
-    duty, such as a web server, whose signals stay its own.
+    ``async with AsyncConsumer(...):`` runs it in a background task until the block ends, and leaves signals to the
+    program, such as a web server.
 
-    :raises ConfigurationError: when an argument cannot be meant.
+    :raises ConfigurationError: for an invalid argument.
     """
 
     _is_async = True
@@ -104,25 +104,25 @@ class AsyncConsumer(RunsInTask, Generic[T]):
             raise ConfigurationError(msg)
 
     async def run(self) -> None:
-        """Serve the queue until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
+        """Run jobs until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
-        A signal stops every Consumer of the process, and a handler that the program had set for it is called as well.
-        A second one is left to that handler; where there is none, it ends the process at once, and nothing is lost.
-        Cancelling the task that runs this ends it as well: the handlers are cancelled, and their jobs given back.
+        A signal stops every Consumer of the process, and then calls the signal handler that the program had set. A
+        second signal goes to that handler; without one it ends the process at once, and no job is lost. Cancelling the
+        task that runs this stops it as well: the handlers are cancelled, and their jobs released.
 
-        :raises ConfigurationError: when the connection pool is too small.
+        :raises ConfigurationError: if the connection pool is too small.
         """
         await self._serve(draining=False)
 
     @staticmethod
     async def run_all(*consumers: AsyncConsumer[Any]) -> None:
-        """Run several AsyncConsumers in this event loop, each in a task of its own, until all have ended.
+        """Run several AsyncConsumers in this event loop, each in its own task, until all have ended.
 
-        In the main thread a signal stops all of them. When one ends with an error the others are stopped, in order, and
-        the error is raised; further ones are logged. Cancelling the task that runs this ends all of them as well.
+        In the main thread a signal stops all of them. If one ends with an error, the others are stopped in order and
+        the error is raised; further errors are logged. Cancelling the task that runs this stops all of them as well.
 
-        :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
-            all.
+        :raises ConfigurationError: without Consumers, if one is given twice, or if they share a pool that is too small
+            for all.
         """
         group = ConsumerGroup.of(AsyncConsumer, consumers)
         group.check_pools([await consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
@@ -147,12 +147,12 @@ class AsyncConsumer(RunsInTask, Generic[T]):
                 raise
 
     async def drain(self) -> int:
-        """Serve the queue until no job is due, and return how many runs ended.
+        """Run jobs until none is due, and return the number of runs that ended.
 
-        Jobs that others hold, and those whose time has not come, are left alone. Signals are answered as by
+        Jobs that other workers hold and jobs that are not due yet are left alone. Signals are handled as by
         :meth:`run`.
 
-        :raises ConfigurationError: when the connection pool is too small.
+        :raises ConfigurationError: if the connection pool is too small.
         """
         return await self._serve(draining=True)
 

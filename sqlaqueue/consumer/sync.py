@@ -36,34 +36,34 @@ S = TypeVar("S", bound=Session)
 
 
 class Consumer(RunsInThread, Generic[T]):
-    """Claims jobs, runs a handler for each, and settles them.
+    """Claims jobs, calls a handler for each, and settles the runs.
 
-    :param model: a queue class, or ``select(Model).where(...)`` to serve some of its jobs only.
-    :param handler: ``handler(session, job)``, or ``handler(session, jobs)`` with ``batch=True``; or a dict of them by
-        class, ``{Email: send_email, Text: send_text}``, for subclasses of ``model`` in its table. It may raise
-        :class:`~sqlaqueue.Retry`, :class:`~sqlaqueue.Snooze`, :class:`~sqlaqueue.Fail` or
-        :class:`~sqlaqueue.Cancel`; any other exception is a failed attempt. What it writes through ``session`` is
-        committed together with the job's completion; it must not commit itself under a strategy that holds the
-        transaction.
-    :param session_factory: makes sessions, such as a ``sessionmaker(engine)``; of a ``scoped_session`` that which it
-        is made of.
-    :param batch_size: the most jobs that one statement claims. By default it claims about as many as are done within a
-        second, and at most 500, or one for each handler if these are more. With ``batch=True``, and where it is given
-        under a strategy that holds a transaction, the whole number is claimed, however long that takes.
-    :param concurrency: how many handlers run at once.
-    :param poll_interval: seconds or timedelta between looks at an empty queue.
-    :param lease: overrides the config's lease.
-    :param timeout: seconds or timedelta after which a handler's result is refused. A thread cannot be stopped: its
-        lease is no longer extended, and the run counts as a failed attempt when it returns, or when it is rescued.
-    :param grace: seconds or timedelta that ``stop()`` leaves to handlers at work before their jobs are given back.
-    :param retry: overrides the config's retry policy.
+    :param model: a queue class, or ``select(Model).where(...)`` to run only some of its jobs.
+    :param handler: ``handler(session, job)``, or ``handler(session, jobs)`` with ``batch=True``; or a dict of handlers
+        by class, ``{Email: send_email, Text: send_text}``, for single-table subclasses of ``model``. A handler may
+        raise :class:`~sqlaqueue.Retry`, :class:`~sqlaqueue.Snooze`, :class:`~sqlaqueue.Fail` or
+        :class:`~sqlaqueue.Cancel`; any other exception is a failed attempt. Its writes through ``session`` are
+        committed together with the end of the run. Under a strategy that holds a transaction it must not commit.
+    :param session_factory: creates sessions, such as a ``sessionmaker(engine)``. Of a ``scoped_session`` its
+        ``session_factory`` is used.
+    :param batch_size: the most jobs of one claim. By default a claim takes about as many jobs as run within a second,
+        and at most 500, or ``concurrency`` if that is larger. With ``batch=True``, and if it is given under a strategy
+        that holds a transaction, a claim takes the whole number, however long the jobs take.
+    :param concurrency: the number of handlers that run at once.
+    :param poll_interval: seconds or a timedelta between polls of an empty queue.
+    :param lease: replaces the lease of the queue's config.
+    :param timeout: seconds or a timedelta after which a handler's result is refused. A thread cannot be stopped: its
+        lease is not extended any more, and the run counts as a failed attempt when it returns, or when it is rescued.
+    :param grace: seconds or a timedelta for which running handlers may continue after ``stop()`` before their jobs are
+        released.
+    :param retry: replaces the retry policy of the queue's config.
     :param name: added to the worker's name in ``claimed_by`` and in the log.
-    :param batch: call the handler with a list of jobs. A batch that fails is tried again job by job.
-    :param signals: whether SIGTERM and SIGINT stop it while it runs in the main thread; False leaves them to the host.
-    :raises ConfigurationError: when an argument cannot be meant.
+    :param batch: whether the handler receives a list of jobs. A batch that fails is retried job by job.
+    :param signals: whether SIGTERM and SIGINT stop it while it runs in the main thread. False leaves both to the
+        program.
+    :raises ConfigurationError: for an invalid argument.
 
-    ``with Consumer(...):`` serves the queue in a background thread until the block ends, for a program with another
-    main duty, whose signals stay its own.
+    ``with Consumer(...):`` runs it in a background thread until the block ends, and leaves signals to the program.
     """
 
     @overload
@@ -123,24 +123,24 @@ class Consumer(RunsInThread, Generic[T]):
             raise ConfigurationError(msg)
 
     def run(self) -> None:
-        """Serve the queue until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
+        """Run jobs until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
 
-        A signal stops every Consumer of the process, and a handler that the program had set for it is called as well.
-        A second one is left to that handler; where there is none, it ends the process at once, and nothing is lost.
+        A signal stops every Consumer of the process, and then calls the signal handler that the program had set. A
+        second signal goes to that handler; without one it ends the process at once, and no job is lost.
 
-        :raises ConfigurationError: when the connection pool is too small.
+        :raises ConfigurationError: if the connection pool is too small.
         """
         self._serve(draining=False)
 
     @staticmethod
     def run_all(*consumers: Consumer[Any]) -> None:
-        """Run several Consumers in this process, each in a thread of its own, until all have ended.
+        """Run several Consumers in this process, each in its own thread, until all have ended.
 
-        In the main thread a signal stops all of them. When one ends with an error the others are stopped, in order, and
-        the error is raised; further ones are logged.
+        In the main thread a signal stops all of them. If one ends with an error, the others are stopped in order and
+        the error is raised; further errors are logged.
 
-        :raises ConfigurationError: when there is none, one is given twice, or they share a pool that is too small for
-            all.
+        :raises ConfigurationError: without Consumers, if one is given twice, or if they share a pool that is too small
+            for all.
         """
         group = ConsumerGroup.of(Consumer, consumers)
         group.check_pools([consumer._check_factory() for consumer in consumers])  # noqa: SLF001 - its own kind
@@ -155,12 +155,12 @@ class Consumer(RunsInThread, Generic[T]):
             group.run_in_threads([(f"sqlaqueue-{each.queue}", partial(run, each)) for each in consumers])
 
     def drain(self) -> int:
-        """Serve the queue until no job is due, and return how many runs ended.
+        """Run jobs until none is due, and return the number of runs that ended.
 
-        Jobs that others hold, and those whose time has not come, are left alone. Signals are answered as by
+        Jobs that other workers hold and jobs that are not due yet are left alone. Signals are handled as by
         :meth:`run`.
 
-        :raises ConfigurationError: when the connection pool is too small.
+        :raises ConfigurationError: if the connection pool is too small.
         """
         return self._serve(draining=True)
 

@@ -1,1 +1,1 @@
-"""What strategies are built from: tokens, indexes, message tables, dead letters, job listings, privileges."""
+"""What strategies are built from: tokens, columns, indexes, dead letters, job listings, privileges."""

@@ -25,7 +25,7 @@ from sqlaqueue.consumer.claiming import scan_cursor
 from sqlaqueue.consumer.core import timers
 from sqlaqueue.consumer.core.events import EventName
 from tests.consumer.conftest import Supply
-from tests.consumer.hands import for_async, for_sync
+from tests.consumer.handler_io import for_async, for_sync
 from tests.consumer.models import models
 from tests.faults.history import Log
 from tests.faults.mutants import MUTANTS

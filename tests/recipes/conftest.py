@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.consumer.bench import wait_until
-from tests.consumer.hands import DEADLINE
+from tests.consumer.handler_io import DEADLINE
 from tests.recipes.recipe_page import ROOT, Recipe
 
 if TYPE_CHECKING:

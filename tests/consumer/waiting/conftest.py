@@ -10,7 +10,7 @@ from sqlaqueue.consumer.core import timers
 from sqlaqueue.waiting import wait_state
 from tests.consumer.bench import Bench
 from tests.consumer.conftest import MIXED
-from tests.consumer.hearing import LATER
+from tests.consumer.listening import LATER
 
 ALL = [*MIXED, ("own_message", "sync")]
 

@@ -13,7 +13,7 @@ from sqlaqueue import claim, wait
 from sqlaqueue.consumer.core import timers
 from sqlaqueue.waiting import wait_state
 from tests.consumer.bench import Bench, wait_until
-from tests.consumer.hearing import LATER
+from tests.consumer.listening import LATER
 from tests.consumer.waiting.waiter import (
     Gate,
     Waiter,

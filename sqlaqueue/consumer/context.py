@@ -23,10 +23,10 @@ from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
 from sqlaqueue.consumer.sessions.write_routing import open_session
 from sqlaqueue.consumer.settings import ConsumerSettings
-from sqlaqueue.consumer.settling.completions import Completions
-from sqlaqueue.consumer.settling.conflicts import Conflicts
+from sqlaqueue.consumer.settling.completion_buffer import CompletionBuffer
+from sqlaqueue.consumer.settling.conflict_delays import ConflictDelays
 from sqlaqueue.consumer.settling.crash_journal import CrashJournal
-from sqlaqueue.consumer.settling.judge import Judge
+from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
 from sqlaqueue.consumer.settling.settle import Settler
 from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.keys import Key
@@ -99,14 +99,16 @@ class ConsumerContext:
         self._factory = factory
         settings, self.lock = self.settings, threading.RLock()
         self.buffer = JobBuffer(self.lock)
-        self.completions = Completions(self.lock)
+        self.completions = CompletionBuffer(self.lock)
         self.quarantine = Quarantine(settings.concurrency // 2)
         self.in_flight = InFlight(settings, self.quarantine, self.lock)
-        self.conflicts, self.waiters = Conflicts(), WaiterRegistry()
+        self.conflicts, self.waiters = ConflictDelays(), WaiterRegistry()
         self.isolation = IsolationLevel(settings.spec)
-        self.judge = Judge(settings, self.conflicts, marks_rows=self.statements.claim_quarantined is not None)
+        self.outcome_rules = OutcomeRules(
+            settings, self.conflicts, marks_rows=self.statements.claim_quarantined is not None
+        )
         self.claimer = Claimer(settings, self.statements, self.quarantine, self.isolation)
-        self.settler = Settler(settings, self.statements, self.judge, self.waiters, self.isolation)
+        self.settler = Settler(settings, self.statements, self.outcome_rules, self.waiters, self.isolation)
         self.polls = PollSchedule(
             self.id,
             self.intervals.poll,

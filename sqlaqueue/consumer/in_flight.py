@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,8 +13,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.claiming.job_buffer import CallGroup, runs_of
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
 from sqlaqueue.consumer.settings import ConsumerSettings
-from sqlaqueue.keys import Key, key_text, key_value
-from sqlaqueue.log import fields, logger
+from sqlaqueue.keys import Key
 from sqlaqueue.queue.run import Run
 
 
@@ -105,36 +103,3 @@ class InFlight:
     def sessions(self) -> list[Session]:
         """Return the sessions of handlers; without the lock, which a copy of this process may lack."""
         return [one.session for one in [*self._executors] if one.session is not None]
-
-    # -- timeouts --------------------------------------------------------------------------------------------------
-
-    def time_out(self, executor: RunningExecutor) -> None:
-        """Record that a handler has exceeded the consumer's timeout."""
-        if executor.timed_out:
-            return
-        executor.timed_out = True
-        keys = [run.key for run in runs_of(executor.group)]
-        self._quarantine.end(keys)
-        # The outcome of a leased run is logged in a moment; that of a held one, not before its handler returns.
-        level = logging.WARNING if self._settings.holds_transaction else logging.DEBUG
-        queue, worker = self._settings.spec.name, self._settings.worker()
-        for key in keys:
-            extra = fields("timed_out", queue=queue, worker=worker, job_key=key_value(key))
-            text = "job %s of queue %s exceeded its timeout of %g s; the result of its handler is refused"
-            logger.log(level, text, key_text(key), queue, self._settings.timeout, extra=extra)
-
-    def take_overdue(self, now: float) -> list[Run]:
-        """Return the runs whose handlers have just exceeded the timeout, and mark them."""
-        timeout = self._settings.timeout
-        if timeout is None:
-            return []
-        with self._lock:
-            late = [one for one in self.busy() if not one.timed_out and now - one.started > timeout]
-            for one in late:
-                self.time_out(one)
-            return [run for one in late for run in runs_of(one.group)]
-
-    @property
-    def all_timed_out(self) -> bool:
-        """Whether every handler that may run at once has exceeded the timeout, and goes on."""
-        return sum(one.timed_out for one in self.busy()) >= self._settings.concurrency

@@ -7,7 +7,7 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.held import discard_entries
 from sqlaqueue.consumer.executing.report import release
 from sqlaqueue.consumer.executing.settle_finished import settle_finished, settle_postponed
-from sqlaqueue.consumer.maintenance.presence import deregister
+from sqlaqueue.consumer.maintenance.heartbeat import deregister
 from sqlaqueue.log import logger
 
 

@@ -26,6 +26,7 @@ from sqlaqueue.consumer.core.effects import (
 )
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.worker import work
+from sqlaqueue.consumer.maintenance.handler_timeout import record_timeout
 from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
@@ -213,7 +214,7 @@ class TaskRunner:
             try:
                 while not (await asyncio.wait([task], timeout=executor.time_left()))[0]:
                     if executor.time_left() == 0:
-                        self.context.in_flight.time_out(executor)
+                        record_timeout(self.context, executor)
                         task.cancel()
                         await asyncio.wait([task])
             except asyncio.CancelledError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.payloads import Payload
+from sqlaqueue.notify_payloads import Payload
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.spec import QueueSpec
 

@@ -17,8 +17,8 @@ from sqlalchemy.sql.selectable import HasPrefixes, NamedFromClause
 from sqlalchemy.types import TypeEngine
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.payloads import Payload
-from sqlaqueue.queue.strategy import ClaimRequest, ScanRange, Spec
+from sqlaqueue.notify_payloads import Payload
+from sqlaqueue.queue.strategy_protocol import ClaimRequest, ScanRange, Spec
 
 CONTROL = "sqlaqueue_control"
 """The side table of cancellation requests, and of paused queues."""

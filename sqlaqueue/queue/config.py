@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
-from sqlaqueue.queue.strategy import Strategy
+from sqlaqueue.queue.strategy_protocol import Strategy
 
 ROLES = (
     "status",

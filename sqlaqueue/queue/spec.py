@@ -19,7 +19,7 @@ from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import FINISHED, QueueConfig
 from sqlaqueue.queue.roles import literal_text
-from sqlaqueue.queue.strategy import Strategy
+from sqlaqueue.queue.strategy_protocol import Strategy
 
 
 def clock() -> sa.Function[Any]:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import undefer
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
-from sqlaqueue.payloads import CLAIMED
+from sqlaqueue.notify_payloads import CLAIMED
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.config import is_count
 from sqlaqueue.statements.returning import returning_detached

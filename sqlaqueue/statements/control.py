@@ -19,7 +19,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.payloads import Signal
+from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 

@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 
 from sqlaqueue.exc import UnknownStrategyError
-from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, KeyRange, ScanRange, Settlement, Strategy, Verb
+from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, KeyRange, ScanRange, Settlement, Strategy, Verb
 from sqlaqueue.strategies.base import ClaimStrategy
 
 __all__ = [

@@ -22,7 +22,7 @@ from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.strategy import (
+from sqlaqueue.queue.strategy_protocol import (
     ClaimedJobs,
     ClaimRequest,
     KeyRange,
@@ -110,7 +110,7 @@ class ClaimStrategy:
         locked, nor wait for a lock; whatever the plan, and whatever ``request.candidates`` joins.
 
         A strategy that deletes the rows may add a column named :data:`TOKEN`; its value comes back in
-        :class:`~sqlaqueue.queue.strategy.ClaimedJobs`.
+        :class:`~sqlaqueue.queue.strategy_protocol.ClaimedJobs`.
         """
         raise NotImplementedError
 

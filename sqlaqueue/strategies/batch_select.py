@@ -14,7 +14,7 @@ from typing import ClassVar
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.strategy import ClaimRequest
+from sqlaqueue.queue.strategy_protocol import ClaimRequest
 from sqlaqueue.strategies.held import HeldStrategy
 from sqlaqueue.strategies.parts.indexes import add_index
 

@@ -21,7 +21,7 @@ from sqlalchemy.sql.elements import conv
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.strategy import ClaimRequest, KeyRange, Settlement, Verb
+from sqlaqueue.queue.strategy_protocol import ClaimRequest, KeyRange, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable

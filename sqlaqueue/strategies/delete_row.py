@@ -18,7 +18,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import DEAD_LETTER, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
+from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.held import HeldStrategy
 from sqlaqueue.strategies.parts.columns import named

@@ -26,7 +26,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.strategy import ClaimRequest, RequiredPrivilege, Settlement, Verb
+from sqlaqueue.queue.strategy_protocol import ClaimRequest, RequiredPrivilege, Settlement, Verb
 from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
 from sqlaqueue.strategies.parts.columns import column_of, named, numbered, same
 from sqlaqueue.strategies.parts.required_privileges import everything

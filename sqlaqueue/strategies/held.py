@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.strategy import ClaimedJobs
+from sqlaqueue.queue.strategy_protocol import ClaimedJobs
 from sqlaqueue.strategies.base import ClaimStrategy
 
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.strategy import ClaimedJobs, Settlement, Verb
+from sqlaqueue.queue.strategy_protocol import ClaimedJobs, Settlement, Verb
 from sqlaqueue.strategies.held import HeldStrategy
 from sqlaqueue.strategies.parts.columns import same
 

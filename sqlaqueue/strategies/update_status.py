@@ -21,7 +21,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.strategy import ClaimedJobs, ClaimRequest, Settlement, Verb
+from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.parts.claim_tokens import ran_beside_others
 from sqlaqueue.strategies.parts.columns import named

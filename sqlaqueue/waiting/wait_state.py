@@ -7,7 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 
-from sqlaqueue.payloads import MAX_BYTES, Payload, Settled, Wait
+from sqlaqueue.notify_payloads import MAX_BYTES, Payload, Settled, Wait
 
 ANNOUNCE_INTERVAL = 20.0
 """Seconds between announcements, for Consumers that have started since, and as Consumers forget them."""

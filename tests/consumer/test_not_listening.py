@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sqlaqueue.consumer.core import timers
-from sqlaqueue.consumer.maintenance import presence
+from sqlaqueue.consumer.maintenance import heartbeat
 from sqlaqueue.consumer.notifications import peers
 from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
 from tests.consumer.bench import Bench, wait_until
@@ -54,7 +54,7 @@ def test_a_long_drain_does_not_log_it(
     monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.05)
     monkeypatch.setattr(timers, "HEARTBEAT", 0.1)
     beats, enough = list[Any](), threading.Event()
-    send_heartbeat = presence.send_heartbeat
+    send_heartbeat = heartbeat.send_heartbeat
 
     def count(session: Any, context: Any, beat: Any) -> Any:
         beats.append(beat)
@@ -65,7 +65,7 @@ def test_a_long_drain_does_not_log_it(
     async def work(io: Any, job: Any) -> None:
         await io.wait(enough)
 
-    monkeypatch.setattr(presence, "send_heartbeat", count)
+    monkeypatch.setattr(heartbeat, "send_heartbeat", count)
     mixed.enqueue()
     assert mixed.consumer(work).drain() == 1
     assert "notifications do not arrive" not in log.text

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sqlaqueue import Cancel, Constant, Fail, Retry, Snooze
+from sqlaqueue.consumer.settling.outcome_rules import LONGEST_DELAY, outcome_of
 from sqlaqueue.consumer.settling.outcomes import (
-    LONGEST_DELAY,
     RELEASED,
     CancellationRequested,
     HandlerAbandoned,
     applies_to_batch,
-    judge,
 )
 from sqlaqueue.queue.run import Run
 
@@ -47,7 +46,7 @@ def test_a_run_has_an_outcome_whatever_was_raised(
     policy: Any,
     has_run_at: bool,  # noqa: FBT001 - drawn
 ) -> None:
-    outcome = judge(error, run_of(attempt, max_attempts), policy, has_run_at=has_run_at)
+    outcome = outcome_of(error, run_of(attempt, max_attempts), policy, has_run_at=has_run_at)
     assert outcome.event != "completed"
     assert outcome.delay is None or (has_run_at and 0 <= outcome.delay <= LONGEST_DELAY)
     if outcome.event == "retried":
@@ -61,12 +60,12 @@ def test_a_run_has_an_outcome_whatever_was_raised(
 
 @given(attempts, attempts)
 def test_attempts_are_limited(attempt: int, max_attempts: int) -> None:
-    outcome = judge(ValueError(), run_of(attempt, max_attempts), Constant(delay=1))
+    outcome = outcome_of(ValueError(), run_of(attempt, max_attempts), Constant(delay=1))
     assert outcome.event == ("failed" if attempt >= max_attempts else "retried")
 
 
 def test_an_abandoned_run_is_released_even_at_its_last_attempt() -> None:
-    assert judge(HandlerAbandoned(), run_of(3, 3), Constant()) is RELEASED
+    assert outcome_of(HandlerAbandoned(), run_of(3, 3), Constant()) is RELEASED
 
 
 def test_an_error_of_a_batch_handler_applies_to_the_batch_or_to_some_of_its_jobs() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlaqueue.consumer.notifications.announcements import MOST_LATER, MOST_OPEN, STAGGER
 from sqlaqueue.consumer.notifications.peers import PROOF_TIMEOUT
 from sqlaqueue.consumer.notifications.poll_schedule import MOST_IDS, PollSchedule
-from sqlaqueue.payloads import ALL_JOBS, Claimed, parse
+from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, parse
 
 pytestmark = pytest.mark.once
 

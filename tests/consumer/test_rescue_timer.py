@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
-from sqlaqueue.payloads import Heartbeat, Signal
+from sqlaqueue.notify_payloads import Heartbeat, Signal
 
 pytestmark = pytest.mark.once
 

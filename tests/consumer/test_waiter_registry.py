@@ -6,7 +6,7 @@ import pytest
 
 from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
 from sqlaqueue.consumer.notifications.waiter_registry import MAX_JOBS, RETENTION, WaiterRegistry
-from sqlaqueue.payloads import Settled, Wait
+from sqlaqueue.notify_payloads import Settled, Wait
 
 pytestmark = pytest.mark.once
 

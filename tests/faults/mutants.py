@@ -22,12 +22,18 @@ from sqlaqueue.consumer.core.effects import Routine, Wait
 from sqlaqueue.consumer.executing import held, held_operations, leased, worker
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.report import Report
-from sqlaqueue.consumer.in_flight import InFlight
-from sqlaqueue.consumer.maintenance import cancellations, leases, reconcile, stalled_jobs
+from sqlaqueue.consumer.maintenance import (
+    blocked_jobs,
+    cancellations,
+    extend_leases,
+    handler_timeout,
+    reconcile,
+    rescue,
+)
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.sessions import savepoint
-from sqlaqueue.consumer.settling import crash_journal, judge, settle
-from sqlaqueue.consumer.settling.completions import Completions
+from sqlaqueue.consumer.settling import crash_journal, outcome_rules, settle
+from sqlaqueue.consumer.settling.completion_buffer import CompletionBuffer
 from sqlaqueue.consumer.settling.crash_journal import CrashJournal, JournalEntry
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import SettledEach, Settler
@@ -67,12 +73,12 @@ def compares_the_token_only() -> None:
 
 @mutant
 def does_not_rescue() -> None:
-    leases.rescue_jobs = none_at_all
+    rescue.rescue_jobs = none_at_all
 
 
 @mutant
 def does_not_extend() -> None:
-    leases.extend_leases = nothing
+    extend_leases.extend_leases = nothing
 
 
 @mutant
@@ -113,7 +119,7 @@ def runs_quarantined_jobs_side_by_side() -> None:
 
 @mutant
 def freezes_with_its_locks() -> None:
-    leases._limit_transaction = nothing
+    extend_leases.limit_transaction = rescue.limit_transaction = nothing
 
 
 @mutant
@@ -161,7 +167,7 @@ def takes_every_run_for_uncertain() -> None:
 
 @mutant
 def forgets_what_it_could_not_settle() -> None:
-    Completions.put_back = nothing
+    CompletionBuffer.put_back = nothing
 
 
 # -- shutdown --------------------------------------------------------------------------------------------------------
@@ -313,7 +319,7 @@ def ends_maintenance_at_the_first_error() -> None:
     def maintain(context: Any) -> Routine:
         maintenance = Maintenance(context)
         while not context.over:
-            for task in (leases.extend, leases.rescue_expired):
+            for task in (extend_leases.extend, rescue.rescue_expired):
                 yield from task(maintenance, time.monotonic())
             yield Wait("maintenance", maintenance.until_next())
 
@@ -322,8 +328,8 @@ def ends_maintenance_at_the_first_error() -> None:
 
 @mutant
 def does_not_limit_attempts() -> None:
-    original = judge.judge
-    judge.judge = lambda error, run, *arguments, **options: original(
+    original = outcome_rules.outcome_of
+    outcome_rules.outcome_of = lambda error, run, *arguments, **options: original(
         error, replace(run, max_attempts=10**6), *arguments, **options
     )
 
@@ -333,17 +339,17 @@ def does_not_limit_attempts() -> None:
 
 @mutant
 def ignores_timeouts() -> None:
-    InFlight.take_overdue = none_at_all
+    handler_timeout.record_overdue = none_at_all
 
 
 @mutant
 def ignores_requests_to_cancel() -> None:
-    cancellations.take_requests = stalled_jobs.take_requests = none_at_all
+    cancellations.take_requests = blocked_jobs.take_requests = none_at_all
 
 
 @mutant
 def settles_in_workers_only() -> None:
-    Completions.is_overdue = lambda self, now: False
+    CompletionBuffer.is_overdue = lambda self, now: False
 
 
 @mutant

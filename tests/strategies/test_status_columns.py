@@ -28,9 +28,10 @@ from sqlaqueue import (
 )
 from sqlaqueue.admin import JobFilter, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
 from sqlaqueue.consumer.executing import job_instances
-from sqlaqueue.consumer.maintenance import leases, presence
+from sqlaqueue.consumer.maintenance import extend_leases, heartbeat
 from sqlaqueue.consumer.maintenance.cancellations import take_requests
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_at_once, reconcile_range
+from sqlaqueue.consumer.maintenance.rescue import rescue_jobs
 from sqlaqueue.consumer.maintenance.retention_walk import Retention
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRun
 from sqlaqueue.consumer.startup import check_database
@@ -138,19 +139,19 @@ def serving(walk: Walk) -> None:
     claimer, settler = context.claimer, context.settler
     walk.add(6)
     check_database(session, context)
-    beat = presence.Heartbeat("me", listening=True, running=(), waiting=0, expires_in=30.0, notify=True)
-    presence.send_heartbeat(session, context, beat)
-    assert presence.upcoming_times(session, context, 5) == []
+    beat = heartbeat.Heartbeat("me", listening=True, running=(), waiting=0, expires_in=30.0, notify=True)
+    heartbeat.send_heartbeat(session, context, beat)
+    assert heartbeat.upcoming_times(session, context, 5) == []
     reconcile_at_once(session, context)
     reconcile_range(session, context, None)
-    leases.rescue_jobs(session, context)
+    rescue_jobs(session, context)
 
     jobs, _ = claimer.claim(session, 2)
     runs = [run for job in jobs if (run := run_of(job))]
     assert len(runs) == 2
     if walk.leased:
         session.commit()
-        leases.extend_leases(session, context, runs)
+        extend_leases.extend_leases(session, context, runs)
         assert take_requests(session, context, runs) == []
         session.expunge_all()
         jobs = job_instances.load_again(session, context, runs)
@@ -164,7 +165,7 @@ def serving(walk: Walk) -> None:
     for error in (ValueError("no"), Retry(0), None):
         jobs, _ = claimer.claim(session, 1)
         (run,) = [run for job in jobs if (run := run_of(job))]
-        outcome = RELEASED if error is None else context.judge.outcome(error, run)
+        outcome = RELEASED if error is None else context.outcome_rules.outcome(error, run)
         assert settler.settle_and_commit(session, [FinishedRun(run, outcome, jobs[0])]) == []
     assert walk.states() == Counter(pending=2, completed=2, failed=2)
     caller = waiter.make_waiter("wait", walk.job, runs[0].key, 5, lambda: None, check=True)

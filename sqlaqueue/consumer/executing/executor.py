@@ -123,7 +123,7 @@ class Executor:
         wanted = []
         for job, run in zip(group, runs_of(group), strict=True):
             if run.key in self._context.cancelled:
-                outcome = self._context.judge.outcome(CancellationRequested(), run)
+                outcome = self._context.outcome_rules.outcome(CancellationRequested(), run)
                 self._finished([FinishedRun(run, outcome, job)])
             else:
                 wanted.append(job)

@@ -97,7 +97,7 @@ def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: Quar
 def _run(
     context: ConsumerContext, jobs: Sequence[Any], entry: JournalEntry
 ) -> Generator[Effect, Any, list[FinishedRun]]:
-    judge, starts, finished = context.judge, entry.deaths + 1, list[FinishedRun]()
+    rules, starts, finished = context.outcome_rules, entry.deaths + 1, list[FinishedRun]()
     if entry.deaths:
         run = run_of_claimed(jobs[0])
         run.attempt += entry.deaths
@@ -121,7 +121,7 @@ def _run(
                 yield Execute(reload, (context, group))
             if error is None or len(group) == 1 or applies_to_batch(error):
                 finished += [
-                    FinishedRun(run_of_claimed(job), judge.outcome(error, run_of_claimed(job)), job) for job in group
+                    FinishedRun(run_of_claimed(job), rules.outcome(error, run_of_claimed(job)), job) for job in group
                 ]
             else:
                 # One bad job must not fail the other ones: each is tried by itself.
@@ -261,7 +261,7 @@ def _settle_disconnected(
         entry.keep(keys, starts=0)
         yield from _discard(context, entry)
         context.quarantine.add(keys)
-        finished = [FinishedRun(run, context.judge.disconnected(cause, run, alone=False)) for run in runs]
+        finished = [FinishedRun(run, context.outcome_rules.disconnected(cause, run, alone=False)) for run in runs]
         return Report(settled=finished, claimed=len(entry.names))
     yield Execute(rollback)
     try:
@@ -276,10 +276,10 @@ def _settle_disconnected(
 
 def _settle_alone(context: ConsumerContext, runs: Sequence[Run], cause: BaseException, entry: JournalEntry) -> Routine:
     """Count the attempt of the runs responsible for the loss of a batch; its other jobs are free as they were."""
-    judge, settled = context.judge, []
+    rules, settled = context.outcome_rules, []
     for run in runs:
         lost_alone = run.isolated and is_connection_lost(cause)
-        outcome = judge.disconnected(cause, run, alone=True) if lost_alone else judge.outcome(cause, run)
+        outcome = rules.disconnected(cause, run, alone=True) if lost_alone else rules.outcome(cause, run)
         if outcome is not RELEASED:
             finished = FinishedRun(run, outcome, starts=entry.deaths + 1)
             again = yield ExecuteInOwnSession(operations.settle_alone, (context, finished, entry))

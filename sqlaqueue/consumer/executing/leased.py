@@ -27,7 +27,8 @@ from sqlaqueue.consumer.settling.outcomes import (
     applies_to_batch,
     is_disconnected,
 )
-from sqlaqueue.consumer.settling.settle import commit, without_expiring
+from sqlaqueue.consumer.settling.settle import without_expiring
+from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
 
@@ -119,7 +120,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
         notify_all_claimed(session, context.settings, poll)
     try:
         with without_expiring(session):
-            commit(session, finished)
+            commit_settlements(session, finished)
     except Exception as error:
         runs = [run for run in map(run_of, jobs) if run is not None]
         if runs and is_connection_lost(error):
@@ -197,7 +198,7 @@ def _end_runs(
 
     :return: what has been done, and whether the session is as good as new.
     """
-    judge = context.judge
+    rules = context.outcome_rules
     if error is None:
         done = yield from _commit(context, jobs)
         if isinstance(done, Report):
@@ -207,7 +208,7 @@ def _end_runs(
     if is_disconnected(error, disconnected):
         return _disconnected(context, [FinishedRun(run, RELEASED) for run in runs_of(jobs)], error), False
     if len(jobs) == 1 or applies_to_batch(error):
-        finished = [FinishedRun(run, judge.outcome(error, run)) for run in runs_of(jobs)]
+        finished = [FinishedRun(run, rules.outcome(error, run)) for run in runs_of(jobs)]
         return Report(unsettled=finished), not used
     if isinstance(error, CancellationRequested):
         context.cancelled.update(error.keys)
@@ -220,7 +221,7 @@ def _disconnected(context: ConsumerContext, finished: Sequence[FinishedRun], err
     """End runs whose connection was lost."""
     context.quarantine.may_wait = True
     for one in finished:
-        one.outcome = context.judge.disconnected(error, one.run, alone=context.judge.ran_alone(one.run))
+        one.outcome = context.outcome_rules.disconnected(error, one.run, alone=context.outcome_rules.ran_alone(one.run))
     return Report(unsettled=finished)
 
 
@@ -244,7 +245,9 @@ def _commit(context: ConsumerContext, jobs: Sequence[Any]) -> Generator[Effect, 
             return failed
         yield Execute(rollback)
         if not is_connection_lost(failed):
-            return Report(unsettled=[FinishedRun(one.run, context.judge.outcome(failed, one.run)) for one in finished])
+            return Report(
+                unsettled=[FinishedRun(one.run, context.outcome_rules.outcome(failed, one.run)) for one in finished]
+            )
         # If the connection dropped before the reply to the commit, the outcome is unknown: settling checks it.
         uncertain = [FinishedRun(one.run, RELEASED, uncertain=one.uncertain) for one in finished]
         return _disconnected(context, uncertain, failed)

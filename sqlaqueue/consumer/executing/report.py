@@ -140,7 +140,9 @@ def release_late(context: ConsumerContext, now: float) -> int:
             executor.remove(late)
         runs, cancelled = runs_in(late), CancellationRequested()
         # A request to cancel would be forgotten with the run.
-        outcomes = [context.judge.outcome(cancelled, run) if run.key in context.cancelled else RELEASED for run in runs]
+        outcomes = [
+            context.outcome_rules.outcome(cancelled, run) if run.key in context.cancelled else RELEASED for run in runs
+        ]
         finished = [FinishedRun(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
         report(context, Report(unsettled=finished))
         return len(runs)

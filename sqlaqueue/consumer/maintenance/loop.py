@@ -12,7 +12,16 @@ from collections.abc import Callable
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Routine, Wait
 from sqlaqueue.consumer.core.transient_errors import may_recover
-from sqlaqueue.consumer.maintenance import cancellations, leases, presence, reconcile, retention, stalled_jobs
+from sqlaqueue.consumer.maintenance import (
+    blocked_jobs,
+    cancellations,
+    extend_leases,
+    handler_timeout,
+    heartbeat,
+    reconcile,
+    rescue,
+    retention,
+)
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.log import logger
 
@@ -21,15 +30,15 @@ _AFTER_ERROR = 0.25
 Task = Callable[[Maintenance, float], Routine]
 
 TASKS: tuple[Task, ...] = (
-    stalled_jobs.end_overdue,
-    stalled_jobs.pass_on_blocked,
-    stalled_jobs.release_waiting,
-    leases.extend,
-    stalled_jobs.settle_overdue,
-    presence.heartbeat,
-    presence.find_upcoming,
+    handler_timeout.end_overdue,
+    blocked_jobs.pass_on_blocked,
+    blocked_jobs.release_waiting,
+    extend_leases.extend,
+    blocked_jobs.settle_overdue,
+    heartbeat.heartbeat,
+    heartbeat.find_upcoming,
     cancellations.cancel_requested,
-    leases.rescue_expired,
+    rescue.rescue_expired,
     reconcile.reconcile_messages,
     retention.delete_old,
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sqlaqueue.consumer.notifications.peers import Peers
-from sqlaqueue.payloads import Pending
+from sqlaqueue.notify_payloads import Pending
 
 STAGGER = 0.02
 """Seconds by which one consumer after the other polls for a job that has not been claimed."""

@@ -11,7 +11,7 @@ from sqlaqueue.consumer.notifications.poll_schedule import Poll
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.keys import Key, key_text
-from sqlaqueue.payloads import ALL_JOBS, Claimed, Payload, Signal, settled_payloads
+from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Payload, Signal, settled_payloads
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 

@@ -11,7 +11,7 @@ from sqlaqueue.consumer.notifications.announcements import Announcements
 from sqlaqueue.consumer.notifications.peers import Peers
 from sqlaqueue.consumer.notifications.rescue_timer import RescueTimer
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
-from sqlaqueue.payloads import Claimed, Deregistered, Heartbeat, Payload, Pending, Settled, Signal, Wait
+from sqlaqueue.notify_payloads import Claimed, Deregistered, Heartbeat, Payload, Pending, Settled, Signal, Wait
 
 LONGEST_POLL = 60.0
 """The most seconds between two polls of one consumer, however many there are: all the others may be busy."""

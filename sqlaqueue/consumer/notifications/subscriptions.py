@@ -9,7 +9,7 @@ import threading
 from typing import Protocol
 
 from sqlaqueue.log import fields, logger
-from sqlaqueue.payloads import Payload, parse
+from sqlaqueue.notify_payloads import Payload, parse
 
 CHECK_INTERVAL = 60.0
 """Seconds of silence after which a listener checks its connection."""

@@ -25,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.keys import Key, key_text
-from sqlaqueue.payloads import Claimed
+from sqlaqueue.notify_payloads import Claimed
 from sqlaqueue.queue.backend import CRASH_JOURNAL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.claim import worker_name

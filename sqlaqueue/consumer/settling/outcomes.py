@@ -1,20 +1,18 @@
-"""How a run ends: a handler's result turned into what is written about the job. Pure, no I/O."""
+"""How a run ends: its outcome, and the exceptions that decide it. Pure, no I/O."""
 
 from __future__ import annotations
 
 import traceback
 from asyncio import CancelledError
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core.error_text import text_of, text_with_kind
 from sqlaqueue.consumer.core.transient_errors import is_connect_error, is_connection_lost
-from sqlaqueue.exc import Cancel, Fail, HandlerSignal, JobTimeout, Retry, Snooze
+from sqlaqueue.exc import Cancel, HandlerSignal, JobTimeout
 from sqlaqueue.keys import Key
-from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.settle import delayed
 from sqlaqueue.strategies import Settlement
@@ -29,9 +27,6 @@ _STATES: dict[Ending, State] = {
     "cancelled": "cancelled",
     "released": "pending",
 }
-
-LONGEST_DELAY = 100 * 365 * 86400.0
-"""Seconds; a later moment may not fit into the database's calendar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,55 +122,3 @@ def caught(error: BaseException) -> BaseException:
         # The objects that fill the memory are referenced by the handler's frames.
         traceback.clear_frames(error.__traceback__)
     return error
-
-
-def judge(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run_at: bool = True) -> Outcome:
-    """Return the outcome of a run whose handler returned (``error`` is None) or raised; never raise.
-
-    :param policy: gives the delay before the next attempt, or None for none.
-    :param has_run_at: whether the model can delay a job; without, a job runs again at once.
-    """
-    if error is None:
-        return COMPLETED
-    try:
-        outcome = _judge_raised(error, run, policy)
-    except Exception as mistaken:  # noqa: BLE001 - such as Snooze(-1): the run has to end somehow, as a failed attempt
-        outcome = _judge_raised(mistaken, run, policy)
-    if outcome.delay is None:
-        return outcome
-    return replace(outcome, delay=min(outcome.delay, LONGEST_DELAY) if has_run_at else None)
-
-
-def _judge_raised(error: BaseException, run: Run, policy: RetryPolicy) -> Outcome:  # noqa: PLR0911 - one for each outcome
-    match error:
-        case HandlerAbandoned():
-            return RELEASED
-        case Snooze():
-            return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
-        case Fail():
-            return Outcome("failed", error=text_with_kind(error, error.reason), cause=error)
-        case Cancel():
-            return Outcome("cancelled", error=text_of(error.reason), cause=error)
-    text = text_with_kind(error, error.error) if isinstance(error, Retry) else text_of(error)
-    if run.attempt >= run.max_attempts:
-        return Outcome("failed", error=text or text_of(error), cause=error)
-    if isinstance(error, Retry) and error.delay is not None:
-        return Outcome("retried", seconds(error.delay, "Retry(delay)"), text, error)
-    delay = _ask_policy(policy, run, error)
-    if delay is None:
-        return Outcome("failed", error=text or text_of(error), cause=error)
-    return Outcome("retried", delay, text, error)
-
-
-def _ask_policy(policy: RetryPolicy, run: Run, error: BaseException) -> float | None:
-    """Call the policy; a policy that fails itself must not cost the job its retry."""
-    try:
-        delay: Delay | None = policy(run.attempt, error)
-        return None if delay is None else seconds(delay, "the retry policy's delay")
-    except Exception as mistaken:  # noqa: BLE001 - it is reported with the traceback of the handler's error
-        said = "".join(traceback.format_exception(mistaken))
-        note = f"the retry policy {policy!r} failed, using the default backoff:\n{said}"
-        # A program may raise the same instance again and again.
-        if note not in getattr(error, "__notes__", ()):
-            error.add_note(note)
-        return Exponential()(run.attempt, error)

@@ -17,8 +17,9 @@ from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.handler_misuse import check_rows, is_deleted, refuse_changed_rows
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
 from sqlaqueue.consumer.settings import ConsumerSettings
-from sqlaqueue.consumer.settling.judge import Judge
+from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSettled
+from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, really_lost
 from sqlaqueue.consumer.statements import EXPECTED, KEYS, RUN_TOKEN, ConsumerStatements
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
@@ -46,11 +47,11 @@ class Settler:
         self,
         settings: ConsumerSettings,
         statements: ConsumerStatements,
-        judge: Judge,
+        outcome_rules: OutcomeRules,
         waiters: WaiterRegistry,
         isolation: IsolationLevel,
     ) -> None:
-        self._settings, self._statements, self._judge = settings, statements, judge
+        self._settings, self._statements, self._rules = settings, statements, outcome_rules
         self._waiters, self._isolation = waiters, isolation
         self._spec, self._bind = settings.spec, settings.bind_arguments
 
@@ -103,31 +104,15 @@ class Settler:
         if not wait:
             session.execute(sa.text("SET LOCAL lock_timeout = '500ms'"), bind_arguments=self._bind)
         lost = self.settle_again(session, finished)
-        commit(session, finished)
+        commit_settlements(session, finished)
         return lost
 
     def settle_again(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
         """Do what :meth:`settle` does, and check runs whose earlier commit had no reply: they may be settled."""
         lost = self.settle(session, finished)
-        return self._check_uncertain(session, lost) if any(one.uncertain for one in lost) else lost
-
-    def _check_uncertain(self, session: Session, lost: Sequence[FinishedRun]) -> list[FinishedRun]:
-        """Return the runs whose lease was lost indeed, and not settled by a commit without a reply."""
-        spec = self._spec
-        keys = [one.run.key for one in lost]
-        statement = sa.select(*spec.keys, spec.columns["status"]).where(spec.key_in(spec.keys, keys))
-        found = session.execute(statement, bind_arguments=self._bind)
-        states = {tuple(row[:-1]): row[-1] for row in found}
-        completed = spec.status_value("completed")
-        if_gone = completed if spec.config.on_complete == "delete" else None
-        lost_indeed = []
-        for one in lost:
-            state = states.get(one.run.key, if_gone)
-            if one.uncertain and state == completed:
-                one.outcome = COMPLETED
-            elif not one.uncertain or state != spec.status_value(one.outcome.state):
-                lost_indeed.append(one)
-        return lost_indeed
+        if not any(one.uncertain for one in lost):
+            return lost
+        return really_lost(session, self._spec, lost, self._bind)
 
     def settle_each(self, session: Session, finished: Sequence[FinishedRun], *, wait: bool = True) -> SettledEach:
         """Settle runs one by one, so that one that cannot be settled does not block the others."""
@@ -168,7 +153,7 @@ class Settler:
 
         :return: the run if its lease was lost; None when it cannot be settled at all.
         """
-        outcome = self._judge.outcome(error, one.run) if one.outcome is COMPLETED else one.outcome
+        outcome = self._rules.outcome(error, one.run) if one.outcome is COMPLETED else one.outcome
         for other in (outcome, replace(outcome, error=None)):
             one.outcome = other
             try:
@@ -197,7 +182,7 @@ class Settler:
             with _not_the_handlers_error():
                 lost = self.settle(session, [one for one in finished if not is_deleted(one.job)])
         if not lost:
-            commit(session, finished)
+            commit_settlements(session, finished)
             return lost
         refuse_changed_rows(session, self._spec, [one.run for one in lost])
         return lost
@@ -223,14 +208,6 @@ def without_expiring(session: Session) -> Iterator[None]:
         yield
     finally:
         session.expire_on_commit = expires
-
-
-def commit(session: Session, finished: Sequence[FinishedRun]) -> None:
-    """Commit what settles runs. If the connection drops before the reply, their settlement is uncertain."""
-    # Not before: what failed on the way to the commit was not settled, and by now may be by another worker.
-    for one in finished:
-        one.uncertain = True
-    session.commit()
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from sqlaqueue.postgresql.catalog.queue_objects import policy_commands, quoted_r
 from sqlaqueue.postgresql.catalog.table_id import TableId, TableName
 from sqlaqueue.postgresql.ddl.wake_triggers import wakes
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.strategy import RequiredPrivilege
+from sqlaqueue.queue.strategy_protocol import RequiredPrivilege
 
 _COMMANDS = {"SELECT": "r", "INSERT": "a", "UPDATE": "w", "DELETE": "d"}
 """The codes of commands in ``pg_policy``."""

@@ -24,7 +24,7 @@ from sqlalchemy.sql.selectable import Lateral, NamedFromClause, SelectBase
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.strategy import ClaimRequest, ScanRange
+from sqlaqueue.queue.strategy_protocol import ClaimRequest, ScanRange
 
 CURSOR = "sqlaqueue_cursor"
 """The prefix of the parameters of a claim from a cursor, one for each column of the claim order."""

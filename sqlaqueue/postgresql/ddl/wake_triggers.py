@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 
-from sqlaqueue.payloads import PENDING, Signal
+from sqlaqueue.notify_payloads import PENDING, Signal
 from sqlaqueue.postgresql.ddl.attach import attach, objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_comment
 from sqlaqueue.postgresql.identifiers import object_name

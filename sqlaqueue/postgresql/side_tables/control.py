@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from sqlaqueue.payloads import Signal
+from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.ddl.wake_triggers import wakes
 from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace
 from sqlaqueue.postgresql.notify import notification

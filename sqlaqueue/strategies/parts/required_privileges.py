@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.queue.backend import CONTROL, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.strategy import Privilege, RequiredPrivilege
+from sqlaqueue.queue.strategy_protocol import Privilege, RequiredPrivilege
 
 _EVERYTHING: dict[Privilege, Sequence[str]] = {"SELECT": (), "INSERT": (), "UPDATE": (), "DELETE": ()}
 _SIDE_TABLES: dict[str, dict[Privilege, Sequence[str]]] = {

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from sqlaqueue.payloads import Payload, Pending, Settled, Wait
+from sqlaqueue.notify_payloads import Payload, Pending, Settled, Wait
 from sqlaqueue.waiting.wait_state import ANNOUNCE_INTERVAL, FIRST_DELAY, MAX_DELAY, MAX_DELAY_NOT_LISTENING, WaitState
 
 pytestmark = pytest.mark.once

@@ -1,4 +1,4 @@
-"""Maintenance of this consumer's presence: heartbeats, whether notifications arrive, and when jobs will be due."""
+"""Heartbeats of this consumer, whether its own arrive as notifications, and queries for when jobs will be due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import timedelta
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import payloads
+from sqlaqueue import notify_payloads
 from sqlaqueue._version import __version__
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
@@ -128,13 +128,13 @@ def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) 
     }
     upsert: sa.Insert = backend().insert_or_replace(table, {**own, **seen}, replaced=list(seen))
     if settings.notifies and beat.notify:
-        upsert = upsert.returning(backend().notification(spec, payloads.Heartbeat(beat.consumer)))
+        upsert = upsert.returning(backend().notification(spec, notify_payloads.Heartbeat(beat.consumer)))
     alive = sa.and_(table.c.queue == spec.name, table.c.listening, table.c.expires_at > clock())
     others = sa.func.coalesce(
         sa.func.array_agg(table.c.id), sa.cast([], sa.ARRAY(sa.Text())), type_=sa.ARRAY(sa.Text())
     )
     now = sa.extract("epoch", sa.func.clock_timestamp())
-    asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("checked_in"))
+    asked = sa.select(others, now).select_from(table).where(alive).add_cte(upsert.cte("heartbeat"))
     names, moment = session.execute(asked, bind_arguments=settings.bind_arguments).one()
     session.commit()
     return list(names), float(moment)
@@ -145,7 +145,7 @@ def deregister(session: Session, context: ConsumerContext) -> None:
     table = context.spec.side_tables[CONSUMERS]
     gone = sa.delete(table).where(table.c.id == context.id)
     if context.settings.notifies:
-        statement = gone.returning(backend().notification(context.spec, payloads.Deregistered(context.id)))
+        statement = gone.returning(backend().notification(context.spec, notify_payloads.Deregistered(context.id)))
         session.execute(statement, bind_arguments=context.settings.bind_arguments)
     else:
         session.execute(gone, bind_arguments=context.settings.bind_arguments)

@@ -16,7 +16,7 @@ MOST_AT_ONCE = 10
 """After so many runs that ended in a conflict, one counts as an attempt where a job cannot be delayed."""
 
 
-class Conflicts:
+class ConflictDelays:
     """How many runs of each job in a row were released because of a conflict.
 
     :param draw: returns numbers from [0, 1): two jobs that conflicted with each other must not meet again.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sqlaqueue.payloads import (
+from sqlaqueue.notify_payloads import (
     MAX_BYTES,
     Claimed,
     Deregistered,

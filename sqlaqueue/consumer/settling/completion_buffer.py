@@ -13,7 +13,7 @@ from sqlaqueue.queue.run import Run
 _AGAIN_AFTER, _AT_ONCE = 1.0, 3
 
 
-class Completions:
+class CompletionBuffer:
     """The finished runs of one consumer.
 
     :param lock: the lock of the consumer's shared state.
@@ -24,7 +24,7 @@ class Completions:
         self._finished: list[FinishedRun] = []
         self._settling: set[FinishedRun] = set()
         self._since: float | None = None
-        self.postponed = Postponed()
+        self.postponed = PostponedRuns()
         """Runs that are being settled and whose rows another transaction has locked."""
 
     def __bool__(self) -> bool:
@@ -78,7 +78,7 @@ class Completions:
         return self._since is not None and now - self._since >= 4 * FLUSH_AFTER
 
 
-class Postponed:
+class PostponedRuns:
     """Finished runs whose rows another transaction has locked: they are settled later, each by itself.
 
     :param now: the clock.

@@ -1,0 +1,61 @@
+"""The maintenance task that extends the leases of live runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.maintenance.state import Maintenance
+from sqlaqueue.consumer.settling.settle import BESIDE_ORM
+from sqlaqueue.keys import keys_by_token
+from sqlaqueue.queue.run import Run
+from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.strategies import ClaimedJobs
+
+_LONGEST_TIMEOUT = 2**31 - 1
+
+
+def extend(maintenance: Maintenance, now: float) -> Routine:
+    """Extend the leases of the runs that are here."""
+    context, timers = maintenance.context, maintenance.timers
+    if not context.settings.has_leases:
+        return
+    since = context.busy_since
+    if since is None:
+        timers.cancel("leases")
+        return
+    timers.start("leases", since + maintenance.extension)
+    if timers.is_due("leases", now):
+        timers.set("leases", now + min(maintenance.extension, 1.0))
+        runs = context.live_runs()
+        if runs:
+            yield ExecuteInOwnSession(extend_leases, (context, runs))
+        timers.set("leases", now + maintenance.extension)
+
+
+def extend_leases(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> None:
+    """Move the end of the leases of live runs; locked rows are passed over."""
+    spec, settings = context.spec, context.settings
+    jobs = ClaimedJobs(list(keys_by_token(runs).items()))
+    verb = spec.strategy.extend(spec, jobs, sa.literal(settings.lease, sa.Interval()))
+    limit_transaction(session, context)
+    statement = returning_keys(spec, verb)
+    session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments)
+    session.commit()
+
+
+def limit_transaction(session: Session, context: ConsumerContext, *others: sa.ColumnElement[Any]) -> None:
+    """Have the server end this transaction if it does not come to its commit within a lease.
+
+    A process that is frozen just before the commit would keep the rows locked, and no consumer could rescue them.
+
+    :param others: expressions that are executed by the same statement.
+    """
+    limit = min(int(context.settings.lease.total_seconds() * 1000), _LONGEST_TIMEOUT)
+    setting = sa.func.set_config("idle_in_transaction_session_timeout", str(limit), sa.true())
+    session.execute(sa.select(setting, *others), bind_arguments=context.settings.bind_arguments)

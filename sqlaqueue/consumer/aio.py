@@ -23,8 +23,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.background import RunsInTask
-from sqlaqueue.consumer.base import function_of
 from sqlaqueue.consumer.group import ConsumerGroup
+from sqlaqueue.consumer.handlers import function_of
 from sqlaqueue.consumer.task_runner import TaskRunner
 from sqlaqueue.exc import ConfigurationError
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.events import EventListener, EventName
+from sqlaqueue.consumer.handlers import check_handler
 from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.consumer.settings import make_settings
@@ -45,7 +44,7 @@ class ConsumerBase:
     ) -> None:
         by_class = dict(handler) if isinstance(handler, Mapping) else None
         for each in [handler] if by_class is None else by_class.values():
-            self._check_callable(each, batch=batch)
+            check_handler(each, type(self).__name__, batch=batch)
         settings = make_settings(
             model,
             handlers=by_class,
@@ -125,22 +124,6 @@ class ConsumerBase:
     def _handlers(self) -> Sequence[Callable[..., Any]]:
         return [self._handler] if self._settings.dispatch is None else self._settings.dispatch.handlers
 
-    def _check_callable(self, handler: Any, *, batch: bool) -> None:
-        name, call = type(self).__name__, f"(session, {'jobs' if batch else 'job'})"
-        if not callable(handler):
-            msg = f"{name}(handler={handler!r}): a handler is a callable, handler{call}"
-            raise ConfigurationError(msg)
-        try:
-            signature = inspect.signature(handler)
-        except (TypeError, ValueError):
-            return  # some built-in callables have no signature
-        try:
-            signature.bind(None, None)
-        except TypeError as error:
-            its_name = str(getattr(handler, "__name__", type(handler).__name__))
-            msg = f"{name}: the handler {its_name}{signature} is called as {its_name}{call}: {error}"
-            raise ConfigurationError(msg) from None
-
     @property
     def _kind(self) -> str:
         return "AsyncConsumer" if self._is_async else "Consumer"
@@ -171,12 +154,3 @@ class ConsumerBase:
             check_two_phase(session, spec.model.__name__)
         check_pool(engine.pool, self, f"{name}(concurrency={self._settings.concurrency})")
         return engine
-
-
-def function_of(handler: Any) -> Any:
-    """Return the function that a call of ``handler`` executes, of a partial or a callable object as well."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    if inspect.isfunction(handler) or inspect.ismethod(handler):
-        return handler
-    return getattr(handler, "__call__", handler)  # noqa: B004 - it needs the method itself

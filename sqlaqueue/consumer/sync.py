@@ -26,8 +26,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.background import RunsInThread
-from sqlaqueue.consumer.base import function_of
 from sqlaqueue.consumer.group import ConsumerGroup
+from sqlaqueue.consumer.handlers import function_of
 from sqlaqueue.consumer.thread_runner import ThreadRunner
 from sqlaqueue.exc import ConfigurationError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from sqlaqueue.postgresql.catalog.foreign_keys import ForeignKey, foreign_keys_to
 from sqlaqueue.postgresql.catalog.table_id import sees_all
-from sqlaqueue.postgresql.checks.completeness import UPDATE_COMMAND, check_complete, missing_objects, split_schemas
 from sqlaqueue.postgresql.checks.indexes import has_index, missing_index_advice, missing_indexes
+from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND, check_complete, missing_objects, split_schemas
 from sqlaqueue.postgresql.checks.privileges import missing_grants, missing_policies, missing_schema_grants
 from sqlaqueue.postgresql.checks.versions import outdated_triggers, undefined_object_advice
 

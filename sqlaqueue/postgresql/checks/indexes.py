@@ -6,7 +6,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog.indexes import index_validity, valid_indexes
-from sqlaqueue.postgresql.checks.completeness import UPDATE_COMMAND
+from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND
 from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.spec import QueueSpec
 

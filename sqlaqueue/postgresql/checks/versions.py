@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog import queue_objects
-from sqlaqueue.postgresql.checks.completeness import UPDATE_COMMAND
+from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND
 from sqlaqueue.postgresql.ddl.attach import objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_in
 from sqlaqueue.postgresql.error_codes import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate

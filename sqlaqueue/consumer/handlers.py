@@ -1,8 +1,10 @@
-"""A handler for each class of job, for a queue whose table holds several classes."""
+"""Handlers: the check of their signature, and the choice of one by the class of a job."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,6 +13,37 @@ from sqlalchemy.orm import Mapper
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.statements.selection import JobSelection
+
+
+def check_handler(handler: Any, consumer: str, *, batch: bool) -> None:
+    """Refuse a handler that cannot be called with a session and a job, or a list of jobs.
+
+    :param consumer: the name of the Consumer's class, for the error.
+    :raises ConfigurationError: if it cannot.
+    """
+    call = f"(session, {'jobs' if batch else 'job'})"
+    if not callable(handler):
+        msg = f"{consumer}(handler={handler!r}): a handler is a callable, handler{call}"
+        raise ConfigurationError(msg)
+    try:
+        signature = inspect.signature(handler)
+    except (TypeError, ValueError):
+        return  # some built-in callables have no signature
+    try:
+        signature.bind(None, None)
+    except TypeError as error:
+        name = str(getattr(handler, "__name__", type(handler).__name__))
+        msg = f"{consumer}: the handler {name}{signature} is called as {name}{call}: {error}"
+        raise ConfigurationError(msg) from None
+
+
+def function_of(handler: Any) -> Any:
+    """Return the function that a call of ``handler`` executes, of a partial or a callable object as well."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if inspect.isfunction(handler) or inspect.ismethod(handler):
+        return handler
+    return getattr(handler, "__call__", handler)  # noqa: B004 - it needs the method itself
 
 
 class Dispatch:

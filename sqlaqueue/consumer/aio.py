@@ -7,8 +7,8 @@
 
     await AsyncConsumer(Email, send, async_sessionmaker(engine)).run()
 
-It carries out the same scripts as :class:`~sqlaqueue.Consumer` and makes the same promises. A handler is a
-task, so it can be cancelled: at its timeout, when somebody asks its job to stop, and at the end of the grace period.
+It executes the same routines as :class:`~sqlaqueue.Consumer` and makes the same promises. A handler is a task, so it
+can be cancelled: at its timeout, on a request to cancel its job, and at the end of the grace period.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Runner(Protocol):
 
 
 class ConsumerParts:
-    """What a Consumer keeps between two runs: its settings, and what it has learnt."""
+    """What a Consumer keeps between two runs: settings, statements, event listeners, and measured durations."""
 
     def __init__(self, settings: ConsumerSettings, statements: ConsumerStatements) -> None:
         self.settings, self.statements = settings, statements
@@ -148,7 +148,7 @@ class ConsumerContext:
         """The error with which the run ends."""
         self.handles_signals = True
         self.start_known: Callable[[], object] | None = None
-        """Called when a first claim has worked or is going to be tried again; None when no host waits for it."""
+        """Called when a first claim has worked or will be tried again; None when no caller waits for it."""
         self.start_logged = False
         self.before_shutdown: tuple[int, int] | None = None
         """How many runs had ended, and how many jobs had been released, when the shutdown began."""
@@ -170,7 +170,7 @@ class ConsumerContext:
             self.report_start()
 
     def report_start(self) -> None:
-        """Tell a host that waits for the start what has become of it."""
+        """Notify the caller that waits for the start."""
         if self.start_known is not None:
             self.start_known()
             self.start_known = None
@@ -183,8 +183,8 @@ class ConsumerContext:
     def open_session(self) -> Any:
         """Return a new session.
 
-        To make one sends nothing to the database: an error before anything has worked is the program's mistake, such as
-        a factory that works in the main thread only.
+        Creating a session sends nothing to the database, so an error before the first claim is a mistake of the
+        program, such as a factory that works in the main thread only.
         """
         try:
             return open_session(self._factory)
@@ -229,7 +229,7 @@ class ConsumerContext:
     # -- shared state ----------------------------------------------------------------------------------------------
 
     def changed(self, workers: int = 1) -> None:
-        """Wake as many waiting workers as there is something new for: to wake hundreds for one job costs more."""
+        """Wake as many waiting workers as can do something; waking hundreds of them for one job is expensive."""
         with self.lock:
             self.version += 1
         self.runner.wake_workers(workers)

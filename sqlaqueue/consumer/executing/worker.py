@@ -81,7 +81,7 @@ def _try_again_later(context: ConsumerContext, error: Exception) -> Routine:
     context.polls.poll_at_once()
     wait = context.intervals.failed()
     text = backend().checks.undefined_object_advice(error, context.spec) or f"{type(error).__name__}: {error}"
-    extra = context.log_fields("consumer_trouble", delay=wait, error_kind=type(error).__name__)
+    extra = context.log_fields("consumer_error", delay=wait, error_kind=type(error).__name__)
     logger.warning("%s: %s; next try in %.1f s", context.name, text, wait, extra=extra)
     context.report_start()
     yield Wait("stop", wait)
@@ -154,7 +154,7 @@ def _run(context: ConsumerContext, executor: Executor) -> Generator[Effect, obje
         return bool((yield from run_to_the_end(context, executor, run_leased(context, executor))))
     except Exception as error:  # noqa: BLE001 - such as a database that does not answer
         kind = type(error).__name__
-        extra = context.log_fields("run_trouble", error_kind=kind)
+        extra = context.log_fields("run_error", error_kind=kind)
         logger.warning("%s: %s: %s", context.name, kind, error, extra=extra)
         return False
 
@@ -165,6 +165,6 @@ def _reconciled(context: ConsumerContext, reconcile: Reconcile) -> Generator[Eff
         return bool((yield from reconcile(context)))
     except Exception as error:  # noqa: BLE001 - the queue has been drained all the same
         kind = type(error).__name__
-        extra = context.log_fields("maintenance_trouble", error_kind=kind)
+        extra = context.log_fields("maintenance_error", error_kind=kind)
         logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)
         return False

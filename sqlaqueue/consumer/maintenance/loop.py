@@ -56,7 +56,7 @@ def maintain(context: ConsumerContext) -> Routine:
                 # Until a first claim has worked, a worker logs errors of the program; they would be logged twice.
                 if error is not context.error and (context.proven or may_recover(error)):
                     kind = type(error).__name__
-                    extra = context.log_fields("maintenance_trouble", error_kind=kind)
+                    extra = context.log_fields("maintenance_error", error_kind=kind)
                     logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)
                 pause = _AFTER_ERROR
         yield Wait("maintenance", max(maintenance.until_next(), pause))

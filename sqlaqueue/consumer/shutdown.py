@@ -1,6 +1,8 @@
-"""The routine that ends a run: settle what has ended, release what was claimed and has not."""
+"""The shutdown of a run: the grace period for running handlers, then what is settled, released and logged."""
 
 from __future__ import annotations
+
+import time
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
@@ -8,7 +10,33 @@ from sqlaqueue.consumer.executing.held import discard_entries
 from sqlaqueue.consumer.executing.report import release
 from sqlaqueue.consumer.executing.settle_finished import settle_finished, settle_postponed
 from sqlaqueue.consumer.maintenance.heartbeat import deregister
+from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.log import logger
+
+
+class GracePeriod:
+    """The time for which the running handlers of a stopping consumer may continue."""
+
+    def __init__(self, context: ConsumerContext) -> None:
+        self._context, self._seconds = context, context.settings.grace
+        self._deadline: float | None = None
+
+    def begin(self) -> None:
+        """Begin the grace period, unless it has begun."""
+        if self._deadline is None:
+            self._deadline = time.monotonic() + self._seconds
+            _log_shutdown(self._context, self._seconds)
+
+    def left(self) -> float:
+        """Return the seconds until it ends; inf before it begins."""
+        return float("inf") if self._deadline is None else self._deadline - time.monotonic()
+
+    def end(self) -> None:
+        """Abandon the handlers that still run: they are interrupted if that is possible, and their results refused."""
+        _log_grace_period_over(self._context, self._seconds)
+        for executor in self._context.in_flight.busy():
+            executor.abandoned = True
+            executor.interrupt()
 
 
 def shut_down(context: ConsumerContext) -> Routine:
@@ -35,3 +63,69 @@ def shut_down(context: ConsumerContext) -> Routine:
 
 def _deregister(context: ConsumerContext) -> Routine:
     yield ExecuteInOwnSession(deregister, (context,))
+
+
+# -- the log ---------------------------------------------------------------------------------------------------
+
+
+def _log_shutdown(context: ConsumerContext, grace: float) -> None:
+    """Log how many jobs the shutdown waits for, and how long; nothing after a completed ``drain()``."""
+    running = len(context.in_flight.running())
+    waiting = max(0, len(context.claimed_runs()) - running)
+    context.before_shutdown = context.runs_ended, context.runs_released
+    if context.drained:
+        return
+    # Without handling signals, this run was not stopped by the one that was received.
+    signal = signal_handlers.received if context.handles_signals else None
+    reason = signal or ("stop requested" if context.error is None else type(context.error).__name__)
+    logger.info(
+        "queue %s: %s: stopping, %s to finish within %g s, %s to release%s",
+        context.spec.name,
+        reason,
+        _running(running),
+        grace,
+        _jobs(waiting),
+        "; a second signal aborts" if signal and signal_handlers.next_signal_aborts else "",
+        extra=context.log_fields(
+            "shutdown_started", signal=signal, count=running, running=running, waiting=waiting, grace=grace
+        ),
+    )
+
+
+def _log_grace_period_over(context: ConsumerContext, grace: float) -> None:
+    """Log how many jobs still run after the grace period."""
+    running = len(context.in_flight.running())
+    if running:
+        logger.warning(
+            "queue %s: the grace period of %g s has passed, releasing %s",
+            context.spec.name,
+            grace,
+            _running(running),
+            extra=context.log_fields("grace_period_over", count=running, running=running, grace=grace),
+        )
+
+
+def log_stopped(context: ConsumerContext) -> None:
+    """Log how many runs were settled during the shutdown, and how many jobs were released."""
+    if context.drained:
+        return
+    ended_before, released_before = context.before_shutdown or (0, 0)
+    finished = context.runs_ended - ended_before
+    # A transaction that a handler keeps open releases its jobs when it ends, at the latest with the process.
+    held = len(context.claimed_runs()) if context.settings.holds_transaction else 0
+    released = context.runs_released - released_before + held
+    logger.info(
+        "queue %s: stopped, %s finished and %s released",
+        context.spec.name,
+        _jobs(finished),
+        _jobs(released),
+        extra=context.log_fields("consumer_stopped", count=finished, finished=finished, released=released),
+    )
+
+
+def _jobs(number: int) -> str:
+    return "1 job" if number == 1 else f"{number} jobs"
+
+
+def _running(number: int) -> str:
+    return "1 running job" if number == 1 else f"{number} running jobs"

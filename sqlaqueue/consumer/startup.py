@@ -1,4 +1,4 @@
-"""The checks of the database before the first claim: transactions, isolation level, tables, triggers, privileges."""
+"""The start of a run: checks of sessions, tables, triggers and privileges, and the log record of the start."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer import lifecycle
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Execute, ExecuteInOwnSession, Routine, WithSession
 from sqlaqueue.consumer.core.transient_errors import is_database_error
 from sqlaqueue.consumer.sessions.connection_checks import check_writable, driver_connection, shared_connection_error
 from sqlaqueue.consumer.sessions.isolation_level import SETTING
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
-from sqlaqueue.log import fields, logger
+from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -32,7 +31,7 @@ def check(context: ConsumerContext) -> Routine:
             context.fail(error)
         raise
     notified = yield ExecuteInOwnSession(check_database, (context,))
-    lifecycle.log_started(context, told=notified)
+    log_started(context, notified=notified)
     if notified and not context.draining and not context.polls.peers.subscribed:
         context.runner.listen()
 
@@ -144,3 +143,36 @@ def _refuse(name: str, grants: Sequence[str]) -> None:
             f"execute: {'; '.join(grants)}"
         )
         raise DatabaseNotReadyError(msg)
+
+
+def log_started(context: ConsumerContext, *, notified: bool) -> None:
+    """Log once which queue is served, its database, the concurrency, and how new jobs are found.
+
+    :param notified: whether the table in the database sends notifications.
+    """
+    if context.start_logged:
+        return
+    context.start_logged = True
+    settings, where = context.settings, database_text(context.engine)
+    worker_kind = "task" if context.runner.can_interrupt else "thread"
+    poll = f"polling every {settings.poll_interval:g} s"
+    mode = "draining" if context.draining else "listening" if notified else "polling"
+    how = {"draining": "until no job is due", "listening": f"listening for notifications, {poll}", "polling": poll}
+    strategy = context.spec.strategy.name
+    logger.info(
+        "queue %s: started, %s, serves %s with %d worker %s%s, %s",
+        context.spec.name,
+        strategy,
+        where,
+        settings.concurrency,
+        worker_kind,
+        "" if settings.concurrency == 1 else "s",
+        how[mode],
+        extra=context.log_fields(
+            "consumer_started",
+            strategy=strategy,
+            database=where,
+            concurrency=settings.concurrency,
+            mode=mode,
+        ),
+    )

@@ -11,7 +11,6 @@ from typing import Any
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer import lifecycle
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.core.effects import (
@@ -32,7 +31,7 @@ from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.outcomes import caught
-from sqlaqueue.consumer.shutdown import shut_down
+from sqlaqueue.consumer.shutdown import GracePeriod, log_stopped, shut_down
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
 
@@ -50,12 +49,13 @@ class TaskRunner:
     def __init__(
         self, name: str, parts: ConsumerParts, factory: Any, handler: Callable[..., Any], *, draining: bool
     ) -> None:
-        self._handler, self._grace = handler, parts.settings.grace
+        self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._poll, self._stopped, self._maintenance = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._waiting: dict[asyncio.Event, None] = {}
         """What wakes the workers that wait for a change; the first one has waited longest."""
         self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+        self._grace = GracePeriod(self.context)
 
     # -- what routines ask for -------------------------------------------------------------------------------------
 
@@ -111,19 +111,19 @@ class TaskRunner:
             except asyncio.CancelledError:
                 # This run is cancelled, so its handlers are; then their jobs are released as after a grace period.
                 context.stop()
-                lifecycle.log_shutdown(context, self._grace)
+                self._grace.begin()
                 await self._abandon(workers)
                 raise
             finally:
                 context.stop()
-                lifecycle.log_shutdown(context, self._grace)
+                self._grace.begin()
                 context.over = True
                 self.wake_maintenance()
-                await _end([*workers, maintenance], max(self._grace, _LONGEST_STATEMENT))
+                await _end([*workers, maintenance], max(context.settings.grace, _LONGEST_STATEMENT))
                 await self._drive(shut_down(context))
                 if context.polls.peers.subscribed:
                     await async_listener_of(context.engine).remove(context.polls)
-                lifecycle.log_stopped(context)
+                log_stopped(context)
         if context.error is not None:
             raise context.error
 
@@ -140,20 +140,17 @@ class TaskRunner:
             while working and not stopped.done():
                 await asyncio.wait({*working, stopped}, return_when=asyncio.FIRST_COMPLETED)
                 working = {one for one in working if not one.done()}
-            lifecycle.log_shutdown(self.context, self._grace)
+            self._grace.begin()
         finally:
             stopped.cancel()
         if working:
-            _, working = await asyncio.wait(working, timeout=self._grace)
+            _, working = await asyncio.wait(working, timeout=self._grace.left())
         if working:
             await self._abandon(workers)
 
     async def _abandon(self, workers: Sequence[asyncio.Task[None]]) -> None:
         """Cancel the handlers that run; their results are refused."""
-        lifecycle.log_grace_period_over(self.context, self._grace)
-        for executor in self.context.in_flight.busy():
-            executor.abandoned = True
-            executor.interrupt()
+        self._grace.end()
         await asyncio.wait(workers, timeout=_CANCELLATION)
 
     # -- effects ---------------------------------------------------------------------------------------------------

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import inspect
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer import lifecycle
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import (
@@ -32,7 +30,7 @@ from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.outcomes import caught
-from sqlaqueue.consumer.shutdown import shut_down
+from sqlaqueue.consumer.shutdown import GracePeriod, log_stopped, shut_down
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.queue.backend import backend
@@ -51,13 +49,14 @@ class ThreadRunner:
     def __init__(
         self, name: str, parts: ConsumerParts, factory: Any, handler: Callable[..., Any], *, draining: bool
     ) -> None:
-        self._handler, self._grace = handler, parts.settings.grace
+        self._handler = handler
         self._changed = threading.Condition()
         self._poll, self._stopped, self._maintenance = threading.Event(), threading.Event(), threading.Event()
         self._waker = Waker()
         self._deadlines = StatementDeadlines(self._waker.wake)
         self._working: set[threading.Thread] = set()
         self.context = ConsumerContext(name, parts, factory, self, draining=draining)
+        self._grace = GracePeriod(self.context)
 
     # -- what routines ask for -------------------------------------------------------------------------------------
 
@@ -111,15 +110,15 @@ class ThreadRunner:
                 self._wait_for(workers)
             finally:
                 context.stop()
-                lifecycle.log_shutdown(context, self._grace)
+                self._grace.begin()
                 context.over = True
                 self.wake_maintenance()
                 # It ends with its last statement, in a moment, or the database does not answer.
-                maintenance.join(timeout=max(self._grace, _LONGEST_STATEMENT))
+                maintenance.join(timeout=max(context.settings.grace, _LONGEST_STATEMENT))
                 self._drive(shut_down(context))
                 if context.polls.peers.subscribed:
                     listener.unlisten(context.engine, context.polls)
-                lifecycle.log_stopped(context)
+                log_stopped(context)
         if context.error is not None:
             raise context.error
 
@@ -141,16 +140,13 @@ class ThreadRunner:
         return thread
 
     def _wait_for(self, workers: Sequence[threading.Thread]) -> None:
-        context, deadline = self.context, float("inf")
+        context = self.context
         while not self._working.isdisjoint(workers):
-            if context.stopping and deadline == float("inf"):
-                lifecycle.log_shutdown(context, self._grace)
-                deadline = time.monotonic() + self._grace
-            left = deadline - time.monotonic()
+            if context.stopping:
+                self._grace.begin()
+            left = self._grace.left()
             if left <= 0:
-                lifecycle.log_grace_period_over(context, self._grace)
-                for executor in context.in_flight.busy():
-                    executor.abandoned = True
+                self._grace.end()
                 return
             self._waker.wait(min(left, self._deadlines.until_check(), LONGEST_WAIT))
             if context.fork_guard.is_child:

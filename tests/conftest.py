@@ -49,13 +49,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--seed",
         type=int,
         metavar="N",
-        help="play the scenarios of tests/faults as in a session that failed and named this seed",
+        help="the seed of the random choices in tests/faults, which the report of a failed test contains",
     )
     parser.addoption(
-        "--every-remedy",
+        "--every-mutant",
         action="store_true",
-        help="show what fails without a remedy under each strategy that it serves, not under one: many mutants hang, "
-        "and each costs the seconds after which that is believed",
+        help="test each mutant of tests/faults under each of its strategies, not under one: many mutants hang, "
+        "and each of these tests takes until its timeout",
     )
 
 

@@ -68,7 +68,7 @@ def test_a_half_open_connection_is_replaced(
     with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver).running() as server:
         for round_ in (1, 2):
             await_listening(server)
-            assert proxy.cut_listening() == 1
+            assert proxy.make_listeners_half_open() == 1
             bench.enqueue()
             wait_until(lambda done=2 * round_ - 1: bench.states() == {"completed": done})
             # The new connection receives notifications.

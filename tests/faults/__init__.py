@@ -1,6 +1,6 @@
-"""The queue under faults: what the library promises, proved by histories of real processes."""
+"""Fault injection: real processes are killed, paused and disconnected, and a checker reads their history."""
 
 import pytest
 
-# What these assert says more when it fails.
-pytest.register_assert_rewrite("tests.faults.scenarios", "tests.faults.scene")
+# Rewritten assertions show the values they compare.
+pytest.register_assert_rewrite("tests.faults.scenarios", "tests.faults.harness")

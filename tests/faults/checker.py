@@ -1,8 +1,8 @@
-"""Decides from a history and the tables that are left whether the queue kept its promises. Pure: no I/O.
+"""Checks a history and the final tables against the guarantees of the library. Pure, no I/O.
 
-What a history cannot prove is not held against the queue. A line that tells of a commit comes after it, by any
-amount of time, or never when its process was killed in between; so of two lines of different processes only
-those are compared whose order in the database follows.
+The checker reports only what a history proves. A process records a commit after the commit, at any later time, or never
+if it was killed in between. So records of different processes are compared only where their order in the database
+follows from them.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.faults.history import Line, of
+from tests.faults.history import Record, with_event
 
-FINISHED = {"completed", "failed", "cancelled"}
-ENDINGS = {"completed", "retried", "failed", "cancelled", "released"}
-"""The events by which a Consumer tells that it has settled a run."""
+FINAL_STATES = {"completed", "failed", "cancelled"}
+SETTLED = {"completed", "retried", "failed", "cancelled", "released"}
+"""The events of a Consumer that has settled a run."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is left of one job."""
+    """The final row of one job."""
 
     state: str
     attempts: int
@@ -29,207 +29,213 @@ class Row:
 
 @dataclass(frozen=True)
 class Tables:
-    """What is in the database when all work is done."""
+    """The contents of the database when all jobs are in a final state."""
 
     rows: Mapping[int, Row]
     effects: Sequence[tuple[int, str]] = ()
-    """What handlers did: the job's key and the id of the run, each as often as it is there."""
+    """The rows that handlers inserted: the key of the job and the id of the run."""
     messages: frozenset[int] = frozenset()
-    """The keys of the messages, where jobs have some."""
+    """The keys in the message table, under a strategy that has one."""
     keeps_completed: bool = True
     """Whether a completed job leaves a row."""
 
 
 @dataclass
 class Job:
-    """What the history says of one job."""
+    """What the history contains about one job."""
 
     key: int
-    ends: str = "completed"
-    """The state in which it should end."""
-    limit: int = 3
-    effect: bool = True
-    """Whether a run that succeeds leaves something in the database."""
-    killer: bool = False
-    """Whether its handler ends the process."""
-    order: tuple[Any, ...] | None = None
-    """Its place among all jobs, where that is known before it is claimed."""
-    fate: str = "unknown"
-    """What became of the transaction that enqueued it."""
+    expected_state: str = "completed"
+    """The final state it should have."""
+    max_attempts: int = 3
+    has_effect: bool = True
+    """Whether its handler inserts a row when it succeeds."""
+    exits_process: bool = False
+    """Whether its handler exits the process."""
+    claim_order: tuple[Any, ...] | None = None
+    """Its position in the order of claims; None if it is not known in advance."""
+    enqueue_outcome: str = "unknown"
+    """Whether the transaction that enqueued it was committed: ``enqueued``, ``rolled back`` or ``unknown``."""
     enqueued_at: int = 0
-    lines: list[Line] = field(default_factory=list)
+    records: list[Record] = field(default_factory=list)
 
-    def count(self, *what: str) -> int:
-        """Return how many lines about it say one of ``what``."""
-        return len(of(self.lines, *what))
+    def count(self, *events: str) -> int:
+        """Return the number of its records with one of ``events``."""
+        return len(with_event(self.records, *events))
 
 
 class History:
-    """The lines by job, beside what is left in the tables."""
+    """The records grouped by job, and the final tables."""
 
-    def __init__(self, lines: Iterable[Line], tables: Tables) -> None:
-        self.lines, self.tables = sorted(lines, key=lambda line: line.at), tables
+    def __init__(self, records: Iterable[Record], tables: Tables) -> None:
+        self.records, self.tables = sorted(records, key=lambda record: record.time_ns), tables
         self.jobs: dict[int, Job] = {}
-        faults = of(self.lines, "fault")
+        faults = with_event(self.records, "fault")
         self.faults = len(faults)
-        self.unheard = sum(line.more["kind"] != "SIGSTOP" for line in faults) + len(of(self.lines, "died"))
-        """How many claims there may be of which their workers could not tell, of each job."""
+        self.unrecorded_claims = sum(record.details["kind"] != "SIGSTOP" for record in faults)
+        """The largest number of claims of each job that a fault may have prevented a worker from recording."""
+        self.unrecorded_claims += len(with_event(self.records, "exited"))
         self.effects = Counter(key for key, _ in tables.effects)
-        for line in self.lines:
-            if line.key is None:
+        for record in self.records:
+            if record.key is None:
                 continue
-            job = self.jobs.setdefault(line.key, Job(line.key))
-            job.lines.append(line)
-            match line.what:
+            job = self.jobs.setdefault(record.key, Job(record.key))
+            job.records.append(record)
+            match record.event:
                 case "enqueueing":
-                    order = line.more.get("order")
-                    self.jobs[line.key] = Job(
-                        line.key, **{**line.more, "order": None if order is None else tuple(order)}, lines=job.lines
-                    )
+                    order = record.details.get("claim_order")
+                    expected = {**record.details, "claim_order": None if order is None else tuple(order)}
+                    self.jobs[record.key] = Job(record.key, **expected, records=job.records)
                 case "enqueued" | "rolled back":
-                    job.fate, job.enqueued_at = line.what, line.at
+                    job.enqueue_outcome, job.enqueued_at = record.event, record.time_ns
 
     def state(self, job: Job) -> str | None:
-        """Return the state in which a job is; None when there is no trace of it."""
+        """Return the final state of a job; None if neither the tables nor the history contain one."""
         if job.key in self.tables.rows:
             return self.tables.rows[job.key].state
-        # Where a completed job leaves no row, that its handler returned is the only trace; its effect is judged apart.
-        return "completed" if not self.tables.keeps_completed and job.count("end") else None
+        # Where a completed job leaves no row, the return of its handler is the only evidence. Effects have a rule.
+        return "completed" if not self.tables.keeps_completed and job.count("return") else None
 
 
-Complaints = Iterator[str]
+Violations = Iterator[str]
 
 
-def nothing_is_lost(history: History) -> Complaints:
-    """What was committed is there, and done."""
+def no_committed_job_is_lost(history: History) -> Violations:
+    """Every committed job has run and is in the final state that is expected."""
     for job in history.jobs.values():
         state = history.state(job)
         if state is None:
-            if job.fate == "enqueued":
-                yield f"job {job.key} was committed, and is gone"
-        elif state not in FINISHED:
+            if job.enqueue_outcome == "enqueued":
+                yield f"job {job.key} was committed and is missing"
+        elif state not in FINAL_STATES:
             yield f"job {job.key} is still {state}"
-        elif state != job.ends:
-            yield f"job {job.key} is {state}, and should be {job.ends}"
-        elif state == "completed" and not job.count("end"):
-            yield f"job {job.key} is completed, and no handler of it has returned"
+        elif state != job.expected_state:
+            yield f"job {job.key} is {state}, expected {job.expected_state}"
+        elif state == "completed" and not job.count("return"):
+            yield f"job {job.key} is completed, but its handler has never returned"
 
 
-def nothing_comes_from_nowhere(history: History) -> Complaints:
-    """What was not committed is neither there nor run, and no message is left of what was."""
+def only_committed_jobs_exist(history: History) -> Violations:
+    """A job that was rolled back has no row and no run, and only pending jobs have messages."""
     for key in sorted(history.jobs.keys() | history.tables.rows.keys()):
         job = history.jobs.get(key, Job(key))
         if not job.count("enqueueing"):
-            yield f"job {key} was enqueued by nobody"
-        elif job.fate == "rolled back" and (history.state(job) is not None or job.count("start")):
-            yield f"job {key} was rolled back by its producer, and yet was {history.state(job) or 'run'}"
-    waiting = {key for key, row in history.tables.rows.items() if row.state == "pending"}
-    for key in history.tables.messages - waiting:
-        yield f"the message of job {key} is left, which does not wait"
+            yield f"job {key} was never enqueued"
+        elif job.enqueue_outcome == "rolled back" and (history.state(job) is not None or job.count("start")):
+            yield f"job {key} was rolled back by its producer, but it was {history.state(job) or 'run'}"
+    pending = {key for key, row in history.tables.rows.items() if row.state == "pending"}
+    for key in history.tables.messages - pending:
+        yield f"job {key} has a message and is not pending"
 
 
-def effects_happen_once(history: History) -> Complaints:
-    """A completed job has had its effect once, by a run that returned, and no other job has had any."""
-    returned = {line.more["run"]: line.key for line in of(history.lines, "end")}
+def effects_are_committed_exactly_once(history: History) -> Violations:
+    """A completed job has one effect, of a run that returned. Every other job has none."""
+    returned = {record.details["run"]: record.key for record in with_event(history.records, "return")}
     for job in history.jobs.values():
         state = history.state(job)
-        expected = int(state == "completed" and job.effect)
+        expected = int(state == "completed" and job.has_effect)
         if history.effects[job.key] != expected:
-            yield f"job {job.key} is {state}, and has {history.effects[job.key]} effects in place of {expected}"
+            yield f"job {job.key} is {state} and has {history.effects[job.key]} effects, expected {expected}"
     for key, run in history.tables.effects:
         if returned.get(run) != key:
-            yield f"the run {run} of job {key} has not returned, and has an effect"
+            yield f"run {run} of job {key} has not returned and has an effect"
 
 
-def a_claim_is_settled_once(history: History) -> Complaints:
-    """Whoever settles a run has claimed it, and what one has settled, no other settles again."""
+def each_claim_is_settled_at_most_once(history: History) -> Violations:
+    """A worker settles only runs that it has claimed, and each claim is settled or rescued at most once."""
     for job in history.jobs.values():
-        claimed, settled = (Counter(line.process for line in of(job.lines, *what)) for what in (("claimed",), ENDINGS))
+        claimed, settled = (
+            Counter(record.process for record in with_event(job.records, *events)) for events in (("claimed",), SETTLED)
+        )
         for process, number in settled.items():
             if number > claimed[process]:
-                yield f"{process} has claimed job {job.key} {claimed[process]} times, and settled it {number} times"
-        over, again = job.count(*FINISHED), job.count("requeued")
-        if over > 1 + again:
-            yield f"job {job.key} was finished {over} times, and requeued {again} times"
-        claimed_at_most, ended = job.count("claimed") + history.unheard, job.count(*ENDINGS, "rescued")
-        if ended > claimed_at_most:
-            yield f"of at most {claimed_at_most} claims of job {job.key}, {ended} were settled or taken back"
+                yield f"{process} has claimed job {job.key} {claimed[process]} times and settled it {number} times"
+        finished, requeued = job.count(*FINAL_STATES), job.count("requeued")
+        if finished > 1 + requeued:
+            yield f"job {job.key} was finished {finished} times and requeued {requeued} times"
+        max_claims, ended = job.count("claimed") + history.unrecorded_claims, job.count(*SETTLED, "rescued")
+        if ended > max_claims:
+            yield f"job {job.key} was claimed at most {max_claims} times and settled or rescued {ended} times"
 
 
-def attempts_stay_in_their_limit(history: History) -> Complaints:
-    """No job is counted, or started, more often than its limit says.
+def attempts_stay_within_max_attempts(history: History) -> Violations:
+    """No job has more attempts, or more starts that count, than ``max_attempts``.
 
-    Not counted are a killer's first start within a batch, since nobody knows then whom to blame, and the one more run
-    of a job that plain SQL made wait again; a start that a fault cut short may not be counted, nor one that was given
-    back, or together with others, each of which may then be tried by itself.
+    These starts need not be counted: the first start of a job that exits the process within a batch, as its
+    responsibility is unknown; the additional run of a job that was requeued by plain SQL; a start that a fault
+    interrupted; a run that was released; and a run within a batch, whose jobs may be tried one by one afterwards.
     """
     for job in history.jobs.values():
-        row, again = history.tables.rows.get(job.key), job.count("requeued")
-        if row is not None and row.attempts > job.limit + again:
-            yield f"job {job.key} has {row.attempts} attempts, of {job.limit}"
-        starts, uncounted = job.count("start"), job.count("released") + again + history.faults + job.killer
-        uncounted += sum(line.more.get("together", False) for line in of(job.lines, "start"))
-        if starts > job.limit + uncounted:
-            yield f"job {job.key} was started {starts} times; it has {job.limit} attempts, {uncounted} uncounted"
-        if row is not None and row.state in FINISHED and not again and row.attempts > starts + history.faults:
-            yield f"job {job.key} was started {starts} times, and {row.attempts} attempts were counted"
+        row, requeued = history.tables.rows.get(job.key), job.count("requeued")
+        if row is not None and row.attempts > job.max_attempts + requeued:
+            yield f"job {job.key} has {row.attempts} attempts, limit {job.max_attempts}"
+        starts, uncounted = job.count("start"), job.count("released") + requeued + history.faults + job.exits_process
+        uncounted += sum(record.details.get("in_batch", False) for record in with_event(job.records, "start"))
+        if starts > job.max_attempts + uncounted:
+            yield f"job {job.key} was started {starts} times, limit {job.max_attempts} and {uncounted} uncounted starts"
+        is_final = row is not None and row.state in FINAL_STATES
+        if row is not None and is_final and not requeued and row.attempts > starts + history.faults:
+            yield f"job {job.key} was started {starts} times and has {row.attempts} attempts"
 
 
-def settled_stays_settled(history: History) -> Complaints:
-    """What somebody has seen in a final state, or was told of, stays like that until it is requeued."""
+def final_states_do_not_change(history: History) -> Violations:
+    """A job stays in the final state that was observed or that a worker has recorded, until it is requeued."""
     for job in history.jobs.values():
-        settled: Mapping[str, Any] = {}
-        for line in of(job.lines, "seen", "requeued"):
-            if settled and line.what == "seen" and line.more != settled:
-                yield f"job {job.key} was seen as {settled}, and then as {line.more}"
-            settled = line.more if line.more.get("state") in FINISHED else {}
-        state, told = history.state(job), of(job.lines, *FINISHED, "requeued")
-        if settled and state != settled["state"]:
-            yield f"job {job.key} was seen as {settled['state']}, and is {state} in the end"
-        if told and told[-1].what not in {"requeued", state}:
-            yield f"{told[-1].process} was told that job {job.key} is {told[-1].what}; it is {state} in the end"
+        final: Mapping[str, Any] = {}
+        for record in with_event(job.records, "observed", "requeued"):
+            if final and record.event == "observed" and record.details != final:
+                yield f"job {job.key} was observed as {final}, and later as {record.details}"
+            final = record.details if record.details.get("state") in FINAL_STATES else {}
+        state, recorded = history.state(job), with_event(job.records, *FINAL_STATES, "requeued")
+        if final and state != final["state"]:
+            yield f"job {job.key} was observed as {final['state']}, and its final state is {state}"
+        if recorded and recorded[-1].event not in {"requeued", state}:
+            last = recorded[-1]
+            yield f"{last.process} has recorded job {job.key} as {last.event}, and its final state is {state}"
 
 
-def claims_come_in_order(history: History) -> Complaints:
-    """One Consumer with one handler at a time, and no faults: no job is claimed before a better one that was there."""
-    ready = of(history.lines, "ready")
-    if len(ready) != 1 or ready[0].more.get("concurrency") != 1 or history.faults:
+def jobs_are_claimed_in_order(history: History) -> Violations:
+    """Without faults, one Consumer with ``concurrency=1`` claims no job while an earlier one in order is claimable."""
+    ready = with_event(history.records, "ready")
+    if len(ready) != 1 or ready[0].details.get("concurrency") != 1 or history.faults:
         return
     process = ready[0].process
     claimed: set[int] = set()
-    begun = ready[0].at
-    """No later than the beginning of the claim that is being read: a handler has said something since, as the consumer
-    itself may just have told what it has settled with the same commit."""
-    for line in history.lines:
-        if line.process != process or line.key is None:
+    claim_not_before = ready[0].time_ns
+    """A lower bound for the start of the current claim: the last record of a handler. Events of the Consumer do not
+    count, as the Consumer may emit them after a commit that already contained this claim."""
+    for record in history.records:
+        if record.process != process or record.key is None:
             continue
-        job = history.jobs[line.key]
-        if line.what in {"start", "end", "raise"}:
-            begun = line.at
-        elif line.what == "claimed" and line.key not in claimed and job.order is not None:
-            claimed.add(line.key)
+        job = history.jobs[record.key]
+        if record.event in {"start", "return", "raise"}:
+            claim_not_before = record.time_ns
+        elif record.event == "claimed" and record.key not in claimed and job.claim_order is not None:
+            claimed.add(record.key)
             for other in history.jobs.values():
-                there = other.fate == "enqueued" and other.enqueued_at < begun and other.key not in claimed
-                if there and other.order is not None and other.order < job.order:
-                    yield f"job {line.key} was claimed before job {other.key}, which is better and was there"
+                was_committed = other.enqueue_outcome == "enqueued" and other.enqueued_at < claim_not_before
+                if not was_committed or other.key in claimed or other.claim_order is None:
+                    continue
+                if other.claim_order < job.claim_order:
+                    yield f"job {record.key} was claimed before job {other.key}, which precedes it and was claimable"
 
 
-RULES: Sequence[Callable[[History], Complaints]] = (
-    nothing_is_lost,
-    nothing_comes_from_nowhere,
-    effects_happen_once,
-    a_claim_is_settled_once,
-    attempts_stay_in_their_limit,
-    settled_stays_settled,
-    claims_come_in_order,
+RULES: Sequence[Callable[[History], Violations]] = (
+    no_committed_job_is_lost,
+    only_committed_jobs_exist,
+    effects_are_committed_exactly_once,
+    each_claim_is_settled_at_most_once,
+    attempts_stay_within_max_attempts,
+    final_states_do_not_change,
+    jobs_are_claimed_in_order,
 )
 
 
-def complaints(lines: Iterable[Line], tables: Tables) -> dict[str, list[str]]:
-    """Return what each rule has to complain about; empty when the queue has kept its promises."""
-    history = History(lines, tables)
+def violations(records: Iterable[Record], tables: Tables) -> dict[str, list[str]]:
+    """Return the violations of each rule by its name; empty if all guarantees hold."""
+    history = History(records, tables)
     found: dict[str, list[str]] = defaultdict(list)
     for rule in RULES:
-        for complaint in rule(history):
-            found[rule.__name__].append(complaint)
+        for violation in rule(history):
+            found[rule.__name__].append(violation)
     return dict(found)

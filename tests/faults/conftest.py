@@ -1,4 +1,4 @@
-"""Scenes for the scenarios, and the seed from which all that is random in them follows."""
+"""Fixtures of the fault scenarios, and the seed of their random choices."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ import pytest
 from tests.conftest import SERVERS
 from tests.consumer.bench import Bench
 from tests.consumer.conftest import Supply
-from tests.faults.scene import Scene
-from tests.faults.zygote import Zygote
+from tests.faults.fork_server import ForkServer
+from tests.faults.harness import Harness
 from tests.servers import Server, Servers
 
 SEED = pytest.StashKey[int]()
 
-MakeScene = Callable[..., AbstractContextManager[Scene]]
+MakeHarness = Callable[..., AbstractContextManager[Harness]]
 
 
 def seed_of(config: pytest.Config) -> int:
-    """Return the seed of this session: the one that was asked for, or any."""
+    """Return the seed of this test session: the value of ``--seed``, or a random number."""
     if SEED not in config.stash:
-        asked = config.getoption("--seed")
-        config.stash[SEED] = random.SystemRandom().randrange(10**6) if asked is None else int(asked)
+        option = config.getoption("--seed")
+        config.stash[SEED] = random.SystemRandom().randrange(10**6) if option is None else int(option)
     return config.stash[SEED]
 
 
@@ -35,52 +35,62 @@ def seed_of(config: pytest.Config) -> int:
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     report = yield
     if report.failed:
-        report.sections.append(("seed", f"to play it again: --seed {seed_of(item.config)}"))
+        report.sections.append(("seed", f"to repeat this test: --seed {seed_of(item.config)}"))
     return report
 
 
 @pytest.fixture(scope="session")
-def zygote() -> Iterator[Zygote]:
-    with Zygote() as zygote:
-        yield zygote
+def fork_server() -> Iterator[ForkServer]:
+    with ForkServer() as fork_server:
+        yield fork_server
 
 
-class Stage:
-    """Queues on the server that all tests share, and on one that may be crashed, started when it is needed."""
+class Benches:
+    """Queues on the server that all tests share, and on a second server, which tests may crash.
+
+    The second server is started when it is first used.
+    """
 
     def __init__(self, server: Server, servers: Servers) -> None:
         self._server, self._servers, self._stack = server, servers, contextlib.ExitStack()
         self._supplies: dict[bool, Supply] = {}
 
-    def take(self, strategy: str, colour: str, *, crash: bool) -> Bench:
-        if crash not in self._supplies:
-            own = self._servers.own(self._server.version)
-            supply = Supply(self._stack.enter_context(own) if crash else self._server)
+    def take(self, strategy: str, api: str, *, own_server: bool) -> Bench:
+        if own_server not in self._supplies:
+            second = self._servers.own(self._server.version)
+            supply = Supply(self._stack.enter_context(second) if own_server else self._server)
             self._stack.callback(supply.close)
-            self._supplies[crash] = supply
-        return self._supplies[crash].take(strategy, colour)
+            self._supplies[own_server] = supply
+        return self._supplies[own_server].take(strategy, api)
 
     def close(self) -> None:
         self._stack.close()
 
 
 @pytest.fixture(scope="session")
-def stage(pytestconfig: pytest.Config, server: Server) -> Iterator[Stage]:
-    stage = Stage(server, pytestconfig.stash[SERVERS])
-    yield stage
-    stage.close()
+def benches(pytestconfig: pytest.Config, server: Server) -> Iterator[Benches]:
+    benches = Benches(server, pytestconfig.stash[SERVERS])
+    yield benches
+    benches.close()
 
 
 @pytest.fixture
-def make_scene(
-    request: pytest.FixtureRequest, pytestconfig: pytest.Config, stage: Stage, zygote: Zygote, tmp_path: Path
-) -> MakeScene:
-    """Return what makes a scene of a strategy and a colour; ``crash`` says that its server will be restarted."""
+def make_harness(
+    request: pytest.FixtureRequest,
+    pytestconfig: pytest.Config,
+    benches: Benches,
+    fork_server: ForkServer,
+    tmp_path: Path,
+) -> MakeHarness:
+    """Return a function that makes a harness for a strategy and an API, ``sync`` or ``async``.
 
-    def make(strategy: str, colour: str, *, crash: bool = False, **options: Any) -> AbstractContextManager[Scene]:
-        bench = stage.take(strategy, colour, crash=crash)
-        # By the test's name, so that it plays the same way alone and among all.
-        dice = random.Random(f"{seed_of(pytestconfig)} {request.node.name}")
-        return Scene(bench, zygote, tmp_path, dice, **options).playing()
+    A test that crashes the server passes ``own_server=True``.
+    """
+
+    def make(strategy: str, api: str, *, own_server: bool = False, **options: Any) -> AbstractContextManager[Harness]:
+        bench = benches.take(strategy, api, own_server=own_server)
+        # Seeded by the name of the test as well, so that its random choices do not depend on other tests.
+        rng = random.Random(f"{seed_of(pytestconfig)} {request.node.name}")
+        return Harness(bench, fork_server, tmp_path, rng, **options).running()
 
     return make

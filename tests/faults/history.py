@@ -1,7 +1,7 @@
-"""What processes did, in their own words: append-only files beside the database, one a process.
+"""The history of a test: what each process did, in one append-only file per process.
 
-A line is one write(), so it is whole, and it survives the SIGKILL that comes right after it. Nothing is synced to the
-disk: it is processes that die in these tests, not the machine.
+A record is one write(), so it is complete and survives a SIGKILL that follows it. Nothing is synced to the disk, as
+these tests kill processes, not the machine.
 """
 
 from __future__ import annotations
@@ -16,72 +16,72 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """One thing that one process did.
+class Record:
+    """One event in one process.
 
-    Of a producer, about one job each: ``enqueueing`` before its commit, with what is expected of the job, then
-    ``enqueued`` or ``rolled back``; neither when it is not known. Of a worker: ``ready``, ``stopped``, ``idle`` when it
-    is so for long, the names of the Consumer's events, and of its handlers ``start``, ``end`` and ``raise``, each with
-    the id of its ``run``, and ``waits`` before the gate. Of the test: ``fault`` for each that it causes, ``died`` for
-    each worker that a job has killed, ``seen`` for each change that it sees in the tables, ``requeued`` for each job
-    that it makes wait again by plain SQL, ``rescued``.
+    A producer records for each job ``enqueueing`` before its commit, with the expected outcome, then ``enqueued`` or
+    ``rolled back``; neither if it is killed during the commit. A worker records ``ready``, ``stopped``, ``idle`` before
+    a long wait, the events of the Consumer, and for each call of the handler ``start``, ``return`` and ``raise`` with
+    the id of the ``run``, and ``at gate`` before it waits for the gate. The test records each ``fault`` it injects,
+    ``exited`` for each worker that a job has ended, ``observed`` for each change in the tables, ``requeued`` for each
+    job that it requeues by plain SQL, and ``rescued``.
     """
 
-    at: int
-    """Nanoseconds on the machine's monotonic clock, which is the same for all processes."""
+    time_ns: int
+    """Nanoseconds on the monotonic clock of the machine, which is the same for all processes."""
     process: str
-    what: str
+    event: str
     key: int | None = None
-    more: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        about = "" if self.key is None else f" {self.key}"
-        more = "".join(f" {name}={value}" for name, value in self.more.items())
-        return f"{self.at / 1e9:.4f} {self.process}: {self.what}{about}{more}"
+        key = "" if self.key is None else f" {self.key}"
+        details = "".join(f" {name}={value}" for name, value in self.details.items())
+        return f"{self.time_ns / 1e9:.4f} {self.process}: {self.event}{key}{details}"
 
 
-class Log:
-    """The file of one process; its threads may share it."""
+class Recorder:
+    """Appends records to the file of one process. Its threads may share it."""
 
     def __init__(self, directory: Path, process: str) -> None:
         self._process = process
-        self._file = os.open(directory / f"{process}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        self._file = os.open(directory / f"{process}.history", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def write(self, what: str, key: int | None = None, **more: Any) -> None:
-        """Append a line."""
-        line = json.dumps([time.monotonic_ns(), self._process, what, key, more])
+    def record(self, event: str, key: int | None = None, **details: Any) -> None:
+        """Append a record."""
+        line = json.dumps([time.monotonic_ns(), self._process, event, key, details])
         os.write(self._file, f"{line}\n".encode())
 
     def close(self) -> None:
         os.close(self._file)
 
 
-class Reader:
-    """Reads the files of a directory as they grow."""
+class HistoryReader:
+    """Reads the files of all processes while they grow."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._read: dict[Path, int] = {}
-        self._lines: list[Line] = []
+        self._offsets: dict[Path, int] = {}
+        self._records: list[Record] = []
 
-    def lines(self) -> list[Line]:
-        """Return all lines so far, in the order of time."""
-        for path in self._directory.glob("*.log"):
+    def records(self) -> list[Record]:
+        """Return all records so far, sorted by time."""
+        for path in self._directory.glob("*.history"):
             with path.open("rb") as file:
-                file.seek(self._read.get(path, 0))
-                # Somebody may be writing: what has no end yet is left for the next time.
-                whole, newline, _ = file.read().rpartition(b"\n")
-            self._read[path] = self._read.get(path, 0) + len(whole) + len(newline)
-            self._lines += map(parse, whole.splitlines())
-        self._lines.sort(key=lambda line: line.at)
-        return list(self._lines)
+                file.seek(self._offsets.get(path, 0))
+                # A process may be writing: an incomplete line is read by a later call.
+                complete, newline, _ = file.read().rpartition(b"\n")
+            self._offsets[path] = self._offsets.get(path, 0) + len(complete) + len(newline)
+            self._records += map(parse_record, complete.splitlines())
+        self._records.sort(key=lambda record: record.time_ns)
+        return list(self._records)
 
 
-def parse(text: bytes) -> Line:
-    """Return the line that a process wrote."""
-    return Line(*json.loads(text))
+def parse_record(line: bytes) -> Record:
+    """Return the record that a process has written as one line."""
+    return Record(*json.loads(line))
 
 
-def of(lines: Iterable[Line], *what: str, process: str | None = None) -> list[Line]:
-    """Return those of ``lines`` that say one of ``what``, of one process or of all."""
-    return [line for line in lines if line.what in what and process in {None, line.process}]
+def with_event(records: Iterable[Record], *events: str, process: str | None = None) -> list[Record]:
+    """Return the records with one of ``events``, of one process or of all."""
+    return [record for record in records if record.event in events and process in {None, record.process}]

@@ -1,7 +1,7 @@
-"""The library with one remedy removed each, to be applied in a process that ends after it.
+"""Mutants of the library, each without one safeguard. A mutant is applied in a process that exits afterwards.
 
-Each function says what the library then lacks. A name is replaced in the module that uses it, or in the one that
-defines it: what matters is that the workers run the mutant.
+The name of a function describes the mutant. It replaces a name in the module that defines it or in those that use it,
+depending on which one the consumer's code looks up.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sqlaqueue.consumer.settling.crash_journal import CrashJournal, JournalEntry
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import SettledEach, Settler
 from sqlaqueue.strategies.update_status import UpdateStatus
-from tests.strategies import mutants as strategies
+from tests.strategies import mutants as strategy_mutants
 
 MUTANTS: dict[str, Callable[[], None]] = {}
 
@@ -49,12 +49,12 @@ def mutant(apply: Callable[[], None]) -> Callable[[], None]:
     return apply
 
 
-def nothing(*_: Any, **__: Any) -> None:
+def do_nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
-def none_at_all(*_: Any, **__: Any) -> list[Any]:
-    """Find nothing."""
+def return_nothing(*_: Any, **__: Any) -> list[Any]:
+    """Return an empty list."""
     return []
 
 
@@ -63,22 +63,22 @@ def none_at_all(*_: Any, **__: Any) -> list[Any]:
 
 @mutant
 def compares_no_token() -> None:
-    UpdateStatus.fence = strategies.ComparesNoToken.fence
+    UpdateStatus.fence = strategy_mutants.ComparesNoToken.fence
 
 
 @mutant
 def compares_the_token_only() -> None:
-    UpdateStatus.fence = strategies.ComparesTheTokenOnly.fence
+    UpdateStatus.fence = strategy_mutants.ComparesTheTokenOnly.fence
 
 
 @mutant
 def does_not_rescue() -> None:
-    rescue.rescue_jobs = none_at_all
+    rescue.rescue_jobs = return_nothing
 
 
 @mutant
 def does_not_extend() -> None:
-    extend_leases.extend_leases = nothing
+    extend_leases.extend_leases = do_nothing
 
 
 @mutant
@@ -88,7 +88,7 @@ def extends_running_jobs_only() -> None:
 
 @mutant
 def extension_waits_for_locks() -> None:
-    original, waiting = UpdateStatus.extend, strategies.UpdateStatusWaits()
+    original, waiting = UpdateStatus.extend, strategy_mutants.UpdateStatusWaits()
     UpdateStatus.extend = lambda self, spec, held, lease: original(waiting, spec, held, lease)
 
 
@@ -113,23 +113,23 @@ def claims_quarantined_jobs_with_others() -> None:
 
 
 @mutant
-def runs_quarantined_jobs_side_by_side() -> None:
+def runs_all_quarantined_jobs_at_once() -> None:
     Quarantine.is_running = property(lambda self: False)
 
 
 @mutant
-def freezes_with_its_locks() -> None:
-    extend_leases.limit_transaction = rescue.limit_transaction = nothing
+def has_no_transaction_timeout() -> None:
+    extend_leases.limit_transaction = rescue.limit_transaction = do_nothing
 
 
 @mutant
-def release_spends_the_attempt() -> None:
+def counts_released_runs() -> None:
     UpdateStatus.counted = lambda self, attempts, settlement: None
 
 
 @mutant
 def commits_effects_before_the_outcome() -> None:
-    """A handler's writes are committed, and then its run is settled."""
+    """The writes of a handler are committed before its run is settled."""
 
     def complete_and_commit(self: Settler, session: Any, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
         session.commit()
@@ -149,12 +149,12 @@ def does_not_check_uncertain_runs() -> None:
 
 
 @mutant
-def takes_no_commit_for_uncertain() -> None:
+def treats_no_run_as_uncertain() -> None:
     settle.commit = leased.commit = lambda session, finished: session.commit()
 
 
 @mutant
-def takes_every_run_for_uncertain() -> None:
+def treats_every_run_as_uncertain() -> None:
     original = Settler.complete_and_commit
 
     def complete_and_commit(self: Settler, session: Any, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
@@ -166,45 +166,47 @@ def takes_every_run_for_uncertain() -> None:
 
 
 @mutant
-def forgets_what_it_could_not_settle() -> None:
-    CompletionBuffer.put_back = nothing
+def forgets_unsettled_runs() -> None:
+    CompletionBuffer.put_back = do_nothing
 
 
 # -- shutdown --------------------------------------------------------------------------------------------------------
 
 
 @mutant
-def does_not_answer_signals() -> None:
-    ignoring = lambda stop, **_: contextlib.nullcontext()  # noqa: E731 - its name says it
-    thread_runner.signal_handlers.stop_on_signal = ignoring
-    task_runner.signal_handlers.stop_on_signal = ignoring
+def ignores_signals() -> None:
+    def stop_on_signal(stop: Any, **_: Any) -> Any:
+        return contextlib.nullcontext()
+
+    thread_runner.signal_handlers.stop_on_signal = stop_on_signal
+    task_runner.signal_handlers.stop_on_signal = stop_on_signal
 
 
 @mutant
-def sleeps_on_when_it_is_stopped() -> None:
-    thread_runner.ThreadRunner.stop = nothing
-    task_runner.TaskRunner.stop = nothing
+def ignores_stop() -> None:
+    thread_runner.ThreadRunner.stop = do_nothing
+    task_runner.TaskRunner.stop = do_nothing
 
 
 @mutant
 def keeps_jobs_that_have_not_begun() -> None:
-    ConsumerContext.forget_claimed = none_at_all
+    ConsumerContext.forget_claimed = return_nothing
 
 
-class Instead:
-    """An object, but for some attributes."""
+class Override:
+    """Replaces some attributes of an object, and reads the others from it."""
 
-    def __init__(self, there: Any, **attributes: Any) -> None:
-        self.__dict__.update(attributes, _there=there)
+    def __init__(self, target: Any, **attributes: Any) -> None:
+        self.__dict__.update(attributes, _target=target)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._there, name)
+        return getattr(self._target, name)
 
 
 @mutant
 def runs_its_batch_to_the_end() -> None:
     original = held._run
-    held._run = lambda context, jobs, entry: original(Instead(context, stopping=False), jobs, entry)
+    held._run = lambda context, jobs, entry: original(Override(context, stopping=False), jobs, entry)
 
 
 @mutant
@@ -220,25 +222,25 @@ def counts_abandoned_runs() -> None:
 
 @mutant
 def leaves_abandoned_batches_in_the_journal() -> None:
-    CrashJournal.discard_all = nothing
+    CrashJournal.discard_all = do_nothing
 
 
-# -- a transaction holds the batch -----------------------------------------------------------------------------------
+# -- strategies that hold a transaction ------------------------------------------------------------------------------
 
 
 @mutant
 def writes_no_journal() -> None:
-    held_operations.write_entry = nothing
+    held_operations.write_entry = do_nothing
 
 
 @mutant
 def counts_no_deaths() -> None:
-    JournalEntry.deaths = property(lambda self: 0, nothing)
+    JournalEntry.deaths = property(lambda self: 0, do_nothing)
 
 
 @mutant
 def quarantines_no_job() -> None:
-    JournalEntry.quarantined_among = none_at_all
+    JournalEntry.quarantined_among = return_nothing
 
 
 @mutant
@@ -254,7 +256,7 @@ def never_ends_a_quarantine() -> None:
 
 @mutant
 def discards_no_entry() -> None:
-    """A batch that is given up by a worker that lives is taken for one whose worker died."""
+    """The journal entry of a batch that a live worker gives up stays, as after the death of a worker."""
 
     def discard_entries(context: Any) -> Routine:
         yield from ()
@@ -298,7 +300,7 @@ def lets_handlers_commit() -> None:
 
 @mutant
 def does_not_reconcile() -> None:
-    reconcile.reconcile_at_once = none_at_all
+    reconcile.reconcile_at_once = return_nothing
     reconcile.reconcile_range = lambda *_: ([], None)
 
 
@@ -334,17 +336,17 @@ def does_not_limit_attempts() -> None:
     )
 
 
-# -- handlers that take too long, or are cancelled -------------------------------------------------------------------
+# -- timeouts and cancellation ---------------------------------------------------------------------------------------
 
 
 @mutant
 def ignores_timeouts() -> None:
-    handler_timeout.record_overdue = none_at_all
+    handler_timeout.record_overdue = return_nothing
 
 
 @mutant
 def ignores_requests_to_cancel() -> None:
-    cancellations.take_requests = blocked_jobs.take_requests = none_at_all
+    cancellations.take_requests = blocked_jobs.take_requests = return_nothing
 
 
 @mutant

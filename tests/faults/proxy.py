@@ -1,7 +1,7 @@
-"""A TCP proxy before PostgreSQL that knows a COMMIT when it sees one, and can lose it or its answer.
+"""A TCP proxy for PostgreSQL that can drop or hold a COMMIT, or drop its reply.
 
-It understands as much of the protocol as that takes: where messages begin, which statements a transaction consists
-of, and the server's word that it has committed.
+It parses as much of the protocol as it needs: message boundaries, the statements of a transaction, and the command tag
+of a COMMIT.
 """
 
 from __future__ import annotations
@@ -15,62 +15,64 @@ from typing import Any, Literal, Self
 
 from tests.servers import Database
 
-Action = Literal["lose before", "lose after", "hold"]
-Kind = Literal["settle", "bulk", "ledger", "strike", "claim", "extend", "rescue", "other"]
+Action = Literal["drop_commit", "drop_reply", "hold_commit"]
+TransactionKind = Literal[
+    "settle_with_effects", "settle", "journal_open", "journal_discard", "claim", "extend", "rescue", "other"
+]
 
-_WITHOUT_TYPE = {80877102, 80877103, 80877104}
-"""Requests for a cancellation, for SSL and for GSS; a startup packet may follow the latter two."""
+_UNTYPED_REQUESTS = {80877102, 80877103, 80877104}
+"""The codes of CancelRequest, SSLRequest and GSSENCRequest; a startup packet may follow the latter two."""
 
-_KINDS: list[tuple[Kind, re.Pattern[str]]] = [
-    ("settle", re.compile(r"INSERT INTO effect")),
-    ("ledger", re.compile(r"INSERT INTO sqlaqueue_crash_journal")),
-    ("bulk", re.compile(r"^(WITH ended AS \()?UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
+_KINDS: list[tuple[TransactionKind, re.Pattern[str]]] = [
+    ("settle_with_effects", re.compile(r"INSERT INTO effect")),
+    ("journal_open", re.compile(r"INSERT INTO sqlaqueue_crash_journal")),
+    ("settle", re.compile(r"^(WITH ended AS \()?UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
     ("claim", re.compile(r"LIMIT.*SKIP LOCKED", re.DOTALL)),
     ("extend", re.compile(r"UPDATE job SET lease_expires_at")),
     ("rescue", re.compile(r"expired_job")),
-    ("strike", re.compile(r"DELETE FROM sqlaqueue_crash_journal")),
+    ("journal_discard", re.compile(r"DELETE FROM sqlaqueue_crash_journal")),
 ]
-"""The first that is found in a transaction says what it is for."""
+"""A pattern of the statements of each kind; the first that matches a statement of the transaction applies."""
 
 
-def kind_of(statements: list[str]) -> Kind:
-    """Return what a Consumer's transaction is for.
+def kind_of(statements: list[str]) -> TransactionKind:
+    """Return the kind of a Consumer's transaction from its statements.
 
-    ``settle`` commits what a handler did with the end of its run, ``bulk`` the ends of runs that did nothing, mostly
-    with the next claim.
+    ``settle_with_effects`` commits the writes of a handler with the outcome of its run; ``settle`` commits outcomes of
+    runs without writes, mostly together with the next claim.
     """
     kinds = (kind for kind, pattern in _KINDS if any(map(pattern.search, statements)))
     return next(kinds, "other")
 
 
 @dataclass(eq=False)
-class Rule:
-    """What is to be done with a COMMIT of some kind, once."""
+class CommitRule:
+    """An action on the next COMMIT of a kind."""
 
-    kind: Kind
+    kind: TransactionKind
     action: Action
-    met: threading.Event = field(default_factory=threading.Event)
-    """It has been done; a COMMIT that is held has arrived."""
-    go_on: threading.Event = field(default_factory=threading.Event)
-    """Set it to let a COMMIT pass that is held."""
-    taken: bool = False
+    triggered: threading.Event = field(default_factory=threading.Event)
+    """Set when the COMMIT or its reply was dropped, or when the COMMIT is held."""
+    resume: threading.Event = field(default_factory=threading.Event)
+    """The test sets it to forward a COMMIT that is held."""
+    used: bool = False
 
 
 class Proxy:
-    """The proxy before one database, for as long as its context lasts."""
+    """A proxy for one database; a context manager."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._rules: list[Rule] = []
-        self._links: set[asyncio.Task[None]] = set()
-        self.listening: set[_Link] = set()
-        """The connections by which somebody listens."""
+        self._rules: list[CommitRule] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.listener_connections: set[_Connection] = set()
+        """The connections that have executed LISTEN."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._server = self._run(asyncio.start_server(self._link, "127.0.0.1", 0))
+        self._server = self._run(asyncio.start_server(self._serve, "127.0.0.1", 0))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,53 +86,53 @@ class Proxy:
 
     async def _close(self) -> None:
         self._server.close()
-        for link in self._links:
-            link.cancel()
-        await asyncio.gather(*self._links, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def url(self, driver: str) -> str:
-        """Return what ``create_engine`` takes to go through the proxy."""
+        """Return the database URL of the proxy."""
         port = self._server.sockets[0].getsockname()[1]
         return f"postgresql+{driver}://postgres@127.0.0.1:{port}/{self._database.name}"
 
-    def cut_listening(self) -> int:
-        """Let nothing more pass on the connections that listen, without an end to any; return their number."""
-        cut = [link for link in self.listening if not link.silent]
-        for link in cut:
-            link.silent = True
-        return len(cut)
+    def make_listeners_half_open(self) -> int:
+        """Forward nothing more on the connections of listeners, and do not close them; return their number."""
+        connections = [connection for connection in self.listener_connections if not connection.is_half_open]
+        for connection in connections:
+            connection.is_half_open = True
+        return len(connections)
 
-    def once(self, kind: Kind, action: Action) -> Rule:
-        """Do something with the next COMMIT of a kind."""
-        self._rules.append(Rule(kind, action))
+    def on_commit(self, kind: TransactionKind, action: Action) -> CommitRule:
+        """Add a rule for the next COMMIT of a kind."""
+        self._rules.append(CommitRule(kind, action))
         return self._rules[-1]
 
-    def take(self, statements: list[str]) -> Rule | None:
-        """Return the rule for a COMMIT that has just arrived, which is its only one."""
+    def use_rule(self, statements: list[str]) -> CommitRule | None:
+        """Return the rule for the COMMIT of a transaction, and mark the rule as used; None when there is none."""
         kind = kind_of(statements)
         for rule in self._rules:
-            if rule.kind == kind and not rule.taken:
-                rule.taken = True
+            if rule.kind == kind and not rule.used:
+                rule.used = True
                 return rule
         return None
 
-    async def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._links.add(task)
+        self._tasks.add(task)
         path = str(self._database.server.directory / ".s.PGSQL.5432")
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            async with _closing(writer), _opening(path) as (answers, server):
-                link = _Link(self, reader, writer, answers, server)
-                ways = [asyncio.create_task(way()) for way in (link.ask, link.answer)]
+            async with _closing(writer), _connect(path) as (server_reader, server_writer):
+                connection = _Connection(self, reader, writer, server_reader, server_writer)
+                both = [asyncio.create_task(one()) for one in (connection.forward_requests, connection.forward_replies)]
                 try:
-                    await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    self.listening.discard(link)
-                    for way in ways:
-                        way.cancel()
-                    await asyncio.gather(*ways, return_exceptions=True)
-        self._links.discard(task)
+                    self.listener_connections.discard(connection)
+                    for one in both:
+                        one.cancel()
+                    await asyncio.gather(*both, return_exceptions=True)
+        self._tasks.discard(task)
 
 
 @contextlib.asynccontextmanager
@@ -144,65 +146,66 @@ async def _closing(writer: asyncio.StreamWriter) -> Any:
 
 
 @contextlib.asynccontextmanager
-async def _opening(path: str) -> Any:
+async def _connect(path: str) -> Any:
     reader, writer = await asyncio.open_unix_connection(path)
     async with _closing(writer):
         yield reader, writer
 
 
-class _Link:
-    """One connection, in both directions."""
+class _Connection:
+    """A connection of a client and its connection to the server."""
 
     def __init__(
         self,
         proxy: Proxy,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
-        answers: asyncio.StreamReader,
-        server: asyncio.StreamWriter,
+        server_reader: asyncio.StreamReader,
+        server_writer: asyncio.StreamWriter,
     ) -> None:
         self._proxy = proxy
-        self._reader, self._writer, self._answers, self._server = reader, writer, answers, server
+        self._reader, self._writer = reader, writer
+        self._server_reader, self._server_writer = server_reader, server_writer
         self._statements: list[str] = []
-        """What the transaction has consisted of so far."""
+        """The statements of the current transaction."""
         self._prepared: dict[bytes, str] = {}
-        self._losing: Rule | None = None
-        """The server's answer is read, and not passed on."""
-        self.silent = False
-        """Nothing is passed on any more, in either direction: half of the connection is gone."""
+        self._drop_reply: CommitRule | None = None
+        """The rule that drops the reply of the server."""
+        self.is_half_open = False
+        """Nothing is forwarded in either direction, and the connection is not closed."""
 
-    async def ask(self) -> None:
-        """Pass on what the client says, but for the COMMITs for which there is a rule."""
+    async def forward_requests(self) -> None:
+        """Forward the messages of the client, and apply the rules to each COMMIT."""
         starting = True
         while starting:
-            starting = await self._start()
+            starting = await self._forward_startup()
         while True:
             header = await self._reader.readexactly(5)
             message = header + await self._reader.readexactly(int.from_bytes(header[1:]) - 4)
             statement = self._statement(message)
             if statement is not None and ends_transaction(statement):
-                rule = self._proxy.take(self._statements) if is_commit(statement) else None
+                rule = self._proxy.use_rule(self._statements) if is_commit(statement) else None
                 self._statements = []
-                if rule is not None and not await self._obey(rule):
+                if rule is not None and not await self._apply(rule):
                     return
             elif statement is not None:
                 self._statements.append(statement)
                 if statement.startswith("LISTEN"):
-                    self._proxy.listening.add(self)
-            if not self.silent:
-                self._server.write(message)
-                await self._server.drain()
+                    self._proxy.listener_connections.add(self)
+            if not self.is_half_open:
+                self._server_writer.write(message)
+                await self._server_writer.drain()
 
-    async def _start(self) -> bool:
-        """Pass on what comes before the first message; return whether more of it follows."""
+    async def _forward_startup(self) -> bool:
+        """Forward a packet without a type, which precedes all messages; return whether another one follows."""
         length = await self._reader.readexactly(4)
         rest = await self._reader.readexactly(int.from_bytes(length) - 4)
-        self._server.write(length + rest)
-        await self._server.drain()
-        return int.from_bytes(rest[:4]) in _WITHOUT_TYPE
+        self._server_writer.write(length + rest)
+        await self._server_writer.drain()
+        return int.from_bytes(rest[:4]) in _UNTYPED_REQUESTS
 
     def _statement(self, message: bytes) -> str | None:
-        """Return the SQL that a message has executed; None when it has nothing executed."""
+        """Return the SQL that a message executes; None when it executes none."""
         kind, body = message[:1], message[5:]
         match kind:
             case b"Q":
@@ -216,37 +219,37 @@ class _Link:
                 return None if ends_transaction(sql) else sql
         return None
 
-    async def _obey(self, rule: Rule) -> bool:
-        """Return whether the COMMIT is to be passed on."""
-        if rule.action == "lose after":
-            self._losing = rule
+    async def _apply(self, rule: CommitRule) -> bool:
+        """Apply a rule to a COMMIT; return whether to forward it. It is held until the test sets ``resume``."""
+        if rule.action == "drop_reply":
+            self._drop_reply = rule
             return True
-        rule.met.set()
-        while rule.action == "hold" and not rule.go_on.is_set():
+        rule.triggered.set()
+        while rule.action == "hold_commit" and not rule.resume.is_set():
             await asyncio.sleep(0.005)
-        return rule.action == "hold"
+        return rule.action == "hold_commit"
 
-    async def answer(self) -> None:
-        """Pass on what the server says, until it has committed what is to be lost."""
-        swallowed = b""
-        while data := await self._answers.read(65536):
-            if self.silent:
+    async def forward_replies(self) -> None:
+        """Forward the messages of the server, and return when a reply that is to be dropped has arrived."""
+        dropped = b""
+        while data := await self._server_reader.read(65536):
+            if self.is_half_open:
                 continue
-            if self._losing is None:
+            if self._drop_reply is None:
                 self._writer.write(data)
                 await self._writer.drain()
                 continue
-            swallowed += data
-            if b"COMMIT\0" in swallowed:
-                self._losing.met.set()
+            dropped += data
+            if b"COMMIT\0" in dropped:
+                self._drop_reply.triggered.set()
                 return
 
 
 def ends_transaction(statement: str) -> bool:
-    """Return whether a statement ends a transaction, well or badly."""
+    """Return whether a statement is COMMIT or ROLLBACK."""
     return statement.strip().rstrip(";").upper() in {"COMMIT", "ROLLBACK"}
 
 
 def is_commit(statement: str) -> bool:
-    """Return whether a statement is to commit."""
+    """Return whether a statement is COMMIT."""
     return statement.strip().rstrip(";").upper() == "COMMIT"

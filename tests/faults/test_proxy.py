@@ -1,4 +1,4 @@
-"""The proxy passes everything on but the COMMITs it is told of, whichever way a driver sends them."""
+"""The proxy drops or holds a COMMIT, however a driver sends it, and forwards everything else."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def proxy(database: Database) -> Iterator[Proxy]:
         yield proxy
 
 
-def there(database: Database) -> int:
+def count_effects(database: Database) -> int:
     with database.connect() as connection:
         row = connection.execute("SELECT count(*) FROM effect").fetchone()
     assert row is not None
@@ -35,7 +35,7 @@ def there(database: Database) -> int:
 def write_by_psycopg(proxy: Proxy) -> None:
     engine = sa.create_engine(proxy.url("psycopg"), poolclass=sa.NullPool)
     with engine.begin() as connection:
-        for job in range(8):  # the last of them by a prepared statement
+        for job in range(8):  # psycopg prepares the statement after some executions
             connection.execute(sa.text("INSERT INTO effect VALUES (:job)"), {"job": job})
 
 
@@ -50,7 +50,7 @@ def write_by_asyncpg(proxy: Proxy) -> None:
 
 
 def write_by_extended_protocol(proxy: Proxy) -> None:
-    """No driver sends its COMMIT like that by itself."""
+    """Send the COMMIT by the extended protocol, which no driver does by itself."""
     url = proxy.url("psycopg").replace("+psycopg", "")
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("BEGIN")
@@ -59,48 +59,52 @@ def write_by_extended_protocol(proxy: Proxy) -> None:
             cursor.execute("COMMIT", binary=True)
 
 
-WAYS = [write_by_psycopg, write_by_asyncpg, write_by_extended_protocol]
+WRITERS = [write_by_psycopg, write_by_asyncpg, write_by_extended_protocol]
 
 
-@pytest.mark.parametrize("write", WAYS)
-def test_what_has_no_rule_passes(database: Database, proxy: Proxy, write: Any) -> None:
-    rule = proxy.once("claim", "lose before")
+@pytest.mark.parametrize("write", WRITERS)
+def test_a_commit_without_a_rule_is_forwarded(database: Database, proxy: Proxy, write: Any) -> None:
+    rule = proxy.on_commit("claim", "drop_commit")
     write(proxy)
-    assert there(database) == 8
-    assert not rule.met.is_set()
+    assert count_effects(database) == 8
+    assert not rule.triggered.is_set()
 
 
-@pytest.mark.parametrize("write", WAYS)
-@pytest.mark.parametrize(("action", "committed"), [("lose before", 0), ("lose after", 8)])
-def test_a_commit_is_lost(database: Database, proxy: Proxy, write: Any, action: Action, committed: int) -> None:
-    rule = proxy.once("settle", action)
+@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize(("action", "committed"), [("drop_commit", 0), ("drop_reply", 8)])
+def test_a_commit_or_its_reply_is_dropped(
+    database: Database, proxy: Proxy, write: Any, action: Action, committed: int
+) -> None:
+    rule = proxy.on_commit("settle_with_effects", action)
     with pytest.raises((psycopg.OperationalError, sa.exc.DBAPIError, OSError)):
         write(proxy)
-    assert rule.met.is_set()
-    assert there(database) == committed
-    # Once.
+    assert rule.triggered.is_set()
+    assert count_effects(database) == committed
+    # A rule applies once.
     write(proxy)
-    assert there(database) == committed + 8
+    assert count_effects(database) == committed + 8
 
 
 def test_a_commit_is_held(database: Database, proxy: Proxy) -> None:
-    rule = proxy.once("settle", "hold")
+    rule = proxy.on_commit("settle_with_effects", "hold_commit")
 
-    async def both() -> None:
+    async def write_and_resume() -> None:
         writing = asyncio.create_task(asyncio.to_thread(write_by_psycopg, proxy))
-        assert await asyncio.to_thread(rule.met.wait, 30)
-        assert there(database) == 0
-        rule.go_on.set()
+        assert await asyncio.to_thread(rule.triggered.wait, 30)
+        assert count_effects(database) == 0
+        rule.resume.set()
         await writing
 
-    asyncio.run(both())
-    assert there(database) == 8
+    asyncio.run(write_and_resume())
+    assert count_effects(database) == 8
 
 
-def test_a_transaction_is_known_by_its_statements() -> None:
+def test_the_kind_of_a_transaction_follows_from_its_statements() -> None:
     assert kind_of(["SELECT 1"]) == "other"
     assert kind_of(["WITH a AS (SELECT id FROM job LIMIT 4 FOR UPDATE SKIP LOCKED)"]) == "claim"
-    assert kind_of(["WITH a AS (SELECT id LIMIT 4 FOR UPDATE SKIP LOCKED)", "INSERT INTO effect"]) == "settle"
+    assert (
+        kind_of(["WITH a AS (SELECT id LIMIT 4 FOR UPDATE SKIP LOCKED)", "INSERT INTO effect"]) == "settle_with_effects"
+    )
     assert kind_of(["UPDATE job SET lease_expires_at=now()"]) == "extend"
-    assert kind_of(["UPDATE job SET status='completed', lease_expires_at=NULL"]) == "bulk"
-    assert kind_of(["WITH ended AS (UPDATE job SET status='completed' RETURNING id) SELECT count(*)"]) == "bulk"
+    assert kind_of(["UPDATE job SET status='completed', lease_expires_at=NULL"]) == "settle"
+    assert kind_of(["WITH ended AS (UPDATE job SET status='completed' RETURNING id) SELECT count(*)"]) == "settle"

@@ -1,4 +1,4 @@
-"""Real processes under faults: every scenario, for every strategy and both Consumers."""
+"""Every scenario with real processes, for every strategy and for the sync and the async API."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 
 import pytest
 
-from tests.consumer.conftest import COLOURS
+from tests.consumer.conftest import COLOURS as APIS
 from tests.consumer.models import STRATEGIES
-from tests.faults.conftest import MakeScene
-from tests.faults.scenarios import IN_TURN, ONLY, SCENARIOS
+from tests.faults.conftest import MakeHarness
+from tests.faults.scenarios import CRASHES_SERVER, ONE_API, SCENARIOS, STRATEGIES_OF
 
 pytestmark = pytest.mark.once
 
 
-def casts() -> Iterator[Any]:
-    """Return who plays what: every scenario, the strategy, the Consumer.
+def combinations() -> Iterator[Any]:
+    """Return the combinations of scenario, strategy and API; all but a few of each scenario are marked ``thorough``.
 
-    Each scenario is played under leases and under one of the strategies that hold a transaction, each with one of the
-    two Consumers, and each third one by rows that are their own message; the rest is left to the session that runs
-    everything. Whose turn it is changes from scenario to scenario, so that each strategy meets both Consumers.
+    Each scenario runs under the strategy with leases and under one that holds a transaction, with one API each. Every
+    third one runs for rows that are their own messages as well. Strategies and APIs alternate from scenario to
+    scenario, so each strategy runs with both APIs.
     """
     for row, name in enumerate(SCENARIOS):
-        strategies = ONLY.get(name, (*STRATEGIES, "own_message"))
+        strategies = STRATEGIES_OF.get(name, (*STRATEGIES, "own_message"))
         left_out = {"delete_returning": row % 2 == 0, "batch_select": row % 2 == 1, "own_message": row % 3 > 0}
-        for turn, strategy in enumerate(strategies):
-            first, second = COLOURS if (row + turn) % 2 == 0 else COLOURS[::-1]
+        for column, strategy in enumerate(strategies):
+            first, second = APIS if (row + column) % 2 == 0 else APIS[::-1]
             is_left_out = len(strategies) > 2 and left_out.get(strategy, False)
             yield pytest.param(name, strategy, first, marks=pytest.mark.thorough if is_left_out else ())
             if len(strategies) == 1:
                 yield name, strategy, second
-            # A row that is its own message is served as one that has a message: one Consumer shows it.
-            elif name not in IN_TURN and strategy != "own_message":
+            # Rows that are their own messages take the same path as rows with a message, so one API suffices.
+            elif name not in ONE_API and strategy != "own_message":
                 yield pytest.param(name, strategy, second, marks=pytest.mark.thorough)
 
 
-@pytest.mark.parametrize(("name", "strategy", "colour"), list(casts()))
-def test_the_queue_keeps_its_promises(make_scene: MakeScene, name: str, strategy: str, colour: str) -> None:
-    with make_scene(strategy, colour, crash=name == "restarted") as scene:
-        SCENARIOS[name](scene)
+@pytest.mark.parametrize(("scenario", "strategy", "api"), list(combinations()))
+def test_guarantees_hold_under_faults(make_harness: MakeHarness, scenario: str, strategy: str, api: str) -> None:
+    with make_harness(strategy, api, own_server=scenario in CRASHES_SERVER) as harness:
+        SCENARIOS[scenario](harness)

@@ -1,10 +1,27 @@
-"""What can happen to a queue: each scenario is played by real processes, and judged by the checker in the end.
+"""The scenarios: each runs real processes under some faults, and ends with a check of the history.
 
-A scenario says more than the checker only where it knows more: that after a shutdown in peace no attempt is lost, for
-instance.
+Beyond that a scenario asserts only what the checker cannot know, such as that a graceful shutdown counts no attempt.
 """
 
-from tests.faults.scenarios import calm, frozen, killed, outages, storms, told_to_stop
-from tests.faults.scenarios.playing import IN_TURN, ONLY, SCENARIOS
+from tests.faults.scenarios import (
+    database_outages,
+    graceful_shutdown,
+    killed_workers,
+    no_faults,
+    paused_workers,
+    random_faults,
+)
+from tests.faults.scenarios.registry import CRASHES_SERVER, ONE_API, SCENARIOS, STRATEGIES_OF
 
-__all__ = ["IN_TURN", "ONLY", "SCENARIOS", "calm", "frozen", "killed", "outages", "storms", "told_to_stop"]
+__all__ = [
+    "CRASHES_SERVER",
+    "ONE_API",
+    "SCENARIOS",
+    "STRATEGIES_OF",
+    "database_outages",
+    "graceful_shutdown",
+    "killed_workers",
+    "no_faults",
+    "paused_workers",
+    "random_faults",
+]

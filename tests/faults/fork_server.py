@@ -1,7 +1,7 @@
-"""A process that has imported everything, and forks into workers: they begin in no time.
+"""A process that has imported all modules, and forks the processes of the tests, which start quickly.
 
-``python -m tests.faults.zygote`` reads an order a line and answers each with a line; see :class:`Zygote`. It ends, and
-its children with it, when its standard input does.
+``python -m tests.faults.fork_server`` reads one request per line from its standard input and answers each with a line;
+see :class:`ForkServer`. At the end of its input it exits and kills its children.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any, Self
 from sqlalchemy.orm import configure_mappers
 
 from tests.consumer.models import STRATEGIES, models
-from tests.faults import worker
+from tests.faults import process_roles
 
 ROOT = Path(__file__).parents[2]
 
 
-class Zygote:
-    """The test's end of it."""
+class ForkServer:
+    """The client of the fork server, which the test uses."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.zygote"],
+            [sys.executable, "-m", "tests.faults.fork_server"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -43,15 +43,18 @@ class Zygote:
     def __exit__(self, *_: object) -> None:
         self._process.communicate()
 
-    def fork(self, order: dict[str, Any]) -> int:
-        """Start a process and return its id, which stays its own until :meth:`reap`."""
-        return self._ask(["fork", order])
+    def fork(self, parameters: dict[str, Any]) -> int:
+        """Start a process and return its id, which is not reused before :meth:`reap`.
+
+        :param parameters: what :func:`tests.faults.process_roles.run_role` takes.
+        """
+        return self._request(["fork", parameters])
 
     def reap(self, pid: int) -> int:
-        """Return the exit code of a process that has ended, negative for a signal."""
-        return self._ask(["reap", pid])
+        """Return the exit code of a process that has exited; negative for a signal."""
+        return self._request(["reap", pid])
 
-    def _ask(self, request: list[Any]) -> int:
+    def _request(self, request: list[Any]) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{json.dumps(request)}\n")
@@ -59,11 +62,11 @@ class Zygote:
         return int(self._process.stdout.readline())
 
 
-def has_ended(pid: int, patience: float = 0) -> bool:
-    """Wait for the end of a process that is not reaped yet, and return whether it has come."""
+def wait_for_exit(pid: int, timeout: float = 0) -> bool:
+    """Wait until a process exits that has not been reaped; return False after ``timeout`` seconds."""
     handle = os.pidfd_open(pid)
     try:
-        return bool(select.select([handle], [], [], patience)[0])
+        return bool(select.select([handle], [], [], timeout)[0])
     finally:
         os.close(handle)
 
@@ -75,8 +78,8 @@ def main() -> None:
     children: set[int] = set()
     for line in sys.stdin:
         match json.loads(line):
-            case "fork", order:
-                answer = fork(order)
+            case "fork", parameters:
+                answer = fork(parameters)
                 children.add(answer)
             case "reap", pid:
                 children.discard(pid)
@@ -88,19 +91,19 @@ def main() -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def fork(order: Any) -> int:
-    """Return the id of a new process that does what it was ordered."""
+def fork(parameters: Any) -> int:
+    """Fork a process that runs the role in ``parameters``; return its id."""
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        worker.live(order)
+        process_roles.run_role(parameters)
         code = 0
-    except BaseException:  # noqa: BLE001 - nothing may return into the loop of the parent
+    except BaseException:  # noqa: BLE001 - the child must not return into the loop of the parent
         traceback.print_exc()
     finally:
-        # os._exit() writes out nothing that is buffered.
+        # os._exit() does not flush buffers.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

@@ -91,7 +91,7 @@ def test_a_task_cancelled_while_the_database_works_for_it(supply: Any, strategy:
         if job.id == bad[0]:
             await io.execute(sa.text("SELECT pg_sleep(60)"))
 
-    bench.consumer(work, timeout=0.2).drain()
+    bench.consumer(work, timeout=1).drain()
     assert bench.states() == {"completed": 4, "failed": 1}
     assert bench.attempts() == dict.fromkeys(good, 1) | {bad[0]: 3}
     assert bench.effects() == dict.fromkeys(good, 1)

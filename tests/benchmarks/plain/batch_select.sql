@@ -407,12 +407,6 @@ WHERE sqlaqueue_found.sqlaqueue_one = 1)
  SELECT picked.id, picked."to", picked.status, picked.priority, picked.run_at, picked.attempts, picked.max_attempts, picked.last_error, picked.created_at, picked.finished_at
 FROM picked ORDER BY picked.priority, picked.run_at, picked.id
 
-WITH checked_in AS
-(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
- SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
-FROM sqlaqueue_consumer
-WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
-
 WITH ended AS
 (UPDATE email SET status=%(param_1)s::VARCHAR, attempts=(coalesce(email.attempts, %(coalesce_1)s::INTEGER) + %(coalesce_2)s::INTEGER), finished_at=statement_timestamp() WHERE email.id = ANY (CAST(%(sqlaqueue_keys)s::VARCHAR AS INTEGER[])) AND email.status = 'pending' AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id AS id)
@@ -428,3 +422,9 @@ FROM sqlaqueue_crash_journal
 WHERE sqlaqueue_crash_journal.queue = %(queue_1)s::VARCHAR AND (EXISTS (SELECT *
 FROM jsonb_array_elements_text(sqlaqueue_crash_journal.keys) AS its
 WHERE CASE WHEN (its.name IN (SELECT jsonb_array_elements_text(CAST(%(its_keys)s::VARCHAR AS JSONB)) AS jsonb_array_elements_text_1)) THEN true END))
+
+WITH heartbeat AS
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+FROM sqlaqueue_consumer
+WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()

@@ -419,12 +419,6 @@ FROM picked))) RETURNING email.id AS id, email."to" AS "to", email.status AS sta
  SELECT claimed.id, claimed."to", claimed.status, claimed.priority, claimed.run_at, claimed.attempts, claimed.max_attempts, claimed.last_error, claimed.created_at, claimed.finished_at, claimed.lease_token, claimed.lease_expires_at, claimed.claimed_by
 FROM claimed ORDER BY claimed.priority, claimed.run_at, claimed.id
 
-WITH checked_in AS
-(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
- SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
-FROM sqlaqueue_consumer
-WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
-
 WITH ended AS
 (UPDATE email SET status=%(param_1)s::VARCHAR, finished_at=statement_timestamp(), lease_token=%(param_2)s::UUID, lease_expires_at=%(param_3)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(param_4)s::VARCHAR WHERE email.id = ANY (CAST(%(sqlaqueue_keys)s::VARCHAR AS INTEGER[])) AND email.lease_token = %(sqlaqueue_run_token)s::UUID AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id AS id)
@@ -451,6 +445,12 @@ FROM email AS mate
 WHERE mate.status = 'processing' AND mate.lease_token IS NOT NULL OR mate.status = 'pending' AND mate.lease_token IS NOT NULL GROUP BY mate.lease_token
 HAVING count(*) > %(count_1)s::INTEGER))) AND email.attempts >= coalesce(email.max_attempts, %(param_1)s::INTEGER)) THEN NULL ELSE email.lease_token END, lease_expires_at=%(lease_expires_at)s::TIMESTAMP WITH TIME ZONE, claimed_by=%(claimed_by)s::VARCHAR FROM expired WHERE email.id = expired.id AND CASE WHEN (email.status = 'processing') THEN true END AND (SELECT count(*) AS count_2
 FROM generate_series(1, <n>) AS sqlaqueue_each_row JOIN generate_series(1, %(sqlaqueue_just_one)s::INTEGER) AS sqlaqueue_once ON true) IS NOT NULL RETURNING email.id
+
+WITH heartbeat AS
+(INSERT INTO sqlaqueue_consumer (id, queue, name, host, pid, version, listening, running, claimed, heartbeat_at, expires_at) VALUES (%(param_1)s::VARCHAR, %(param_2)s::VARCHAR, %(param_3)s::VARCHAR, %(param_4)s::VARCHAR, %(param_5)s::INTEGER, %(param_6)s::VARCHAR, %(param_7)s, CAST(%(param_8)s::VARCHAR AS JSONB), %(param_9)s::INTEGER, statement_timestamp(), (statement_timestamp() + %(param_10)s)) ON CONFLICT (id) DO UPDATE SET listening = excluded.listening, running = excluded.running, claimed = excluded.claimed, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at RETURNING pg_notify(%(pg_notify_2)s::VARCHAR, %(pg_notify_3)s::VARCHAR) AS pg_notify_1)
+ SELECT coalesce(array_agg(sqlaqueue_consumer.id), CAST(%(param_11)s::TEXT[] AS TEXT[])) AS coalesce_1, EXTRACT(epoch FROM clock_timestamp()) AS anon_1
+FROM sqlaqueue_consumer
+WHERE sqlaqueue_consumer.queue = %(queue_1)s::VARCHAR AND sqlaqueue_consumer.listening AND sqlaqueue_consumer.expires_at > statement_timestamp()
 
 WITH picked AS
 (SELECT sqlaqueue_found.id AS id

@@ -12,10 +12,10 @@ except ModuleNotFoundError as missing:
 from sqlaqueue import __version__
 from sqlaqueue.cli.commands.bench import bench
 from sqlaqueue.cli.commands.change import cancel, purge, reconcile, requeue, rescue
-from sqlaqueue.cli.commands.control import pause, resume
 from sqlaqueue.cli.commands.demo import alembic_template, demo
 from sqlaqueue.cli.commands.inspect import failed, stats, workers
 from sqlaqueue.cli.commands.jobs import job, jobs
+from sqlaqueue.cli.commands.pause_resume import pause, resume
 from sqlaqueue.cli.commands.worker import worker
 from sqlaqueue.cli.shared.settings import apply_settings
 

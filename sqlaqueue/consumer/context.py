@@ -16,7 +16,7 @@ from sqlaqueue.consumer.claiming.job_buffer import CallGroup, JobBuffer, runs_in
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
 from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.core.fork_guard import ForkGuard
-from sqlaqueue.consumer.core.timers import Intervals
+from sqlaqueue.consumer.core.intervals import Intervals
 from sqlaqueue.consumer.in_flight import InFlight
 from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry

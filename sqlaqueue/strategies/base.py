@@ -185,7 +185,7 @@ class ClaimStrategy:
     # -- maintenance and administration ----------------------------------------------------------------------
 
     def rescue(self, spec: QueueSpec) -> Verb:
-        """Return the statement that takes back jobs whose lease has expired; without leases it changes nothing."""
+        """Return the statement that rescues jobs whose lease has expired; without leases it changes nothing."""
         return sa.select(spec.model).where(sa.false())
 
     def reconcile(self, spec: QueueSpec) -> Verb:

@@ -11,7 +11,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.notifications import peers
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.listening import LATER, await_listening
@@ -62,7 +62,7 @@ def test_a_half_open_connection_is_replaced(
     supply: Any, colour: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """A heartbeat that is not received reveals it. Jobs announced meanwhile are found by a poll."""
-    monkeypatch.setattr(timers, "HEARTBEAT", 0.5)
+    monkeypatch.setattr(intervals, "HEARTBEAT", 0.5)
     monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.3)
     bench: Bench = supply.take("update_status", colour)
     with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver).running() as server:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.maintenance import heartbeat
 from sqlaqueue.consumer.notifications import peers
 from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
@@ -17,7 +17,7 @@ from tests.consumer.listening import LATER, await_listening, idle, is_listening,
 
 @pytest.fixture(autouse=True)
 def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "RESCUE", LATER)
+    monkeypatch.setattr(intervals, "RESCUE", LATER)
 
 
 def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
@@ -36,7 +36,7 @@ def test_a_consumer_without_notifications_polls_and_logs_it_once(
 ) -> None:
     """As behind a pooler in transaction mode, where LISTEN succeeds and nothing arrives."""
     monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.05)
-    monkeypatch.setattr(timers, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(intervals, "HEARTBEAT", 0.2)
     monkeypatch.setattr(PollSchedule, "receive", lambda self, payload: None)
     with idle(mixed, poll_interval=0.05).running():
         mixed.enqueue()
@@ -52,7 +52,7 @@ def test_a_long_drain_does_not_log_it(
 ) -> None:
     """A drain does not listen."""
     monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.05)
-    monkeypatch.setattr(timers, "HEARTBEAT", 0.1)
+    monkeypatch.setattr(intervals, "HEARTBEAT", 0.1)
     beats, enough = list[Any](), threading.Event()
     send_heartbeat = heartbeat.send_heartbeat
 

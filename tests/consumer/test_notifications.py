@@ -16,7 +16,7 @@ from sqlalchemy.orm import sessionmaker
 
 import sqlaqueue
 from sqlaqueue import Consumer, claim, complete, requeue, rescue
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.notifications import announcements
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.notify import channel_of
@@ -26,7 +26,7 @@ from tests.consumer.listening import LATER, await_listening, execute, idle, list
 
 @pytest.fixture(autouse=True)
 def no_rescues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "RESCUE", LATER)
+    monkeypatch.setattr(intervals, "RESCUE", LATER)
 
 
 def listener(bench: Bench) -> psycopg.Connection[Any]:
@@ -241,7 +241,7 @@ def test_fifty_idle_consumers_are_not_all_woken(
     """A claim, and a second one after the first job of each; a strategy that holds a transaction writes its journal too."""
     # On a busy machine the notification that a job is claimed arrives late.
     monkeypatch.setattr(announcements, "STAGGER", 5.0)
-    monkeypatch.setattr(timers, "HEARTBEAT", LATER)
+    monkeypatch.setattr(intervals, "HEARTBEAT", LATER)
     bench = supply.take(strategy, "sync")
     engine = sa.create_engine(bench.database.url(), pool_size=110)
     statements: list[str] = []

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_asyn
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, cancel, claim, complete
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.notifications import peers
 from tests.consumer.bench import Bench, Server, wait_until
 from tests.consumer.listening import LATER, await_listening, is_listening
@@ -86,7 +86,7 @@ class Behind(Server):
 @pytest.fixture
 def frequent_heartbeats(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the interval of heartbeats and the time in which their notifications have to arrive."""
-    monkeypatch.setattr(timers, "HEARTBEAT", 0.3)
+    monkeypatch.setattr(intervals, "HEARTBEAT", 0.3)
     monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.2)
 
 

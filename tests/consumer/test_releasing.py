@@ -16,7 +16,7 @@ from sqlaqueue.consumer.claiming import batch_sizer
 from sqlaqueue.consumer.claiming.batch_sizer import LATE, LONGEST_WAIT
 from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.report import Report, late_groups, release_late, report
 from sqlaqueue.mapping.runs import set_run
@@ -103,7 +103,7 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
 
 
 def test_consumers_report_running_and_waiting_jobs(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "HEARTBEAT", 0.2)
+    monkeypatch.setattr(intervals, "HEARTBEAT", 0.2)
     for name in ("LATE", "LONGEST_WAIT"):
         monkeypatch.setattr(f"sqlaqueue.consumer.executing.report.{name}", 60.0)
     keys = leased.enqueue(HEAD + 3)

@@ -13,7 +13,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, claim
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.maintenance import retention_walk
 from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Retention, Walk
 from sqlaqueue.consumer.settings import make_settings
@@ -143,7 +143,7 @@ class Serving:
 
 @pytest.fixture(autouse=True)
 def frequent_deletions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "RETENTION", 0.05)
+    monkeypatch.setattr(intervals, "RETENTION", 0.05)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from tests.consumer import handlers
 from tests.consumer.handler_io import for_async, for_sync
 from tests.consumer.models import models
@@ -30,7 +30,7 @@ def live(order: Any, orders: Connection, words: Connection) -> None:
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
-    timers.RESCUE = order["rescue"]
+    intervals.RESCUE = order["rescue"]
     if order["restart"]:
         restart(order)
     else:

@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.claiming import scan_cursor
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.core.events import EventName
 from tests.consumer.conftest import Supply
 from tests.consumer.handler_io import for_async, for_sync
@@ -115,7 +115,7 @@ def run_worker(parameters: Any) -> None:
     recorder, gate = Recorder(directory, name), FileGate(directory, name)
     # The checker expects the order of claims from the head of the queue, which claims from the cursor do not keep.
     scan_cursor._SHARE = 0.0
-    timers.RESCUE = 0.2
+    intervals.RESCUE = 0.2
     if parameters["mutant"]:
         MUTANTS[parameters["mutant"]]()
     handler = PayloadHandler(recorder, gate)
@@ -202,7 +202,7 @@ def end_enqueueing(session: Session, recorder: Recorder, keys: list[int], *, com
 def run_test(parameters: Any) -> None:
     """Run a test of the Consumers without the mutant, and again with it."""
     recorder = Recorder(Path(parameters["directory"]), parameters["name"])
-    timers.RESCUE = 0.2
+    intervals.RESCUE = 0.2
     version, *directories = parameters["server"]
     supply = Supply(Server(version, *map(Path, directories)))
     module, _, name = parameters["test"].partition(":")

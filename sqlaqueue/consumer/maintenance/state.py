@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.timers import HEARTBEATS_PER_LEASE, Timers
+from sqlaqueue.consumer.core.intervals import HEARTBEATS_PER_LEASE
 from sqlaqueue.consumer.maintenance.retention_walk import Retention
 from sqlaqueue.keys import Key
 
@@ -17,6 +17,33 @@ _PAUSE_BUSY, _LONGEST_SLEEP = 0.25, 60.0
 
 _SLEEPS_AFTER = 1.0
 """Seconds without claimed jobs after which the loop sleeps: being woken costs more than executing it."""
+
+
+class Timers:
+    """When each of several tasks is due, by name, on a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._due: dict[str, float] = {}
+
+    def set(self, task: str, at: float) -> None:
+        """Make ``task`` due at the time ``at``."""
+        self._due[task] = at
+
+    def start(self, task: str, at: float) -> None:
+        """Make ``task`` due at the time ``at``, unless its timer runs already."""
+        self._due.setdefault(task, at)
+
+    def cancel(self, task: str) -> None:
+        """Stop the timer of ``task``."""
+        self._due.pop(task, None)
+
+    def is_due(self, task: str, now: float) -> bool:
+        """Return whether ``task`` is due."""
+        return task in self._due and self._due[task] <= now
+
+    def until_next(self, now: float) -> float:
+        """Return the seconds until the first task is due; 60 without any."""
+        return max(0.0, min(self._due.values(), default=now + 60.0) - now)
 
 
 class Maintenance:

@@ -42,7 +42,7 @@ class _Open:
 
 
 class Announcements:
-    """The announcements that one consumer has received and nobody has answered; its methods need the caller's lock.
+    """The announcements that one consumer has received and no consumer has answered. Methods need the caller's lock.
 
     :param share: returns how many jobs one consumer claims at once.
     :param now: the clock.

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.waiting import wait_state
 from tests.consumer.bench import Bench
 from tests.consumer.conftest import MIXED
@@ -29,7 +29,7 @@ def leased(supply: Any) -> Bench:
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once it is listening, a waiting caller polls only after notifications."""
-    monkeypatch.setattr(timers, "RESCUE", LATER)
+    monkeypatch.setattr(intervals, "RESCUE", LATER)
     monkeypatch.setattr(wait_state, "MAX_DELAY", LATER)
     not_settled = wait_state.WaitState.not_settled
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 import sqlaqueue
 from sqlaqueue import claim, wait
-from sqlaqueue.consumer.core import timers
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.waiting import wait_state
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.listening import LATER
@@ -90,7 +90,7 @@ def test_an_internal_error_of_asyncpg_is_retried(leased: Bench, monkeypatch: pyt
 
 
 def test_a_rescued_job_that_fails_for_good_ends_the_wait(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timers, "RESCUE", 0.1)
+    monkeypatch.setattr(intervals, "RESCUE", 0.1)
     (key,) = leased.enqueue(max_attempts=1)
     with leased.sessions() as session:
         session.scalars(claim(leased.Job, 1)).all()

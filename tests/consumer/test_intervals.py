@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlaqueue.consumer.core.timers import HEARTBEATS_PER_LEASE, RECONCILE, RESCUE, Intervals, Timers
+from sqlaqueue.consumer.core.intervals import HEARTBEATS_PER_LEASE, RECONCILE, RESCUE, Intervals
+from sqlaqueue.consumer.maintenance.state import Timers
 
 pytestmark = pytest.mark.once
 

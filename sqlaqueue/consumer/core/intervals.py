@@ -1,4 +1,4 @@
-"""When something is due next: the intervals of a consumer, with jitter, and the timers of its tasks. Pure, no I/O."""
+"""The intervals of a consumer, with jitter: polls, heartbeats, rescues and other maintenance. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -91,30 +91,3 @@ class Intervals:
         :param found: whether something was repaired: then jobs without a message may wait in the next range as well.
         """
         return self.between_batches(took) if found else max(_SHORTEST_PAUSE, 19 * took)
-
-
-class Timers:
-    """When each of several tasks is due, by name, on a monotonic clock."""
-
-    def __init__(self) -> None:
-        self._due: dict[str, float] = {}
-
-    def set(self, task: str, at: float) -> None:
-        """Make ``task`` due at the time ``at``."""
-        self._due[task] = at
-
-    def start(self, task: str, at: float) -> None:
-        """Make ``task`` due at the time ``at``, unless its timer runs already."""
-        self._due.setdefault(task, at)
-
-    def cancel(self, task: str) -> None:
-        """Stop the timer of ``task``."""
-        self._due.pop(task, None)
-
-    def is_due(self, task: str, now: float) -> bool:
-        """Return whether ``task`` is due."""
-        return task in self._due and self._due[task] <= now
-
-    def until_next(self, now: float) -> float:
-        """Return the seconds until the first task is due; 60 without any."""
-        return max(0.0, min(self._due.values(), default=now + 60.0) - now)

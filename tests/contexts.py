@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlaqueue.consumer.configuration.settings import make_settings
+from sqlaqueue.consumer.configuration.statements import ConsumerStatements, make_statements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
-from sqlaqueue.consumer.settings import make_settings
-from sqlaqueue.consumer.statements import ConsumerStatements, make_statements
 
 
 class IdleRunner:

@@ -23,9 +23,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.background import RunsInTask
+from sqlaqueue.consumer.configuration.handlers import function_of
 from sqlaqueue.consumer.group import ConsumerGroup
-from sqlaqueue.consumer.handlers import function_of
-from sqlaqueue.consumer.task_runner import TaskRunner
+from sqlaqueue.consumer.runners.task_runner import TaskRunner
 from sqlaqueue.exc import ConfigurationError
 
 T = TypeVar("T")

@@ -8,13 +8,13 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.configuration.handlers import check_handler
+from sqlaqueue.consumer.configuration.settings import make_settings
+from sqlaqueue.consumer.configuration.statements import make_statements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.events import EventListener, EventName
-from sqlaqueue.consumer.handlers import check_handler
 from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
-from sqlaqueue.consumer.settings import make_settings
-from sqlaqueue.consumer.statements import make_statements
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
 

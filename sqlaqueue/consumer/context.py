@@ -14,6 +14,8 @@ from sqlaqueue.consumer.claiming.batch_sizer import FLUSH_AFTER, BatchSizer
 from sqlaqueue.consumer.claiming.claim_jobs import Claimer
 from sqlaqueue.consumer.claiming.job_buffer import CallGroup, JobBuffer, runs_in
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings
+from sqlaqueue.consumer.configuration.statements import ConsumerStatements
 from sqlaqueue.consumer.core.events import EventEmitter
 from sqlaqueue.consumer.core.fork_guard import ForkGuard
 from sqlaqueue.consumer.core.intervals import Intervals
@@ -22,13 +24,11 @@ from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
 from sqlaqueue.consumer.sessions.write_routing import open_session
-from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.settling.completion_buffer import CompletionBuffer
 from sqlaqueue.consumer.settling.conflict_delays import ConflictDelays
 from sqlaqueue.consumer.settling.crash_journal import CrashJournal
 from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
 from sqlaqueue.consumer.settling.settle import Settler
-from sqlaqueue.consumer.statements import ConsumerStatements
 from sqlaqueue.keys import Key
 from sqlaqueue.log import fields
 from sqlaqueue.queue.run import Run

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.job_buffer import CallGroup, runs_of
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
-from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.run import Run
 

@@ -26,9 +26,9 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.background import RunsInThread
+from sqlaqueue.consumer.configuration.handlers import function_of
 from sqlaqueue.consumer.group import ConsumerGroup
-from sqlaqueue.consumer.handlers import function_of
-from sqlaqueue.consumer.thread_runner import ThreadRunner
+from sqlaqueue.consumer.runners.thread_runner import ThreadRunner
 from sqlaqueue.exc import ConfigurationError
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async_listener_of
+from sqlaqueue.consumer.runners.task_runner import wait_for_event
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.consumer.sessions.write_routing import execute, open_session, primary_bind
-from sqlaqueue.consumer.task_runner import wait_for_event
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult

@@ -13,10 +13,10 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, claim
+from sqlaqueue.consumer.configuration.settings import make_settings
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.maintenance import retention_walk
 from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Retention, Walk
-from sqlaqueue.consumer.settings import make_settings
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import wait_until
 from tests.servers import Database

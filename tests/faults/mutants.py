@@ -14,9 +14,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer import statements, task_runner, thread_runner
 from sqlaqueue.consumer.claiming.job_buffer import runs_in
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
+from sqlaqueue.consumer.configuration import statements, task_runner, thread_runner
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Routine, Wait
 from sqlaqueue.consumer.executing import held, held_operations, leased, worker

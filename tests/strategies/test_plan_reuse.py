@@ -11,10 +11,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
+from sqlaqueue.consumer.configuration.statements import EXCEPT, EXPECTED, KEYS, LIMIT, RUN_TOKEN
 from sqlaqueue.consumer.executing.job_instances import load_again
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_range
 from sqlaqueue.consumer.maintenance.retention_walk import Retention
-from sqlaqueue.consumer.statements import EXCEPT, EXPECTED, KEYS, LIMIT, RUN_TOKEN
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.claims.planner import FEW
 from sqlaqueue.queue.run import Run

@@ -14,7 +14,7 @@ from sqlaqueue.cli.shared.database import engine_for, parse_url
 from sqlaqueue.cli.shared.errors import InputError, command_errors
 from sqlaqueue.cli.shared.targets import Target, load, load_targets
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.handlers import function_of
+from sqlaqueue.consumer.configuration.handlers import function_of
 from sqlaqueue.consumer.sync import Consumer
 
 

@@ -12,9 +12,9 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
 from sqlaqueue.consumer.claiming.scan_cursor import Cursor, ScanCursor
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings
+from sqlaqueue.consumer.configuration.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
-from sqlaqueue.consumer.settings import ConsumerSettings
-from sqlaqueue.consumer.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.runs import record_run, run_of
 from sqlaqueue.queue.backend import backend

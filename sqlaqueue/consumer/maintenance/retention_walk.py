@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.log import fields, logger

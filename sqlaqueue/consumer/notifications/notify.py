@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.notifications.poll_schedule import Poll
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
-from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, Payload, Signal, settled_payloads
 from sqlaqueue.queue.backend import backend

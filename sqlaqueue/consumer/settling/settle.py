@@ -11,16 +11,16 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings
+from sqlaqueue.consumer.configuration.statements import EXPECTED, KEYS, RUN_TOKEN, ConsumerStatements
 from sqlaqueue.consumer.core.transient_errors import is_lock_or_timeout, is_transient, may_settle_later
 from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.handler_misuse import check_rows, is_deleted, refuse_changed_rows
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
-from sqlaqueue.consumer.settings import ConsumerSettings
 from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSettled
 from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, really_lost
-from sqlaqueue.consumer.statements import EXPECTED, KEYS, RUN_TOKEN, ConsumerStatements
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
 from sqlaqueue.statements.settle import settle_statement, with_run_details

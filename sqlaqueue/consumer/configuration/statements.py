@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.settings import ConsumerSettings
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.claim import claim_statement

@@ -28,9 +28,9 @@ from sqlaqueue.consumer.executing.worker import work
 from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
+from sqlaqueue.consumer.runners.shutdown import GracePeriod, log_stopped, shut_down
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.outcomes import caught
-from sqlaqueue.consumer.shutdown import GracePeriod, log_stopped, shut_down
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.queue.backend import backend

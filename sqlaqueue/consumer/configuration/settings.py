@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from sqlaqueue.consumer.handlers import Dispatch
+from sqlaqueue.consumer.configuration.handlers import Dispatch
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import check_lease, is_count

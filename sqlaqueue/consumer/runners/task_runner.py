@@ -29,9 +29,9 @@ from sqlaqueue.consumer.maintenance.handler_timeout import record_timeout
 from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
+from sqlaqueue.consumer.runners.shutdown import GracePeriod, log_stopped, shut_down
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.outcomes import caught
-from sqlaqueue.consumer.shutdown import GracePeriod, log_stopped, shut_down
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
 

@@ -52,7 +52,7 @@ class Pooler:
 
     def __enter__(self) -> Self:
         assert PROGRAM is not None
-        # Short-lived and known to nobody else; a port that was free a moment ago is free now.
+        # Another process could bind the port before PgBouncer does. The port is random, so this is unlikely.
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]

@@ -229,7 +229,7 @@ class Server:
 
     @contextlib.contextmanager
     def database(self) -> Iterator[Database]:
-        """Create an empty database, and drop it in the end, whoever still uses it."""
+        """Create an empty database; at the end terminate its connections and drop it."""
         name = f"test_{secrets.token_hex(6)}"
         # By files, which takes a quarter of the time that it takes through the log.
         self._administer("CREATE DATABASE {} STRATEGY file_copy", name)

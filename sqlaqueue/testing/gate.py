@@ -28,26 +28,26 @@ class Gate:
     passed: sa.ColumnElement[bool] = sa.func.pg_advisory_xact_lock_shared(_GATE).is_not(None)
     """The condition that is true for a row once the gate is open."""
 
-    def __init__(self, keeper: sa.Connection) -> None:
-        self._keeper = keeper
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
         self._closed = False
 
     def close(self) -> None:
         """Block statements that arrive from now on."""
-        self._keeper.execute(sa.select(sa.func.pg_advisory_lock(_GATE)))
-        self._keeper.commit()
+        self._connection.execute(sa.select(sa.func.pg_advisory_lock(_GATE)))
+        self._connection.commit()
         self._closed = True
 
     def open(self) -> None:
         """Let all statements pass."""
         if self._closed:
-            self._keeper.execute(sa.select(sa.func.pg_advisory_unlock(_GATE)))
-            self._keeper.commit()
+            self._connection.execute(sa.select(sa.func.pg_advisory_unlock(_GATE)))
+            self._connection.commit()
             self._closed = False
 
     def await_arrival(self) -> None:
         """Wait until a statement is blocked."""
-        wait_for(lambda: bool(self._keeper.scalar(_ARRIVED, {"gate": _GATE})), self._keeper.commit)
+        wait_for(lambda: bool(self._connection.scalar(_ARRIVED, {"gate": _GATE})), self._connection.commit)
 
 
 def wait_for(condition: Callable[[], bool], between: Callable[[], Any] = lambda: None) -> None:

@@ -341,8 +341,8 @@ class QueueUnderTest:
     @contextmanager
     def gate(self) -> Iterator[Gate]:
         """A closed gate for statements on this database; it opens when the context ends."""
-        with self.engine.connect() as keeper:
-            gate = Gate(keeper)
+        with self.engine.connect() as connection:
+            gate = Gate(connection)
             gate.close()
             try:
                 yield gate

@@ -246,9 +246,11 @@ def test_a_cancelled_block_shuts_down(supply: Any, times: int) -> None:
 @pytest.fixture
 def host() -> Iterator[list[int]]:
     """The signals that the program's own handlers were called with."""
-    heard: list[int] = []
-    before = {number: signal.signal(number, lambda n, _: heard.append(n)) for number in (signal.SIGTERM, signal.SIGINT)}
-    yield heard
+    received: list[int] = []
+    before = {
+        number: signal.signal(number, lambda n, _: received.append(n)) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    yield received
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -302,11 +304,11 @@ def test_signal_handlers_of_the_event_loop_are_called_as_well(host: list[int]) -
     """As installed by aiohttp and Hypercorn, with ``loop.add_signal_handler()``."""
 
     async def main() -> None:
-        heard = asyncio.Event()
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, heard.set)
+        received = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, received.set)
         with signal_handlers.stop_on_signal(lambda: None):
             signal.raise_signal(signal.SIGTERM)
-            await asyncio.wait_for(heard.wait(), 30)
+            await asyncio.wait_for(received.wait(), 30)
         asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
     asyncio.run(main())

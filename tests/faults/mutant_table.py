@@ -41,7 +41,7 @@ DETECTED_BY_SCENARIOS: list[Safeguard] = [
     Safeguard(
         "claimed jobs that wait are extended as well",
         "extends_running_jobs_only",
-        "handler_runs_longer_than_lease",
+        "failed_batch_runs_longer_than_lease",
         LEASED,
     ),
     Safeguard(

@@ -7,9 +7,9 @@ depending on which one the consumer's code looks up.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -43,6 +43,15 @@ from tests.strategies import mutants as strategy_mutants
 MUTANTS: dict[str, Callable[[], None]] = {}
 
 
+def replace(owner: Any, name: str, value: Any) -> None:
+    """Replace an attribute of a class or a module.
+
+    :raises AttributeError: if there is none, because it was renamed: the mutant would be the library itself.
+    """
+    getattr(owner, name)
+    setattr(owner, name, value)
+
+
 def mutant(apply: Callable[[], None]) -> Callable[[], None]:
     """Add a mutant to the list."""
     MUTANTS[apply.__name__] = apply
@@ -58,73 +67,79 @@ def return_nothing(*_: Any, **__: Any) -> list[Any]:
     return []
 
 
+def do_nothing_routine(*_: Any, **__: Any) -> Routine:
+    """Do nothing, as a routine."""
+    yield from ()
+
+
 # -- leases ----------------------------------------------------------------------------------------------------------
 
 
 @mutant
 def compares_no_token() -> None:
-    UpdateStatus.fence = strategy_mutants.ComparesNoToken.fence
+    replace(UpdateStatus, "fence", strategy_mutants.ComparesNoToken.fence)
 
 
 @mutant
 def compares_the_token_only() -> None:
-    UpdateStatus.fence = strategy_mutants.ComparesTheTokenOnly.fence
+    replace(UpdateStatus, "fence", strategy_mutants.ComparesTheTokenOnly.fence)
 
 
 @mutant
 def does_not_rescue() -> None:
-    rescue.rescue_jobs = return_nothing
+    replace(rescue, "rescue_jobs", return_nothing)
 
 
 @mutant
 def does_not_extend() -> None:
-    extend_leases.extend_leases = do_nothing
+    replace(extend_leases, "extend_leases", do_nothing)
 
 
 @mutant
 def extends_running_jobs_only() -> None:
-    ConsumerContext.live_runs = lambda self: runs_in(one.group for one in self.in_flight.busy())
+    replace(ConsumerContext, "live_runs", lambda self: runs_in(one.group for one in self.in_flight.busy()))
 
 
 @mutant
 def extension_waits_for_locks() -> None:
     original, waiting = UpdateStatus.extend, strategy_mutants.UpdateStatusWaits()
-    UpdateStatus.extend = lambda self, spec, held, lease: original(waiting, spec, held, lease)
+    replace(UpdateStatus, "extend", lambda self, spec, held, lease: original(waiting, spec, held, lease))
 
 
 @mutant
 def holds_all_jobs_responsible() -> None:
-    UpdateStatus._ran_alone = staticmethod(lambda spec: sa.true())
+    replace(UpdateStatus, "_ran_alone", staticmethod(lambda spec: sa.true()))
 
 
 @mutant
 def holds_no_job_responsible() -> None:
-    UpdateStatus._ran_alone = staticmethod(lambda spec: sa.false())
+    replace(UpdateStatus, "_ran_alone", staticmethod(lambda spec: sa.false()))
 
 
 @mutant
 def hides_other_claims() -> None:
-    statements.shared_token = statements.alone_token
+    replace(statements, "shared_token", statements.alone_token)
 
 
 @mutant
 def claims_quarantined_jobs_with_others() -> None:
-    UpdateStatus.quarantined = lambda self, spec: None
+    replace(UpdateStatus, "quarantined", lambda self, spec: None)
 
 
 @mutant
 def runs_all_quarantined_jobs_at_once() -> None:
-    Quarantine.is_running = property(lambda self: False)
+    replace(Quarantine, "is_running", property(lambda self: False))
 
 
 @mutant
 def has_no_transaction_timeout() -> None:
-    extend_leases.limit_transaction = rescue.limit_transaction = do_nothing
+    replace(extend_leases, "limit_transaction", do_nothing)
+    replace(rescue, "limit_transaction", do_nothing)
 
 
 @mutant
 def counts_released_runs() -> None:
-    UpdateStatus.counted = lambda self, attempts, settlement: None
+    replace(UpdateStatus, "counted", lambda self, attempts, settlement: None)
 
 
 @mutant
@@ -137,7 +152,7 @@ def commits_effects_before_the_outcome() -> None:
         session.commit()
         return lost
 
-    Settler.complete_and_commit = complete_and_commit
+    replace(Settler, "complete_and_commit", complete_and_commit)
 
 
 # -- uncertain commits -----------------------------------------------------------------------------------------------
@@ -145,12 +160,13 @@ def commits_effects_before_the_outcome() -> None:
 
 @mutant
 def does_not_check_uncertain_runs() -> None:
-    Settler._check_uncertain = lambda self, session, lost: list(lost)
+    replace(settle, "really_lost", lambda session, spec, lost, bind_arguments: list(lost))
 
 
 @mutant
 def treats_no_run_as_uncertain() -> None:
-    settle.commit = leased.commit = lambda session, finished: session.commit()
+    replace(settle, "commit_settlements", lambda session, finished: session.commit())
+    replace(leased, "commit_settlements", lambda session, finished: session.commit())
 
 
 @mutant
@@ -162,12 +178,12 @@ def treats_every_run_as_uncertain() -> None:
             one.uncertain = True
         return original(self, session, finished)
 
-    Settler.complete_and_commit = complete_and_commit
+    replace(Settler, "complete_and_commit", complete_and_commit)
 
 
 @mutant
 def forgets_unsettled_runs() -> None:
-    CompletionBuffer.put_back = do_nothing
+    replace(CompletionBuffer, "put_back", do_nothing)
 
 
 # -- shutdown --------------------------------------------------------------------------------------------------------
@@ -178,19 +194,20 @@ def ignores_signals() -> None:
     def stop_on_signal(stop: Any, **_: Any) -> Any:
         return contextlib.nullcontext()
 
-    thread_runner.signal_handlers.stop_on_signal = stop_on_signal
-    task_runner.signal_handlers.stop_on_signal = stop_on_signal
+    replace(thread_runner.signal_handlers, "stop_on_signal", stop_on_signal)
+    replace(task_runner.signal_handlers, "stop_on_signal", stop_on_signal)
 
 
 @mutant
 def ignores_stop() -> None:
-    thread_runner.ThreadRunner.stop = do_nothing
-    task_runner.TaskRunner.stop = do_nothing
+    replace(thread_runner.ThreadRunner, "stop", do_nothing)
+    replace(task_runner.TaskRunner, "stop", do_nothing)
 
 
 @mutant
 def keeps_jobs_that_have_not_begun() -> None:
-    ConsumerContext.forget_claimed = return_nothing
+    replace(ConsumerContext, "forget_claimed", return_nothing)
+    replace(blocked_jobs, "late_groups", return_nothing)
 
 
 class Override:
@@ -206,7 +223,7 @@ class Override:
 @mutant
 def runs_its_batch_to_the_end() -> None:
     original = held._run
-    held._run = lambda context, jobs, entry: original(Override(context, stopping=False), jobs, entry)
+    replace(held, "_run", lambda context, jobs, entry: original(Override(context, stopping=False), jobs, entry))
 
 
 @mutant
@@ -217,12 +234,12 @@ def counts_abandoned_runs() -> None:
         self.abandoned = False
         return original(self, raised)
 
-    Executor._result = result
+    replace(Executor, "_result", result)
 
 
 @mutant
 def leaves_abandoned_batches_in_the_journal() -> None:
-    CrashJournal.discard_all = do_nothing
+    replace(CrashJournal, "discard_all", do_nothing)
 
 
 # -- strategies that hold a transaction ------------------------------------------------------------------------------
@@ -230,44 +247,43 @@ def leaves_abandoned_batches_in_the_journal() -> None:
 
 @mutant
 def writes_no_journal() -> None:
-    held_operations.write_entry = do_nothing
+    replace(held_operations, "write_entry", do_nothing)
 
 
 @mutant
 def counts_no_deaths() -> None:
-    JournalEntry.deaths = property(lambda self: 0, do_nothing)
+    replace(JournalEntry, "deaths", property(lambda self: 0, do_nothing))
 
 
 @mutant
 def quarantines_no_job() -> None:
-    JournalEntry.quarantined_among = return_nothing
+    replace(JournalEntry, "quarantined_among", return_nothing)
 
 
 @mutant
 def holds_a_whole_batch_responsible() -> None:
     original = CrashJournal.open
-    CrashJournal.open = lambda self, keys, *, solely_responsible: original(self, keys, solely_responsible=True)
+    replace(
+        CrashJournal, "open", lambda self, keys, *, solely_responsible: original(self, keys, solely_responsible=True)
+    )
 
 
 @mutant
 def never_ends_a_quarantine() -> None:
-    crash_journal.close_entry = crash_journal.delete_entry
+    replace(crash_journal, "close_entry", crash_journal.delete_entry)
 
 
 @mutant
 def discards_no_entry() -> None:
     """The journal entry of a batch that a live worker gives up stays, as after the death of a worker."""
-
-    def discard_entries(context: Any) -> Routine:
-        yield from ()
-
-    held.discard_entries = worker.discard_entries = discard_entries
+    replace(held, "discard_entries", do_nothing_routine)
+    replace(worker, "discard_entries", do_nothing_routine)
 
 
 @mutant
 def keeps_the_writes_of_a_failing_handler() -> None:
     original = savepoint.Savepoint.close
-    savepoint.Savepoint.close = lambda self, *, keep: original(self, keep=True)
+    replace(savepoint.Savepoint, "close", lambda self, *, keep: original(self, keep=True))
 
 
 @mutant
@@ -276,32 +292,32 @@ def counts_no_lost_connection() -> None:
         return Report(claimed=len(entry.names))
         yield
 
-    held._settle_alone = settle_alone
+    replace(held, "_settle_alone", settle_alone)
 
 
 @mutant
 def settles_a_lost_job_by_its_old_token() -> None:
     def settle_alone(session: Any, context: Any, finished: FinishedRun, entry: JournalEntry) -> FinishedRun | None:
         for job in context.claimer.claim_key(session, finished.run.key):
-            again = replace(finished, job=job)
+            again = dataclasses.replace(finished, job=job)
             context.settler.settle(session, [again])
             held_operations._close(session, context, [again], entry)
             session.commit()
             return again
         return None
 
-    held_operations.settle_alone = settle_alone
+    replace(held_operations, "settle_alone", settle_alone)
 
 
 @mutant
 def lets_handlers_commit() -> None:
-    savepoint.Savepoint.refuses = lambda self: False
+    replace(savepoint.Savepoint, "refuses", lambda self: False)
 
 
 @mutant
 def does_not_reconcile() -> None:
-    reconcile.reconcile_at_once = return_nothing
-    reconcile.reconcile_range = lambda *_: ([], None)
+    replace(reconcile, "reconcile_at_once", return_nothing)
+    replace(reconcile, "reconcile_range", lambda *_: ([], None))
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------
@@ -313,7 +329,7 @@ def ends_at_the_first_error() -> None:
         context.fail(error)
         yield Wait("stop", 0)
 
-    worker._try_again_later = try_again_later
+    replace(worker, "_try_again_later", try_again_later)
 
 
 @mutant
@@ -325,14 +341,19 @@ def ends_maintenance_at_the_first_error() -> None:
                 yield from task(maintenance, time.monotonic())
             yield Wait("maintenance", maintenance.until_next())
 
-    thread_runner.maintain = task_runner.maintain = maintain
+    replace(thread_runner, "maintain", maintain)
+    replace(task_runner, "maintain", maintain)
 
 
 @mutant
 def does_not_limit_attempts() -> None:
     original = outcome_rules.outcome_of
-    outcome_rules.outcome_of = lambda error, run, *arguments, **options: original(
-        error, replace(run, max_attempts=10**6), *arguments, **options
+    replace(
+        outcome_rules,
+        "outcome_of",
+        lambda error, run, *arguments, **options: original(
+            error, dataclasses.replace(run, max_attempts=10**6), *arguments, **options
+        ),
     )
 
 
@@ -341,26 +362,30 @@ def does_not_limit_attempts() -> None:
 
 @mutant
 def ignores_timeouts() -> None:
-    handler_timeout.record_overdue = return_nothing
+    replace(handler_timeout, "record_overdue", return_nothing)
 
 
 @mutant
 def ignores_requests_to_cancel() -> None:
-    cancellations.take_requests = blocked_jobs.take_requests = return_nothing
+    replace(cancellations, "take_requests", return_nothing)
+    replace(blocked_jobs, "take_requests", return_nothing)
 
 
 @mutant
 def settles_in_workers_only() -> None:
-    CompletionBuffer.is_overdue = lambda self, now: False
+    replace(blocked_jobs, "settle_finished", do_nothing_routine)
 
 
 @mutant
 def settles_all_or_nothing() -> None:
-    Settler.settle_each = lambda *arguments, **options: SettledEach(
-        Settler.settle_and_commit(*arguments, **options), [], []
+    replace(
+        Settler,
+        "settle_each",
+        lambda *arguments, **options: SettledEach(Settler.settle_and_commit(*arguments, **options), [], []),
     )
 
 
 @mutant
 def tries_a_batch_as_a_whole_again() -> None:
-    leased.applies_to_batch = held.applies_to_batch = lambda error: True
+    replace(leased, "applies_to_batch", lambda error: True)
+    replace(held, "applies_to_batch", lambda error: True)

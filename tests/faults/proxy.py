@@ -26,11 +26,11 @@ _UNTYPED_REQUESTS = {80877102, 80877103, 80877104}
 _KINDS: list[tuple[TransactionKind, re.Pattern[str]]] = [
     ("settle_with_effects", re.compile(r"INSERT INTO effect")),
     ("journal_open", re.compile(r"INSERT INTO sqlaqueue_crash_journal")),
-    ("settle", re.compile(r"^(WITH ended AS \()?UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
+    ("settle", re.compile(r"^(WITH ended AS\s*\()?UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
     ("claim", re.compile(r"LIMIT.*SKIP LOCKED", re.DOTALL)),
     ("extend", re.compile(r"UPDATE job SET lease_expires_at")),
     ("rescue", re.compile(r"expired_job")),
-    ("journal_discard", re.compile(r"DELETE FROM sqlaqueue_crash_journal")),
+    ("journal_discard", re.compile(r"DELETE FROM sqlaqueue_crash_journal WHERE sqlaqueue_crash_journal.id")),
 ]
 """A pattern of the statements of each kind; the first that matches a statement of the transaction applies."""
 

@@ -43,7 +43,7 @@ async def app(scope, receive, send):
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": json.dumps(said).encode()})
 """
-"""A server whose lifespan runs the Consumer as a task: the server hears the signal that stops the Consumer."""
+"""A server whose lifespan runs the Consumer as a task; the server handles the signal, and stops the Consumer."""
 
 
 def blocks(section: str, database: Database) -> list[str]:

@@ -66,30 +66,32 @@ class Histories(RuleBasedStateMachine):
             self.jobs[number] = self.committed[number] = Job(priority=priority)
             if not self.queue.keeps_rows:
                 # A dead letter with this key would be requeued beside the new job.
-                self.tend(purge(self.queue.only(number)))
+                self.execute_and_commit(purge(self.queue.only(number)))
 
     @rule(number=numbers)
     def cancel(self, number: int) -> None:
         free = number not in self.batch and self.jobs.get(number, Job("")).state == "pending"
-        self.expect(self.tend(cancel(self.queue.only(number))), number if free else None, state="cancelled")
+        self.expect(
+            self.execute_and_commit(cancel(self.queue.only(number))), number if free else None, state="cancelled"
+        )
 
     @rule(number=numbers)
     def requeue(self, number: int) -> None:
         over = number not in self.batch and self.jobs.get(number, Job("")).state in self.requeued_states
         expected = number if over else None
-        self.expect(self.tend(requeue(self.queue.only(number))), expected, state="pending", attempts=0)
+        self.expect(self.execute_and_commit(requeue(self.queue.only(number))), expected, state="pending", attempts=0)
 
     @rule(number=numbers)
     def purge(self, number: int) -> None:
         over = number not in self.batch and self.jobs.get(number, Job("")).state in self.requeued_states
-        self.expect(self.tend(purge(self.queue.only(number))), number if over else None)
+        self.expect(self.execute_and_commit(purge(self.queue.only(number))), number if over else None)
         if over:
             del self.jobs[number], self.committed[number]
 
     @rule()
-    def mend(self) -> None:
-        assert self.tend(reconcile(self.queue.Job)) == []
-        assert self.tend(rescue(self.queue.Job)) == []
+    def repair_nothing(self) -> None:
+        assert self.execute_and_commit(reconcile(self.queue.Job)) == []
+        assert self.execute_and_commit(rescue(self.queue.Job)) == []
 
     @rule(number=numbers, priority=priorities)
     def edit(self, number: int, priority: int) -> None:
@@ -110,7 +112,7 @@ class Histories(RuleBasedStateMachine):
     def requeued_states(self) -> set[str]:
         return {"completed", "failed", "cancelled"} if self.queue.keeps_rows else {"failed", "cancelled"}
 
-    def tend(self, statement: Any) -> list[Any]:
+    def execute_and_commit(self, statement: Any) -> list[Any]:
         with self.queue.impatient() as session:
             keys = session.scalars(statement).all()
             session.commit()
@@ -165,7 +167,7 @@ class Histories(RuleBasedStateMachine):
         if self.queue.leased:
             self.session.execute(extend(list(self.batch.values()), lease=0))
             self.session.commit()
-            assert set(self.tend(rescue(self.queue.Job))) == self.queue.keys(*self.batch)
+            assert set(self.execute_and_commit(rescue(self.queue.Job))) == self.queue.keys(*self.batch)
             for number in self.batch:
                 job = self.jobs[number]
                 alone = len(self.batch) == 1

@@ -101,20 +101,37 @@ def paused_while_connections_are_terminated(harness: Harness) -> None:
 
 @scenario
 def handler_runs_longer_than_lease(harness: Harness) -> None:
-    """A live worker keeps the jobs that it runs, and the jobs that it has claimed and not started."""
+    """A live worker keeps the jobs that it runs. Those that it has not started may be released, but not rescued."""
     enqueue_after_short_job(harness, *["gated"] * 3)
     worker = harness.start_worker(lease=1.5)
     wait_for_handlers(harness, worker)
     other = harness.start_worker(lease=1.5)
     if not harness.held:
-        end = harness.bench.execute("SELECT max(lease_expires_at) + interval '1.5 s' FROM job")
-        harness.wait_until(
-            lambda: harness.bench.execute("SELECT clock_timestamp() > :end", end=end), "the first leases are over"
-        )
+        wait_for_first_leases(harness)
     harness.open_gate()
     assert attempts(harness, harness.finish()) <= {1}
     assert not with_event(harness.records(), "rescued", "lease_lost")
     assert len(worker.records("start")) + len(other.records("start")) == 4
+
+
+@scenario
+def failed_batch_runs_longer_than_lease(harness: Harness) -> None:
+    """A live worker keeps the jobs of a failed batch, which it tries one by one."""
+    enqueue_after_short_job(harness, "flaky", "gated", "gated")
+    worker = harness.start_worker(batch=True, lease=1.5)
+    wait_for_handlers(harness, worker)
+    wait_for_first_leases(harness)
+    harness.open_gate()
+    assert attempts(harness, harness.finish()) <= {1, 2}
+    assert not with_event(harness.records(), "rescued", "lease_lost")
+
+
+def wait_for_first_leases(harness: Harness) -> None:
+    """Wait until all leases would have expired that nothing has extended."""
+    end = harness.bench.execute("SELECT max(lease_expires_at) + interval '1.5 s' FROM job")
+    harness.wait_until(
+        lambda: harness.bench.execute("SELECT clock_timestamp() > :end", end=end), "the first leases are over"
+    )
 
 
 @scenario

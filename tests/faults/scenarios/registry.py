@@ -16,6 +16,7 @@ SCENARIOS: dict[str, Scenario] = {}
 STRATEGIES_OF = {
     "messages_deleted": ("delete_returning",),
     "settled_while_other_job_runs": ("update_status",),
+    "failed_batch_runs_longer_than_lease": ("update_status",),
     "paused_while_extending_leases": ("update_status",),
     "paused_while_rescuing": ("update_status",),
 }

@@ -16,6 +16,7 @@ from sqlaqueue.copy.copy_in import copy_in
 from sqlaqueue.exc import Cancel, Fail, JobFailed, LeaseLost, Retry, Snooze, SqlaqueueError, WaitTimeout
 from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
+from sqlaqueue.postgresql import backend as _backend  # noqa: F401 - importing it registers it
 from sqlaqueue.queue.config import QueueConfig, States
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.results import JobResult

@@ -12,7 +12,7 @@ from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace
 from sqlaqueue.postgresql.key_arrays import key_array
 from sqlaqueue.postgresql.notify import channel_of, notification
 from sqlaqueue.postgresql.types import NEUTRAL
-from sqlaqueue.queue.backend import Backend, Checks, Claims, SideTables, Triggers
+from sqlaqueue.queue.backend import Checks, Claims, SideTables, Triggers, register_backend
 
 
 class PostgreSQL:
@@ -34,4 +34,4 @@ class PostgreSQL:
     sqlstate = staticmethod(sqlstate)
 
 
-BACKEND: Backend = PostgreSQL()
+register_backend(PostgreSQL())

@@ -1,14 +1,13 @@
 """What the library needs from the database beyond plain SQLAlchemy, as one protocol.
 
-:func:`backend` returns its implementation, :mod:`sqlaqueue.postgresql`. That folder alone imports SQLAlchemy's
-PostgreSQL dialect. No other folder imports it, except :mod:`sqlaqueue.alembic`, which writes PostgreSQL's DDL.
+:func:`backend` returns its implementation, :mod:`sqlaqueue.postgresql`, which registers itself when :mod:`sqlaqueue` is
+imported. That folder alone imports SQLAlchemy's PostgreSQL dialect. No other folder imports it, except
+:mod:`sqlaqueue.alembic`, which writes PostgreSQL's DDL.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
-from importlib import import_module
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -292,8 +291,14 @@ class Backend(Protocol):
         ...
 
 
-@cache
+_registered: list[Backend] = []
+
+
+def register_backend(implementation: Backend) -> None:
+    """Make ``implementation`` the one that :func:`backend` returns. Importing :mod:`sqlaqueue` registers PostgreSQL."""
+    _registered[:] = [implementation]
+
+
 def backend() -> Backend:
-    """Return the database's implementation, loaded by its name on first use."""
-    found: Backend = import_module("sqlaqueue.postgresql.backend").BACKEND
-    return found
+    """Return the database's implementation."""
+    return _registered[0]

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.claiming.job_buffer import runs_in
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
-from sqlaqueue.consumer.configuration import statements, task_runner, thread_runner
+from sqlaqueue.consumer.configuration import statements
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Routine, Wait
 from sqlaqueue.consumer.executing import held, held_operations, leased, worker
@@ -31,6 +31,7 @@ from sqlaqueue.consumer.maintenance import (
     rescue,
 )
 from sqlaqueue.consumer.maintenance.state import Maintenance
+from sqlaqueue.consumer.runners import task_runner, thread_runner
 from sqlaqueue.consumer.sessions import savepoint
 from sqlaqueue.consumer.settling import crash_journal, outcome_rules, settle
 from sqlaqueue.consumer.settling.completion_buffer import CompletionBuffer

@@ -17,7 +17,15 @@ from tests.servers import Database
 
 Action = Literal["drop_commit", "drop_reply", "hold_commit"]
 TransactionKind = Literal[
-    "settle_with_effects", "settle", "journal_open", "journal_discard", "claim", "extend", "rescue", "other"
+    "settle_with_effects",
+    "complete",
+    "settle",
+    "journal_open",
+    "journal_discard",
+    "claim",
+    "extend",
+    "rescue",
+    "other",
 ]
 
 _UNTYPED_REQUESTS = {80877102, 80877103, 80877104}
@@ -26,7 +34,8 @@ _UNTYPED_REQUESTS = {80877102, 80877103, 80877104}
 _KINDS: list[tuple[TransactionKind, re.Pattern[str]]] = [
     ("settle_with_effects", re.compile(r"INSERT INTO effect")),
     ("journal_open", re.compile(r"INSERT INTO sqlaqueue_crash_journal")),
-    ("settle", re.compile(r"^(WITH ended AS\s*\()?UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
+    ("complete", re.compile(r"^WITH ended AS\s*\(UPDATE job SET")),
+    ("settle", re.compile(r"^UPDATE job SET (?!lease_expires_at)(?!.*expired)", re.DOTALL)),
     ("claim", re.compile(r"LIMIT.*SKIP LOCKED", re.DOTALL)),
     ("extend", re.compile(r"UPDATE job SET lease_expires_at")),
     ("rescue", re.compile(r"expired_job")),
@@ -38,8 +47,8 @@ _KINDS: list[tuple[TransactionKind, re.Pattern[str]]] = [
 def kind_of(statements: list[str]) -> TransactionKind:
     """Return the kind of a Consumer's transaction from its statements.
 
-    ``settle_with_effects`` commits the writes of a handler with the outcome of its run; ``settle`` commits outcomes of
-    runs without writes, mostly together with the next claim.
+    ``settle_with_effects`` commits the writes of a handler with the outcome of its run. ``complete`` commits success
+    of runs without writes, ``settle`` other outcomes such as released. Both mostly commit the next claim as well.
     """
     kinds = (kind for kind, pattern in _KINDS if any(map(pattern.search, statements)))
     return next(kinds, "other")

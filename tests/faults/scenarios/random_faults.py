@@ -67,7 +67,7 @@ def _lose_commit_or_reply(harness: Harness, proxy: Proxy, _: list[Process]) -> N
     kinds: list[TransactionKind] = (
         ["settle_with_effects", "journal_open", "journal_discard"]
         if harness.held
-        else ["settle_with_effects", "settle", "claim", "extend", "rescue"]
+        else ["settle_with_effects", "complete", "settle", "claim", "extend", "rescue"]
     )
     actions: list[Action] = ["drop_commit", "drop_reply"]
     proxy.on_commit(harness.rng.choice(kinds), harness.rng.choice(actions))

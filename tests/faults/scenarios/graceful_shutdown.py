@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import sqlalchemy as sa
 
 from tests.faults.harness import Harness, Process
@@ -23,7 +25,13 @@ def sigterm_while_idle(harness: Harness) -> None:
     """The worker waits for its next poll, which is one hour away."""
     harness.enqueue("work")
     worker = harness.start_worker(poll_interval=3600, lease=30)
-    harness.wait_until(lambda: worker.records("completed") and worker.records("idle"), "the worker is idle")
+
+    def is_waiting() -> bool:
+        # The worker records "idle" just before it begins to wait.
+        idle = worker.records("idle")
+        return bool(worker.records("completed") and idle) and time.monotonic_ns() - idle[-1].time_ns > 300_000_000
+
+    harness.wait_until(is_waiting, "the worker is idle")
     worker.terminate()
     # A new job would wake the worker as well, so it is enqueued afterwards.
     assert worker.wait() == 0

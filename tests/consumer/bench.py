@@ -27,18 +27,18 @@ async def nothing(io: Any, job: Any) -> None:
 
 
 class Bench:
-    """A database with the queue of one strategy, to be worked on by Consumers of one colour."""
+    """A database with the queue of one strategy, to be worked on by Consumers of one API, sync or async."""
 
     def __init__(
         self,
         database: Database,
         strategy: str,
-        colour: str = "sync",
+        api: str = "sync",
         *,
         notify: bool = True,
         engine: sa.Engine | None = None,
     ) -> None:
-        self.database, self.strategy, self.colour = database, strategy, colour
+        self.database, self.strategy, self.api = database, strategy, api
         self.models = models(strategy, notify=notify)
         self.Job, self.Owner, self.Effect = self.models.job, self.models.owner, self.models.effect
         self.held = strategy != "update_status"
@@ -118,17 +118,17 @@ class Bench:
     def consumer(
         self, handler: Handler = nothing, *, engine: Mapping[str, Any] | None = None, **options: Any
     ) -> Server:
-        """Return a Consumer of this colour; ``engine`` are options for its engine."""
+        """Return a Consumer of this API; ``engine`` are options for its engine."""
         options = {"poll_interval": 0.05, "grace": 20} | options
         model = options.pop("model", self.Job)
         session = options.pop("session", {})
-        if self.colour == "sync":
+        if self.api == "sync":
             return SyncServer(self, model, handler, engine or {}, session, options)
         return AsyncServer(self, model, handler, engine or {}, session, options)
 
     def worker(self, handler: str, **options: Any) -> Worker:
         """Return a process with a Consumer, whose handler is a function of :mod:`tests.consumer.handlers`."""
-        return Worker(self.database, self.strategy, self.colour, handler, options)
+        return Worker(self.database, self.strategy, self.api, handler, options)
 
 
 class Server:

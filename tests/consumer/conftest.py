@@ -1,4 +1,4 @@
-"""A queue of each strategy, and Consumers of both colours on it."""
+"""A queue of each strategy, and Consumers of both APIs on it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from tests.servers import Database, Server
 
-COLOURS = ("sync", "async")
+APIS = ("sync", "async")
 POOLED = [("update_status", "psycopg"), ("delete_returning", "asyncpg"), ("batch_select", "psycopg2")]
 """The strategies behind a pooler, each with one of the drivers."""
 TURNS = [
@@ -33,7 +33,7 @@ These show what depends on either: the routines of both Consumers are the same, 
 strategies that hold a transaction.
 """
 MIXED = [pair for turn in TURNS for pair in turn]
-EACH = list(itertools.product(STRATEGIES, COLOURS))
+EACH = list(itertools.product(STRATEGIES, APIS))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if __package__ not in item.nodeid.replace("/", "."):
             continue
         parameters: dict[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
-        pair = parameters.get("mixed") or (parameters.get("strategy"), parameters.get("colour"))
+        pair = parameters.get("mixed") or (parameters.get("strategy"), parameters.get("api"))
         test = item.nodeid.partition("[")[0]
         if pair in EACH and pair not in TURNS[zlib.crc32(test.encode()) % len(TURNS)]:
             item.add_marker(pytest.mark.thorough)
@@ -59,7 +59,7 @@ class Supply:
         self._databases: dict[str, Database] = {}
         self._engines: dict[str, sa.Engine] = {}
 
-    def take(self, strategy: str, colour: str) -> Bench:
+    def take(self, strategy: str, api: str) -> Bench:
         if strategy not in self._databases:
             database = self._stack.enter_context(self._server.database())
             Bench(database, strategy).create()
@@ -70,7 +70,7 @@ class Supply:
             self._databases[strategy], self._engines[strategy] = database, engine
         # Threads that a failed test has left behind would hold their locks in the next one.
         self._databases[strategy].kill_backends()
-        bench = Bench(self._databases[strategy], strategy, colour, engine=self._engines[strategy])
+        bench = Bench(self._databases[strategy], strategy, api, engine=self._engines[strategy])
         bench.clear()
         return bench
 
@@ -90,27 +90,27 @@ def strategy(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=COLOURS)
-def colour(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=APIS)
+def api(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def bench(supply: Supply, strategy: str, colour: str) -> Bench:
-    """The empty queue of a strategy, with Consumers of a colour."""
-    return supply.take(strategy, colour)
+def bench(supply: Supply, strategy: str, api: str) -> Bench:
+    """The empty queue of a strategy, with Consumers of one API, sync or async."""
+    return supply.take(strategy, api)
 
 
 @pytest.fixture(params=MIXED, ids="-".join)
 def mixed(request: pytest.FixtureRequest, supply: Supply) -> Bench:
-    """Each strategy with one colour or both, but not each pair of them: where a test takes seconds."""
+    """Each strategy with one API or both, but not each pair of them: where a test takes seconds."""
     return supply.take(*request.param)
 
 
 @pytest.fixture
-def leased(supply: Supply, colour: str) -> Bench:
+def leased(supply: Supply, api: str) -> Bench:
     """The same for the strategy with leases alone."""
-    return supply.take("update_status", colour)
+    return supply.take("update_status", api)
 
 
 @pytest.fixture(autouse=True)

@@ -33,14 +33,14 @@ class Worker:
     processes, a new one whenever one dies.
     """
 
-    def __init__(self, database: Database, strategy: str, colour: str, handler: str, options: dict[str, Any]) -> None:
+    def __init__(self, database: Database, strategy: str, api: str, handler: str, options: dict[str, Any]) -> None:
         options = {"poll_interval": 0.05, "grace": 20} | options
         consumers, restart = options.pop("consumers", 1), options.pop("restart", False)
         rescue = options.pop("rescue", 0.2)
         order = {
-            "url": database.url("psycopg" if colour == "sync" else "asyncpg"),
+            "url": database.url("psycopg" if api == "sync" else "asyncpg"),
             "strategy": strategy,
-            "colour": colour,
+            "api": api,
             "handler": handler,
             "options": options,
             "consumers": consumers,

@@ -103,7 +103,7 @@ def test_a_class_that_is_no_queue_is_refused() -> None:
         Consumer(models("update_status").owner, handler, sessions)
 
 
-def test_sessions_of_the_other_colour_are_refused() -> None:
+def test_sessions_of_the_other_api_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="makes AsyncSession.*use AsyncConsumer"):
         Consumer(Job, handler, async_sessions)
     with pytest.raises(ConfigurationError, match="makes Session.*use Consumer"):

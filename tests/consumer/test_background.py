@@ -83,7 +83,7 @@ def test_a_block_serves_the_queue_and_shuts_down(mixed: Bench) -> None:
     assert mixed.states() == {"completed": 1, "pending": 2}
     assert not server.consumer.running
     assert server.consumer.error is None
-    if mixed.colour == "sync":
+    if mixed.api == "sync":
         assert during == before
     else:
         # That of asyncio.run().
@@ -104,9 +104,9 @@ def test_the_end_of_a_block_has_a_grace_period(leased: Bench) -> None:
     assert leased.states() == {"pending": 1}
 
 
-def test_a_block_raises_what_keeps_its_consumer_from_starting(database: Database, colour: str) -> None:
+def test_a_block_raises_what_keeps_its_consumer_from_starting(database: Database, api: str) -> None:
     """After its tables are created, it can be entered."""
-    bench = Bench(database, "update_status", colour)
+    bench = Bench(database, "update_status", api)
     entered: list[Any] = []
     server = bench.consumer()
     with pytest.raises(ConfigurationError, match="job"):
@@ -155,7 +155,7 @@ def test_a_block_begins_without_the_database(
     monkeypatch.setattr(background, "START_TIMEOUT", 3600.0)
     url = leased.engine.url.set(host="127.0.0.1", port=unused_tcp_port, query={})
     server: Any = leased.consumer()
-    if leased.colour == "sync":
+    if leased.api == "sync":
         server.engine = sa.create_engine(url)
         server.consumer = Consumer(leased.Job, lambda session, job: None, sessionmaker(server.engine))
     else:
@@ -198,7 +198,7 @@ def test_wrong_uses_of_a_block_are_refused(leased: Bench) -> None:
     hosted(server, body)
     consumer: Any = server.consumer
     with pytest.raises(ConfigurationError, match="has not been entered"):
-        if leased.colour == "sync":
+        if leased.api == "sync":
             consumer.__exit__(None, None, None)
         else:
             asyncio.run(consumer.__aexit__(None, None, None))

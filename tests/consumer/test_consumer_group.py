@@ -31,7 +31,7 @@ class Crowd:
         self.bench = bench
         self.engine: Any
         make = {"pool_size": 2 * len(handlers), "max_overflow": 0} | engine
-        if bench.colour == "sync":
+        if bench.api == "sync":
             self.engine = sa.create_engine(bench.database.url(), **make)
             self.consumers: list[Any] = [
                 Consumer(bench.Job, for_sync(one), sessionmaker(self.engine), poll_interval=0.05) for one in handlers
@@ -44,7 +44,7 @@ class Crowd:
             ]
 
     def run(self) -> None:
-        if self.bench.colour == "sync":
+        if self.bench.api == "sync":
             try:
                 Consumer.run_all(*self.consumers)
             finally:
@@ -165,7 +165,7 @@ from sqlalchemy.orm import sessionmaker
 from sqlaqueue import AsyncConsumer, Consumer
 from tests.consumer.models import models
 
-url, strategy, colour = json.loads(sys.argv[1])
+url, strategy, api = json.loads(sys.argv[1])
 Job = models(strategy).job
 
 def handle(session, job):
@@ -179,7 +179,7 @@ async def main():
     await AsyncConsumer.run_all(*(AsyncConsumer(Job, handle_async, async_sessionmaker(engine)) for _ in range(3)))
     await engine.dispose()
 
-if colour == "sync":
+if api == "sync":
     engine = sa.create_engine(url, pool_size=6)
     Consumer.run_all(*(Consumer(Job, handle, sessionmaker(engine)) for _ in range(3)))
 else:
@@ -190,8 +190,8 @@ print("ended in order", flush=True)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_stops_all_consumers(mixed: Bench, number: signal.Signals) -> None:
-    driver = "psycopg" if mixed.colour == "sync" else "asyncpg"
-    order = json.dumps([mixed.database.url(driver), mixed.strategy, mixed.colour])  # type: ignore[arg-type] # a driver's name
+    driver = "psycopg" if mixed.api == "sync" else "asyncpg"
+    order = json.dumps([mixed.database.url(driver), mixed.strategy, mixed.api])  # type: ignore[arg-type] # a driver's name
     mixed.enqueue(3)
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, order], cwd=ROOT, stdout=subprocess.PIPE, text=True
@@ -235,7 +235,7 @@ def call(kind: Any, *given: Any) -> None:
 
 def test_wrong_arguments_are_refused(leased: Bench) -> None:
     consumer = leased.consumer(nothing).consumer
-    kind, other = (Consumer, AsyncConsumer) if leased.colour == "sync" else (AsyncConsumer, Consumer)
+    kind, other = (Consumer, AsyncConsumer) if leased.api == "sync" else (AsyncConsumer, Consumer)
     for given, said in [
         ([], "give at least one"),
         ([[consumer]], rf"{kind.__name__}.run_all\(one, other\)"),

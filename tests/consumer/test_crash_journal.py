@@ -21,9 +21,9 @@ from tests.consumer.listening import listening_connections
 
 
 @pytest.fixture
-def held(supply: Supply, colour: str) -> Bench:
+def held(supply: Supply, api: str) -> Bench:
     """The empty queue of a strategy that holds a transaction."""
-    return supply.take("batch_select", colour)
+    return supply.take("batch_select", api)
 
 
 @pytest.fixture

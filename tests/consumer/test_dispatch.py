@@ -55,15 +55,15 @@ def models(strategy: str, database: Database) -> Iterator[Models]:
     engine.dispose()
 
 
-def drain(database: Database, colour: str, model: Any, handlers: Any, **options: Any) -> int:
-    if colour == "sync":
+def drain(database: Database, api: str, model: Any, handlers: Any, **options: Any) -> int:
+    if api == "sync":
         engine = sa.create_engine(database.url())
         try:
             return Consumer(model, handlers, sessionmaker(engine), **options).drain()
         finally:
             engine.dispose()
 
-    def coloured(handler: Any) -> Any:
+    def adapted(handler: Any) -> Any:
         async def handle(session: Any, job: Any) -> None:
             handler(session, job)
 
@@ -72,7 +72,7 @@ def drain(database: Database, colour: str, model: Any, handlers: Any, **options:
     async def serve() -> int:
         engine = create_async_engine(database.url("asyncpg"))
         try:
-            by_class = {cls: coloured(handler) for cls, handler in handlers.items()}
+            by_class = {cls: adapted(handler) for cls, handler in handlers.items()}
             return await AsyncConsumer(model, by_class, async_sessionmaker(engine), **options).drain()
         finally:
             await engine.dispose()
@@ -97,30 +97,30 @@ def states(database: Database) -> dict[str, int]:
         )
 
 
-def test_each_class_has_its_handler(database: Database, models: Models, colour: str) -> None:
+def test_each_class_has_its_handler(database: Database, models: Models, api: str) -> None:
     seen: list[tuple[str, str]] = []
     add(database, models.Email(), models.Text(), models.Letter(), models.Email())
     handlers = {
         models.Email: lambda session, job: seen.append(("email", type(job).__name__)),
         models.Text: lambda session, job: seen.append(("text", type(job).__name__)),
     }
-    assert drain(database, colour, models.Message, handlers) == 4
+    assert drain(database, api, models.Message, handlers) == 4
     # A class without a handler of its own is served by that of the class it inherits from.
     assert seen == [("email", "Email"), ("text", "Text"), ("email", "Letter"), ("email", "Email")]
 
 
-def test_the_handler_of_the_nearest_class_is_called(database: Database, models: Models, colour: str) -> None:
+def test_the_handler_of_the_nearest_class_is_called(database: Database, models: Models, api: str) -> None:
     seen: list[str] = []
     add(database, models.Email(), models.Text(), models.Letter())
     handlers = {
         models.Message: lambda session, job: seen.append("message"),
         models.Letter: lambda session, job: seen.append("letter"),
     }
-    drain(database, colour, models.Message, handlers)
+    drain(database, api, models.Message, handlers)
     assert sorted(seen) == ["letter", "message", "message"]
 
 
-def test_a_batch_has_jobs_of_one_class(database: Database, models: Models, colour: str) -> None:
+def test_a_batch_has_jobs_of_one_class(database: Database, models: Models, api: str) -> None:
     seen: list[list[str]] = []
     add(database, models.Email(), models.Text(), models.Letter(), models.Text())
 
@@ -131,24 +131,24 @@ def test_a_batch_has_jobs_of_one_class(database: Database, models: Models, colou
         models.Email: lambda session, jobs: seen.append([type(job).__name__ for job in jobs]),
         models.Text: fail,
     }
-    drain(database, colour, models.Message, handlers, batch=True)
+    drain(database, api, models.Message, handlers, batch=True)
     assert seen == [["Email", "Letter"]]
     assert states(database) == {"email completed": 1, "letter completed": 1, "text failed": 2}
 
 
-def test_jobs_of_unknown_classes_are_not_claimed(database: Database, models: Models, colour: str) -> None:
+def test_jobs_of_unknown_classes_are_not_claimed(database: Database, models: Models, api: str) -> None:
     """A newer version of the program has enqueued them; SQLAlchemy itself could not even load them."""
     with database.connect() as connection:
         connection.execute("INSERT INTO message (kind, priority) VALUES ('fax', -1), ('text', 0)")
     handlers = {models.Email: lambda *_: None, models.Text: lambda *_: None}
-    assert drain(database, colour, models.Message, handlers) == 1
+    assert drain(database, api, models.Message, handlers) == 1
     assert states(database) == {"fax pending": 1, "text completed": 1}
 
 
-def test_some_jobs_of_some_classes(database: Database, models: Models, colour: str) -> None:
+def test_some_jobs_of_some_classes(database: Database, models: Models, api: str) -> None:
     add(database, models.Email(to="a"), models.Email(to="b"), models.Letter(to="a"), models.Text())
     some = sa.select(models.Email).where(models.Email.to == "a")
-    assert drain(database, colour, some, {models.Email: lambda *_: None}) == 2
+    assert drain(database, api, some, {models.Email: lambda *_: None}) == 2
     assert states(database) == {"email completed": 1, "email pending": 1, "letter completed": 1, "text pending": 1}
 
 

@@ -33,10 +33,10 @@ def by_cursor(session: Session) -> None:
 
 
 @pytest.mark.parametrize("end", [by_connection, by_statement, by_driver, by_cursor])
-def test_a_commit_past_the_session(supply: Any, colour: str, end: Callable[[Session], None]) -> None:
+def test_a_commit_past_the_session(supply: Any, api: str, end: Callable[[Session], None]) -> None:
     """Its job fails, and the other jobs of the batch complete."""
     for strategy in ("delete_returning", "batch_select", "own_message"):
-        bench = supply.take(strategy, colour)
+        bench = supply.take(strategy, api)
         good = bench.enqueue(2)
         [bad] = bench.enqueue(1, max_attempts=2)
         good += bench.enqueue(2)

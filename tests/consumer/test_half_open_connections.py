@@ -26,7 +26,7 @@ class Proxied(Server):
     def __init__(self, bench: Bench, proxy: Proxy, driver: str) -> None:
         super().__init__(bench)
         self.url = proxy.url(driver)
-        if bench.colour == "sync":
+        if bench.api == "sync":
             self.engine: Any = sa.create_engine(self.url)
             self.consumer = Consumer(bench.Job, lambda *_: None, sessionmaker(self.engine), poll_interval=LATER)
         else:
@@ -50,7 +50,7 @@ class Proxied(Server):
 
 
 @pytest.mark.parametrize(
-    ("colour", "driver"),
+    ("api", "driver"),
     [
         ("sync", "psycopg"),
         pytest.param("sync", "psycopg2", marks=pytest.mark.thorough),
@@ -59,12 +59,12 @@ class Proxied(Server):
     ],
 )
 def test_a_half_open_connection_is_replaced(
-    supply: Any, colour: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+    supply: Any, api: str, driver: str, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     """A heartbeat that is not received reveals it. Jobs announced meanwhile are found by a poll."""
     monkeypatch.setattr(intervals, "HEARTBEAT", 0.5)
     monkeypatch.setattr(peers, "PROOF_TIMEOUT", 0.3)
-    bench: Bench = supply.take("update_status", colour)
+    bench: Bench = supply.take("update_status", api)
     with Proxy(bench.database) as proxy, Proxied(bench, proxy, driver).running() as server:
         for round_ in (1, 2):
             await_listening(server)

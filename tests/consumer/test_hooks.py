@@ -53,7 +53,7 @@ def test_a_consumer_works_with_sessions_that_record_statements(bench: Bench) -> 
         if job.id in ends:
             raise ends[job.id]
 
-    maker = {"sync": "class_", "async": "sync_session_class"}[bench.colour]
+    maker = {"sync": "class_", "async": "sync_session_class"}[bench.api]
     server = bench.consumer(handle, session={maker: writing([*HOOKS.values()], written, refused)})
     assert server.drain() == 7
     assert refused == []

@@ -35,7 +35,7 @@ def test_the_start_is_logged_with_queue_database_and_mode(mixed: Bench, log: Any
         wait_until(lambda: of(log, "consumer_started"))
     [record] = of(log, "consumer_started")
     text = record.getMessage()
-    kind = "threads" if mixed.colour == "sync" else "tasks"
+    kind = "threads" if mixed.api == "sync" else "tasks"
     assert text.startswith(f"queue job: started, {mixed.strategy}, serves database {mixed.database.name} at ")
     assert text.endswith(f"with 2 worker {kind}, listening for notifications, polling every 0.05 s")
     assert (record.levelno, record.concurrency, record.mode) == (logging.INFO, 2, "listening")

@@ -74,7 +74,7 @@ def mapped(strategy: str) -> tuple[Any, Any, dict[Any, str]]:
     return Base, Owner, {Joined: "owner", Subquery: "owner", Computed: "owner_name", OfAny: "to", OfSome: "friend"}
 
 
-def test_everything_that_the_mapping_loads_is_there(database: Database, strategy: str, colour: str) -> None:
+def test_everything_that_the_mapping_loads_is_there(database: Database, strategy: str, api: str) -> None:
     base, owner, kinds = mapped(strategy)
     engine = sa.create_engine(database.url())
     base.metadata.create_all(engine)
@@ -101,9 +101,9 @@ def test_everything_that_the_mapping_loads_is_there(database: Database, strategy
             assert await AsyncConsumer(model, note_async, async_sessionmaker(async_engine)).drain() == 3
         await async_engine.dispose()
 
-    if colour == "async":
+    if api == "async":
         asyncio.run(drain_async())
-    for kind in kinds if colour == "sync" else ():
+    for kind in kinds if api == "sync" else ():
         assert Consumer(sa.inspect(kind).base_mapper.class_, note, sessionmaker(engine)).drain() == 3
     with engine.connect() as connection:
         ended = [

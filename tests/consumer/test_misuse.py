@@ -14,10 +14,10 @@ from tests.consumer.bench import Bench
 
 @pytest.mark.parametrize("verb", ["commit", "rollback", "close"])
 @pytest.mark.parametrize("batch_size", [1, 10])
-def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, colour: str, verb: str, batch_size: int) -> None:
+def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, api: str, verb: str, batch_size: int) -> None:
     """Its attempt has failed; the other jobs of the batch complete."""
     for strategy in ("delete_returning", "batch_select"):
-        bench = supply.take(strategy, colour)
+        bench = supply.take(strategy, api)
         good = bench.enqueue(2)
         [bad] = bench.enqueue(1, max_attempts=2)
         good += bench.enqueue(2)
@@ -41,9 +41,9 @@ def test_a_handler_that_ends_the_transaction_of_its_batch(supply: Any, colour: s
         bench.assert_tidy()
 
 
-def test_a_handler_that_catches_the_error_of_its_misuse(supply: Any, colour: str) -> None:
+def test_a_handler_that_catches_the_error_of_its_misuse(supply: Any, api: str) -> None:
     for strategy in ("delete_returning", "batch_select"):
-        bench = supply.take(strategy, colour)
+        bench = supply.take(strategy, api)
         keys = bench.enqueue(3, max_attempts=1)
 
         async def work(io: Any, job: Any, bench: Bench = bench, keys: list[int] = keys) -> None:

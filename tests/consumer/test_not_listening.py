@@ -84,9 +84,9 @@ def test_a_disabled_trigger_is_detected(mixed: Bench, trigger: str, log: pytest.
         mixed.execute(f"ALTER TABLE job ENABLE TRIGGER {trigger}")
 
 
-def test_without_notifications(server: Any, strategy: str, colour: str) -> None:
+def test_without_notifications(server: Any, strategy: str, api: str) -> None:
     with server.database() as database:
-        bench = Bench(database, strategy, colour, notify=False)
+        bench = Bench(database, strategy, api, notify=False)
         bench.create()
         assert bench.execute("SELECT count(*) FROM pg_trigger WHERE tgname LIKE 'sqlaqueue_wake%'") == 0
         with idle(bench, poll_interval=0.05).running():

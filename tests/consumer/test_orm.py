@@ -193,9 +193,9 @@ def test_two_phase_commits_and_notifications_are_refused(supply: Any, strategy: 
         consumer.drain()
 
 
-def test_rows_as_messages(supply: Any, colour: str) -> None:
+def test_rows_as_messages(supply: Any, api: str) -> None:
     """Their rows are gone while they run: what fails is written again as it was, or moves to the dead letters."""
-    bench = supply.take("own_message", colour)
+    bench = supply.take("own_message", api)
     keys = bench.enqueue(4, payload="as it was")
     calls: list[int] = []
 
@@ -221,8 +221,8 @@ def test_rows_as_messages(supply: Any, colour: str) -> None:
 
 
 @pytest.mark.parametrize("batch", [False, True])
-def test_rows_as_messages_that_a_worker_held_when_it_stopped(supply: Any, colour: str, batch: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    bench = supply.take("own_message", colour)
+def test_rows_as_messages_that_a_worker_held_when_it_stopped(supply: Any, api: str, batch: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    bench = supply.take("own_message", api)
     bench.enqueue(5, payload="as it was")
     seen = threading.Event()
 

@@ -218,7 +218,7 @@ def test_a_settlement_that_is_blocked_is_no_failed_attempt(leased: Bench, *, wri
             await io.wait(go_on)
 
     connecting = (
-        {"options": "-c lock_timeout=100"} if leased.colour == "sync" else {"server_settings": {"lock_timeout": "100"}}
+        {"options": "-c lock_timeout=100"} if leased.api == "sync" else {"server_settings": {"lock_timeout": "100"}}
     )
     server = leased.consumer(work, engine={"connect_args": connecting})
     with server.running():

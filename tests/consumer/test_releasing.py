@@ -30,7 +30,7 @@ N, HEAD = 60, 10
 
 def test_quick_jobs_do_not_wait_behind_a_slow_one(leased: Bench) -> None:
     """Where another Consumer is idle. A Consumer with several handlers releases jobs when all of them are busy."""
-    concurrency = 1 if leased.colour == "sync" else 2
+    concurrency = 1 if leased.api == "sync" else 2
     keys = leased.enqueue(HEAD + concurrency + N)
     slow, go_on = set(keys[HEAD : HEAD + concurrency]), threading.Event()
     begun: set[int] = set()
@@ -76,11 +76,11 @@ def test_a_request_to_cancel_is_not_lost_with_a_released_job(leased: Bench) -> N
 
 
 def test_a_held_batch_ends_when_it_takes_longer_than_expected(
-    supply: Any, colour: str, monkeypatch: pytest.MonkeyPatch
+    supply: Any, api: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The jobs that have not begun are free with its commit, and other consumers are notified."""
     monkeypatch.setattr(batch_sizer, "LATE", 0.2)
-    bench = supply.take("delete_returning" if colour == "sync" else "batch_select", colour)
+    bench = supply.take("delete_returning" if api == "sync" else "batch_select", api)
     keys = bench.enqueue(HEAD + 1 + N)
     slow, go_on, begun = keys[HEAD], threading.Event(), threading.Event()
 

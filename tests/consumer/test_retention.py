@@ -83,21 +83,21 @@ class Queue:
         with self.engine.connect() as connection:
             return set(connection.exec_driver_sql("SELECT id FROM job").scalars())
 
-    def serve(self, colour: str = "sync") -> Serving:
-        return Serving(self, colour)
+    def serve(self, api: str = "sync") -> Serving:
+        return Serving(self, api)
 
 
 class Serving:
     """A Consumer in a thread, for as long as the context lasts."""
 
-    def __init__(self, queue: Queue, colour: str) -> None:
-        self.queue, self.colour = queue, colour
+    def __init__(self, queue: Queue, api: str) -> None:
+        self.queue, self.api = queue, api
         self.consumer: Any = None
         self._error: BaseException | None = None
 
     def _run(self) -> None:
         try:
-            if self.colour == "sync":
+            if self.api == "sync":
                 self._run_sync()
             else:
                 import asyncio  # noqa: PLC0415 - for this one
@@ -156,8 +156,8 @@ def leased(database: Database) -> Queue:
     return Queue(database, "update_status")
 
 
-@pytest.mark.parametrize("colour", ["sync", "async"])
-def test_finished_jobs_are_deleted_after_their_retention(queue: Queue, colour: str) -> None:
+@pytest.mark.parametrize("api", ["sync", "async"])
+def test_finished_jobs_are_deleted_after_their_retention(queue: Queue, api: str) -> None:
     queue.add(BATCH + 20, "completed", 8)
     queue.add(20, "failed", 91)
     stay = {
@@ -168,7 +168,7 @@ def test_finished_jobs_are_deleted_after_their_retention(queue: Queue, colour: s
     }
     queue.execute("INSERT INTO job (status) VALUES ('completed')")
     stay |= {max(queue.left())}  # it is unknown for how long it has been finished
-    with queue.serve(colour):
+    with queue.serve(api):
         wait_until(lambda: queue.left() == stay)
 
 

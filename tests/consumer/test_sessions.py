@@ -22,7 +22,7 @@ READ_ONLY = "default_transaction_read_only"
 
 def replica_of(bench: Bench) -> sa.Engine:
     """Return an engine with read-only transactions, as of a replica."""
-    if bench.colour == "sync":
+    if bench.api == "sync":
         return sa.create_engine(
             bench.database.url(), poolclass=NullPool, connect_args={"options": f"-c {READ_ONLY}=on"}
         )
@@ -41,7 +41,7 @@ def routed(bench: Bench, handler: Any = nothing, *, writes: Any = (sa.Update, sa
                 return server.sync_engine
             return replica
 
-    which = "class_" if bench.colour == "sync" else "sync_session_class"
+    which = "class_" if bench.api == "sync" else "sync_session_class"
     server = bench.consumer(handler, session={which: RoutingSession}, **options)
     return server
 
@@ -180,7 +180,7 @@ def test_a_factory_that_works_in_one_thread_only_is_refused(bench: Bench, fails:
     """Trying again cannot help, so the first error is raised."""
     bench.enqueue(1)
     guards = list[_OfThisThread]()
-    which = "class_" if bench.colour == "sync" else "sync_session_class"
+    which = "class_" if bench.api == "sync" else "sync_session_class"
 
     class Bound(Session):
         def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -204,7 +204,7 @@ def test_a_factory_that_fails_after_a_claim_is_tried_again(leased: Bench) -> Non
     """After a successful claim the error is taken for a temporary one."""
     leased.enqueue(1)
     failures: list[int] = []
-    which = "class_" if leased.colour == "sync" else "sync_session_class"
+    which = "class_" if leased.api == "sync" else "sync_session_class"
 
     class Moody(Session):
         def __init__(self, *arguments: Any, **options: Any) -> None:

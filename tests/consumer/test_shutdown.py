@@ -73,7 +73,7 @@ def check_that_jobs_come_back(bench: Bench, handler: str) -> None:
         worker.signal(signal.SIGTERM)
         assert worker.await_end() == 0
         assert worker.said("returned")
-    locked = handler == "hang_with_lock" and bench.strategy == "update_status" and bench.colour == "sync"
+    locked = handler == "hang_with_lock" and bench.strategy == "update_status" and bench.api == "sync"
     if locked:
         # Their rows were locked by their handlers until the process ended: only their leases can give them back.
         with bench.consumer().running():

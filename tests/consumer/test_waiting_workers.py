@@ -64,7 +64,7 @@ def test_a_stop_wakes_a_worker_that_begins_to_wait_later(bench: Bench) -> None:
     for _ in range(2):
         assert context.runner._poll.is_set()
         waited = context.runner._wait(Wait("poll", LATER))
-        if bench.colour == "async":
+        if bench.api == "async":
             asyncio.run(waited)
 
 

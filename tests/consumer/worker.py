@@ -66,7 +66,7 @@ def restart(order: Any) -> None:
 def work(order: Any) -> None:
     """Serve the queue until a signal comes."""
     threading.Thread(target=handlers.listen, daemon=True).start()
-    if order["colour"] == "sync":
+    if order["api"] == "sync":
         serve(order)
     else:
         asyncio.run(serve_async(order))

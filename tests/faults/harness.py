@@ -140,7 +140,7 @@ class Harness:
         parameters = {
             "options": options,
             "pool_size": options.get("concurrency", 1) + 1,
-            "url": (url or self.bench.database.url)("psycopg" if self.bench.colour == "sync" else "asyncpg"),
+            "url": (url or self.bench.database.url)("psycopg" if self.bench.api == "sync" else "asyncpg"),
         }
         worker = self._start("worker", parameters)
         self.wait_until(lambda: worker.has_exited or worker.handles_signal(signal.SIGTERM), "the worker runs")
@@ -154,7 +154,7 @@ class Harness:
 
     def _start(self, role: str, parameters: dict[str, Any]) -> Process:
         parameters |= {"role": role, "directory": str(self.directory), "mutant": self.mutant}
-        parameters |= {"strategy": self.bench.strategy, "api": self.bench.colour, "seed": self.rng.random()}
+        parameters |= {"strategy": self.bench.strategy, "api": self.bench.api, "seed": self.rng.random()}
         process = Process(self, f"{role}{len(self.processes)}", parameters)
         self.processes.append(process)
         return process

@@ -211,7 +211,7 @@ def run_test(parameters: Any) -> None:
     def argument(name: str) -> Any:
         if name in {"bench", "leased", "threads"}:
             return supply.take(parameters["strategy"], parameters["api"])
-        return {"supply": supply, "colour": parameters["api"], **parameters, **parameters["arguments"]}[name]
+        return {"supply": supply, "api": parameters["api"], **parameters, **parameters["arguments"]}[name]
 
     for mutant in ("", parameters["mutant"]):
         if mutant:

@@ -6,7 +6,7 @@ import importlib
 
 import pytest
 
-from tests.consumer.conftest import COLOURS as APIS
+from tests.consumer.conftest import APIS
 from tests.faults.conftest import MakeHarness
 from tests.faults.fork_server import wait_for_exit
 from tests.faults.mutant_table import DETECTED_BY_SCENARIOS, DETECTED_BY_TESTS, SAFEGUARDS, Safeguard

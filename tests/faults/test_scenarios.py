@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.consumer.conftest import COLOURS as APIS
+from tests.consumer.conftest import APIS
 from tests.consumer.models import STRATEGIES
 from tests.faults.conftest import MakeHarness
 from tests.faults.scenarios import CRASHES_SERVER, ONE_API, SCENARIOS, STRATEGIES_OF

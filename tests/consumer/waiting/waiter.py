@@ -30,7 +30,7 @@ class Waiter:
 
     def _wait(self) -> None:
         try:
-            if self.bench.colour == "sync":
+            if self.bench.api == "sync":
                 engine = sa.create_engine(self.bench.database.url(), poolclass=sa.NullPool)
                 self.result = wait(sessionmaker(engine), self.job, **self.options)
             else:

@@ -51,7 +51,9 @@ def test_without_a_status_value_for_it_a_cancelled_job_is_failed(database: Datab
 @pytest.mark.parametrize("state", ["failed", "completed"])
 def test_a_consumer_needs_status_values_for_the_outcomes_of_runs(state: str) -> None:
     job = make_job(states=States(**{state: None}))
-    with pytest.raises(ConfigurationError, match=rf"Consumer: Job has no word .*{state}.*States\({state}=\.\.\.\)"):
+    with pytest.raises(
+        ConfigurationError, match=rf"Job has no value for the state .*{state}.*States\({state}=\.\.\.\)"
+    ):
         Consumer(job, print, sessionmaker())
 
 

@@ -101,7 +101,7 @@ class ConsumerContext:
         self.buffer = JobBuffer(self.lock)
         self.completions = CompletionBuffer(self.lock)
         self.quarantine = Quarantine(settings.concurrency // 2)
-        self.in_flight = InFlight(settings, self.quarantine, self.lock)
+        self.in_flight = InFlight(self.lock)
         self.conflicts, self.waiters = ConflictDelays(), WaiterRegistry()
         self.isolation = IsolationLevel(settings.spec)
         self.outcome_rules = OutcomeRules(

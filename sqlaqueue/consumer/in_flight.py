@@ -11,8 +11,6 @@ from typing import Protocol
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.job_buffer import CallGroup, runs_of
-from sqlaqueue.consumer.claiming.quarantine import Quarantine
-from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.run import Run
 
@@ -41,8 +39,8 @@ class InFlight:
     :param lock: the lock of the consumer's shared state.
     """
 
-    def __init__(self, settings: ConsumerSettings, quarantine: Quarantine, lock: threading.RLock) -> None:
-        self._settings, self._quarantine, self._lock = settings, quarantine, lock
+    def __init__(self, lock: threading.RLock) -> None:
+        self._lock = lock
         self._runs: dict[object, Callable[[], list[Run]]] = {}
         self._executors: set[RunningExecutor] = set()
 

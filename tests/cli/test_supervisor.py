@@ -145,9 +145,10 @@ def test_the_password_is_not_on_a_command_line(shop: Shop) -> None:
     supervisor = shop.start(*SEND, "--processes", "1", SQLAQUEUE_URL=url)
 
     def shown() -> str:
-        return subprocess.run(["/bin/ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        return subprocess.run(["/bin/ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout
 
-    # A child has the command line of its parent until it executes its own program.
+    # A child has the command line of its parent until it executes its own program. `-ww`: otherwise ps cuts a line
+    # at the width of the terminal.
     wait_until(lambda: "sqlaqueue.cli.processes.supervised_worker" in shown(), lambda: supervisor.output)
     assert "hush-hush" not in shown()
     supervisor.signal()

@@ -106,7 +106,7 @@ def test_the_index_of_a_retention_of_dead_letters(database: Database, make: Any)
 
 
 @pytest.mark.once
-@pytest.mark.skipif(sa.__version__ < "2.1", reason="SQLAlchemy has an argument for them from 2.1 on")
+@pytest.mark.skipif(sa.__version__.startswith("2.0."), reason="SQLAlchemy has an argument for them from 2.1 on")
 def test_storage_parameters(database: Database, make: Any, engine: sa.Engine) -> None:
     def filled(**parameters: Any) -> type[Any]:
         return order(QueueConfig(), __table_args__={"postgresql_with": parameters})

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlaqueue.consumer.configuration.settings import make_settings
-from sqlaqueue.consumer.configuration.statements import ConsumerStatements, make_statements
+from sqlalchemy.orm import sessionmaker
+
+from sqlaqueue import Consumer
+from sqlaqueue.consumer.claiming.batch_sizer import BatchSizer
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings
+from sqlaqueue.consumer.configuration.statements import ConsumerStatements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 
 
@@ -33,13 +37,33 @@ class IdleRunner:
         """There is no listener."""
 
 
-def make_context(model: Any, *, session_factory: Any = None, **options: Any) -> ConsumerContext:
-    """Return the context of a Consumer with these options."""
-    settings = make_settings(model, **options)
-    parts = ConsumerParts(settings, make_statements(settings))
+def make_context(
+    model: Any, *, session_factory: Any = None, duration: float | None = None, **options: Any
+) -> ConsumerContext:
+    """Return the context of a Consumer with these options.
+
+    :param duration: the seconds that its handlers have taken so far.
+    """
+    parts = _parts(model, **options)
+    if duration is not None:
+        parts.sizer = BatchSizer(100, parts.settings.concurrency)
+        parts.sizer.record_calls(duration, unused=True)
     return ConsumerContext("test", parts, session_factory, IdleRunner(), draining=False)
+
+
+def settings_of(model: Any, **options: Any) -> ConsumerSettings:
+    """Return the settings of a Consumer with these options."""
+    return _parts(model, **options).settings
 
 
 def statements_of(model: Any, **options: Any) -> ConsumerStatements:
     """Return the statements of a Consumer with these options."""
-    return make_statements(make_settings(model, **options))
+    return _parts(model, **options).statements
+
+
+def _parts(model: Any, **options: Any) -> ConsumerParts:
+    return Consumer(model, _handle, sessionmaker(), **options)._parts
+
+
+def _handle(_session: Any, _job: Any) -> None:
+    """No job is run."""

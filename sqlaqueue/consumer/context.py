@@ -150,8 +150,6 @@ class ConsumerContext:
         self.start_known: Callable[[], object] | None = None
         """Called when a first claim has worked or will be tried again; None when no caller waits for it."""
         self.start_logged = False
-        self.before_shutdown: tuple[int, int] | None = None
-        """How many runs had ended, and how many jobs had been released, when the shutdown began."""
 
     @property
     def spec(self) -> QueueSpec:

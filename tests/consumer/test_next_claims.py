@@ -19,7 +19,10 @@ from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun
 from sqlaqueue.postgresql.claims.planner import FEW
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
-from tests.consumer.contexts import make_context
+from tests.consumer.models import models
+from tests.contexts import make_context
+
+JOB = models("update_status").job
 
 WORKERS, BATCH = 2, 4
 N = WORKERS + 7 * BATCH
@@ -127,7 +130,7 @@ def test_one_turn_runs_several_jobs(leased: Bench, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_job_follows_a_quarantined_one() -> None:
-    context = make_context()
+    context = make_context(JOB, concurrency=10, duration=0.1)
     context.add_jobs([[object()], [object()]])
     assert context.next_group()
     context.quarantine.begin([(1,)])
@@ -142,7 +145,7 @@ def finished_run(key: int) -> FinishedRun:
 
 
 def test_a_finished_run_waits_for_runs_that_end_soon() -> None:
-    context, now = make_context(), time.monotonic()
+    context, now = make_context(JOB, concurrency=10, duration=0.1), time.monotonic()
     completions = context.completions
     assert not context.wants_settling(now)
     completions.add([finished_run(1)])
@@ -158,7 +161,7 @@ def test_a_finished_run_waits_for_runs_that_end_soon() -> None:
 
 
 def test_a_finished_run_does_not_wait_for_slow_handlers() -> None:
-    context = make_context(concurrency=2, duration=10 * FLUSH_AFTER)
+    context = make_context(JOB, concurrency=2, duration=10 * FLUSH_AFTER)
     context.plenty = True
     context.completions.add([finished_run(1)])
     assert context.wants_settling(time.monotonic())
@@ -170,7 +173,7 @@ def test_a_finished_run_does_not_wait_for_slow_handlers() -> None:
 @pytest.mark.parametrize(("others", "at_once"), [(0, 2), (1, 2), (2, 1), (7, 1)])
 def test_with_many_peers_one_worker_claims_at_a_time(others: int, at_once: int) -> None:
     """Several consumers keep the server busy, and each claim passes over the rows that the others have locked."""
-    context = make_context(duration=0.0)
+    context = make_context(JOB, concurrency=10, duration=0.0)
     context.plenty = True
     context.polls.heartbeat_sent([f"other {number}" for number in range(others)], 0.0)
     assert [WorkerTurn(context).may_claim() for _ in range(3)].count(True) == at_once

@@ -22,9 +22,10 @@ from sqlaqueue.consumer.executing.report import Report, late_groups, release_lat
 from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
-from tests.consumer.contexts import make_context
 from tests.consumer.models import models
+from tests.contexts import make_context
 
+JOB = models("update_status").job
 N, HEAD = 60, 10
 
 
@@ -149,7 +150,7 @@ def begin_call(calls: contextlib.ExitStack, context: ConsumerContext, *keys: int
 
 @pytest.mark.once
 def test_waiting_jobs_are_released_when_all_handlers_are_busy(calls: contextlib.ExitStack) -> None:
-    context = make_context(concurrency=2)
+    context = make_context(JOB, concurrency=2, duration=0.1)
     busy, now = begin_call(calls, context, 1, 2), time.monotonic()
     context.add_jobs([[job(3)]])
     assert not late_groups(context, now + LONGEST_WAIT), "the other handler takes it"
@@ -168,7 +169,7 @@ def test_waiting_jobs_are_released_when_all_handlers_are_busy(calls: contextlib.
 @pytest.mark.once
 def test_waiting_jobs_are_released_when_they_wait_longer_than_expected() -> None:
     """However quick each handler is; and at once when the Consumer stops."""
-    context = make_context(concurrency=2)
+    context = make_context(JOB, concurrency=2, duration=0.1)
     context.add_jobs([[job(1)]])
     now = time.monotonic()
     assert not late_groups(context, now + 0.9 * LATE)
@@ -181,7 +182,7 @@ def test_waiting_jobs_are_released_when_they_wait_longer_than_expected() -> None
 @pytest.mark.once
 def test_the_jobs_of_a_failed_batch_are_not_released(calls: contextlib.ExitStack) -> None:
     """They would be claimed as a batch again, and fail as a batch, before they are tried one by one."""
-    context, failed = make_context(concurrency=1), job(1)
+    context, failed = make_context(JOB, concurrency=1, duration=0.1), job(1)
     run_of_claimed(failed).handler_started_at = time.monotonic()
     report(context, Report(retry_alone=[failed]))
     begin_call(calls, context, 2)

@@ -13,12 +13,12 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Constant, Consumer, QueueConfig, QueueMixin, claim
-from sqlaqueue.consumer.configuration.settings import make_settings
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.maintenance import retention_walk
 from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Retention, Walk
 from sqlaqueue.mapping.mixin import spec_of
 from tests.consumer.bench import wait_until
+from tests.contexts import settings_of
 from tests.servers import Database
 
 DAY = timedelta(days=1)
@@ -299,7 +299,7 @@ def test_without_the_index_nothing_is_deleted(leased: Queue, caplog: pytest.LogC
 
 
 def delete_batch(queue: Queue, walk: Walk) -> tuple[int, datetime | None, datetime | None]:
-    settings, retention = make_settings(queue.Job, batch_size=1), Retention(spec_of(queue.Job))
+    settings, retention = settings_of(queue.Job, batch_size=1), Retention(spec_of(queue.Job))
     with queue.sessions() as session:
         assert retention.inspect(session, settings)
         return retention.delete_batch(session, settings, walk)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 from sqlaqueue.consumer.configuration.handlers import Dispatch
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, JobTimeout
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import check_lease, is_count
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
@@ -77,6 +77,10 @@ class ConsumerSettings:
         """How many connections it may need at once: one for each handler, and one for maintenance."""
         return self.concurrency + 1
 
+    def timeout_error(self) -> JobTimeout:
+        """Return the error of a run whose handler has exceeded the timeout."""
+        return JobTimeout(f"the handler ran for longer than {self.timeout:g} seconds")
+
     def call_groups(self, jobs: Sequence[Any]) -> list[list[Any]]:
         """Return claimed jobs in lists for one call of a handler each."""
         if not self.batch:
@@ -89,16 +93,16 @@ class ConsumerSettings:
 def make_settings(
     model: Any,
     *,
-    batch_size: int | None = None,
-    concurrency: int = 1,
-    poll_interval: Delay = 1.0,
-    lease: Delay | None = None,
-    timeout: Delay | None = None,
-    grace: Delay = 30.0,
-    retry: RetryPolicy | None = None,
-    name: str | None = None,
-    batch: bool = False,
-    handlers: Mapping[Any, Callable[..., Any]] | None = None,
+    handlers: Mapping[Any, Callable[..., Any]] | None,
+    batch_size: int | None,
+    concurrency: int,
+    poll_interval: Delay,
+    lease: Delay | None,
+    timeout: Delay | None,
+    grace: Delay,
+    retry: RetryPolicy | None,
+    name: str | None,
+    batch: bool,
 ) -> ConsumerSettings:
     """Check and resolve the arguments of a Consumer.
 

@@ -20,7 +20,6 @@ from sqlaqueue.consumer.executing.job_instances import attach
 from sqlaqueue.consumer.sessions.savepoint import Savepoint
 from sqlaqueue.consumer.sessions.session_usage import is_expired, was_used
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, CancellationRequested, FinishedRun, HandlerAbandoned
-from sqlaqueue.exc import JobTimeout
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.run import Run
 
@@ -160,7 +159,7 @@ class Executor:
         if self.abandoned:
             return HandlerAbandoned()
         if timeout is not None and (self.timed_out or time.monotonic() - self.started > timeout):
-            return JobTimeout(f"the handler ran for longer than {timeout:g} seconds")
+            return self._settings.timeout_error()
         if self.cancelled and raised is not None:
             return CancellationRequested(frozenset(self.cancelled))
         return raised

@@ -17,7 +17,6 @@ from sqlaqueue.consumer.in_flight import RunningExecutor
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import SettledEach
-from sqlaqueue.exc import JobTimeout
 from sqlaqueue.keys import key_text, key_value
 from sqlaqueue.log import logger
 from sqlaqueue.queue.run import Run
@@ -31,7 +30,7 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
     timeout = context.settings.timeout
     late = record_overdue(context, now)
     if late and not context.settings.holds_transaction:
-        error = JobTimeout(f"the handler ran for longer than {timeout:g} seconds")
+        error = context.settings.timeout_error()
         finished = [FinishedRun(run, context.outcome_rules.outcome(error, run)) for run in late]
         # A row that its handler has locked is settled when the handler returns.
         settle = partial(context.settler.settle_each, wait=False)

@@ -20,12 +20,15 @@ class GracePeriod:
     def __init__(self, context: ConsumerContext) -> None:
         self._context, self._seconds = context, context.settings.grace
         self._deadline: float | None = None
+        self._ended_before = self._released_before = 0
 
     def begin(self) -> None:
         """Begin the grace period, unless it has begun."""
         if self._deadline is None:
+            context = self._context
             self._deadline = time.monotonic() + self._seconds
-            _log_shutdown(self._context, self._seconds)
+            self._ended_before, self._released_before = context.runs_ended, context.runs_released
+            _log_shutdown(context, self._seconds)
 
     def left(self) -> float:
         """Return the seconds until it ends; inf before it begins."""
@@ -37,6 +40,23 @@ class GracePeriod:
         for executor in self._context.in_flight.busy():
             executor.abandoned = True
             executor.interrupt()
+
+    def log_stopped(self) -> None:
+        """Log how many runs have ended since it began, and how many jobs were released."""
+        context = self._context
+        if context.drained:
+            return
+        finished = context.runs_ended - self._ended_before
+        # A transaction that a handler keeps open releases its jobs when it ends, at the latest with the process.
+        held = len(context.claimed_runs()) if context.settings.holds_transaction else 0
+        released = context.runs_released - self._released_before + held
+        logger.info(
+            "queue %s: stopped, %s finished and %s released",
+            context.spec.name,
+            _jobs(finished),
+            _jobs(released),
+            extra=context.log_fields("consumer_stopped", count=finished, finished=finished, released=released),
+        )
 
 
 def shut_down(context: ConsumerContext) -> Routine:
@@ -72,7 +92,6 @@ def _log_shutdown(context: ConsumerContext, grace: float) -> None:
     """Log how many jobs the shutdown waits for, and how long; nothing after a completed ``drain()``."""
     running = len(context.in_flight.running())
     waiting = max(0, len(context.claimed_runs()) - running)
-    context.before_shutdown = context.runs_ended, context.runs_released
     if context.drained:
         return
     # Without handling signals, this run was not stopped by the one that was received.
@@ -103,24 +122,6 @@ def _log_grace_period_over(context: ConsumerContext, grace: float) -> None:
             _running(running),
             extra=context.log_fields("grace_period_over", count=running, running=running, grace=grace),
         )
-
-
-def log_stopped(context: ConsumerContext) -> None:
-    """Log how many runs were settled during the shutdown, and how many jobs were released."""
-    if context.drained:
-        return
-    ended_before, released_before = context.before_shutdown or (0, 0)
-    finished = context.runs_ended - ended_before
-    # A transaction that a handler keeps open releases its jobs when it ends, at the latest with the process.
-    held = len(context.claimed_runs()) if context.settings.holds_transaction else 0
-    released = context.runs_released - released_before + held
-    logger.info(
-        "queue %s: stopped, %s finished and %s released",
-        context.spec.name,
-        _jobs(finished),
-        _jobs(released),
-        extra=context.log_fields("consumer_stopped", count=finished, finished=finished, released=released),
-    )
 
 
 def _jobs(number: int) -> str:

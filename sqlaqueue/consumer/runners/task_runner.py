@@ -29,7 +29,7 @@ from sqlaqueue.consumer.maintenance.handler_timeout import record_timeout
 from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
-from sqlaqueue.consumer.runners.shutdown import GracePeriod, log_stopped, shut_down
+from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.outcomes import caught
 from sqlaqueue.consumer.signals import signal_handlers
@@ -123,7 +123,7 @@ class TaskRunner:
                 await self._drive(shut_down(context))
                 if context.polls.peers.subscribed:
                     await async_listener_of(context.engine).remove(context.polls)
-                log_stopped(context)
+                self._grace.log_stopped()
         if context.error is not None:
             raise context.error
 

@@ -28,7 +28,7 @@ from sqlaqueue.consumer.executing.worker import work
 from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
-from sqlaqueue.consumer.runners.shutdown import GracePeriod, log_stopped, shut_down
+from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.outcomes import caught
 from sqlaqueue.consumer.signals import signal_handlers
@@ -118,7 +118,7 @@ class ThreadRunner:
                 self._drive(shut_down(context))
                 if context.polls.peers.subscribed:
                     listener.unlisten(context.engine, context.polls)
-                log_stopped(context)
+                self._grace.log_stopped()
         if context.error is not None:
             raise context.error
 

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.skipif(PROGRAM is None, reason="pgbouncer is not installed; apt-get install pgbouncer"),
 ]
 
-# What docs/operating.md tells to do.
+# As docs/deployment.md says.
 OPTIONS: dict[str, dict[str, Any]] = {
     "psycopg": {"connect_args": {"prepare_threshold": None}},
     "asyncpg": {

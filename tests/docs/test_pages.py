@@ -69,7 +69,7 @@ def test_a_wrong_name_of_a_test_is_found() -> None:
 
 @pytest.mark.once
 def test_the_log_events_are_listed() -> None:
-    table = re.search(r"^\| `event` \| level .*?\n\n", (DOCS / "operating.md").read_text(), re.MULTILINE | re.DOTALL)
+    table = re.search(r"^\| `event` \| level .*?\n\n", (DOCS / "logs.md").read_text(), re.MULTILINE | re.DOTALL)
     assert table
     listed = {name for row in table[0].split("\n")[2:-2] for name in re.findall(r"`(\w+)`", row.split("|")[1])}
     code = "".join(module.read_text() for module in (ROOT / "sqlaqueue").rglob("*.py"))

@@ -10,7 +10,7 @@ author = "sqlaqueue contributors"
 version = release = sqlaqueue.__version__
 
 sys.path.append(str(Path(__file__).parent / "_extensions"))
-extensions = ["myst_parser", "sphinx.ext.autodoc", "default_values", "source_pages"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinxcontrib.mermaid", "default_values", "source_pages"]
 exclude_patterns = ["_build"]
 default_role = "code"
 nitpicky = True
@@ -30,3 +30,7 @@ autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 
 myst_heading_anchors = 3
+# As on GitHub, which draws a block of this language too.
+myst_fence_as_directive = ["mermaid"]
+mermaid_height = "auto"
+mermaid_fullscreen = False

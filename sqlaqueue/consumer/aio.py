@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -24,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.background import RunsInTask
 from sqlaqueue.consumer.configuration.handlers import function_of
+from sqlaqueue.consumer.configuration.settings import ConsumerOptions
 from sqlaqueue.consumer.group import ConsumerGroup
 from sqlaqueue.consumer.runners.task_runner import TaskRunner
 from sqlaqueue.exc import ConfigurationError
@@ -54,7 +55,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -64,7 +65,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: Literal[True],
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -74,7 +75,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: bool = False,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -84,7 +85,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: bool = False,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -94,7 +95,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: bool = False,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
         super().__init__(model, handler, session_factory, **options)

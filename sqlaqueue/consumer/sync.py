@@ -19,7 +19,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Generic, Literal, TypeVar, overload
+from typing import Any, Generic, Literal, TypeVar, Unpack, overload
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -27,6 +27,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.background import RunsInThread
 from sqlaqueue.consumer.configuration.handlers import function_of
+from sqlaqueue.consumer.configuration.settings import ConsumerOptions
 from sqlaqueue.consumer.group import ConsumerGroup
 from sqlaqueue.consumer.runners.thread_runner import ThreadRunner
 from sqlaqueue.exc import ConfigurationError
@@ -74,7 +75,7 @@ class Consumer(RunsInThread, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: Literal[False] = False,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -84,7 +85,7 @@ class Consumer(RunsInThread, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: Literal[True],
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -94,7 +95,7 @@ class Consumer(RunsInThread, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: bool = False,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -104,7 +105,7 @@ class Consumer(RunsInThread, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: bool = False,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     @overload
     def __init__(
@@ -114,7 +115,7 @@ class Consumer(RunsInThread, Generic[T]):
         session_factory: Callable[[], S],
         *,
         batch: bool = False,
-        **options: Any,
+        **options: Unpack[ConsumerOptions],
     ) -> None: ...
     def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
         super().__init__(model, handler, session_factory, **options)

@@ -66,6 +66,14 @@ def handlers_are_checked_against_the_model() -> None:
     Consumer(Email, send, make_async_session)  # type: ignore[misc] # sessions of the other kind
 
 
+def options_are_checked() -> None:
+    """A misspelt option, or one of another type, is a type error."""
+    Consumer(Email, send, make_session, lease=timedelta(minutes=5), timeout=30, grace=5.5, name="a", signals=False)
+    Consumer(Email, send, make_session, concurency=4)  # type: ignore[call-overload] # misspelt
+    Consumer(Email, send, make_session, batch_size="10")  # type: ignore[call-overload] # no number
+    AsyncConsumer(Email, send_async, make_async_session, retries=3)  # type: ignore[call-overload] # no such option
+
+
 class Newsletter(Email):
     """A subclass in the same table."""
 

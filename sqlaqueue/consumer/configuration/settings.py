@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from sqlaqueue.consumer.configuration.handlers import Dispatch
 from sqlaqueue.exc import ConfigurationError, JobTimeout
@@ -18,6 +18,20 @@ from sqlaqueue.statements.selection import JobSelection, select_jobs
 
 BATCH = 500
 """How many jobs one claim takes at most, unless ``batch_size`` is given or more handlers run at once."""
+
+
+class ConsumerOptions(TypedDict, total=False):
+    """The options of a Consumer, for type checkers; :class:`~sqlaqueue.Consumer` describes them."""
+
+    batch_size: int | None
+    concurrency: int
+    poll_interval: Delay
+    lease: Delay | None
+    timeout: Delay | None
+    grace: Delay
+    retry: RetryPolicy | None
+    name: str | None
+    signals: bool
 
 
 @dataclass(frozen=True, eq=False)

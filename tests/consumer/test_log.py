@@ -16,9 +16,12 @@ import sqlalchemy as sa
 import sqlaqueue
 from sqlaqueue import Fail
 from sqlaqueue.consumer.core import events
+from sqlaqueue.consumer.runners.shutdown import GracePeriod
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import FIELDS, database_text, fields
 from tests.consumer.bench import Bench, wait_until
+from tests.consumer.models import models
+from tests.contexts import make_context
 
 
 async def fail(io: Any, job: Any) -> None:
@@ -133,6 +136,20 @@ def test_the_shutdown_counts_its_jobs(mixed: Bench, log: Any) -> None:
     assert (began.running, began.waiting, began.grace, began.signal) == (1, waiting, 20, None)
     assert stopped.getMessage() == f"queue job: stopped, 1 job finished and {jobs} released"
     assert (stopped.finished, stopped.released) == (1, waiting)
+
+
+@pytest.mark.once
+def test_the_shutdown_counts_only_what_ends_after_its_begin(log: Any) -> None:
+    context = make_context(models("update_status").job)
+    grace = GracePeriod(context)
+    assert grace.left() == float("inf")
+    context.runs_ended, context.runs_released = 7, 3
+    grace.begin()
+    context.runs_ended, context.runs_released = 9, 4
+    grace.begin()
+    grace.log_stopped()
+    [_], [stopped] = of(log, "shutdown_started"), of(log, "consumer_stopped")
+    assert (stopped.finished, stopped.released) == (2, 1)
 
 
 def test_jobs_that_outlive_the_grace_period_are_counted_as_released(mixed: Bench, log: Any) -> None:

@@ -8,11 +8,14 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.database_errors import is_database_error
 from sqlaqueue.consumer.core.effects import Execute, ExecuteInOwnSession, Routine, WithSession
-from sqlaqueue.consumer.core.transient_errors import is_database_error
-from sqlaqueue.consumer.sessions.connection_checks import check_writable, driver_connection, shared_connection_error
-from sqlaqueue.consumer.sessions.isolation_level import SETTING
-from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
+from sqlaqueue.consumer.sessions.connection_checks import (
+    check_transactions,
+    driver_connection,
+    shared_connection_error,
+)
+from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
@@ -24,7 +27,7 @@ def check(context: ConsumerContext) -> Routine:
         return
     try:
         yield WithSession(_check_connections(context))
-        yield ExecuteInOwnSession(check_transactions, (context,))
+        yield ExecuteInOwnSession(check_transactions, (context.spec, context.isolation))
     except Exception as error:
         if not is_database_error(error):
             # No session has worked yet, and the error is not the database's.
@@ -43,43 +46,6 @@ def _check_connections(context: ConsumerContext) -> Routine:
     other = yield ExecuteInOwnSession(driver_connection, (bind,))
     if own is other:
         raise shared_connection_error(context.name, "the engine")
-
-
-def check_transactions(session: Session, context: ConsumerContext) -> None:
-    """Refuse sessions without transactions, and sessions that write to a read-only server; read the isolation level.
-
-    Under AUTOCOMMIT other Consumers could claim the jobs of a held batch, and writes could not be rolled back.
-
-    :raises ConfigurationError: if a Consumer cannot work with these sessions.
-    """
-    check_writable(session, context.spec.model.__name__, context.settings.bind_arguments)
-    asked = sa.select(sa.func.txid_current(), SETTING)
-    first, second = (session.execute(asked, bind_arguments=context.settings.bind_arguments).one() for _ in range(2))
-    if first[0] != second[0]:
-        msg = (
-            f"the sessions for {context.spec.model.__name__} commit each statement by itself (AUTOCOMMIT); a Consumer "
-            "needs transactions: give it a sessionmaker of an engine with another isolation_level"
-        )
-        raise ConfigurationError(msg)
-    session.rollback()
-    _check_level(session, context, first[1])
-
-
-def _check_level(session: Session, context: ConsumerContext, level: str) -> None:
-    """Store the default isolation level, and refuse a strict one that the Consumer cannot override."""
-    context.isolation.default = level.upper()
-    if not context.isolation.is_strict:
-        return
-    context.isolation.begin(session)
-    kept = session.scalar(sa.select(SETTING), bind_arguments=context.settings.bind_arguments)
-    session.rollback()
-    if kept == level:
-        msg = (
-            f"the sessions for {context.spec.model.__name__} set the isolation level {level.upper()} within each "
-            "transaction, but a Consumer claims and settles at READ COMMITTED; give the level to the engine "
-            "(create_engine(..., isolation_level=...)), which a Consumer overrides for its own transactions"
-        )
-        raise ConfigurationError(msg)
 
 
 def check_database(session: Session, context: ConsumerContext) -> bool:

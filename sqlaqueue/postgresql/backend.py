@@ -6,11 +6,11 @@ import sqlalchemy as sa
 
 from sqlaqueue.postgresql import checks, claims, ddl, side_tables
 from sqlaqueue.postgresql.dialect_check import check_dialect, guarded
-from sqlaqueue.postgresql.error_codes import sqlstate
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace
 from sqlaqueue.postgresql.key_arrays import key_array
 from sqlaqueue.postgresql.notify import channel_of, notification
+from sqlaqueue.postgresql.sqlstate import sqlstate
 from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.backend import Checks, Claims, SideTables, Triggers, register_backend
 

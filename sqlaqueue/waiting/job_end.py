@@ -9,8 +9,8 @@ from typing import Any, cast
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.core.database_errors import may_recover
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
-from sqlaqueue.consumer.core.transient_errors import may_recover
 from sqlaqueue.exc import ConfigurationError, JobFailed, WaitTimeout
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import FINISHED

@@ -18,7 +18,8 @@ from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.executing.executor import Executor
-from sqlaqueue.consumer.executing.report import Report, late_groups, release_late, report
+from sqlaqueue.consumer.executing.report import Report, report
+from sqlaqueue.consumer.maintenance.release_waiting_jobs import late_groups, release_late
 from sqlaqueue.mapping.runs import set_run
 from sqlaqueue.queue.run import Run
 from tests.consumer.bench import Bench, wait_until
@@ -106,7 +107,7 @@ def test_a_held_batch_ends_when_it_takes_longer_than_expected(
 def test_consumers_report_running_and_waiting_jobs(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(intervals, "HEARTBEAT", 0.2)
     for name in ("LATE", "LONGEST_WAIT"):
-        monkeypatch.setattr(f"sqlaqueue.consumer.executing.report.{name}", 60.0)
+        monkeypatch.setattr(f"sqlaqueue.consumer.maintenance.release_waiting_jobs.{name}", 60.0)
     keys = leased.enqueue(HEAD + 3)
     slow, go_on = keys[HEAD], threading.Event()
 

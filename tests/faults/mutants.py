@@ -23,11 +23,11 @@ from sqlaqueue.consumer.executing import held, held_operations, leased, worker
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.report import Report
 from sqlaqueue.consumer.maintenance import (
-    blocked_jobs,
     cancellations,
     extend_leases,
     handler_timeout,
     reconcile,
+    release_waiting_jobs,
     rescue,
 )
 from sqlaqueue.consumer.maintenance.state import Maintenance
@@ -208,7 +208,7 @@ def ignores_stop() -> None:
 @mutant
 def keeps_jobs_that_have_not_begun() -> None:
     replace(ConsumerContext, "forget_claimed", return_nothing)
-    replace(blocked_jobs, "late_groups", return_nothing)
+    replace(release_waiting_jobs, "late_groups", return_nothing)
 
 
 class Override:
@@ -369,12 +369,12 @@ def ignores_timeouts() -> None:
 @mutant
 def ignores_requests_to_cancel() -> None:
     replace(cancellations, "take_requests", return_nothing)
-    replace(blocked_jobs, "take_requests", return_nothing)
+    replace(release_waiting_jobs, "take_requests", return_nothing)
 
 
 @mutant
 def settles_in_workers_only() -> None:
-    replace(blocked_jobs, "settle_finished", do_nothing_routine)
+    replace(release_waiting_jobs, "settle_finished", do_nothing_routine)
 
 
 @mutant

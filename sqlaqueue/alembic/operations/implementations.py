@@ -18,7 +18,7 @@ from sqlaqueue.alembic.operations.queue_columns import add_columns, drop_columns
 from sqlaqueue.postgresql.catalog.indexes import index_validity
 from sqlaqueue.postgresql.ddl.objects import CommentOnFunction, DropFunction, Trigger, TriggerFunction
 from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate, bare_table
-from sqlaqueue.postgresql.error_codes import INSUFFICIENT_PRIVILEGE, sqlstate
+from sqlaqueue.postgresql.sqlstate import INSUFFICIENT_PRIVILEGE, sqlstate
 
 _TIMEOUTS = ("statement_timeout", "lock_timeout")
 

@@ -12,13 +12,13 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed, runs_of
 from sqlaqueue.consumer.claiming.quarantine import QuarantinedJob
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
-from sqlaqueue.consumer.core.transient_errors import (
+from sqlaqueue.consumer.core.database_errors import (
     is_connection_lost,
     is_savepoint_missing,
     is_transient,
     may_settle_later,
 )
+from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing import held_operations as operations
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.job_instances import reload

@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed, runs_in, runs_of
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.database_errors import is_connection_lost, is_transient
 from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
-from sqlaqueue.consumer.core.transient_errors import is_connection_lost, is_transient
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.job_instances import expunge, load_again, reload
 from sqlaqueue.consumer.executing.report import Report, emit_claimed, release, report, report_settled

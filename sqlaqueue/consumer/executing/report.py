@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlaqueue.consumer.claiming.batch_sizer import LATE, LONGEST_WAIT
-from sqlaqueue.consumer.claiming.job_buffer import CallGroup, has_waited, runs_in, runs_of
+from sqlaqueue.consumer.claiming.job_buffer import runs_of
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.events import EventName, JobEvent, make_event
-from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, CancellationRequested, FinishedRun
+from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRun
 from sqlaqueue.exc import LeaseLost
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.run import Run
@@ -111,38 +110,3 @@ def _emit(
     context: ConsumerContext, name: EventName, run: Run, delay: float | None = None, error: BaseException | None = None
 ) -> None:
     context.events.emit(make_event(name, context.spec.name, run, delay, error))
-
-
-# -- jobs that wait too long -----------------------------------------------------------------------------------
-
-
-def late_groups(context: ConsumerContext, now: float) -> list[CallGroup]:
-    """Return the groups that would wait here for too long before they begin, while other consumers may be idle."""
-    # Not those of a batch that failed: it is being tried job by job, and would be claimed as a batch again.
-    busy = context.in_flight.busy()
-    durations = [now - one.started for one in busy]
-    all_busy = len(busy) >= context.settings.concurrency and min(durations) >= LONGEST_WAIT
-    claimed_by = now if all_busy or context.stopping else now - LATE
-    with context.lock:
-        groups = [
-            *context.buffer.groups(),
-            *(group for one in context.in_flight.executors() for group in one.waiting_groups()),
-        ]
-        return [group for group in groups if has_waited(group, claimed_by)]
-
-
-def release_late(context: ConsumerContext, now: float) -> int:
-    """Release the jobs of :func:`late_groups`, and return how many there are."""
-    with context.lock:
-        late = late_groups(context, now)
-        context.buffer.remove(late)
-        for executor in context.in_flight.executors():
-            executor.remove(late)
-        runs, cancelled = runs_in(late), CancellationRequested()
-        # A request to cancel would be forgotten with the run.
-        outcomes = [
-            context.outcome_rules.outcome(cancelled, run) if run.key in context.cancelled else RELEASED for run in runs
-        ]
-        finished = [FinishedRun(run, outcome) for run, outcome in zip(runs, outcomes, strict=True)]
-        report(context, Report(unsettled=finished))
-        return len(runs)

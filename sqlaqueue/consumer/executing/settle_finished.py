@@ -8,8 +8,8 @@ from functools import partial
 from sqlalchemy import exc
 
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, may_settle_later
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
-from sqlaqueue.consumer.core.transient_errors import is_lock_or_timeout, may_settle_later
 from sqlaqueue.consumer.executing.report import report_settled
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import SettledEach

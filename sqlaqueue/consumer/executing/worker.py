@@ -7,8 +7,8 @@ from collections.abc import Callable, Generator
 
 from sqlaqueue.consumer import startup
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.database_errors import is_program_error
 from sqlaqueue.consumer.core.effects import Effect, Routine, Wait, WithSession
-from sqlaqueue.consumer.core.transient_errors import is_program_error
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.held import discard_entries, run_held_batch
 from sqlaqueue.consumer.executing.leased import claim_leased_batch, run_leased, run_to_the_end

@@ -1,4 +1,4 @@
-"""Heartbeats of this consumer, whether its own arrive as notifications, and queries for when jobs will be due."""
+"""The heartbeats of this consumer: its row in the table of consumers, and a notification of it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,13 @@ from sqlaqueue import notify_payloads
 from sqlaqueue._version import __version__
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
+from sqlaqueue.consumer.maintenance.missed_notifications import check_received
 from sqlaqueue.consumer.maintenance.state import Maintenance
-from sqlaqueue.log import logger
 from sqlaqueue.queue.backend import CONSUMERS, backend
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.statements.claim import worker_name
 
-_LOGGED_AFTER = 2
-"""How many heartbeats in a row have to be missed before it is logged: the first may be a connection that just broke."""
-
-_UPCOMING = 50
 _MOST_SHOWN = 100
 
 
@@ -35,10 +31,7 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     peers = context.polls.peers
     if not context.proven or CONSUMERS not in context.spec.side_tables:
         return
-    if peers.until_proof() <= 0:
-        _not_received(maintenance)
-    elif peers.listening:
-        maintenance.missed_proofs = 0
+    check_received(maintenance)
     news = peers.listening != maintenance.said_listening
     if not (timers.is_due("heartbeat", now) or peers.wants_heartbeat or news):
         return
@@ -51,35 +44,6 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     beat = Heartbeat(context.id, peers.listening, running, waiting, expires_in=3 * pause, notify=notify)
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
     context.polls.heartbeat_sent(others, moment - time.monotonic())
-
-
-def _not_received(maintenance: Maintenance) -> None:
-    """Note that a heartbeat has not arrived: poll, and try another connection."""
-    context = maintenance.context
-    context.polls.listening_lost()
-    # By this connection another heartbeat would be missed as well.
-    context.polls.peers.wants_heartbeat = False
-    maintenance.missed_proofs += 1
-    if maintenance.missed_proofs.bit_count() == 1:
-        # Less and less often: behind a pooler each try leaves a server connection that listens in vain.
-        context.runner.reconnect()
-    if maintenance.missed_proofs == _LOGGED_AFTER and not maintenance.said_not_listening:
-        maintenance.said_not_listening = True
-        logger.warning(
-            "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
-            "polling; give the Consumer an engine that is connected to the server itself, or set "
-            "QueueConfig(notify=False)",
-            context.name,
-            extra=context.log_fields("notifications_missed"),
-        )
-
-
-def find_upcoming(maintenance: Maintenance, now: float) -> Routine:  # noqa: ARG001 - as all tasks
-    """Query when jobs will be due that no notification has announced, such as those from before the start."""
-    context = maintenance.context
-    if context.polls.wants_upcoming():
-        times = yield ExecuteInOwnSession(upcoming_times, (context, _UPCOMING))
-        context.polls.add_upcoming(times, complete=len(times) < _UPCOMING)
 
 
 # -- operations ------------------------------------------------------------------------------------------------
@@ -150,14 +114,3 @@ def deregister(session: Session, context: ConsumerContext) -> None:
     else:
         session.execute(gone, bind_arguments=context.settings.bind_arguments)
     session.commit()
-
-
-def upcoming_times(session: Session, context: ConsumerContext, limit: int) -> list[float]:
-    """Return when the next jobs will be due that are not yet, in seconds since the epoch, up to ``limit``."""
-    spec = context.spec
-    if not spec.has("run_at"):
-        return []
-    statement = spec.strategy.upcoming(spec, limit)
-    times = session.execute(statement, bind_arguments=context.settings.bind_arguments).scalars().all()
-    session.rollback()
-    return [float(time) for time in times]

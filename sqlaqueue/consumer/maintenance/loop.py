@@ -10,15 +10,16 @@ import time
 from collections.abc import Callable
 
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.database_errors import may_recover
 from sqlaqueue.consumer.core.effects import Routine, Wait
-from sqlaqueue.consumer.core.transient_errors import may_recover
 from sqlaqueue.consumer.maintenance import (
-    blocked_jobs,
     cancellations,
     extend_leases,
     handler_timeout,
     heartbeat,
+    missed_notifications,
     reconcile,
+    release_waiting_jobs,
     rescue,
     retention,
 )
@@ -31,12 +32,12 @@ Task = Callable[[Maintenance, float], Routine]
 
 TASKS: tuple[Task, ...] = (
     handler_timeout.end_overdue,
-    blocked_jobs.pass_on_blocked,
-    blocked_jobs.release_waiting,
+    release_waiting_jobs.pass_on_blocked,
+    release_waiting_jobs.release_waiting,
     extend_leases.extend,
-    blocked_jobs.settle_overdue,
+    release_waiting_jobs.settle_overdue,
     heartbeat.heartbeat,
-    heartbeat.find_upcoming,
+    missed_notifications.find_upcoming,
     cancellations.cancel_requested,
     rescue.rescue_expired,
     reconcile.reconcile_messages,

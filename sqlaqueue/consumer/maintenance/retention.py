@@ -8,8 +8,8 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+from sqlaqueue.consumer.core.database_errors import is_transient
 from sqlaqueue.consumer.core.effects import Effect, ExecuteInOwnSession, Routine
-from sqlaqueue.consumer.core.transient_errors import is_transient
 from sqlaqueue.consumer.maintenance.retention_walk import Walk
 from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance
 

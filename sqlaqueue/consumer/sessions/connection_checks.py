@@ -9,9 +9,11 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
+from sqlaqueue.consumer.sessions.isolation_level import SETTING, IsolationLevel
 from sqlaqueue.consumer.sessions.write_routing import has_own_routing, primary_bind
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec
 
 _SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
 
@@ -123,6 +125,44 @@ def check_writable(session: Session, model: str, bind: dict[str, Any]) -> None:
                 "all of their statements, or give the Consumer a sessionmaker of the primary's engine"
             )
             raise ConfigurationError(msg)
+
+
+def check_transactions(session: Session, spec: QueueSpec, isolation: IsolationLevel) -> None:
+    """Refuse sessions without transactions, and sessions that write to a read-only server; read the isolation level.
+
+    Under AUTOCOMMIT other Consumers could claim the jobs of a held batch, and writes could not be rolled back.
+
+    :raises ConfigurationError: if a Consumer cannot work with these sessions.
+    """
+    name, bind = spec.model.__name__, {"mapper": spec.mapper}
+    check_writable(session, name, bind)
+    asked = sa.select(sa.func.txid_current(), SETTING)
+    first, second = (session.execute(asked, bind_arguments=bind).one() for _ in range(2))
+    if first[0] != second[0]:
+        msg = (
+            f"the sessions for {name} commit each statement by itself (AUTOCOMMIT); a Consumer needs transactions: "
+            "give it a sessionmaker of an engine with another isolation_level"
+        )
+        raise ConfigurationError(msg)
+    session.rollback()
+    _check_level(session, spec, isolation, first[1])
+
+
+def _check_level(session: Session, spec: QueueSpec, isolation: IsolationLevel, level: str) -> None:
+    """Store the default isolation level, and refuse a strict one that the Consumer cannot override."""
+    isolation.default = level.upper()
+    if not isolation.is_strict:
+        return
+    isolation.begin(session)
+    kept = session.scalar(sa.select(SETTING), bind_arguments={"mapper": spec.mapper})
+    session.rollback()
+    if kept == level:
+        msg = (
+            f"the sessions for {spec.model.__name__} set the isolation level {level.upper()} within each transaction, "
+            "but a Consumer claims and settles at READ COMMITTED; give the level to the engine "
+            "(create_engine(..., isolation_level=...)), which a Consumer overrides for its own transactions"
+        )
+        raise ConfigurationError(msg)
 
 
 def driver_connection(session: Session, bind: dict[str, Any]) -> Any:

@@ -20,7 +20,7 @@ from sqlalchemy import event, exc
 from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.types import UserDefinedType
 
-from sqlaqueue.consumer.core.transient_errors import is_conflict
+from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.consumer.sessions.write_routing import primary_bind, routing_to_primary
 from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.queue.run import Run

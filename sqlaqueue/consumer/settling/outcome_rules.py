@@ -9,8 +9,8 @@ import traceback
 from dataclasses import replace
 
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
+from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.consumer.core.error_text import text_of, text_with_kind
-from sqlaqueue.consumer.core.transient_errors import is_conflict
 from sqlaqueue.consumer.settling.conflict_delays import MOST_AT_ONCE, ConflictDelays
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, HandlerAbandoned, NotSettled, Outcome
 from sqlaqueue.exc import Cancel, Fail, Retry, Snooze

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
-from sqlaqueue.consumer.core.transient_errors import is_connect_error, is_connection_lost
+from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
 from sqlaqueue.exc import Cancel, HandlerSignal, JobTimeout
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.run import Run

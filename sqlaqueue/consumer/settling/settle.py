@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.configuration.statements import EXPECTED, KEYS, RUN_TOKEN, ConsumerStatements
-from sqlaqueue.consumer.core.transient_errors import is_lock_or_timeout, is_transient, may_settle_later
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_transient, may_settle_later
 from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.handler_misuse import check_rows, is_deleted, refuse_changed_rows

@@ -14,7 +14,7 @@ from sqlaqueue.postgresql.catalog import queue_objects
 from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND
 from sqlaqueue.postgresql.ddl.attach import objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_in
-from sqlaqueue.postgresql.error_codes import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+from sqlaqueue.postgresql.sqlstate import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 from sqlaqueue.queue.spec import QueueSpec
 
 

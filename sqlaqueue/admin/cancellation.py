@@ -32,8 +32,8 @@ class Cancelled:
     asked: list[Any] = field(default_factory=list)
     """The running jobs whose cancellation has been requested."""
     missing: list[Any] = field(default_factory=list)
-    """Jobs that were named but are neither pending nor running: they do not exist, or have finished. The keys of a
-    ``JobFilter(keys=...)`` are texts here. Of a class or a select, jobs that finish meanwhile."""
+    """Jobs that are neither pending nor running. These are given instances, and keys of ``JobFilter(keys=...)`` as
+    texts, whose jobs do not exist or have finished; and jobs that finished after they had been selected."""
 
 
 @requires_session

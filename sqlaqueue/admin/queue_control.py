@@ -16,7 +16,7 @@ from sqlaqueue.statements import control, manage
 
 @requires_session
 def pause(session: Session, model: type[Any]) -> None:
-    """Let no Consumer claim jobs of a queue, and commit."""
+    """Pause a queue, so that none of its jobs is claimed, and commit."""
     with routing_to_primary(session):
         session.execute(control.pause(model), bind_arguments=bind_arguments(model))
     session.commit()

@@ -123,7 +123,7 @@ class ConsumerContext:
         """Jobs whose cancellation was requested before their handler was called."""
 
         self.version = 0
-        """Counts the changes for workers that wait: a worker that compares it misses none."""
+        """The number of changes of the shared state. Workers compare it before they wait, so that they miss none."""
         self.claiming = 0
         """How many workers claim, or wait for the next poll after a claim found nothing."""
         self.plenty = False
@@ -311,10 +311,10 @@ class ConsumerContext:
             return [run for run in runs if id(run) not in ended]
 
     def wants_settling(self, now: float) -> bool:
-        """Return whether runs have ended that should not wait for others to be settled with them.
+        """Return whether finished runs should be settled now, without waiting for others to be settled with them.
 
-        There are others soon, as long as jobs wait here or the next claim brings some; and while some runs are being
-        settled, those that end meanwhile are settled together after them.
+        They wait for a moment if others will end soon, because jobs are buffered or more may be pending, and while
+        other runs are being settled.
         """
         since = self.completions.waiting_since()
         if since is None:

@@ -99,5 +99,5 @@ class InFlight:
         return runs_of(job for one in self.busy() for job in one.group)
 
     def sessions(self) -> list[Session]:
-        """Return the sessions of handlers; without the lock, which a copy of this process may lack."""
+        """Return the sessions of handlers, without the lock: in a forked child, a missing thread may hold it."""
         return [one.session for one in [*self._executors] if one.session is not None]

@@ -53,8 +53,9 @@ class Consumer(RunsInThread, Generic[T]):
     :param concurrency: the number of handlers that run at once.
     :param poll_interval: seconds or a timedelta between polls of an empty queue.
     :param lease: replaces the lease of the queue's config.
-    :param timeout: seconds or a timedelta after which a handler's result is refused. A thread cannot be stopped: its
-        lease is not extended any more, and the run counts as a failed attempt when it returns, or when it is rescued.
+    :param timeout: seconds or a timedelta after which the attempt has failed and a handler's result is refused. A
+        thread cannot be stopped, so under a lease the run is settled while the handler continues. If the handler has
+        locked the job's row, or a transaction holds the job, the run is settled when the handler returns.
     :param grace: seconds or a timedelta for which running handlers may continue after ``stop()`` before their jobs are
         released.
     :param retry: replaces the retry policy of the queue's config.

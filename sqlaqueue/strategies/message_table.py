@@ -75,9 +75,9 @@ class MessageStrategy(HeldStrategy):
     """Base of the strategies with a message table."""
 
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
-        """Settle the runs, and insert a message for a job that becomes pending again.
+        """Settle the runs, and insert a message for each job that becomes pending again.
 
-        The triggers do not insert it: in their view the row was pending all the time.
+        The row stays pending, so the triggers insert a message only if a column of the claim order changes.
         """
         verb = super().settle(spec, held, settlement)
         if settlement.state != "pending" or not isinstance(verb, sa.Update):

@@ -112,7 +112,7 @@ class UpdateStatus(ClaimStrategy):
         return sa.case((spec.in_state("processing"), sa.true()))
 
     def counted(self, attempts: sa.ColumnElement[Any], settlement: Settlement) -> sa.ColumnElement[Any] | None:
-        """Return the count without this attempt if it is returned; the claim has counted it."""
+        """Return the count without this attempt if it does not count; otherwise None, as the claim has counted it."""
         if isinstance(settlement.starts, int) and settlement.starts == 0:
             return sa.func.greatest(attempts - 1, 0)
         return None

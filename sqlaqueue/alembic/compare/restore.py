@@ -29,7 +29,10 @@ def create_function(function: ReflectedFunction) -> MigrateOperation:
 
 
 def replace_function(preparer: IdentifierPreparer, function: ReflectedFunction) -> MigrateOperation:
-    """Return the operation that puts a function back in place of another one, whose privileges it would keep."""
+    """Return the operation that restores a function which the migration has replaced.
+
+    CREATE OR REPLACE keeps the privileges of the function in the database, so those of PUBLIC are restored as well.
+    """
     name = _qualified(preparer, function.schema, function.name)
     command, preposition = ("GRANT", "TO") if function.public else ("REVOKE", "FROM")
     privileges = ops.ExecuteVerbatim(f"{command} ALL ON FUNCTION {name}() {preposition} PUBLIC")

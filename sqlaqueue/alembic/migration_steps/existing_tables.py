@@ -12,7 +12,7 @@ from sqlaqueue.queue.spec import QueueSpec
 
 
 def refuse_taken_columns(diff: DiffContext) -> None:
-    """Refuse to use an existing column as the queue's because it happens to have the same name.
+    """Refuse an existing column that has the name of a column of the queue and may have another meaning.
 
     :raises CommandError: naming the class, the attribute and both fixes.
     """

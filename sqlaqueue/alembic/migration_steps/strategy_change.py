@@ -72,7 +72,8 @@ def _triggers_change(diff: DiffContext, table: ComparedTable) -> bool:
 def _lease_conditions(diff: DiffContext, table: ComparedTable, spec: QueueSpec) -> tuple[str | None, str | None]:
     """Return the conditions that a running job has a lease, before the migration and after it.
 
-    Both are None if leases exist before and after, or neither. A processing row without a lease is none of the queue's.
+    Both are None unless exactly one of the two strategies has leases. A processing row without a lease was not claimed
+    by this queue.
     """
     before = _former_lease_condition(diff, table)
     role = next((role for role in ("lease_expires_at", "lease_token") if spec.has(role)), None)

@@ -23,7 +23,7 @@ from sqlaqueue.queue.config import STATES
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Maximum number of jobs.")
 @json_option
 def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any) -> None:
-    """List jobs, those that finished or were enqueued last first."""
+    """List jobs, newest first, by the time when they finished or, if they have not, when they were enqueued."""
     selected = job_filter(options, "created_at")
     found: list[admin.JobInfo] = []
     for each in load_targets([target]):

@@ -35,7 +35,7 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
     help="Maximum number of jobs per claim; by default as many as run within a second, up to 500.",
 )
 @click.option("--batch", is_flag=True, default=None, help="Call the handler with a list of jobs.")
-@click.option("--lease", type=DURATION, help="Time after which a job is taken from a worker that sends no heartbeat.")
+@click.option("--lease", type=DURATION, help="Time after which a job is rescued unless its worker extends the lease.")
 @click.option("--timeout", type=DURATION, help="Time after which a handler has failed.")
 @click.option("--grace", type=DURATION, help="Time that handlers have to finish after SIGTERM; 30s by default.")
 @click.option("--poll-interval", type=DURATION, help="Time between two polls of an empty queue; 1s by default.")

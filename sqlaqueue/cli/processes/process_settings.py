@@ -1,6 +1,6 @@
 """Settings of a whole process: logging, garbage collection, thread switching.
 
-They are set by the command line only. It owns its process; a Consumer runs inside an application's.
+Only the command line sets them, because the whole process is its own. A Consumer runs in an application's process.
 """
 
 from __future__ import annotations

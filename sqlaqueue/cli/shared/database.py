@@ -21,7 +21,7 @@ T = TypeVar("T")
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
 _SYNC, _ASYNC = ("psycopg", "psycopg2"), ("psycopg", "asyncpg")
 _CONNECT_TIMEOUT = 10
-"""Seconds; the default of a host that does not answer is minutes."""
+"""Seconds to wait for a connection. By default drivers wait for a minute or more if the host does not answer."""
 
 
 def parse_url(text: str) -> sa.URL:

@@ -18,18 +18,18 @@ LONGEST_WAIT = 1.0
 """Seconds that a claimed job waits while all handlers are busy with other jobs, before it is released."""
 
 LATE = 2.0
-"""Seconds after its claim at which a job that has not begun is released: it was to begin within half of that."""
+"""Seconds after its claim at which a job that has not begun is released. Claims are sized for one second's work."""
 
 _BUFFERED_WORK = 1.0
 _SMOOTHING = 0.2
 
 _IN_ROW_ALONE, _IN_ROW_AMONG_OTHERS = 0.1, 0.01
-"""Seconds for which one worker may run the jobs of a claim by itself: with other workers, those could help."""
+"""Seconds for which a worker may run the jobs of its claim without sharing them: as the only worker, or with others."""
 
 _CALLS_IN_ROW = 20
 
 _GROWTH = 4
-"""By how much a claim that cannot be released may be larger than the number of jobs that ran without a slow one."""
+"""Limits a claim whose jobs cannot be released: to this multiple of the calls since the last slow one."""
 
 _SLOW_HANDLERS_PER_BUFFERED_JOB = 10
 
@@ -55,8 +55,8 @@ class BatchSizer:
 
         Before the first job has ended nothing is known, and one job for each handler is a safe start.
 
-        :param plenty: whether many jobs may wait. A few are claimed by a plan that the server keeps, which is bad for
-            many; see :mod:`sqlaqueue.postgresql.claims.planner`.
+        :param plenty: whether many jobs may be pending. If not, the claim stays small, so that the server may reuse its
+            plan; see :mod:`sqlaqueue.postgresql.claims.planner`.
         :param idle: how many handlers are idle; None for all.
         :param stuck: how many handlers will not take another job soon, see :meth:`is_stuck`.
         """
@@ -94,10 +94,10 @@ class BatchSizer:
         self._quick_in_row = self._quick_in_row + calls if duration * calls <= LATE else 0
 
     def time_in_row(self, calls: int) -> float | None:
-        """Return for how many seconds one worker should make so many calls in a row; None when it should share them.
+        """Return the seconds for which a worker may make ``calls`` calls in a row; None if it should share the jobs.
 
-        Calls in one session and without sharing are for handlers that end in a moment. A handler that has not used its
-        session for a while is expected not to use it next time either.
+        A worker keeps its jobs only if handlers are quick and the last ones did not use their session. Then the next
+        ones are expected not to use it either, and all calls can be made in one session.
         """
         longest = _IN_ROW_ALONE if self._concurrency == 1 else _IN_ROW_AMONG_OTHERS
         if calls == 1:

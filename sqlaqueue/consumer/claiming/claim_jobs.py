@@ -67,7 +67,7 @@ class Claimer:
         return jobs
 
     def _cursor_after(self, jobs: Sequence[Any]) -> Mapping[str, Any] | None:
-        """Return the cursor from which a claim goes on where that of ``jobs`` ended; None if there is none."""
+        """Return the scan cursor at the last of ``jobs``, where the next claim begins; None if there is none."""
         if self._statements.claim_from_cursor is None or not jobs:
             return None
         return backend().claims.cursor_at(self._spec, jobs[-1])
@@ -75,8 +75,8 @@ class Claimer:
     def _execute(self, session: Session, statement: Any, parameters: dict[str, Any] | None = None) -> list[Any]:
         """Execute a claim, and return its instances.
 
-        Nearly always the session is new. Then no instance is there that would have to be populated again, and to be
-        ready for one costs a twentieth of the time that a job takes.
+        ``populate_existing`` refreshes instances that are in the session already. Nearly always the session is new, so
+        the option is False then: it costs a twentieth of the time that a job takes.
         """
         options = {"populate_existing": bool(session.identity_map)}
         found = session.execute(statement, parameters, execution_options=options, bind_arguments=self._bind)
@@ -84,7 +84,8 @@ class Claimer:
         for job in jobs:
             run = run_of(job)
             if run is None:
-                # A listener that goes from one job to another has loaded this one before its row of the claim came.
+                # A listener of the application has loaded this job, by a relationship of another job, before the claim
+                # returned its row. So no event of the claim has recorded the run.
                 record_run(instance_state(job), session)
                 run = run_of(job)
             if run is not None:

@@ -1,10 +1,9 @@
 """Which jobs are quarantined because their worker died, and which of them may run at the same time. Pure, no I/O.
 
-After a death it is unknown which of the worker's jobs caused it. Most did not, and to run each of them alone takes as
-long as all of them together. So a consumer runs several quarantined jobs at once, and no attempt is counted for them
-should the worker die again. Jobs that were running then run alone from there on, one at a time in each consumer: a job
-whose worker dies while it runs alone is responsible, and has spent an attempt. A job that has run to its end, alone or
-with others, leaves the quarantine.
+After a worker died it is unknown which of its jobs caused the death. Most did not, and running them one by one would
+take long. So a consumer first runs several quarantined jobs at once. If their worker dies, no attempt counts, and these
+jobs are run alone from then on, one at a time in each consumer. A job whose worker dies while the job runs alone is
+responsible, and the attempt counts. A job that has run to its end, alone or with others, leaves the quarantine.
 """
 
 from __future__ import annotations
@@ -69,7 +68,8 @@ class Quarantine:
     def take(self) -> QuarantinedJob | None:
         """Return a job to claim now; None when there is none, or when it has to wait for others."""
         with self._lock:
-            # A running one may have been found once more: it is locked, and would count as ended too early.
+            # A running job may have been added again. A claim would not get it, as it is locked, and end() would then
+            # record that it no longer runs.
             waiting = [key for key in self._waiting if key not in self._running]
             if self._runs_alone or not waiting:
                 return None

@@ -3,8 +3,8 @@
 Claimed jobs leave dead entries at the head of the index. As long as an old snapshot may see them they cannot be
 removed, and each scan from the head reads all of them again, so a claim may begin at a cursor, where the last one
 ended. Such a claim misses jobs before the cursor: a late commit, a retry, a more urgent job. So some claims scan from
-the head, and their number follows from a measurement: scans from the head may cost a twentieth of the time more than
-claims without them would. While the head is clean, a claim scans it unless another worker is doing so.
+the head: at least every few seconds, and more often as long as reading the dead entries takes no more than a twentieth
+of the time. While the head has no dead entries, each claim scans it unless another worker is doing so.
 
 Other queues call this the low-water mark; here each consumer has its own.
 """
@@ -50,7 +50,8 @@ class ScanCursor:
             now = self._now()
             if self._cursor is not None and now < self._head_due:
                 return self._cursor
-            # Until this scan has ended, others would meet the same dead entries. It may also fail.
+            # Other workers use the cursor until this scan ends, as they would read the same dead entries. If it fails,
+            # claimed() is not called: then the next scan is due after this time.
             self._head_due = now + min(max(_PAUSE, 3 * self._head_scan_took), LONGEST)
             return None
 

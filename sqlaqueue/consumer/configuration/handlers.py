@@ -50,7 +50,7 @@ class Dispatch:
     """Calls the handler of a job's class: that of the class itself, or else of the nearest class that it inherits from.
 
     :param chosen: the jobs that the Consumer serves.
-    :raises ConfigurationError: when a class is none of theirs, or some of their classes has no handler.
+    :raises ConfigurationError: if a key of ``handlers`` is not a mapped class of these jobs, or a class has no handler.
     """
 
     def __init__(self, kind: str, chosen: JobSelection, handlers: Mapping[Any, Callable[..., Any]]) -> None:

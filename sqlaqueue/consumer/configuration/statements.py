@@ -53,9 +53,9 @@ class ConsumerStatements:
     """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return: columns of other tables,
     joined relationships, expressions. None where a claim returns everything."""
     complete: Any
-    """Completes the runs of the claim bound as ``RUN_TOKEN``, of the jobs bound as ``KEYS``; None where it needs their
-    instances. Each of its rows begins with how many it completed; their keys follow only if these are not
-    ``EXPECTED``."""
+    """Completes the runs of the jobs bound as ``KEYS``, if the token of their claim is the one bound as ``RUN_TOKEN``.
+    Returns one row with the number of completed runs if this is ``EXPECTED``; otherwise a row for each run, with the
+    number and the key. None if the statement needs the instances, or writes values that differ for each batch."""
 
 
 def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
@@ -92,8 +92,8 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         if spec.strategy.supports_scan_range
         else (None, None)
     )
-    # Each execution brings its own values. Those given here are what a hook prints that writes them into the text: of
-    # a parameter without any SQLAlchemy warns there.
+    # Each execution passes its own values. The values given here serve hooks that print a statement with its values:
+    # SQLAlchemy warns about a parameter that has none.
     limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)
     quarantined = spec.strategy.quarantined(spec)
     together = _may_run_together(spec, selection.select, settings.concurrency)

@@ -33,7 +33,7 @@ def drive(routine: Generator[E, Any, R], perform: Callable[[E], Any]) -> R:
 
 
 async def adrive(routine: Generator[E, Any, R], perform: Callable[[E], Awaitable[Any]]) -> R:
-    """Do the same in a task."""
+    """Run a routine to its end in a task, like :func:`drive` in a thread, and return what it returns."""
     result: Any = None
     raised: Exception | None = None
     while True:

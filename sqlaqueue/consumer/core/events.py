@@ -139,7 +139,7 @@ def _description(event: JobEvent) -> str:
         "cancelled": lambda: f"cancelled: {_error(event)}",
         "released": lambda: f"released, due {_when(event)}",
         "rescued": lambda: "rescued: its lease expired",
-        "lease_lost": lambda: f"the result of {attempt} is refused: its lease expired before it",
+        "lease_lost": lambda: f"the result of {attempt} is refused: the lease expired before it arrived",
     }
     return texts[event.name]()
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 
 HEARTBEATS_PER_LEASE = 3
-"""How often a lease is extended before it would expire, so that one lost heartbeat does no harm."""
+"""How many times a lease is extended within its duration, so that one failed extension does no harm."""
 
 RESCUE = 3.0
 """Seconds between rescues of expired leases; a job whose worker died waits for its lease and one of these."""

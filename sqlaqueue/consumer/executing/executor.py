@@ -1,8 +1,8 @@
 """Runs claimed jobs through the handler, one call group after the other, in one session. No I/O.
 
-A session for every job costs more than many a job. A handler that does not use its session leaves it as good as new, so
-the next job can run in it too, of the same claim or of another one. The first handler that uses the session ends that:
-its writes are committed with the end of its run, and the jobs that are left go on elsewhere.
+Opening a session for each job may take longer than the job. If a handler does not use its session, the next job can run
+in the same session, also a job of another claim. Under a lease, the first handler that uses the session ends this: its
+writes are committed with the settlement, and the remaining jobs return to the job buffer.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sqlaqueue.queue.run import Run
 
 
 class Executor:
-    """Claimed jobs for one call of the handler after the other.
+    """The claimed jobs that a worker runs in one session, one call group after the other.
 
-    A worker takes group after group out of it, while the maintenance loop looks on: what both need is changed under the
+    The maintenance loop reads them and takes some away meanwhile. So attributes that both use are changed under the
     lock of the context.
 
     :param groups: the jobs, in call groups.

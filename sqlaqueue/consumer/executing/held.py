@@ -198,8 +198,8 @@ def _settle(context: ConsumerContext, finished: Sequence[FinishedRun], entry: Jo
         return (yield from _run_each_alone(context, finished, misuse, misuse.keys, entry))
     except Exception as error:
         if is_connection_lost(error):
-            # Those that are not settled run by themselves. The journal does not keep them, for most are settled if it
-            # was the reply to the commit that was lost.
+            # Jobs whose runs were not settled run by themselves. The journal entry is discarded without keeping them:
+            # if only the reply to the commit was lost, most runs are settled.
             if not finished[0].run.isolated:
                 context.quarantine.add([one.run.key for one in finished])
                 raise
@@ -207,7 +207,7 @@ def _settle(context: ConsumerContext, finished: Sequence[FinishedRun], entry: Jo
         if not isinstance(error, DBAPIError) or is_transient(error):
             raise
         if may_settle_later(error):
-            # Nothing is wrong with the jobs; it may take too long because it is a batch.
+            # The jobs are not the cause. Settling them may take too long because they are many, so each runs by itself.
             yield from _discard(context, entry)
             if len(finished) == 1:
                 raise
@@ -252,9 +252,9 @@ def _settle_disconnected(
 ) -> Routine:
     """End runs whose connection was lost, and the batch with it.
 
-    Which job is responsible is unknown, so no attempt is counted: they stay in the journal, and run by themselves. A
-    job that did so already spends an attempt; if that cannot be written, as the server is not back yet, the journal
-    keeps it.
+    It is unknown which job is responsible, so no attempt counts: the jobs stay in the journal, and each runs by itself.
+    If a job was running by itself already, the attempt counts. If the server is not back, so that this cannot be
+    written, the journal keeps the job with one start.
     """
     keys = [run.key for run in runs]
     if not all(run.isolated for run in runs):

@@ -73,11 +73,11 @@ def settle_committed(
     finished: Sequence[FinishedRun],
     entry: JournalEntry,
 ) -> list[FinishedRun]:
-    """Repair a held batch whose transaction a handler has committed, where the claim itself has written something.
+    """Repair a held batch whose transaction a handler has committed, if the claim has deleted messages or rows.
 
-    Its messages, or its rows, would be missing. The writes of jobs that had ended are committed, so these jobs are
-    settled; those that had not begun are made to wait again. Where a claim writes nothing, a commit cannot be told from
-    a rollback: all jobs are free.
+    These are inserted again, so that the jobs can be claimed. Then the jobs that had ended are settled, as their
+    handlers' writes are committed. If a claim writes nothing, a commit cannot be distinguished from a rollback: nothing
+    is repaired, and all jobs are free.
 
     :return: the settled runs.
     """
@@ -99,7 +99,7 @@ def settle_committed(
 
 def _settle_anew(session: Session, context: ConsumerContext, finished: FinishedRun) -> FinishedRun | None:
     for job in context.claimer.claim_key(session, finished.run.key):
-        # By the token of the transaction that was lost, a row that the claim deletes would not be inserted again.
+        # With the token of this claim: a settlement inserts only rows that the claim with its token has deleted.
         claimed = run_of(job)
         again = replace(finished, run=replace(finished.run, token=claimed.token if claimed else None), job=job)
         context.settler.settle(session, [again])
@@ -108,7 +108,7 @@ def _settle_anew(session: Session, context: ConsumerContext, finished: FinishedR
 
 
 def _close(session: Session, context: ConsumerContext, finished: Sequence[FinishedRun], entry: JournalEntry) -> None:
-    # A released job has not been counted: other entries that name it must stay.
+    # A released run counts no attempt, so entries that other batches left behind for its job must stay.
     if any(one.outcome.event == "released" or one.outcome.quarantine for one in finished):
         crash_journal.delete_entry(session, context.spec, entry)
     else:

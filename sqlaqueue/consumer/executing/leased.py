@@ -149,7 +149,7 @@ def run_to_the_end(context: ConsumerContext, executor: Executor, routine: Routin
 def run_leased(context: ConsumerContext, executor: Executor) -> Routine:
     """Run the jobs of an executor, whose claim is committed, in the routine's session.
 
-    :return: whether that has left the session as good as new.
+    :return: whether the session can be reused for other jobs.
     """
     quarantine, clean = context.quarantine, True
     begun = {run.key for run in executor.runs()} if quarantine.is_running else set()

@@ -57,7 +57,7 @@ def _take_turns(context: ConsumerContext, take_turn: TakeTurn, reconcile: Reconc
             turn.end()
         elif context.draining:
             turn.end()
-            # After the end of this turn, which is no reason to claim again itself.
+            # Read after turn.end(): the change that end() reports must not wake this worker at once.
             seen = context.version
             if turn.found_empty_queue() and not (yield from _reconciled(context, reconcile)):
                 # Unless it has been stopped before.
@@ -77,7 +77,7 @@ def _try_again_later(context: ConsumerContext, error: Exception) -> Routine:
         context.fail(error)
     if context.error is not None:
         return
-    # What this poll was to find still waits.
+    # The jobs that this poll should have claimed are still pending.
     context.polls.poll_at_once()
     wait = context.intervals.failed()
     text = backend().checks.undefined_object_advice(error, context.spec) or f"{type(error).__name__}: {error}"

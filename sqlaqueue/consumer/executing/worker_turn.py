@@ -10,8 +10,9 @@ from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.queue.run import Run
 
 _MOST_CLAIMERS, _MANY_PEERS = 2, 3
-"""How many workers claim at once, so that the server is busy while Python is. With many peers, those keep it busy, and
-each claim more would only have to pass over the rows that they have locked."""
+"""How many workers of a process may claim at once, and from how many Consumers on only one may. While Python processes
+one claim, the server executes the other. Many Consumers keep the server busy anyway, and a second claim would have to
+skip the rows that they have locked."""
 
 
 class WorkerTurn:
@@ -56,8 +57,8 @@ class WorkerTurn:
     def may_claim(self) -> bool:
         """Return whether it is this worker's turn to claim.
 
-        It is not while another worker claims, unless there is plenty: then the server works for one of them while
-        Python works for the other.
+        One worker claims at a time, and none while buffered jobs suffice. Two may claim if more jobs may be pending,
+        handlers are quick and Consumers are few: then the server executes one claim while Python processes the other.
         """
         context = self._context
         with context.lock:
@@ -100,8 +101,8 @@ class WorkerTurn:
     def found_empty_queue(self) -> bool:
         """Return whether a claim that found nothing means that no job is due.
 
-        It does when no worker has been busy since before it: a run that ends meanwhile may be due again at once. Nor
-        may another worker claim: jobs may be locked by its claim.
+        It does if this process has no claimed and no quarantined jobs, no run has ended since the claim began (its job
+        may be due again at once), and no other worker is claiming (its claim may have locked jobs).
         """
         context = self._context
         with context.lock:

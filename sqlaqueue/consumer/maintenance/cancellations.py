@@ -19,7 +19,7 @@ from sqlaqueue.queue.run import Run
 def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
     """Cancel the running jobs for which there is a request."""
     context, timers = maintenance.context, maintenance.timers
-    # In this order: a job whose cancellation is requested after that is seen to be running, or found by the next query.
+    # Reset before the state is read: a request that arrives later sets it again, and the next execution queries it.
     notified, context.polls.cancellation_requested = context.polls.cancellation_requested, False
     since = context.busy_since
     if since is None:

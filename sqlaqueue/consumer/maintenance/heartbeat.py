@@ -67,7 +67,7 @@ class Heartbeat:
 
 
 def send_heartbeat(session: Session, context: ConsumerContext, beat: Heartbeat) -> tuple[list[str], float]:
-    """Write that a consumer is alive, and find out which others are.
+    """Write the heartbeat of a consumer, and query which consumers of the queue are listening.
 
     :return: the ids of the listening consumers, and the time of the database in seconds since the epoch.
     """

@@ -40,7 +40,8 @@ def reconcile_messages(maintenance: Maintenance, now: float) -> Routine:
         # The notification of quarantined jobs may have been lost.
         context.quarantine.may_wait = True
     if context.polls.peers.rank >= MAINTAINERS:
-        # It learns only here that it is one of the first by now: many consumers should not be woken for that.
+        # Check the rank again later, as this consumer may be one of the first then. The interval is longer, so that
+        # many consumers are seldom woken for this.
         timers.set("reconcile", now + 3 * intervals.reconcile(0))
         return
     keys, maintenance.reconciled_upto = yield ExecuteInOwnSession(
@@ -92,7 +93,7 @@ def reconcile_at_once(session: Session, context: ConsumerContext) -> list[Key]:
 
 
 def reconcile_range(session: Session, context: ConsumerContext, after: Key | None) -> tuple[list[Key], Key | None]:
-    """Do the same for the next :data:`RANGE` jobs, in the order of their keys, where the strategy can.
+    """Repair the messages of the next :data:`RANGE` jobs by key, or of all jobs if the strategy supports no ranges.
 
     Comparing all of a large table at once would keep the disk busy for as long as that takes.
 
@@ -102,7 +103,7 @@ def reconcile_range(session: Session, context: ConsumerContext, after: Key | Non
     spec, bind = context.spec, context.settings.bind_arguments
     if spec.strategy.reconcile_range(spec, KeyRange()) is None:
         return reconcile_at_once(session, context), None
-    # Whatever the planner expects of the tables: for a range of keys both are looked up by index, and not read.
+    # Whatever the statistics say, the planner must use the indexes of the keys, and not read both tables for a range.
     off = [sa.func.set_config(f"enable_{way}", "off", sa.true()) for way in ("seqscan", "hashjoin", "mergejoin")]
     session.execute(sa.select(*off), bind_arguments=bind)
     ahead = sa.select(*spec.keys).where(KeyRange(after).holds(spec.keys), backend().claims.planned_anew())

@@ -34,7 +34,7 @@ def release_waiting(maintenance: Maintenance, now: float) -> Routine:
         return
     late = runs_in(late_groups(context, now))
     if late:
-        # A request to cancel is meant for this run: the next consumer of the job would take it for an old one.
+        # Before the release: the next consumer claims the job after the request, and ignores it as one for an old run.
         requested = yield ExecuteInOwnSession(take_requests, (context, late))
         context.request_cancellation(requested, time.monotonic())
         number = release_late(context, now)

@@ -41,7 +41,7 @@ _LONG = 0.25
 
 _LONGEST = 2.0
 _PARTS_OF_LEASE = 6
-"""The part of a lease that one batch may take at most: the same thread extends leases."""
+"""A batch may take at most the lease divided by this number, since the same thread extends leases."""
 
 
 @dataclass(slots=True)
@@ -149,8 +149,8 @@ class Retention:
     ) -> tuple[int, datetime | None, datetime | None]:
         """Delete a batch and commit.
 
-        :return: how many were deleted, when the last of them ended, and before when they had to have ended; the two
-            only where the queue has rows of finished jobs.
+        :return: the number of deleted jobs, the time at which the last of them finished, and the time before which jobs
+            had to finish; both times are None for a queue without a status.
         """
         spec = self._spec
         bound = self._limit_transaction(session, settings, walk)
@@ -278,6 +278,6 @@ def _refers(spec: QueueSpec, foreign_key: ForeignKey) -> sa.ColumnElement[bool] 
     ).alias("referring")
     same = [child.c[mine] == by_name[its] for mine, its in zip(foreign_key.columns, foreign_key.referred, strict=True)]
     if foreign_key.is_to_itself:
-        # One that refers to itself may go.
+        # A row that refers only to itself can be deleted.
         same.append(sa.or_(*(child.c[key.name] != key for key in spec.keys)))
     return sa.exists(sa.select(sa.literal_column("1")).select_from(child).where(*same).correlate(spec.table))

@@ -31,7 +31,7 @@ class Peers:
         self.subscribed = False
         """A listener is subscribed for this consumer, so that it should receive its own heartbeats."""
         self.wants_heartbeat = False
-        """There is a new connection by which no heartbeat has been received, nor been missed."""
+        """Whether to send a heartbeat at once, to test a new connection."""
 
     @property
     def listening(self) -> bool:
@@ -89,10 +89,10 @@ class Peers:
     def begin_heartbeat(self, *, news: bool) -> bool:
         """Record that a heartbeat is about to be sent, and return whether to notify the channel of it.
 
-        A consumer that has received a notification since its last heartbeat knows that they arrive, and the others know
-        of this consumer.
+        The channel need not be notified if there is no news, and this consumer has received a notification since its
+        last heartbeat: this proves that notifications arrive.
 
-        :param news: whether the others may not know of this consumer, or not that it is listening.
+        :param news: whether this is the first heartbeat, or listening has begun or ended since the last one.
         """
         with self._lock:
             self._news.clear()
@@ -108,7 +108,7 @@ class Peers:
         """Record which consumers are listening, as the heartbeat has found in the table."""
         with self._lock:
             self._others = set(listening) - {self._me}
-            # A consumer that has come or gone meanwhile may not have been found, or still.
+            # The query may have missed a consumer that registered meanwhile, or found one that has deregistered since.
             self._others |= {consumer for consumer, there in self._news.items() if there}
             self._others -= {consumer for consumer, there in self._news.items() if not there}
 

@@ -76,11 +76,11 @@ class PollSchedule:
         self._poll_again = False
         """A poll became due while another one was executed, which may have begun too early."""
         self.cancellation_requested = False
-        """The cancellation of running jobs was requested, and it has not been queried of which."""
+        """The cancellation of running jobs was requested, and the requests have not been queried yet."""
         self.has_polled = False
         """A poll has been answered by the database, whatever it found."""
         self.quarantined = True
-        """There may be quarantined jobs among the waiting ones that have not been looked for."""
+        """There may be pending jobs that are quarantined and that no claim has searched for."""
 
     # -- what is received ------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class PollSchedule:
         self._wake_maintenance()
 
     def until_overdue(self) -> float:
-        """Return the seconds until no consumer has rescued for too long, so that it is this one's turn."""
+        """Return the seconds until this consumer has to rescue, unless another one rescues before."""
         return self.rescues.until_overdue()
 
     def notification_overdue(self) -> None:
@@ -224,7 +224,7 @@ class PollSchedule:
         return self.until_upcoming() <= 0
 
     def until_upcoming(self) -> float:
-        """Return the seconds until there may be such times."""
+        """Return the seconds until jobs may become due at times that were not announced; inf while not listening."""
         return self._announcements.known_until - self._now() if self.peers.listening else float("inf")
 
     def add_upcoming(self, times: Sequence[float], *, complete: bool) -> None:

@@ -150,7 +150,7 @@ class ThreadRunner:
                 return
             self._waker.wait(min(left, self._deadlines.until_check(), LONGEST_WAIT))
             if context.fork_guard.is_child:
-                # Made by a signal handler.
+                # A signal handler of the program has forked while this thread waited, and this process is the child.
                 context.fork_guard.end_child()
             self._deadlines.cancel_overdue()
 

@@ -95,8 +95,8 @@ class IsolationLevel:
     def complete_in_place(self, session: Session, claims: Mapping[Any, Sequence[Key]]) -> list[Key]:
         """Settle runs as completed in a SERIALIZABLE transaction of a handler.
 
-        :return: the keys of the settled jobs; none in another transaction, or if the handler has written the row, which
-            moved it.
+        :return: the keys of the settled jobs; empty at any other isolation level. A row that the handler has written is
+            not found, because the write moved it.
         """
         locations = session.info.pop(_LOCATIONS, None)
         if not locations:

@@ -129,7 +129,7 @@ def write_entry(
     rows = _execute(session, spec, _insert_and_look(spec, notifies=bool(announcements)), values).all()
     deaths = Counter[str]()
     for found, starts in rows:
-        # A start that counted was one alone.
+        # ``starts`` is 1 if the job ran alone; such a death counts twice.
         deaths.update(dict.fromkeys(set(names).intersection(found), 1 + starts))
     entry.quarantined = frozenset(deaths)
     entry.died_again = frozenset(name for name, times in deaths.items() if times > 1)
@@ -164,7 +164,10 @@ def delete_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None
 
 
 def discard_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
-    """Delete the row of a batch that is over, but for the jobs that it keeps; it needs a deadline as well."""
+    """Delete the row of a batch that has ended, or reduce it to the jobs that ``entry`` keeps.
+
+    It has a lock timeout: as in :func:`write_entry`, the server could not detect a deadlock.
+    """
     _execute(session, spec, sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
     if entry.kept_names:
         _reduce_entry(session, spec, entry)
@@ -188,7 +191,7 @@ def close_entry(session: Session, spec: QueueSpec, entry: JournalEntry) -> None:
         has_it = sa.and_(journal.c.queue == spec.name, journal.c["keys"].has_key(name))
         remaining = journal.c["keys"].op("-")(sa.literal(name, sa.Text()))
         _execute(session, spec, sa.update(journal).where(has_it).values(keys=remaining))
-        # Afterwards: another worker may have taken the last but one out meanwhile, for which the update has waited.
+        # In a statement of its own, which sees what another worker removed from the row while the UPDATE waited for it.
         empty = sa.and_(journal.c.queue == spec.name, sa.func.jsonb_array_length(journal.c["keys"]) == 0)
         _execute(session, spec, sa.delete(journal).where(empty))
 

@@ -61,7 +61,7 @@ class Outcome:
 
 
 class HandlerAbandoned(BaseException):
-    """The grace period is over and the handler still runs: its job is released with the attempt."""
+    """The grace period is over and the handler still runs: its job is released, and the attempt does not count."""
 
 
 class NotSettled(Exception):
@@ -117,7 +117,10 @@ def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 -
 
 
 def caught(error: BaseException) -> BaseException:
-    """Return a handler's exception. To be called at once: without memory not even a socket can be read."""
+    """Return a handler's exception; for a MemoryError, first free the memory that the handler's frames refer to.
+
+    It must be called at once: without memory not even a socket can be read.
+    """
     if isinstance(error, MemoryError):
         # The objects that fill the memory are referenced by the handler's frames.
         traceback.clear_frames(error.__traceback__)

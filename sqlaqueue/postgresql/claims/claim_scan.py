@@ -222,8 +222,9 @@ def _up_to(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], level: Any) 
 def _sorted(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any) -> AnySelect:
     """Return the first ``limit`` of ``rows`` in a form for which the server scans the index of their order.
 
-    For a LIMIT whose value it does not see, the planner assumes a tenth of the rows, for which it does not sort all.
-    Of a few rows, though, a tenth is rounded up to all. So each row is joined to one row that it counts as a thousand.
+    A subquery hides the value of the LIMIT. The planner then assumes a tenth of the rows, and does not sort all rows.
+    If there are few, it would round a tenth up to all of them, so ``rows`` is joined to a series of one row that the
+    planner counts as a thousand.
     """
     thousand = _series(sa.select(_ONE).scalar_subquery(), "sqlaqueue_thousand")
     limit = sa.select(limit).scalar_subquery()

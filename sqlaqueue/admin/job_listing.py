@@ -42,7 +42,7 @@ class JobInfo:
 
 @requires_session
 def jobs(session: Session, model: type[Any], job_filter: JobFilter | None = None, *, limit: int = 20) -> list[JobInfo]:
-    """Return jobs of a queue, those that finished or were enqueued last first.
+    """Return jobs of a queue, newest first: by the time when they finished or else were enqueued.
 
     :param job_filter: selects jobs; None for all.
     :param limit: maximum number of jobs.

@@ -32,11 +32,11 @@ _pools_lock = threading.Lock()
 class _Background:
     """One run in the background.
 
-    :param start_known: called when the first claim has succeeded, the run has failed, or the claim is tried again.
+    :param on_start_known: called when the first claim has succeeded, the run has failed, or the claim is tried again.
     """
 
-    def __init__(self, start_known: Callable[[], object]) -> None:
-        self.start_known = start_known
+    def __init__(self, on_start_known: Callable[[], object]) -> None:
+        self.on_start_known = on_start_known
         self.entered, self.stopping = False, False
         self.worker: Any = None
         """The thread or task of the run."""
@@ -64,7 +64,7 @@ class _InBackground(ConsumerBase):
     def _begin(self, context: ConsumerContext) -> None:
         background = self._background
         if background is not None:
-            context.handles_signals, context.start_known = False, background.start_known
+            context.handles_signals, context.on_start_known = False, background.on_start_known
         super()._begin(context)
 
     def _engine_of(self, session: Session) -> sa.Engine:
@@ -76,11 +76,11 @@ class _InBackground(ConsumerBase):
                 _pools[self] = engine
         return engine
 
-    def _new_background(self, start_known: Callable[[], object]) -> _Background:
+    def _new_background(self, on_start_known: Callable[[], object]) -> _Background:
         if self._background is not None or self._context is not None:
             msg = f"{self!r} is running already; make another Consumer, or raise its concurrency"
             raise ConfigurationError(msg)
-        background = self._background = _Background(start_known)
+        background = self._background = _Background(on_start_known)
         self._error = None
         # A stop before the run begins would have no effect.
         self.stop_requested = lambda: background.stopping
@@ -113,7 +113,7 @@ class _InBackground(ConsumerBase):
     def _ended_in_background(self, background: _Background) -> None:
         with _pools_lock:
             _pools.pop(self, None)
-        background.start_known()
+        background.on_start_known()
 
     def _left_background(self) -> None:
         self._background = self.stop_requested = None

@@ -128,7 +128,7 @@ class ConsumerContext:
         """How many workers claim, or wait for the next poll after a claim found nothing."""
         self.plenty = False
         """Whether there may be more jobs than the last claim found."""
-        self.rounds = 0
+        self.finished_turns = 0
         """How many times workers have finished claimed jobs, which may be due again."""
         self.busy_since: float | None = None
         """When the first job was claimed since the consumer was idle; None while it is."""
@@ -138,7 +138,7 @@ class ConsumerContext:
 
         self.stopping = False
         """The consumer takes on no more work; jobs of a batch that have not begun are released."""
-        self.over = False
+        self.workers_ended = False
         """The workers have ended; the maintenance loop may end."""
         self.drained = False
         """A run that drains its queue has come to its end."""
@@ -147,7 +147,7 @@ class ConsumerContext:
         self.error: BaseException | None = None
         """The error with which the run ends."""
         self.handles_signals = True
-        self.start_known: Callable[[], object] | None = None
+        self.on_start_known: Callable[[], object] | None = None
         """Called when a first claim has worked or will be tried again; None when no caller waits for it."""
         self.start_logged = False
 
@@ -164,17 +164,17 @@ class ConsumerContext:
 
     def _noticed(self) -> None:
         self.runner.wake_maintenance()
-        if self.proven:
+        if self.has_claimed:
             self.report_start()
 
     def report_start(self) -> None:
         """Notify the caller that waits for the start."""
-        if self.start_known is not None:
-            self.start_known()
-            self.start_known = None
+        if self.on_start_known is not None:
+            self.on_start_known()
+            self.on_start_known = None
 
     @property
-    def proven(self) -> bool:
+    def has_claimed(self) -> bool:
         """Whether a claim has worked: errors from then on are the database's state, and no mistake of the program."""
         return self.polls.has_polled
 
@@ -187,7 +187,7 @@ class ConsumerContext:
         try:
             return open_session(self._factory)
         except Exception as error:
-            if not self.proven:
+            if not self.has_claimed:
                 self.fail(error)
             raise
 
@@ -221,8 +221,10 @@ class ConsumerContext:
         if self.settings.holds_transaction:
             return self.sizer.claim_size(plenty=self.plenty)
         now, busy = time.monotonic(), self.in_flight.busy()
-        stuck = sum(self.sizer.is_stuck(now - one.started) for one in busy)
-        return self.sizer.claim_size(plenty=self.plenty, idle=self.settings.concurrency - len(busy), stuck=stuck)
+        slow_handlers = sum(self.sizer.is_slower_than_usual(now - one.started) for one in busy)
+        return self.sizer.claim_size(
+            plenty=self.plenty, idle=self.settings.concurrency - len(busy), slow_handlers=slow_handlers
+        )
 
     # -- shared state ----------------------------------------------------------------------------------------------
 
@@ -258,7 +260,7 @@ class ConsumerContext:
 
     def unassign(self, owner: object) -> None:
         """Record that ``owner`` has finished its jobs, if it had any; the lock is held."""
-        self.rounds += self.in_flight.release(owner)
+        self.finished_turns += self.in_flight.release(owner)
 
     def _work_begins(self) -> None:
         if self.busy_since is None:

@@ -23,7 +23,7 @@ from sqlaqueue.queue.spec import QueueSpec
 
 def check(context: ConsumerContext) -> Routine:
     """Check sessions and database, unless a claim has worked before."""
-    if context.proven:
+    if context.has_claimed:
         return
     try:
         yield WithSession(_check_connections(context))

@@ -57,7 +57,7 @@ def _with_driver(text: str) -> sa.URL:
     if url.drivername not in {"postgresql", "postgres", _DRIVER}:
         msg = f"--url: {url.drivername}:// is not supported; give postgresql://, the demo uses psycopg 3"
         raise CannotRunError(msg)
-    # The default of a host that does not answer is minutes.
+    # By default drivers wait for a minute or more if the host does not answer.
     return url.set(drivername=_DRIVER, query={"connect_timeout": "10", **url.query})
 
 

@@ -213,7 +213,7 @@ class ClaimStrategy:
             .where(self.same_key(spec, spec.keys, free))
             .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
         )
-        return self.beside(spec, cancelled, backend().side_tables.request_cancellation(spec, running))
+        return self.with_insert(spec, cancelled, backend().side_tables.request_cancellation(spec, running))
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that makes finished jobs pending again, with no attempt counted.
@@ -331,7 +331,7 @@ class ClaimStrategy:
         return sa.and_(*(column == column_of(rows, key) for column, key in zip(columns, spec.keys, strict=True)))
 
     @staticmethod
-    def beside(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> AnySelect:
+    def with_insert(spec: QueueSpec, verb: sa.Update | sa.Delete | sa.Insert, other: sa.Insert) -> AnySelect:
         """Return one statement that executes both, and selects the keys that ``verb`` changed.
 
         Both are CTEs of a SELECT: SQLAlchemy drops the RETURNING of an UPDATE with an INSERT among its CTEs.

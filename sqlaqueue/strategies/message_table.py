@@ -82,7 +82,7 @@ class MessageStrategy(HeldStrategy):
         verb = super().settle(spec, held, settlement)
         if settlement.state != "pending" or not isinstance(verb, sa.Update):
             return verb
-        return self.beside(spec, verb, self.insert_messages(spec, self.fence(spec, held), settlement))
+        return self.with_insert(spec, verb, self.insert_messages(spec, self.fence(spec, held), settlement))
 
     def insert_messages(self, spec: QueueSpec, jobs: sa.ColumnElement[bool], settlement: Settlement) -> sa.Insert:
         """Return the INSERT of a message for each of ``jobs``, a condition on rows of the model's table."""

@@ -28,10 +28,10 @@ WaitRoutine = Generator[ExecuteInOwnSession | Wait | Listen, Any, JobResult[Any]
 
 
 def wait_for_end(waiter: Waiter) -> WaitRoutine:
-    """Poll the job, announce the waiter to Consumers, and poll when a notification arrives or a poll is due."""
+    """Poll the job, notify Consumers of the waiter, and poll when a notification arrives or a poll is due."""
     state = waiter.state
     result: JobResult[Any] | None = yield ExecuteInOwnSession(first_poll, (waiter,))
-    if result is None and state.announces and not state.timed_out:
+    if result is None and state.notifies and not state.timed_out:
         yield Listen()
     while result is None:
         if state.timed_out:
@@ -42,8 +42,8 @@ def wait_for_end(waiter: Waiter) -> WaitRoutine:
             raise WaitTimeout(msg)
         yield Wait("poll", state.seconds_until_due())
         try:
-            if state.take_announcement():
-                yield ExecuteInOwnSession(announce, (waiter,))
+            if state.take_notification():
+                yield ExecuteInOwnSession(notify_consumers, (waiter,))
             if state.take_poll():
                 result = yield ExecuteInOwnSession(poll, (waiter,))
                 state.not_settled()
@@ -79,7 +79,7 @@ def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
         )
         raise ConfigurationError(msg)
     # PostgreSQL cannot prepare a transaction that has sent a notification.
-    waiter.state.announces &= backend().triggers.wakes(waiter.spec) and not session.twophase
+    waiter.state.notifies &= backend().triggers.wakes(waiter.spec) and not session.twophase
     return poll(session, waiter)
 
 
@@ -104,9 +104,9 @@ def _state_without_row(spec: QueueSpec) -> str:
     return "completed" if spec.config.on_complete == "delete" or not spec.has("status") else "gone"
 
 
-def announce(session: Session, waiter: Waiter) -> None:
-    """Tell the Consumers of the queue that a caller waits for this job, and commit."""
+def notify_consumers(session: Session, waiter: Waiter) -> None:
+    """Notify the Consumers of the queue that a caller waits for this job, and commit."""
     session.execute(
-        sa.select(backend().notification(waiter.spec, waiter.state.announcement)), bind_arguments=waiter.bind
+        sa.select(backend().notification(waiter.spec, waiter.state.notification)), bind_arguments=waiter.bind
     )
     session.commit()

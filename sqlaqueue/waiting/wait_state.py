@@ -1,4 +1,4 @@
-"""The state of one call of ``wait()``: when to announce it, and when to poll the job. Pure, no I/O."""
+"""The state of one call of ``wait()``: when to notify Consumers of it, and when to poll the job. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from sqlaqueue.notify_payloads import MAX_BYTES, Payload, Settled, Wait
 
-ANNOUNCE_INTERVAL = 20.0
-"""Seconds between announcements, for Consumers that have started since, and as Consumers forget them."""
+NOTIFY_INTERVAL = 20.0
+"""Seconds between notifications, for Consumers that have started since, and as Consumers forget them."""
 
 FIRST_DELAY = 0.05
 """Seconds before the second poll; the delay grows with the time waited."""
@@ -20,7 +20,9 @@ MAX_DELAY, MAX_DELAY_NOT_LISTENING = 5.0, 1.0
 
 
 class WaitState:
-    """Decides when to announce and when to poll. A subscriber of the queue's channel; safe for use by several threads.
+    """Decides when to notify Consumers and when to poll.
+
+    It is a subscriber of the queue's channel, and safe for use by several threads.
 
     :param job: the text of the job's key.
     :param wake: called when a poll may be due.
@@ -40,27 +42,27 @@ class WaitState:
     ) -> None:
         self._job, self._wake, self._now, self._draw = job, wake, now, draw
         self.id = uuid.uuid4().hex
-        self.announcement = Wait(self.id, [job])
+        self.notification = Wait(self.id, [job])
         """The notification to send."""
-        self._since = self._announce_at = now()
+        self._since = self._notify_at = now()
         self._deadline = float("inf") if timeout is None else self._since + timeout
         self._poll_at = self._since + FIRST_DELAY
         self._unanswered = 0
         self._is_woken = False
         self.listening = False
-        """Whether it has received its own announcement, and so will receive that the job was settled."""
-        self.announces = len(str(self.announcement)) <= MAX_BYTES
-        """Whether it sends announcements; else it only polls."""
+        """Whether it has received its own notification, and so will receive that the job was settled."""
+        self.notifies = len(str(self.notification)) <= MAX_BYTES
+        """Whether it sends notifications; otherwise it only polls."""
 
     # -- notifications, received in the listener's thread or event loop --------------------------------------------
 
     def receive(self, payload: Payload) -> None:
-        """Poll when the own announcement arrives, and when the job was settled."""
+        """Poll when the own notification arrives, and when the job was settled."""
         match payload:
             case Wait(self.id):
                 if not self.listening:
-                    # The job may have been settled before a Consumer received the announcement.
-                    self.listening, self._announce_at = True, self._now() + self._interval()
+                    # The job may have been settled before a Consumer received the notification.
+                    self.listening, self._notify_at = True, self._now() + self._interval()
                     self._wake_up()
             case Settled(jobs) if self._job in jobs:
                 # The row may be read from a snapshot before the notification: poll with short delays again.
@@ -70,7 +72,7 @@ class WaitState:
     def listening_lost(self) -> None:
         """Announce again, as notifications may have been missed."""
         self.listening = False
-        self._announce_at, self._unanswered = self._now(), 0
+        self._notify_at, self._unanswered = self._now(), 0
         self._wake()
 
     def until_overdue(self) -> float:
@@ -92,26 +94,26 @@ class WaitState:
         return self._deadline <= self._now()
 
     def seconds_until_due(self) -> float:
-        """Return the seconds until an announcement or a poll is due, or the timeout."""
+        """Return the seconds until a notification of its own or a poll is due, or the timeout."""
         if self._is_woken:
             return 0.0
-        due = min(self._poll_at, self._deadline, self._announce_at if self.announces else float("inf"))
+        due = min(self._poll_at, self._deadline, self._notify_at if self.notifies else float("inf"))
         return max(0.0, due - self._now())
 
-    def take_announcement(self) -> bool:
-        """Return whether an announcement is due; if so, schedule the next one."""
+    def take_notification(self) -> bool:
+        """Return whether a notification of its own is due; if so, schedule the next one."""
         now = self._now()
-        if not self.announces or self._announce_at > now:
+        if not self.notifies or self._notify_at > now:
             return False
         # Until one is received: the connection may not have been listening when it was sent.
         soon = 2 * FIRST_DELAY * 2.0 ** min(self._unanswered, 20)
-        self._announce_at = now + (self._interval() if self.listening else min(soon, self._interval()))
+        self._notify_at = now + (self._interval() if self.listening else min(soon, self._interval()))
         self._unanswered += 1
         return True
 
     def _interval(self) -> float:
         # Jittered, as many callers may have started to wait at the same time.
-        return ANNOUNCE_INTERVAL * (0.8 + 0.4 * self._draw())
+        return NOTIFY_INTERVAL * (0.8 + 0.4 * self._draw())
 
     def take_poll(self) -> bool:
         """Return whether a poll is due; notifications received after this call make another one due."""

@@ -68,14 +68,14 @@ def test_few_jobs_are_buffered_for_slow_handlers(concurrency: int) -> None:
     assert sizer.claim_size(idle=concurrency) == concurrency
 
 
-def test_no_jobs_are_claimed_for_stuck_handlers() -> None:
+def test_no_jobs_are_claimed_for_slow_handlers() -> None:
     sizer = BatchSizer(500, 4)
     sizer.record_calls(0.1, unused=True)
-    assert [sizer.claim_size(idle=1, stuck=stuck) for stuck in range(5)] == [40, 30, 20, 10, 10]
-    assert not sizer.is_stuck(LONGEST_WAIT)
-    assert sizer.is_stuck(1.1 * LONGEST_WAIT)
+    assert [sizer.claim_size(idle=1, slow_handlers=slow) for slow in range(5)] == [40, 30, 20, 10, 10]
+    assert not sizer.is_slower_than_usual(LONGEST_WAIT)
+    assert sizer.is_slower_than_usual(1.1 * LONGEST_WAIT)
     sizer.record_calls(20.0, unused=True)
-    assert not sizer.is_stuck(1.1 * LONGEST_WAIT), "usual calls take as long"
+    assert not sizer.is_slower_than_usual(1.1 * LONGEST_WAIT), "usual calls take as long"
 
 
 def test_claims_that_cannot_be_released_begin_small() -> None:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.core.statement_deadline import StatementDeadlines, _Statement
+from sqlaqueue.consumer.core.statement_deadline import StatementDeadlines, _LimitedBlock
 from sqlaqueue.consumer.executing import held as held_routines
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.keys import key_text
@@ -102,7 +102,7 @@ def test_the_thread_that_waits_for_the_workers_may_fail(
 
 
 def await_start(server: Server) -> Any:
-    wait_until(lambda: server.consumer._context is not None and server.consumer._context.proven)
+    wait_until(lambda: server.consumer._context is not None and server.consumer._context.has_claimed)
     return server.consumer._context
 
 
@@ -114,7 +114,7 @@ def test_a_cancellation_that_the_server_refuses_is_logged(caplog: pytest.LogCapt
             raise OperationalError("cancel", {}, Exception("too many clients"))
 
     deadlines = StatementDeadlines(lambda: None)
-    statement = _Statement(Refusing(), deadline=0.0)
+    statement = _LimitedBlock(Refusing(), deadline=0.0)
     deadlines._open.add(statement)
     deadlines.cancel_overdue()
     assert statement.canceller is not None

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sqlaqueue.consumer.core.intervals import HEARTBEATS_PER_LEASE, RECONCILE, RESCUE, Intervals
+from sqlaqueue.consumer.core.intervals import EXTENSIONS_PER_LEASE, RECONCILE, RESCUE, Intervals
 from sqlaqueue.consumer.maintenance.state import Timers
 
 pytestmark = pytest.mark.once
@@ -62,7 +62,7 @@ def test_a_range_takes_a_twentieth_of_the_time_if_nothing_was_repaired(took: flo
 
 
 def test_one_heartbeat_may_be_lost() -> None:
-    assert HEARTBEATS_PER_LEASE >= 3
+    assert EXTENSIONS_PER_LEASE >= 3
 
 
 @given(st.dictionaries(st.sampled_from("abc"), st.floats(0, 100)), st.floats(0, 100))

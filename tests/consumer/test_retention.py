@@ -216,7 +216,7 @@ def test_nothing_is_deleted_by_default(database: Database, strategy: str, monkey
     with queue.serve() as serving:
         queue.execute("INSERT INTO job (payload) VALUES ('x')")
         wait_until(lambda: queue.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 11)
-        assert serving.consumer._context.proven
+        assert serving.consumer._context.has_claimed
     assert not Retention(spec_of(queue.Job)).walks
 
 

@@ -229,7 +229,7 @@ def test_stop_from_a_handler(bench: Bench) -> None:
 
 def test_stop_while_idle(bench: Bench) -> None:
     with bench.consumer(concurrency=3, poll_interval=3600).running() as server:
-        wait_until(lambda: server.consumer._context.proven)
+        wait_until(lambda: server.consumer._context.has_claimed)
     assert server.finished.is_set()
 
 

@@ -337,7 +337,7 @@ def ends_at_the_first_error() -> None:
 def ends_maintenance_at_the_first_error() -> None:
     def maintain(context: Any) -> Routine:
         maintenance = Maintenance(context)
-        while not context.over:
+        while not context.workers_ended:
             for task in (extend_leases.extend, rescue.rescue_expired):
                 yield from task(maintenance, time.monotonic())
             yield Wait("maintenance", maintenance.until_next())

@@ -28,7 +28,7 @@ def create_function(function: ReflectedFunction) -> MigrateOperation:
     )
 
 
-def replace_function(preparer: IdentifierPreparer, function: ReflectedFunction) -> MigrateOperation:
+def restore_function(preparer: IdentifierPreparer, function: ReflectedFunction) -> MigrateOperation:
     """Return the operation that restores a function which the migration has replaced.
 
     CREATE OR REPLACE keeps the privileges of the function in the database, so those of PUBLIC are restored as well.

@@ -46,7 +46,7 @@ def compare_functions(diff: DiffContext) -> None:
                 comment=function.comment,
                 definer=function.definer,
                 schema=table.schema,
-                undo=None if existing is None else restore.replace_function(preparer, existing),
+                undo=None if existing is None else restore.restore_function(preparer, existing),
             )
             diff.after.append(create)
 

@@ -50,7 +50,7 @@ class BatchSizer:
         self._claim_took = 0.0
         self._unused_in_row = self._quick_in_row = 0
 
-    def claim_size(self, *, plenty: bool = True, idle: int | None = None, stuck: int = 0) -> int:
+    def claim_size(self, *, plenty: bool = True, idle: int | None = None, slow_handlers: int = 0) -> int:
         """Return how many jobs to claim: about a second's work.
 
         Before the first job has ended nothing is known, and one job for each handler is a safe start.
@@ -58,7 +58,7 @@ class BatchSizer:
         :param plenty: whether many jobs may be pending. If not, the claim stays small, so that the server may reuse its
             plan; see :mod:`sqlaqueue.postgresql.claims.planner`.
         :param idle: how many handlers are idle; None for all.
-        :param stuck: how many handlers will not take another job soon, see :meth:`is_stuck`.
+        :param slow_handlers: how many handlers will not take another job soon, see :meth:`is_slower_than_usual`.
         """
         if self._fixed:
             return self._batch_size
@@ -66,7 +66,7 @@ class BatchSizer:
         free = self._concurrency if idle is None else max(1, idle)
         if self._duration is None:
             return min(self._batch_size, free)
-        fitting = max(1, self._concurrency - stuck) * _BUFFERED_WORK / max(self._duration, 1e-6)
+        fitting = max(1, self._concurrency - slow_handlers) * _BUFFERED_WORK / max(self._duration, 1e-6)
         if self._duration > _BUFFERED_WORK / 2:
             # Handlers that began together end together: a job claimed ahead may wait for a whole one.
             fitting = min(fitting, self._concurrency / _SLOW_HANDLERS_PER_BUFFERED_JOB)
@@ -75,7 +75,7 @@ class BatchSizer:
         size = max(1, min(self._batch_size, int(max(fitting, free))))
         return size if plenty else min(size, max(few, self._concurrency))
 
-    def is_stuck(self, seconds: float) -> bool:
+    def is_slower_than_usual(self, seconds: float) -> bool:
         """Return whether a handler that has run for so many seconds takes longer than usual."""
         return seconds > max(LONGEST_WAIT, 2 * (self._duration or 0.0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-HEARTBEATS_PER_LEASE = 3
+EXTENSIONS_PER_LEASE = 3
 """How many times a lease is extended within its duration, so that one failed extension does no harm."""
 
 RESCUE = 3.0

@@ -25,7 +25,7 @@ _CANCEL_TIMEOUT = 10.0
 
 
 @dataclass(eq=False)
-class _Statement:
+class _LimitedBlock:
     """The statements of one block, and the thread that cancels them after their deadline."""
 
     driver: Any
@@ -50,7 +50,7 @@ class StatementDeadlines:
 
     def __init__(self, wake: Callable[[], object]) -> None:
         self._lock, self._wake = threading.Lock(), wake
-        self._open: set[_Statement] = set()
+        self._open: set[_LimitedBlock] = set()
         self._used, self._is_checked = float("-inf"), False
 
     @contextlib.contextmanager
@@ -64,7 +64,7 @@ class StatementDeadlines:
             return
         connection = session.connection(bind_arguments=bind)
         now = time.monotonic()
-        statement = _Statement(connection.connection.driver_connection, now + seconds)
+        statement = _LimitedBlock(connection.connection.driver_connection, now + seconds)
         with self._lock:
             self._used = now
             self._open.add(statement)

@@ -43,8 +43,8 @@ class ReplyLost(Exception):
         self.runs = runs
 
 
-class Claimed(NamedTuple):
-    """What came of settling and claiming."""
+class SettleAndClaimResult(NamedTuple):
+    """The result of :func:`settle_and_claim`."""
 
     jobs: list[Any]
     lease_lost: list[FinishedRun]
@@ -60,7 +60,9 @@ def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Seq
     limit, poll = context.claim_size(), context.polls.begin_poll()
     began = time.monotonic()
     try:
-        claimed: Claimed = yield Execute(settle_and_claim, (context, finished, limit, poll, turn.claims_alone))
+        claimed: SettleAndClaimResult = yield Execute(
+            settle_and_claim, (context, finished, limit, poll, turn.claims_alone)
+        )
     except ReplyLost as lost:
         # If the server has committed them, they are this consumer's: they have not run, and no attempt is counted.
         with context.lock:
@@ -93,7 +95,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     limit: int,
     poll: Poll,
     alone: bool,  # noqa: FBT001 - as above
-) -> Claimed:
+) -> SettleAndClaimResult:
     """Settle runs, claim up to ``limit`` jobs, or quarantined ones, and commit: all in one transaction.
 
     Quarantined jobs are claimed in turn with the others, as long as there are some. The jobs stay in the session as
@@ -130,7 +132,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
         quarantine.claimed_last = quarantined
     if quarantined:
         claimer.began(jobs)
-    return Claimed(jobs, lost, more)
+    return SettleAndClaimResult(jobs, lost, more)
 
 
 # -- to run ----------------------------------------------------------------------------------------------------
@@ -196,7 +198,7 @@ def _end_runs(
 ) -> Generator[Effect, Any, tuple[Report, bool]]:
     """End the runs of jobs whose handler has raised, or has used its session.
 
-    :return: what has been done, and whether the session is as good as new.
+    :return: what has been done, and whether the session is unused and can be used again.
     """
     rules = context.outcome_rules
     if error is None:

@@ -56,7 +56,7 @@ def report_settled(
     """Process runs that were settled together, except those whose lease was lost or that could not be settled."""
     with context.lock:
         context.completions.settled(finished)
-        context.rounds += 1
+        context.finished_turns += 1
     silent = [one for one in finished if not one.claim_committed]
     without = {*lost, *stuck, *silent}
     _count_and_emit(context, [one for one in finished if one not in without] if without else finished)

@@ -42,7 +42,7 @@ def work(context: ConsumerContext, reconcile: Reconcile) -> Routine:
 
 
 def _take_turns(context: ConsumerContext, take_turn: TakeTurn, reconcile: Reconcile) -> Routine:
-    """Take one turn after the other, as long as that leaves the routine's session as good as new."""
+    """Take one turn after the other, until a turn has used the routine's session."""
     clean = True
     while clean and not context.stopping:
         turn = WorkerTurn(context)
@@ -73,7 +73,7 @@ def _take_turns(context: ConsumerContext, take_turn: TakeTurn, reconcile: Reconc
 
 def _try_again_later(context: ConsumerContext, error: Exception) -> Routine:
     """Wait before the next try, or end when the error is the program's."""
-    if not context.proven and is_program_error(error):
+    if not context.has_claimed and is_program_error(error):
         context.fail(error)
     if context.error is not None:
         return
@@ -146,7 +146,7 @@ def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
 
 
 def _run(context: ConsumerContext, executor: Executor) -> Generator[Effect, object, bool]:
-    """Run one job after the other, or one batch; return whether that has left the session as good as new.
+    """Run one job after the other, or one batch; return whether the session is unused and can be used again.
 
     Whatever the error, the runs end.
     """

@@ -25,9 +25,9 @@ class WorkerTurn:
         self.claims_alone = False
         """Whether no other worker claims meanwhile."""
         self.clean = True
-        """Whether it has left the session of its worker as good as new."""
+        """Whether the session of its worker is unused and can be used again."""
         self._claims = False
-        self._rounds = 0
+        self._finished_turns = 0
 
     # -- to run jobs -----------------------------------------------------------------------------------------------
 
@@ -69,7 +69,7 @@ class WorkerTurn:
             self.claims_alone = context.claiming == 0
             context.claiming += 1
             self._claims = True
-            self._rounds = context.rounds
+            self._finished_turns = context.finished_turns
             return True
 
     def claimed(self, *, found: bool, more: bool) -> None:
@@ -106,5 +106,5 @@ class WorkerTurn:
         """
         context = self._context
         with context.lock:
-            quiet = context.is_idle and not context.claiming and context.rounds == self._rounds
+            quiet = context.is_idle and not context.claiming and context.finished_turns == self._finished_turns
             return quiet and not context.quarantine.waiting()

@@ -29,16 +29,16 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     """Register this consumer, and prove by receiving its own heartbeat that notifications arrive."""
     context, timers = maintenance.context, maintenance.timers
     peers = context.polls.peers
-    if not context.proven or CONSUMERS not in context.spec.side_tables:
+    if not context.has_claimed or CONSUMERS not in context.spec.side_tables:
         return
     check_received(maintenance)
-    news = peers.listening != maintenance.said_listening
+    news = peers.listening != maintenance.sent_listening
     if not (timers.is_due("heartbeat", now) or peers.wants_heartbeat or news):
         return
     pause = context.intervals.heartbeat(peers.count)
     timers.set("heartbeat", now + pause)
     notify = peers.begin_heartbeat(news=news)
-    maintenance.said_listening, context.registered = peers.listening, True
+    maintenance.sent_listening, context.registered = peers.listening, True
     running, claimed = context.in_flight.running(), context.claimed_runs()
     waiting = max(0, len(claimed) - len(running))
     beat = Heartbeat(context.id, peers.listening, running, waiting, expires_in=3 * pause, notify=notify)

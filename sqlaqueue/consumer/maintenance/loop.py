@@ -48,14 +48,14 @@ TASKS: tuple[Task, ...] = (
 def maintain(context: ConsumerContext) -> Routine:
     """Execute the tasks that are due, again and again, until the run is over."""
     maintenance = Maintenance(context)
-    while not context.over:
+    while not context.workers_ended:
         now, pause = time.monotonic(), 0.0
         for task in TASKS:
             try:
                 yield from task(maintenance, now)
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other tasks are due all the same
                 # Until a first claim has worked, a worker logs errors of the program; they would be logged twice.
-                if error is not context.error and (context.proven or may_recover(error)):
+                if error is not context.error and (context.has_claimed or may_recover(error)):
                     kind = type(error).__name__
                     extra = context.log_fields("maintenance_error", error_kind=kind)
                     logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)

@@ -31,8 +31,8 @@ def check_received(maintenance: Maintenance) -> None:
     if maintenance.missed_proofs.bit_count() == 1:
         # Less and less often: behind a pooler each try leaves a server connection that listens in vain.
         context.runner.reconnect()
-    if maintenance.missed_proofs == _LOGGED_AFTER and not maintenance.said_not_listening:
-        maintenance.said_not_listening = True
+    if maintenance.missed_proofs == _LOGGED_AFTER and not maintenance.logged_missed:
+        maintenance.logged_missed = True
         logger.warning(
             "%s: notifications do not arrive, as behind a pooler in transaction mode, so new jobs are found by "
             "polling; give the Consumer an engine that is connected to the server itself, or set "

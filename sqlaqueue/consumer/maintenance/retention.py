@@ -17,7 +17,7 @@ from sqlaqueue.consumer.maintenance.state import MAINTAINERS, Maintenance
 def delete_old(maintenance: Maintenance, now: float) -> Routine:
     """Delete old finished jobs: a batch each time, with pauses while there are more."""
     context, timers, retention = maintenance.context, maintenance.timers, maintenance.retention
-    if not (retention.walks and context.proven and timers.is_due("retention", now)):
+    if not (retention.walks and context.has_claimed and timers.is_due("retention", now)):
         return
     timers.set("retention", now + context.intervals.retention())
     if context.polls.peers.rank >= MAINTAINERS:

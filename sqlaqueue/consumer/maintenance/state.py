@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.intervals import HEARTBEATS_PER_LEASE
+from sqlaqueue.consumer.core.intervals import EXTENSIONS_PER_LEASE
 from sqlaqueue.consumer.maintenance.retention_walk import Retention
 from sqlaqueue.keys import Key
 
@@ -52,11 +52,11 @@ class Maintenance:
     def __init__(self, context: ConsumerContext) -> None:
         self.context, self.timers = context, Timers()
         self.retention = Retention(context.spec)
-        self.said_listening: bool | None = None
+        self.sent_listening: bool | None = None
         """The ``listening`` of the last heartbeat; None before the first."""
         self.missed_proofs = 0
         """How many heartbeats in a row were not received back."""
-        self.said_not_listening = False
+        self.logged_missed = False
         self.reconciled_upto: Key | None = None
         """Up to which job messages have been compared with jobs; None between two rounds."""
         self.reconciling_took = 0.0
@@ -69,12 +69,12 @@ class Maintenance:
     @property
     def extension(self) -> float:
         """The seconds between extensions of the leases."""
-        return self.context.settings.lease.total_seconds() / HEARTBEATS_PER_LEASE
+        return self.context.settings.lease.total_seconds() / EXTENSIONS_PER_LEASE
 
     def until_next(self) -> float:
         """Return the seconds until a task may be due, unless the loop is woken before."""
         context = self.context
-        if not context.proven:
+        if not context.has_claimed:
             return _PAUSE_BUSY
         now, polls = time.monotonic(), context.polls
         # Set before it is asked whether there is work: a worker that begins some after that wakes the loop.

@@ -31,7 +31,7 @@ from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
 from sqlaqueue.consumer.sessions.write_routing import execute
-from sqlaqueue.consumer.settling.outcomes import caught
+from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
 
@@ -117,7 +117,7 @@ class TaskRunner:
             finally:
                 context.stop()
                 self._grace.begin()
-                context.over = True
+                context.workers_ended = True
                 self.wake_maintenance()
                 await _end([*workers, maintenance], max(context.settings.grace, _LONGEST_STATEMENT))
                 await self._drive(shut_down(context))
@@ -229,7 +229,7 @@ class TaskRunner:
             try:
                 await self._handler(session, argument)
             except BaseException as error:  # noqa: BLE001 - SystemExit would end the event loop with the task
-                raised = caught(error)
+                raised = handler_exception(error)
             if guard.is_child:
                 guard.end_child(raised)
             if not executor.end_call(raised, session.sync_session):

@@ -30,7 +30,7 @@ from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
 from sqlaqueue.consumer.sessions.write_routing import execute
-from sqlaqueue.consumer.settling.outcomes import caught
+from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.queue.backend import backend
@@ -111,7 +111,7 @@ class ThreadRunner:
             finally:
                 context.stop()
                 self._grace.begin()
-                context.over = True
+                context.workers_ended = True
                 self.wake_maintenance()
                 # It ends with its last statement, in a moment, or the database does not answer.
                 maintenance.join(timeout=max(context.settings.grace, _LONGEST_STATEMENT))
@@ -212,7 +212,7 @@ class ThreadRunner:
                     if result is not None and (inspect.isawaitable(result) or inspect.isgenerator(result)):
                         raised = _not_run(result)
                 except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler must not end the worker
-                    raised = caught(error)
+                    raised = handler_exception(error)
                 if context.fork_guard.is_child:
                     context.fork_guard.end_child(raised)
                 if not executor.end_call(raised, session):

@@ -116,7 +116,7 @@ def is_disconnected(error: BaseException, gone: bool) -> bool:  # noqa: FBT001 -
     return gone and not decides_outcome(error) and not isinstance(error, TimeoutError | CancelledError)
 
 
-def caught(error: BaseException) -> BaseException:
+def handler_exception(error: BaseException) -> BaseException:
     """Return a handler's exception; for a MemoryError, first free the memory that the handler's frames refer to.
 
     It must be called at once: without memory not even a socket can be read.

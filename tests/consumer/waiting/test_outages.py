@@ -26,25 +26,25 @@ from tests.consumer.waiting.waiter import (
 
 
 @pytest.mark.usefixtures("no_polling")
-def test_a_job_settled_between_the_first_poll_and_the_announcement(
+def test_a_job_settled_between_the_first_poll_and_the_notification(
     leased: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (key,) = leased.enqueue()
-    announce = sqlaqueue.waiting.job_end.announce
+    notify = sqlaqueue.waiting.job_end.notify_consumers
 
     def drained_before(session: Session, waiter: Any) -> None:
         leased.consumer().drain()
-        announce(session, waiter)
+        notify(session, waiter)
 
-    monkeypatch.setattr(sqlaqueue.waiting.job_end, "announce", drained_before)
-    # Without a poll after the announcement the caller would never return.
+    monkeypatch.setattr(sqlaqueue.waiting.job_end, "notify_consumers", drained_before)
+    # Without a poll after the notification the caller would never return.
     monkeypatch.setattr(wait_state, "FIRST_DELAY", LATER)
     assert wait(leased.sessions, (leased.Job, key), timeout=60).state == "completed"
 
 
 @pytest.mark.usefixtures("no_polling")
 def test_a_consumer_started_later_receives_an_announcement(mixed: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wait_state, "ANNOUNCE_INTERVAL", 0.2)
+    monkeypatch.setattr(wait_state, "NOTIFY_INTERVAL", 0.2)
     key = enqueue_for_later(mixed)
     waiter = Waiter(mixed, (mixed.Job, key), timeout=60)
     gate = Gate()
@@ -74,14 +74,17 @@ def test_an_internal_error_of_asyncpg_is_retried(leased: Bench, monkeypatch: pyt
 
     It is simulated, as it depends on timing: the server's last message has been read, the end of the socket has not.
     """
-    announce, errors = sqlaqueue.waiting.job_end.announce, [InternalClientError("another operation is in progress")]
+    notify, errors = (
+        sqlaqueue.waiting.job_end.notify_consumers,
+        [InternalClientError("another operation is in progress")],
+    )
 
-    def announce_with_error(session: Session, waiter: Any) -> None:
+    def notify_with_error(session: Session, waiter: Any) -> None:
         if errors:
             raise errors.pop()
-        announce(session, waiter)
+        notify(session, waiter)
 
-    monkeypatch.setattr(sqlaqueue.waiting.job_end, "announce", announce_with_error)
+    monkeypatch.setattr(sqlaqueue.waiting.job_end, "notify_consumers", notify_with_error)
     (key,) = leased.enqueue()
     waiter = Waiter(leased, (leased.Job, key), timeout=60)
     wait_until(lambda: not errors)

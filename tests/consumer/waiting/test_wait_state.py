@@ -1,4 +1,4 @@
-"""When a waiter announces itself and reads the job's row, with a clock of its own and without a database."""
+"""When a waiter notifies Consumers and reads the job's row, with a clock of its own and without a database."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sqlaqueue.notify_payloads import Payload, Pending, Settled, Wait
-from sqlaqueue.waiting.wait_state import ANNOUNCE_INTERVAL, FIRST_DELAY, MAX_DELAY, MAX_DELAY_NOT_LISTENING, WaitState
+from sqlaqueue.waiting.wait_state import FIRST_DELAY, MAX_DELAY, MAX_DELAY_NOT_LISTENING, NOTIFY_INTERVAL, WaitState
 
 pytestmark = pytest.mark.once
 
@@ -29,10 +29,10 @@ def new_state(clock: Clock, name: str = "5", timeout: float | None = None) -> Wa
 
 
 def listening(clock: Clock, timeout: float | None = None) -> WaitState:
-    """Return a state that has received its announcement, and polled."""
+    """Return a state that has received its notification, and polled."""
     state = new_state(clock, timeout=timeout)
-    assert state.take_announcement()
-    state.receive(state.announcement)
+    assert state.take_notification()
+    state.receive(state.notification)
     assert state.take_poll()
     state.not_settled()
     return state
@@ -41,34 +41,34 @@ def listening(clock: Clock, timeout: float | None = None) -> WaitState:
 def test_it_announces_immediately_and_then_at_intervals(clock: Clock) -> None:
     state = new_state(clock)
     assert state.seconds_until_due() == 0
-    assert state.take_announcement()
-    assert not state.take_announcement()
-    state.receive(state.announcement)
-    clock.now += ANNOUNCE_INTERVAL - 1
-    state.take_announcement()
-    announced = 0
+    assert state.take_notification()
+    assert not state.take_notification()
+    state.receive(state.notification)
+    clock.now += NOTIFY_INTERVAL - 1
+    state.take_notification()
+    notified = 0
     for _ in range(100):
         clock.now += 1
-        announced += state.take_announcement()
-    assert announced == 100 // ANNOUNCE_INTERVAL
+        notified += state.take_notification()
+    assert notified == 100 // NOTIFY_INTERVAL
 
 
 def test_the_delay_between_unanswered_announcements_grows(clock: Clock) -> None:
     state, times = new_state(clock), []
     for _ in range(10_000):
-        if state.take_announcement():
+        if state.take_notification():
             times.append(clock.now)
         clock.now += 0.01
     between = [second - first for first, second in itertools.pairwise(times)]
     assert between == sorted(between)
     assert between[0] <= 3 * FIRST_DELAY
-    assert max(between) <= ANNOUNCE_INTERVAL + 0.02
+    assert max(between) <= NOTIFY_INTERVAL + 0.02
 
 
-def test_it_polls_after_its_own_announcement_and_when_the_job_is_settled(clock: Clock) -> None:
+def test_it_polls_after_its_own_notification_and_when_the_job_is_settled(clock: Clock) -> None:
     state = new_state(clock)
     assert not state.take_poll()
-    state.receive(state.announcement)
+    state.receive(state.notification)
     assert state.seconds_until_due() == 0
     assert state.take_poll()
     state.not_settled()
@@ -100,7 +100,7 @@ def test_notifications_about_other_jobs_are_ignored(clock: Clock, payload: Paylo
 @pytest.mark.parametrize(("is_listening", "longest"), [(True, MAX_DELAY), (False, MAX_DELAY_NOT_LISTENING)])
 def test_the_delay_between_polls_grows_up_to_a_limit(clock: Clock, is_listening: bool, longest: float) -> None:  # noqa: FBT001 - a parameter
     state = listening(clock) if is_listening else new_state(clock)
-    state.announces = False
+    state.notifies = False
     pauses = []
     for _ in range(100):
         pauses.append(state.seconds_until_due())
@@ -115,7 +115,7 @@ def test_the_delay_between_polls_grows_up_to_a_limit(clock: Clock, is_listening:
 
 def test_the_delay_between_polls_is_short_after_a_notification(clock: Clock) -> None:
     state = listening(clock)
-    state.announces = False
+    state.notifies = False
     clock.now += 1000
     state.not_settled()
     state.receive(Settled(["5"]))
@@ -140,11 +140,11 @@ def test_it_announces_again_when_the_listener_is_lost(clock: Clock) -> None:
     assert state.listening
     state.listening_lost()
     assert not state.listening
-    assert state.take_announcement()
+    assert state.take_notification()
 
 
 def test_a_key_too_long_for_a_notification_is_only_polled(clock: Clock) -> None:
     state = new_state(clock, "x" * 8000)
-    assert not state.announces
-    assert not state.take_announcement()
+    assert not state.notifies
+    assert not state.take_notification()
     assert state.seconds_until_due() > 0

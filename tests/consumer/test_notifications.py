@@ -17,7 +17,7 @@ from sqlalchemy.orm import sessionmaker
 import sqlaqueue
 from sqlaqueue import Consumer, claim, complete, requeue, rescue
 from sqlaqueue.consumer.core import intervals
-from sqlaqueue.consumer.notifications import announcements
+from sqlaqueue.consumer.notifications import poll_order
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.notify import channel_of
 from tests.consumer.bench import Bench, Server, wait_until
@@ -240,7 +240,7 @@ def test_fifty_idle_consumers_are_not_all_woken(
 ) -> None:
     """A claim, and a second one after the first job of each; a strategy that holds a transaction writes its journal too."""
     # On a busy machine the notification that a job is claimed arrives late.
-    monkeypatch.setattr(announcements, "STAGGER", 5.0)
+    monkeypatch.setattr(poll_order, "STAGGER", 5.0)
     monkeypatch.setattr(intervals, "HEARTBEAT", LATER)
     bench = supply.take(strategy, "sync")
     engine = sa.create_engine(bench.database.url(), pool_size=110)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from sqlaqueue.consumer.notifications.announcements import MOST_LATER, MOST_OPEN, STAGGER
 from sqlaqueue.consumer.notifications.peers import PROOF_TIMEOUT
+from sqlaqueue.consumer.notifications.poll_order import MOST_LATER, MOST_OPEN, STAGGER
 from sqlaqueue.consumer.notifications.poll_schedule import MOST_IDS, PollSchedule
 from sqlaqueue.notify_payloads import ALL_JOBS, Claimed, parse
 

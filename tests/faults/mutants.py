@@ -19,7 +19,7 @@ from sqlaqueue.consumer.claiming.quarantine import Quarantine
 from sqlaqueue.consumer.configuration import statements
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import Routine, Wait
-from sqlaqueue.consumer.executing import held, held_operations, leased, worker
+from sqlaqueue.consumer.executing import held, held_operations, leased, settle_and_claim, worker
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.report import Report
 from sqlaqueue.consumer.maintenance import (
@@ -167,7 +167,7 @@ def does_not_check_uncertain_runs() -> None:
 @mutant
 def treats_no_run_as_uncertain() -> None:
     replace(settle, "commit_settlements", lambda session, finished: session.commit())
-    replace(leased, "commit_settlements", lambda session, finished: session.commit())
+    replace(settle_and_claim, "commit_settlements", lambda session, finished: session.commit())
 
 
 @mutant

@@ -12,15 +12,14 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from sqlaqueue.consumer.notifications.subscriptions import (
+from sqlaqueue.consumer.notifications.reconnect import (
     CHECK_INTERVAL,
     REPLY_TIMEOUT,
-    Subscriber,
-    Subscriptions,
     enable_keepalive,
     log_failure,
     reconnect_delay,
 )
+from sqlaqueue.consumer.notifications.subscriptions import Subscriber, Subscriptions
 
 
 class AsyncListener:

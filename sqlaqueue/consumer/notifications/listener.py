@@ -12,14 +12,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.core.waker import Waker
-from sqlaqueue.consumer.notifications.subscriptions import (
-    CHECK_INTERVAL,
-    Subscriber,
-    Subscriptions,
-    enable_keepalive,
-    log_failure,
-    reconnect_delay,
-)
+from sqlaqueue.consumer.notifications.reconnect import CHECK_INTERVAL, enable_keepalive, log_failure, reconnect_delay
+from sqlaqueue.consumer.notifications.subscriptions import Subscriber, Subscriptions
 
 
 class Listener:

@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from sqlaqueue.consumer.notifications.announcements import Announcements
 from sqlaqueue.consumer.notifications.peers import Peers
+from sqlaqueue.consumer.notifications.poll_order import Announcements
 from sqlaqueue.consumer.notifications.rescue_timer import RescueTimer
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.notify_payloads import Claimed, Deregistered, Heartbeat, Payload, Pending, Settled, Signal, Wait

@@ -1,4 +1,4 @@
-"""Announcements of pending jobs: those that are due later, and those that are open. Pure, no I/O.
+"""Which consumer polls first for an announcement of pending jobs, and when the others follow. Pure, no I/O.
 
 Every consumer receives each announcement, and one should poll. All agree on an order for it: the first consumer polls
 at once, the next one a moment later unless the jobs have been claimed meanwhile. A consumer that is busy, frozen or

@@ -71,7 +71,7 @@ class _InBackground(ConsumerBase):
         engine = super()._engine_of(session)
         if self._background is not None:
             with _pools_lock:
-                sharing = [*(other for other, its in _pools.items() if its is engine), self]
+                sharing = [*(other for other, used in _pools.items() if used is engine), self]
                 check_shared_pool(engine, sharing, "the Consumers of this process")
                 _pools[self] = engine
         return engine

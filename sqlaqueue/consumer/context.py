@@ -337,7 +337,7 @@ class ConsumerContext:
             ]
             for run in meant:
                 running = [
-                    one for one in self.in_flight.busy() if any(run.key == its.key for its in runs_in([one.group]))
+                    one for one in self.in_flight.busy() if any(run.key == other.key for other in runs_in([one.group]))
                 ]
                 if not running:
                     self.cancelled.add(run.key)

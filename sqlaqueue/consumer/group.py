@@ -57,7 +57,7 @@ class ConsumerGroup:
         :raises ConfigurationError: if one is too small.
         """
         for engine in dict.fromkeys(engines):
-            sharing = [one for one, its in zip(self.consumers, engines, strict=True) if its is engine]
+            sharing = [one for one, used in zip(self.consumers, engines, strict=True) if used is engine]
             check_shared_pool(engine, sharing, "the Consumers of run_all()")
 
     def stop(self) -> None:

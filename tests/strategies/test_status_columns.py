@@ -28,7 +28,7 @@ from sqlaqueue import (
 )
 from sqlaqueue.admin import JobFilter, cancel_some, count, failures, in_batches, purge_some, requeue_some, stats
 from sqlaqueue.consumer.executing import job_instances
-from sqlaqueue.consumer.maintenance import extend_leases, heartbeat
+from sqlaqueue.consumer.maintenance import extend_leases, heartbeat, missed_notifications
 from sqlaqueue.consumer.maintenance.cancellations import take_requests
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_at_once, reconcile_range
 from sqlaqueue.consumer.maintenance.rescue import rescue_jobs
@@ -141,7 +141,7 @@ def serving(walk: Walk) -> None:
     check_database(session, context)
     beat = heartbeat.Heartbeat("me", listening=True, running=(), waiting=0, expires_in=30.0, notify=True)
     heartbeat.send_heartbeat(session, context, beat)
-    assert heartbeat.upcoming_times(session, context, 5) == []
+    assert missed_notifications.upcoming_times(session, context, 5) == []
     reconcile_at_once(session, context)
     reconcile_range(session, context, None)
     rescue_jobs(session, context)

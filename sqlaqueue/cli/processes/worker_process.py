@@ -76,7 +76,7 @@ class WorkerProcess:
             _raise(*self._failure)
         if self._options.drain:
             extra = fields("drained", count=self._finished_runs)
-            logger.info("no job is due; finished runs: %d", self._finished_runs, extra=extra)
+            logger.info("no job is left to claim; finished runs: %d", self._finished_runs, extra=extra)
 
     def _run_consumers(self, consumers: Sequence[ConsumerBase]) -> None:
         group = self._group = ConsumerGroup(consumers)

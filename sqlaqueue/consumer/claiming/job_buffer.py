@@ -37,10 +37,10 @@ def has_waited(group: CallGroup, since: float) -> bool:
     return all(run.handler_started_at is None and run.claimed_at <= since for run in runs_of(group))
 
 
-def without(some: Iterable[CallGroup], groups: Iterable[CallGroup]) -> deque[CallGroup]:
-    """Return those of ``groups`` that are none of ``some``."""
-    known = {id(group) for group in some}
-    return deque(group for group in groups if id(group) not in known)
+def groups_except(groups: Iterable[CallGroup], removed: Iterable[CallGroup]) -> deque[CallGroup]:
+    """Return ``groups`` without those that are removed."""
+    gone = {id(group) for group in removed}
+    return deque(group for group in groups if id(group) not in gone)
 
 
 class JobBuffer:
@@ -74,7 +74,7 @@ class JobBuffer:
     def remove(self, groups: Iterable[CallGroup]) -> None:
         """Remove call groups that are released."""
         with self._lock:
-            self._groups = without(groups, self._groups)
+            self._groups = groups_except(self._groups, groups)
 
     def clear(self) -> list[Run]:
         """Forget all jobs, and return their runs."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.claiming.job_buffer import CallGroup, runs_in, runs_of, without
+from sqlaqueue.consumer.claiming.job_buffer import CallGroup, groups_except, runs_in, runs_of
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.executing.job_instances import attach
 from sqlaqueue.consumer.sessions.savepoint import Savepoint
@@ -204,7 +204,7 @@ class Executor:
 
     def remove(self, groups: Sequence[CallGroup]) -> None:
         """Remove groups that are released; the lock is held."""
-        self._groups = without(groups, self._groups)
+        self._groups = groups_except(self._groups, groups)
 
     def take_waiting(self) -> list[CallGroup]:
         """Return the groups that wait, and begin none of them; they count as here until :meth:`waiting_taken`."""

@@ -51,14 +51,14 @@ def report_settled(
     context: ConsumerContext,
     finished: Sequence[FinishedRun],
     lost: Sequence[FinishedRun],
-    stuck: Sequence[FinishedRun] = (),
+    refused: Sequence[FinishedRun] = (),
 ) -> None:
     """Process runs that were settled together, except those whose lease was lost or that could not be settled."""
     with context.lock:
         context.completions.settled(finished)
         context.finished_turns += 1
     silent = [one for one in finished if not one.claim_committed]
-    without = {*lost, *stuck, *silent}
+    without = {*lost, *refused, *silent}
     _count_and_emit(context, [one for one in finished if one not in without] if without else finished)
     _emit_lease_lost(context, [one for one in lost if one.claim_committed])
     if silent:

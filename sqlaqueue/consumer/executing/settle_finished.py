@@ -55,18 +55,18 @@ def settle_postponed(context: ConsumerContext, *, last: bool = False) -> Routine
             postponed.add(finished)
             raise
         if last:
-            result = SettledEach(result.lease_lost, [*result.stuck, *result.later], [])
+            result = SettledEach(result.lease_lost, [*result.refused, *result.later], [])
         _report(context, finished, result)
         if not last:
             return
 
 
 def _report(context: ConsumerContext, finished: Sequence[FinishedRun], result: SettledEach) -> None:
-    for one in result.stuck:
+    for one in result.refused:
         extra = context.log_fields("not_settled", job_key=key_value(one.run.key), attempt=one.run.attempt)
         text = "%s: job %s could not be settled and stays as it is until its lease expires"
         logger.error(text, context.name, key_text(one.run.key), extra=extra)
     if result.later:
         context.completions.postponed.add(result.later)
         finished = [one for one in finished if one not in result.later]
-    report_settled(context, finished, result.lease_lost, result.stuck)
+    report_settled(context, finished, result.lease_lost, result.refused)

@@ -35,7 +35,7 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
         # A row that its handler has locked is settled when the handler returns.
         settle = partial(context.settler.settle_each, wait=False)
         result: SettledEach = yield ExecuteInOwnSession(settle, (finished,))
-        unsettled = [*result.stuck, *result.later]
+        unsettled = [*result.refused, *result.later]
         for one in unsettled:
             key = one.run.key
             extra = context.log_fields("timed_out", job_key=key_value(key), attempt=one.run.attempt)

@@ -269,14 +269,15 @@ class Retention:
 
 
 def _refers(spec: QueueSpec, foreign_key: ForeignKey) -> sa.ColumnElement[bool] | None:
-    """Return the condition that some row refers to a job; None where that cannot be said."""
+    """Return the condition that some row refers to a job; None without a status, or if the mapping lacks a column."""
     by_name = {column.name: column for column in spec.table.c}
     if not spec.has("status") or not set(foreign_key.referred) <= set(by_name):
         return None
     child = sa.table(
         foreign_key.table, *map(sa.column, {*foreign_key.columns, *by_name}), schema=foreign_key.schema
     ).alias("referring")
-    same = [child.c[mine] == by_name[its] for mine, its in zip(foreign_key.columns, foreign_key.referred, strict=True)]
+    pairs = zip(foreign_key.columns, foreign_key.referred, strict=True)
+    same = [child.c[own] == by_name[referred] for own, referred in pairs]
     if foreign_key.is_to_itself:
         # A row that refers only to itself can be deleted.
         same.append(sa.or_(*(child.c[key.name] != key for key in spec.keys)))

@@ -31,13 +31,13 @@ BESIDE_ORM = {"synchronize_session": False}
 
 
 class SettledEach(NamedTuple):
-    """What came of settling runs one by one."""
+    """The runs that were not settled, of those that were to be settled one by one."""
 
     lease_lost: list[FinishedRun]
-    stuck: list[FinishedRun]
-    """Those that cannot be settled."""
+    refused: list[FinishedRun]
+    """Runs that the database refuses to settle."""
     later: list[FinishedRun]
-    """Those that are to be settled later as they are, since another transaction has locked their rows."""
+    """Runs whose rows another transaction has locked; they are settled later."""
 
 
 class Settler:
@@ -130,7 +130,7 @@ class Settler:
                 self._log_refused(one, error)
                 lost = self._settle_otherwise(session, one, error) if wait else None
                 if lost is None:
-                    result.stuck.append(one)
+                    result.refused.append(one)
                 else:
                     result.lease_lost.extend(lost)
         return result

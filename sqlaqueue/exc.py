@@ -45,6 +45,14 @@ class NotClaimedError(SqlaqueueError):
     """
 
 
+class NotClaimableError(SqlaqueueError, AssertionError):
+    """A function of :mod:`sqlaqueue.testing` cannot claim the job that it was given; the message says why."""
+
+
+class TransactionLostError(SqlaqueueError):
+    """The connection of a test's transaction was lost while a handler ran, and with it all that the test had done."""
+
+
 class LeaseLost(SqlaqueueError):
     """The lease of a run expired before its result arrived, and another run may have the job.
 

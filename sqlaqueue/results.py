@@ -12,9 +12,9 @@ T = TypeVar("T")
 class JobResult(Generic[T]):
     """How a job ended, as returned by ``wait()``."""
 
-    state: Literal["completed", "failed", "cancelled", "gone"]
+    state: Literal["pending", "processing", "completed", "failed", "cancelled", "gone"]
     """``gone``: the row does not exist, or its status is not a value of the queue's states. If the queue deletes
-    completed jobs, a job without a row counts as completed."""
+    completed jobs, a job without a row counts as completed. ``wait()`` returns no job that is pending or processing."""
     job: T | None
     """The job, loaded again and detached; None if its row does not exist."""
     error: str | None = None

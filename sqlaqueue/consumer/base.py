@@ -9,10 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.configuration.handlers import check_handler
-from sqlaqueue.consumer.configuration.settings import make_settings
+from sqlaqueue.consumer.configuration.settings import ConsumerSettings, make_settings
 from sqlaqueue.consumer.configuration.statements import make_statements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
-from sqlaqueue.consumer.core.events import EventListener, EventName
+from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName
 from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.exc import ConfigurationError
@@ -99,6 +99,22 @@ class ConsumerBase:
     def session_factory(self) -> Any:
         """The factory of its sessions."""
         return self._factory
+
+    @property
+    def settings(self) -> ConsumerSettings:
+        """Its arguments, checked and completed."""
+        return self._settings
+
+    @property
+    def handler(self) -> Callable[..., Any]:
+        """The callable that runs a job: the handler, or what chooses one by the class of the job."""
+        handler: Callable[..., Any] = self._handler
+        return handler
+
+    @property
+    def events(self) -> EventEmitter:
+        """Calls the listeners that :meth:`on` has added."""
+        return self._parts.events
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {self.queue!r}, {self._settings.spec.config.strategy!r}>"

@@ -6,5 +6,5 @@ Read it in this order:
 * :mod:`~sqlaqueue.demo.worker`: a worker process, which runs a Consumer.
 * :mod:`~sqlaqueue.demo.run`: enqueues the jobs, starts the workers, kills one and waits.
 * :mod:`~sqlaqueue.demo.check`: reads all files again, and compares them with the table.
-* :mod:`~sqlaqueue.demo.server`: starts and stops the embedded PostgreSQL server.
+* :mod:`~sqlaqueue.demo.database`: the database, embedded or your own.
 """

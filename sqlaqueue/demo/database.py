@@ -12,7 +12,7 @@ from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlaqueue.demo.errors import CannotRunError
 from sqlaqueue.demo.models import SCHEMA, Base
-from sqlaqueue.demo.server import embedded_server
+from sqlaqueue.embedded_server import EmbeddedServerError, embedded_server
 from sqlaqueue.queue.backend import backend
 
 _DRIVER = "postgresql+psycopg"
@@ -32,7 +32,10 @@ def demo_database(url: str | None) -> Iterator[sa.Engine]:
             # PGOPTIONS, PGSERVICE and the like are meant for another server.
             for name in [name for name in os.environ if name.startswith("PG")]:
                 del os.environ[name]
-            url = stack.enter_context(embedded_server())
+            try:
+                url = stack.enter_context(embedded_server())
+            except EmbeddedServerError as error:
+                raise CannotRunError(f"{error}; for a server of your own there is --url") from None
         engine = sa.create_engine(_with_driver(url))
         stack.callback(engine.dispose)
         stack.enter_context(_schema(engine))

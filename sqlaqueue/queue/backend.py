@@ -118,6 +118,10 @@ class Claims(Protocol):
         """Return the condition that the transaction of this identity was committed."""
         ...
 
+    def written_here(self, rows: NamedFromClause) -> sa.ColumnElement[bool]:
+        """Return the condition that the current transaction has written a row of an aliased table."""
+        ...
+
 
 class Triggers(Protocol):
     """Database objects that are created and dropped with a queue's table."""

@@ -132,7 +132,8 @@ class DeleteRow(HeldStrategy):
         """Select the row first, then the dead letter: a job may be enqueued again under the key of a dead letter."""
         dead = spec.side_tables[DEAD_LETTER]
         parts = [_cast(part, column) for part, column in zip(key, spec.keys, strict=True)]
-        waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(sa.null(), sa.Text()).label("error"))
+        error = spec.columns.get("last_error", sa.null())
+        waits = sa.select(sa.literal("pending", sa.Text()).label("state"), sa.cast(error, sa.Text()).label("error"))
         here = sa.and_(dead.c.queue == spec.name, dead.c.key == backend().side_tables.key_json(parts))
         buried = sa.select(dead.c.state, dead.c.error).where(here)
         both = sa.union_all(waits.where(spec.key_in(spec.keys, [key])), buried).subquery("both")

@@ -1,36 +1,55 @@
-"""The conformance suite: tests a claim strategy against its contract.
+"""For tests: of the jobs of an application, and of claim strategies.
 
-Name the strategy, provide a fixture ``engine`` of scope class or wider, and run the class with pytest. The engine needs
-a pool of 12 connections, and a database in which tables named ``conformance_*`` can be created and dropped::
+The functions work in the transaction of a test's session, so that its rollback leaves the database as it was: which
+jobs the code under test has enqueued (:func:`enqueued`), how a handler ends (:func:`run_job`, :func:`drain`), what
+happens later (:func:`travel`) and after a crash (:func:`crash`). :func:`wait_until` is for workers that really run,
+and :func:`check_handlers` needs no database. Those that work on a session have an async version for an AsyncSession.
 
-    import pytest
-    from sqlalchemy import create_engine
-    from sqlaqueue.testing import StrategyConformance
-
-    @pytest.fixture(scope="session")
-    def engine():
-        engine = create_engine("postgresql+psycopg://localhost/test", pool_size=12)
-        yield engine
-        engine.dispose()
-
-    class TestMine(StrategyConformance):
-        strategy = "mine"
-
-Tests use the public verbs and the listing for operators, on real sessions and connections. They wait for conditions
-and never for a fixed time, so a slow machine makes them slow and not wrong.
-
-Only this package of sqlaqueue needs pytest.
+:class:`StrategyConformance` tests a claim strategy against its contract; only this class needs pytest. The fixtures of
+the pytest plug-in are in :mod:`sqlaqueue.testing.pytest_plugin`.
 """
 
-from __future__ import annotations
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-import pytest
+from sqlaqueue.testing.async_versions import async_crash, async_enqueued, async_travel
+from sqlaqueue.testing.check_handlers import check_handlers
+from sqlaqueue.testing.crash import crash
+from sqlaqueue.testing.drain import async_drain, drain
+from sqlaqueue.testing.enqueued import enqueued
+from sqlaqueue.testing.run_job import RunResult, async_run_job, run_job
+from sqlaqueue.testing.travel import travel
+from sqlaqueue.testing.wait_until import async_wait_until, wait_until
 
-# Before their first import; otherwise failed assertions do not show their values.
-pytest.register_assert_rewrite(f"{__name__}.suite", f"{__name__}.queue_under_test", f"{__name__}.gate")
+if TYPE_CHECKING:
+    from sqlaqueue.testing.conformance import Gate, QueueUnderTest, StrategyConformance
 
-from sqlaqueue.testing.conformance import StrategyConformance  # noqa: E402 - see above
-from sqlaqueue.testing.gate import Gate  # noqa: E402 - see above
-from sqlaqueue.testing.queue_under_test import QueueUnderTest  # noqa: E402 - see above
+__all__ = [
+    "Gate",
+    "QueueUnderTest",
+    "RunResult",
+    "StrategyConformance",
+    "async_crash",
+    "async_drain",
+    "async_enqueued",
+    "async_run_job",
+    "async_travel",
+    "async_wait_until",
+    "check_handlers",
+    "crash",
+    "drain",
+    "enqueued",
+    "run_job",
+    "travel",
+    "wait_until",
+]
 
-__all__ = ["Gate", "QueueUnderTest", "StrategyConformance"]
+_CONFORMANCE = ("Gate", "QueueUnderTest", "StrategyConformance")
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is used: an application may test its jobs with another framework than pytest.
+    if name in _CONFORMANCE:
+        return getattr(import_module("sqlaqueue.testing.conformance"), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)

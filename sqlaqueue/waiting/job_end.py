@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Collection, Generator
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -12,11 +12,14 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.core.database_errors import may_recover
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.exc import ConfigurationError, JobFailed, WaitTimeout
+from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.waiter import Waiter
+
+_ENDS = (*FINISHED, "gone")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,19 +88,41 @@ def first_poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
 
 def poll(session: Session, waiter: Waiter) -> JobResult[Any] | None:
     """Return the result of the job, None if it is pending or running."""
-    spec = waiter.spec
-    row: Any = session.execute(spec.strategy.job_state(spec, waiter.key), bind_arguments=waiter.bind).one_or_none()
-    state, error = (_state_without_row(spec), None) if row is None else row
-    if state is not None and state not in {*FINISHED, "gone"}:
-        session.rollback()
-        return None
-    job = None
-    if row is not None and spec.has("status"):
+    found = read_job(session, waiter, load_in=_ENDS)
+    return found if found.state in _ENDS else None
+
+
+def read_job(session: Session, waiter: Waiter, *, load_in: Collection[str]) -> JobResult[Any]:
+    """Return the state of the job.
+
+    :param load_in: the states in which the job itself is loaded.
+    """
+    spec, job = waiter.spec, None
+    state, error, has_row = read_state(session, spec, waiter.key)
+    if state in load_in and has_row and spec.has("status"):
         query = sa.select(waiter.model).where(spec.key_in(spec.keys, [waiter.key]))
         job = session.execute(query.execution_options(populate_existing=True)).unique().scalar_one_or_none()
         session.expunge_all()
     session.rollback()
-    return JobResult(cast("Any", state or "gone"), job, error)
+    return JobResult(cast("Any", state), job, error)
+
+
+class JobState(NamedTuple):
+    """The state of a job in the database."""
+
+    state: str
+    """The name of the state, or ``gone``."""
+    error: str | None
+    """The last error."""
+    has_row: bool
+    """Whether a row says so, be it a dead letter."""
+
+
+def read_state(session: Session, spec: QueueSpec, key: Key) -> JobState:
+    """Return the state of one job."""
+    state = spec.strategy.job_state(spec, key)
+    row: Any = session.execute(state, bind_arguments={"mapper": spec.mapper}).one_or_none()
+    return JobState(_state_without_row(spec), None, False) if row is None else JobState(row[0] or "gone", row[1], True)  # noqa: FBT003 - a field
 
 
 def _state_without_row(spec: QueueSpec) -> str:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, reconcile
 from sqlaqueue.consumer.core.intervals import Intervals
 from sqlaqueue.consumer.maintenance import reconcile as reconciling
-from sqlaqueue.testing.gate import wait_for
+from sqlaqueue.testing.conformance.gate import wait_for
 from tests.contexts import make_context
 from tests.strategies.explain import nodes_of
 

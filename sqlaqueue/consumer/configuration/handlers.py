@@ -54,9 +54,11 @@ class Dispatch:
     """
 
     def __init__(self, kind: str, chosen: JobSelection, handlers: Mapping[Any, Callable[..., Any]]) -> None:
-        self._kind, self._chosen, self._handlers = kind, chosen, dict(handlers)
+        self._kind, self._chosen = kind, chosen
+        self.by_class = dict(handlers)
+        """The handler of each class."""
         model = chosen.entity
-        for cls in self._handlers:
+        for cls in self.by_class:
             if not (isinstance(cls, type) and issubclass(cls, model)):
                 name = getattr(cls, "__name__", repr(cls))
                 msg = f"{kind}({model.__name__}, {{{name}: ...}}): {name} is not {model.__name__} or a subclass of it"
@@ -88,7 +90,7 @@ class Dispatch:
         return [each for each in mapper.self_and_descendants if each.polymorphic_identity is not None]
 
     def _nearest(self, cls: type[Any]) -> type[Any] | None:
-        return next((each for each in cls.__mro__ if each in self._handlers), None)
+        return next((each for each in cls.__mro__ if each in self.by_class), None)
 
     def narrowed(self, select: AnySelect) -> AnySelect:
         """Return the select of those of its jobs whose classes this process knows.
@@ -112,7 +114,7 @@ class Dispatch:
     @property
     def handlers(self) -> list[Callable[..., Any]]:
         """All handlers."""
-        return [*self._handlers.values()]
+        return [*self.by_class.values()]
 
     def __call__(self, session: Any, argument: Any) -> Any:
         """Call the handler for a job, or for a list of jobs of one group."""
@@ -121,4 +123,4 @@ class Dispatch:
         if cls is None:
             msg = f"there is no handler for {type(job).__name__}, which was mapped after this Consumer had begun"
             raise ConfigurationError(msg)
-        return self._handlers[cls](session, argument)
+        return self.by_class[cls](session, argument)

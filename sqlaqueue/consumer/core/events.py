@@ -105,6 +105,10 @@ class EventEmitter:
                 exc_info=traceback,
                 extra=self._fields(event),
             )
+        self.call_listeners(event)
+
+    def call_listeners(self, event: JobEvent) -> None:
+        """Call the listeners of an event without logging it."""
         for listener in self._listeners[event.name]:
             try:
                 listener(event)

@@ -127,6 +127,10 @@ class TaskRunner:
         if context.error is not None:
             raise context.error
 
+    async def execute(self, routine: Routine) -> Any:
+        """Run one routine in the caller's task, as a worker does, and return what it returns."""
+        return await self._drive(routine)
+
     async def _task(self, routine: Routine) -> None:
         try:
             await self._drive(routine)

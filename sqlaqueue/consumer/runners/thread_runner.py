@@ -122,6 +122,10 @@ class ThreadRunner:
         if context.error is not None:
             raise context.error
 
+    def execute(self, routine: Routine) -> Any:
+        """Run one routine in the caller's thread, as a worker does, and return what it returns."""
+        return self._drive(routine)
+
     def close(self) -> None:
         """Free what only a running consumer needs."""
         self._waker.close()

@@ -39,7 +39,7 @@ def check_engine(session: Session, mapper: Any, who: str) -> sa.Engine:
         msg = (
             f"{who}: its sessions are bound to one connection, but a Consumer needs one connection per handler and one "
             "for its maintenance; give it sessionmaker(engine). In a test that rolls its connection back at the end, "
-            "call the handler with the session and a job, or let the test commit and delete its rows afterwards"
+            "run its jobs by sqlaqueue.testing: run_job(session, job, handler) or drain(session, Model, handler)"
         )
         raise ConfigurationError(msg)
     backend().check_dialect(bind.dialect, who)

@@ -119,7 +119,8 @@ def _is_connected(session: Session) -> bool:
 def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
     isolation, spec, running = session.info[_CALL]
     level: Any = isolation.of(connection)
-    if level not in _STRICT or transaction.nested:
+    # In a savepoint, also of a test's transaction that the session has joined, the level cannot change any more.
+    if level not in _STRICT or transaction.nested or connection.in_nested_transaction():
         return
     runs = running()
     if runs and connection.engine.pool is primary_bind(session, spec.mapper).engine.pool:

@@ -36,7 +36,7 @@ class Savepoint:
             # executes nothing.
             self._guard_connection(session.connection(bind_arguments=bind))
         self._own: SessionTransaction = session.begin_nested()
-        self._open = True
+        self.is_open = True
         session.info[_GUARD] = self
 
     def _guard_connection(self, connection: sa.Connection) -> None:
@@ -47,7 +47,7 @@ class Savepoint:
             _guard(session)
 
         def execute(_: sa.Connection, __: Any, statement: str, *___: Any) -> None:
-            if ends_transaction(statement):
+            if _is_open(session) and ends_transaction(statement):
                 raise transaction_ended_error()
 
         event.listen(connection, "commit", commit)
@@ -55,7 +55,7 @@ class Savepoint:
 
     def refuses(self) -> bool:
         """Return whether the commit in progress would end more than a savepoint of the handler."""
-        return self._open and self._session.get_nested_transaction() in {self._own, None}
+        return self.is_open and self._session.get_nested_transaction() in {self._own, None}
 
     def was_used(self) -> bool:
         """Return whether a handler has used the session, or ended the savepoint or the transaction."""
@@ -77,15 +77,21 @@ class Savepoint:
             )
             raise HandlerMisuseError(msg)
         if self._session.get_nested_transaction() is not None:  # else the handler has rolled it back itself
-            self._open = False
+            self.is_open = False
             if keep:
                 self._own.commit()
             else:
                 self._own.rollback()
-        self._open = False
+        self.is_open = False
         # Cancelling a task invalidates its connection; without this check only the commit of the batch would fail.
         if self._session.connection(bind_arguments=self._bind).invalidated:
             raise BatchLost
+
+
+def _is_open(session: Session) -> bool:
+    """Return whether a handler of the session is running in a savepoint."""
+    savepoint: Savepoint | None = session.info.get(_GUARD)
+    return savepoint is not None and savepoint.is_open
 
 
 def _guard(session: Session) -> None:

@@ -71,6 +71,12 @@ def check_session(session: object, what: str, *, is_async: bool) -> None:
     raise ConfigurationError(msg)
 
 
+def session_in_scope(session: Any) -> Any:
+    """Return the session itself; of a scoped session, the one of the current scope."""
+    is_scoped = isinstance(session, scoped_session) or _is_of_asyncio(session, "async_scoped_session")
+    return session.registry() if is_scoped else session
+
+
 def _is_of_asyncio(given: Any, *names: str) -> bool:
     return any(isinstance(given, _async_class(name)) for name in names)
 

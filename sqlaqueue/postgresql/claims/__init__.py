@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlaqueue.postgresql.claims.claim_scan import by_priority, cursor_at, from_cursor, take
 from sqlaqueue.postgresql.claims.due_times import upcoming_times
 from sqlaqueue.postgresql.claims.planner import FEW, planned_anew, planned_anew_for_many
-from sqlaqueue.postgresql.claims.transactions import transaction_id, was_committed
+from sqlaqueue.postgresql.claims.transactions import transaction_id, was_committed, written_here
 
 __all__ = [
     "FEW",
@@ -18,4 +18,5 @@ __all__ = [
     "transaction_id",
     "upcoming_times",
     "was_committed",
+    "written_here",
 ]

@@ -21,7 +21,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.strategies import ClaimStrategy
-from sqlaqueue.testing.gate import DEADLINE, Gate
+from sqlaqueue.testing.conformance.gate import DEADLINE, Gate
 
 HOUR = 3600
 

@@ -9,16 +9,16 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.strategies import ClaimStrategy
-from sqlaqueue.testing.queue_under_test import QueueUnderTest, concerns, traits_of
-from sqlaqueue.testing.suite.claims import ClaimConformance
-from sqlaqueue.testing.suite.concurrency import ConcurrencyConformance
-from sqlaqueue.testing.suite.enqueue import EnqueueConformance
-from sqlaqueue.testing.suite.job_listing import ListingConformance
-from sqlaqueue.testing.suite.leases import LeaseConformance
-from sqlaqueue.testing.suite.locks import LockConformance
-from sqlaqueue.testing.suite.maintenance import MaintenanceConformance
-from sqlaqueue.testing.suite.query_plans import QueryPlanConformance
-from sqlaqueue.testing.suite.settlement import SettlementConformance
+from sqlaqueue.testing.conformance.queue_under_test import QueueUnderTest, concerns, traits_of
+from sqlaqueue.testing.conformance.suite.claims import ClaimConformance
+from sqlaqueue.testing.conformance.suite.concurrency import ConcurrencyConformance
+from sqlaqueue.testing.conformance.suite.enqueue import EnqueueConformance
+from sqlaqueue.testing.conformance.suite.job_listing import ListingConformance
+from sqlaqueue.testing.conformance.suite.leases import LeaseConformance
+from sqlaqueue.testing.conformance.suite.locks import LockConformance
+from sqlaqueue.testing.conformance.suite.maintenance import MaintenanceConformance
+from sqlaqueue.testing.conformance.suite.query_plans import QueryPlanConformance
+from sqlaqueue.testing.conformance.suite.settlement import SettlementConformance
 
 
 class StrategyConformance(

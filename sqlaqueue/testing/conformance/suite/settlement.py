@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from sqlaqueue import complete, extend, fail, release, requeue, retry
 from sqlaqueue.exc import NotClaimedError
-from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
 Verb = Callable[[Any], Any]
 

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import claim, complete, extend, fail, reconcile, release, requeue, rescue, retry
 from sqlaqueue.exc import NotClaimedError
-from sqlaqueue.testing.gate import wait_for
-from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.conformance.gate import wait_for
+from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
 VERBS: dict[str, Callable[[Any], Any]] = {
     "complete": complete,

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, extend, fail, purge, reconcile, requeue, rescue, retry
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.testing.queue_under_test import ALL, QueueUnderTest
+from sqlaqueue.testing.conformance.queue_under_test import ALL, QueueUnderTest
 
 N = 3
 """Jobs to claim under each plan."""

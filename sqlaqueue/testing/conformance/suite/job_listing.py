@@ -13,7 +13,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.config import STATES
 from sqlaqueue.strategies.parts.job_listing import OTHER, SHOWN, key_labels
-from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, needs
+from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs
 
 
 def _listing(

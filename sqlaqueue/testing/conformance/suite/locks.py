@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import cancel, claim, complete, fail, purge, reconcile, release, requeue, retry
-from sqlaqueue.testing.queue_under_test import QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.conformance.queue_under_test import QueueUnderTest, needs, numbers_of
 
 Lock = Callable[[QueueUnderTest, Session], Any]
 

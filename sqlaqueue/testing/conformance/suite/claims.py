@@ -17,13 +17,13 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.statements.claim import claim_statement
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies import ScanRange
-from sqlaqueue.testing.queue_under_test import ALL, HOUR, QueueUnderTest, needs, numbers_of
+from sqlaqueue.testing.conformance.queue_under_test import ALL, HOUR, QueueUnderTest, needs, numbers_of
 
 JOBS = 12
 
 
 class ClaimConformance:
-    """One claim at a time; :mod:`sqlaqueue.testing.suite.concurrency` tests several."""
+    """One claim at a time; :mod:`sqlaqueue.testing.conformance.suite.concurrency` tests several."""
 
     @pytest.mark.parametrize("n", [1, 5, JOBS, ALL])
     def test_a_claim_returns_at_most_n_jobs(self, queue: QueueUnderTest, n: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue import cancel, complete, fail, purge, reconcile, release, requeue, rescue, retry
-from sqlaqueue.testing.queue_under_test import HOUR, QueueUnderTest, numbers_of
+from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, numbers_of
 
 Verb = Callable[[Any], Any]
 

@@ -1,0 +1,35 @@
+"""The functions for an AsyncSession whose sync form is an operation on a Session."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlaqueue.consumer.sessions.write_routing import execute
+from sqlaqueue.queue.retry_policies import Delay
+from sqlaqueue.testing.crash import crash_in
+from sqlaqueue.testing.enqueued import enqueued
+from sqlaqueue.testing.joined_sessions import resolve_session
+from sqlaqueue.testing.travel import travel
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+T = TypeVar("T")
+
+
+async def async_enqueued(session: AsyncSession, model: type[T], /, **columns: Any) -> list[T]:
+    """Do what :func:`enqueued` does."""
+    session = resolve_session(session, "async_enqueued", is_async=True)
+    return await session.run_sync(enqueued, model, **columns)
+
+
+async def async_travel(session: AsyncSession, delta: Delay) -> None:
+    """Do what :func:`travel` does."""
+    await resolve_session(session, "async_travel", is_async=True).run_sync(travel, delta)
+
+
+async def async_crash(session: AsyncSession, job: Any) -> None:
+    """Do what :func:`crash` does."""
+    session = resolve_session(session, "async_crash", is_async=True)
+    await session.run_sync(execute, partial(crash_in, is_async=True), (job, "async_crash"))

@@ -1,0 +1,63 @@
+"""Let a worker die while it runs a job: :func:`crash`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.sessions.write_routing import execute
+from sqlaqueue.consumer.settling.crash_journal import JournalEntry, write_entry
+from sqlaqueue.keys import Key, key_text
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.statements.claim import claim, worker_name
+from sqlaqueue.testing.claimable import flushed_key, not_claimable
+from sqlaqueue.testing.joined_sessions import joined_session, resolve_session
+from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
+from sqlaqueue.testing.worker import rescue_expired
+
+
+def crash(session: Session, job: Any) -> None:
+    """Leave a job as a worker leaves it that claims it, runs nothing else, and dies before the handler has written.
+
+    Under a lease, the job stays claimed by the dead worker, and the lease has expired: the next worker rescues it. In
+    a held transaction, the claim is rolled back and the crash journal names the job: it runs alone the next time.
+    Either way the attempt counts, and :func:`run_job` or :func:`drain` shows what follows.
+
+    :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
+    :param job: an instance in this session.
+    :raises NotClaimableError: if no worker would claim the job now, such as one that is not due.
+    """
+    execute(resolve_session(session, "crash", is_async=False), crash_in, (job, "crash"))
+
+
+def crash_in(session: Session, job: Any, function: str, *, is_async: bool = False) -> None:
+    """Do so; for a ``session`` of async code the instances are read again at once."""
+    key, model = flushed_key(session, job, function), type(job)
+    spec = spec_of(model)
+    remember_earlier_jobs(session, spec)
+    with joined_session(session) as worker:
+        if spec.has("lease_expires_at"):
+            rescue_expired(worker, spec)
+        claimed = worker.execute(claim(sa.select(spec.model).where(spec.key_in(spec.keys, [key])), 1)).scalars().all()
+        if not claimed:
+            raise not_claimable(session, model, key, function)
+        if spec.strategy.holds_transaction:
+            worker.rollback()
+            entry = JournalEntry((key_text(key),), solely_responsible=True)
+            write_entry(worker, spec, entry, worker_name())
+        elif spec.has("lease_expires_at"):
+            _expire_lease(worker, spec, key)
+        worker.commit()
+    show_changes(session, is_async=is_async)
+
+
+def _expire_lease(session: Session, spec: QueueSpec, key: Key) -> None:
+    expired = clock() - sa.literal(timedelta(seconds=1), sa.Interval())
+    ended = (
+        sa.update(spec.table).where(spec.key_in(spec.keys, [key])).values({spec.columns["lease_expires_at"]: expired})
+    )
+    session.execute(ended, bind_arguments={"mapper": spec.mapper})

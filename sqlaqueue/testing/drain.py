@@ -1,0 +1,76 @@
+"""Run all due jobs of a queue in a test's transaction: :func:`drain`."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.sessions.write_routing import execute
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.testing.joined_sessions import resolve_session
+from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
+from sqlaqueue.testing.travel import travel
+from sqlaqueue.testing.worker import WorkerInTest
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+
+def drain(session: Session, model: Any, handler: Any, *, scheduled: bool = False) -> int:
+    """Run jobs until none is due, in the transaction of ``session``, and return the number of runs that ended.
+
+    Each job runs as by :func:`run_job`, in claim order.
+
+    :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
+    :param model: the queue class, or ``select(Model).where(...)`` for some of its jobs.
+    :param handler: as a :class:`~sqlaqueue.Consumer` takes it, a dict of handlers by class, or a Consumer.
+    :param scheduled: also run jobs that are due later, such as retries: whenever none is due, :func:`travel` moves to
+        the next due time.
+    :raises AssertionError: if one job runs a thousand times without an end.
+    """
+    session = resolve_session(session, "drain", is_async=False)
+    worker: WorkerInTest = execute(session, _begin, (model, handler, "drain"))
+    runs: int = worker.run(session, worker.run_all)
+    while scheduled and execute(session, _travel_to_next, (worker,)):
+        runs += worker.run(session, worker.run_all)
+    execute(session, show_changes)
+    return runs
+
+
+async def async_drain(session: AsyncSession, model: Any, handler: Any, *, scheduled: bool = False) -> int:
+    """Do what :func:`drain` does, with a coroutine function as the handler, or an AsyncConsumer."""
+    session = resolve_session(session, "async_drain", is_async=True)
+    begin = partial(_begin, is_async=True)
+    worker: WorkerInTest = await session.run_sync(execute, begin, (model, handler, "async_drain"))
+    runs: int = await worker.run_async(session, worker.run_all)
+    while scheduled and await session.run_sync(execute, _travel_to_next, (worker,)):
+        runs += await worker.run_async(session, worker.run_all)
+    await session.run_sync(execute, partial(show_changes, is_async=True))
+    return runs
+
+
+def _begin(session: Session, model: Any, handler: Any, function: str, *, is_async: bool = False) -> WorkerInTest:
+    session.flush()
+    worker = WorkerInTest(function, model, handler, is_async=is_async)
+    remember_earlier_jobs(session, worker.spec)
+    return worker
+
+
+def _travel_to_next(session: Session, worker: WorkerInTest) -> bool:
+    """Travel to when the next job is due; return whether there is one."""
+    spec, selection = worker.spec, worker.selection
+    if not spec.has("run_at"):
+        return False
+    run_at = getattr(selection.entity, spec.attributes["run_at"])
+    waiting = selection.select.where(spec.in_state("pending")) if spec.has("status") else selection.select
+    wait = waiting.with_only_columns(sa.func.min(run_at) - clock(), maintain_column_froms=True)
+    delay: timedelta | None = session.execute(wait, bind_arguments={"mapper": spec.mapper}).scalar_one()
+    # A job that is due and was not claimed is locked, or its queue is paused.
+    if delay is None or delay <= timedelta(0):
+        return False
+    travel(session, delay)
+    return True

@@ -1,0 +1,49 @@
+"""Which jobs a test's transaction has enqueued: :func:`enqueued`."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.sessions.write_routing import execute
+from sqlaqueue.exc import StatementError
+from sqlaqueue.statements.selection import JobSelection, select_jobs
+from sqlaqueue.testing.joined_sessions import resolve_session
+from sqlaqueue.testing.transaction_view import enqueued_here
+
+T = TypeVar("T")
+
+
+def enqueued(session: Session, model: type[T], /, **columns: Any) -> list[T]:
+    """Return the jobs that the transaction of ``session`` has enqueued and that wait, by key.
+
+    It does not matter how they were enqueued: by the ORM, bulk inserts, COPY or SQL, in this session or in another one
+    on its connection. Jobs that were there before the transaction are left out, and so are those that have run.
+
+    :param session: the test's session. Its pending changes are flushed first.
+    :param model: the queue class, or a select of its jobs.
+    :param columns: values that attributes of the job must have: ``enqueued(session, Email, to="ada@example.com")``.
+    :raises StatementError: if the class has no attribute of a given name.
+    """
+    session = resolve_session(session, "enqueued", is_async=False)
+    selection = select_jobs(model, "enqueued")
+    known = sa.inspect(selection.entity).all_orm_descriptors.keys()
+    for name in columns:
+        if name not in known:
+            msg = (
+                f"enqueued({selection.entity.__name__}, {name}=...): the class has no attribute {name!r}; it has "
+                f"{', '.join(sorted(known))}"
+            )
+            raise StatementError(msg)
+    jobs: list[T] = execute(session, _jobs, (selection,))
+    # Compared in Python: a JSON column has no equality in the database, and a relationship is compared as an instance.
+    return [job for job in jobs if all(getattr(job, name) == value for name, value in columns.items())]
+
+
+def _jobs(session: Session, selection: JobSelection) -> list[Any]:
+    session.flush()
+    spec = selection.spec
+    mine = selection.select.where(*enqueued_here(session, spec)).order_by(*spec.keys).options(*selection.options)
+    return list(session.scalars(mine).unique())

@@ -1,0 +1,98 @@
+"""Let time pass for the queues of a test's transaction: :func:`travel`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.sessions.write_routing import execute
+from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER
+from sqlaqueue.queue.retry_policies import Delay, seconds
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.testing.joined_sessions import resolve_session
+from sqlaqueue.testing.transaction_view import remember_earlier_jobs
+
+_TIMES = ("run_at", "created_at", "started_at", "finished_at", "lease_expires_at")
+"""The roles whose columns are moved."""
+
+_SIDE_TABLES = (CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER)
+
+
+def travel(session: Session, delta: Delay) -> None:
+    """Let ``delta`` pass for all queues: every stored time of theirs becomes that much earlier.
+
+    No clock is replaced, so the statements under test are those of production. Moved are the times that sqlaqueue
+    keeps: due times, leases, and when jobs were created, began and ended; columns of your own are not.
+
+    :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
+    :param delta: seconds or a timedelta.
+    :raises ConfigurationError: if ``delta`` is negative: time cannot go back.
+    """
+    session = resolve_session(session, "travel", is_async=False)
+    moved = timedelta(seconds=seconds(delta, "travel(delta)"))
+    execute(session, _move, (moved,))
+
+
+def _move(session: Session, delta: timedelta) -> None:
+    session.flush()
+    for spec, table, columns in _tables(session):
+        if table is spec.table:
+            remember_earlier_jobs(session, spec)
+        interval = sa.literal(delta, sa.Interval())
+        values: dict[Any, Any] = {
+            column: sa.type_coerce(column, sa.DateTime(timezone=True)) - interval for column in columns
+        }
+        filled = sa.or_(*(column.is_not(None) for column in columns))
+        session.execute(sa.update(table).where(filled).values(values), bind_arguments={"mapper": spec.mapper})
+    for instance in list(session.identity_map.values()):
+        spec_of_instance = queue_spec(type(instance))
+        if spec_of_instance is not None:
+            names = [spec_of_instance.attributes[role] for role in _TIMES if spec_of_instance.has(role)]
+            session.refresh(instance, [name for name in names if name in sa.inspect(instance).dict])
+
+
+def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Column[Any]]]]:
+    """Return the tables with times of all queues that this database has, each once."""
+    seen: set[sa.Table] = set()
+    for spec in _queues():
+        try:
+            connection = session.connection(bind_arguments={"mapper": spec.mapper})
+        except UnboundExecutionError:
+            continue  # its session has no engine for this class
+        if not _exists(connection, spec.table):
+            continue
+        own = [spec.columns[role] for role in _TIMES if spec.has(role)]
+        sides = [table for name, table in spec.side_tables.items() if name in _SIDE_TABLES]
+        for table, columns in [(spec.table, own), *((side, _times_of(side)) for side in sides)]:
+            if columns and table not in seen:
+                seen.add(table)
+                yield spec, table, columns
+
+
+def _queues() -> list[QueueSpec]:
+    """Return the queues of all classes that are mapped in this process."""
+    found: dict[QueueSpec, None] = {}
+    classes: list[type[Any]] = [QueueMixin]
+    while classes:
+        cls = classes.pop()
+        classes += cls.__subclasses__()
+        spec = queue_spec(cls)
+        if spec is not None:
+            found[spec] = None
+    return list(found)
+
+
+def _exists(connection: sa.Connection, table: sa.Table) -> bool:
+    # A class may be mapped whose table is elsewhere, such as in another test's database.
+    schemas = connection.get_execution_options().get("schema_translate_map") or {}
+    return sa.inspect(connection).has_table(table.name, schemas.get(table.schema, table.schema))
+
+
+def _times_of(table: sa.Table) -> list[sa.Column[Any]]:
+    return [column for column in table.c if isinstance(column.type, sa.DateTime)]

@@ -1,0 +1,240 @@
+"""One worker of a Consumer, in the transaction of a test.
+
+The routines are those of a running Consumer, and so are the statements, the savepoints and the rules of outcomes.
+What a test cannot have is left out: threads and further connections, the checks of them, polling and maintenance.
+"""
+
+from __future__ import annotations
+
+from asyncio import CancelledError
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, get_args
+
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.configuration.statements import make_statements
+from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine, WithSession
+from sqlaqueue.consumer.core.events import EventName, JobEvent
+from sqlaqueue.consumer.executing.held import run_held_batch
+from sqlaqueue.consumer.executing.leased import claim_leased_batch, run_leased, run_to_the_end
+from sqlaqueue.consumer.executing.report import emit_rescued, report
+from sqlaqueue.consumer.executing.settle_finished import settle_finished
+from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
+from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
+from sqlaqueue.consumer.runners.thread_runner import ThreadRunner
+from sqlaqueue.consumer.sessions.session_usage import has_lost_connection
+from sqlaqueue.consumer.settling.settle import BESIDE_ORM
+from sqlaqueue.consumer.sync import Consumer
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, TransactionLostError
+from sqlaqueue.keys import Key, key_text, keys_from
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.statements.manage import rescue
+from sqlaqueue.testing.joined_sessions import joined_async_factory, joined_factory
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+_MOST_RUNS = 1000
+"""How often one job may run in a drain: a handler that always raises Snooze(0) would keep the test running for ever."""
+
+
+class WorkerInTest:
+    """Claims, runs and settles jobs, one after the other.
+
+    :param function: the function of this package that needs it, for errors.
+    :param model: the queue class, or a select of its jobs.
+    :param handler: as a Consumer takes it, or a Consumer.
+    :param narrow: chooses among the jobs that the Consumer serves.
+    """
+
+    def __init__(
+        self,
+        function: str,
+        model: Any,
+        handler: Any,
+        *,
+        is_async: bool,
+        narrow: Callable[[AnySelect], AnySelect] = lambda select: select,
+    ) -> None:
+        consumer = _consumer(function, model, handler, is_async=is_async)
+        selection = consumer.settings.selection
+        settings = replace(
+            consumer.settings, concurrency=1, selection=selection._replace(select=narrow(selection.select))
+        )
+        self.spec = settings.spec
+        self.selection = settings.selection
+        self.events: list[JobEvent] = []
+        """What has become of the jobs, in order."""
+        self._function, self._name = function, repr(consumer)
+        self._handler = consumer.handler
+        self._interrupted: list[BaseException] = []
+        self._runs = Counter[Key]()
+        self._parts = ConsumerParts(settings, make_statements(settings))
+        for name in get_args(EventName):
+            self._parts.events.add(name, self._record)
+            self._parts.events.add(name, consumer.events.call_listeners)
+
+    def _record(self, event: JobEvent) -> None:
+        self.events.append(event)
+        if event.name == "claimed":
+            self._runs[event.key] += 1
+
+    def run(self, session: Session, routine: Callable[[ConsumerContext], Routine]) -> Any:
+        """Run a routine in the transaction of ``session``."""
+        factory = joined_factory(session)
+
+        def handler(own: Session, argument: Any) -> Any:
+            try:
+                return self._handler(own, argument)
+            except BaseException as error:
+                self._note_interrupt(error)
+                raise
+
+        with (
+            self._explaining_errors(session),
+            closing(ThreadRunner(self._name, self._parts, factory, handler, draining=True)) as runner,
+        ):
+            return runner.execute(routine(runner.context))
+
+    async def run_async(self, session: AsyncSession, routine: Callable[[ConsumerContext], Routine]) -> Any:
+        """Do what :meth:`run` does, in a task."""
+        from sqlaqueue.consumer.runners.task_runner import TaskRunner  # noqa: PLC0415 - it needs greenlet
+
+        factory = joined_async_factory(session)
+
+        async def handler(own: AsyncSession, argument: Any) -> None:
+            try:
+                await self._handler(own, argument)
+            except BaseException as error:
+                self._note_interrupt(error)
+                raise
+
+        runner = TaskRunner(self._name, self._parts, factory, handler, draining=True)
+        with self._explaining_errors(session.sync_session):
+            return await runner.execute(routine(runner.context))
+
+    @contextmanager
+    def _explaining_errors(self, session: Session) -> Iterator[None]:
+        """Raise errors of the database with what to do about them.
+
+        :raises DatabaseNotReadyError: if a table or column of the queue is missing.
+        :raises TransactionLostError: if the connection is lost.
+        """
+        try:
+            yield
+        except Exception as error:
+            self._refuse_lost_connection(session, error)
+            advice = backend().checks.undefined_object_advice(error, self.spec)
+            if advice is None:
+                raise
+            raise DatabaseNotReadyError(advice) from error
+        # The routines may have taken it for the outcome of a run, and gone on.
+        self._refuse_lost_connection(session, None)
+
+    def _refuse_lost_connection(self, session: Session, error: Exception | None) -> None:
+        if has_lost_connection(session):
+            msg = (
+                f"{self._function}(): the connection of the test's transaction was lost while a handler ran, and the "
+                "jobs with it. A handler that ends its connection, or a coroutine that is cancelled while it executes "
+                "a statement, has to be tested with committed jobs and a Consumer"
+            )
+            raise TransactionLostError(msg) from error
+
+    def _note_interrupt(self, error: BaseException) -> None:
+        # Ctrl-C, and pytest.fail() or pytest.skip(), are meant for the test, and not for the job.
+        if not isinstance(error, Exception | SystemExit | CancelledError):
+            self._interrupted.append(error)
+
+    # -- routines --------------------------------------------------------------------------------------------------
+
+    def run_one(self, context: ConsumerContext) -> Routine:
+        """Rescue jobs of dead workers, then claim once and run what was claimed."""
+        yield from _rescue(context)
+        yield from _take_turn(context)
+        self._check_progress()
+
+    def run_all(self, context: ConsumerContext) -> Routine:
+        """Do so until no job is due; return how many runs have ended."""
+        yield from _rescue(context)
+        while True:
+            claimed = yield from _take_turn(context)
+            self._check_progress()
+            if not (claimed or context.quarantine.waiting() or (yield from reconcile_all(context))):
+                return context.runs_ended
+
+    def _check_progress(self) -> None:
+        if self._interrupted:
+            raise self._interrupted[0]
+        for key, runs in self._runs.most_common(1):
+            if runs > _MOST_RUNS:
+                msg = (
+                    f"{self._function}(): {self.spec.model.__name__} {key_text(key)} has run {runs} times without an "
+                    "end; does its handler raise Snooze or Retry each time?"
+                )
+                raise AssertionError(msg)
+
+
+def _consumer(function: str, model: Any, handler: Any, *, is_async: bool) -> ConsumerBase:
+    """Return the Consumer that a test was given, or one for its handler."""
+    if not isinstance(handler, ConsumerBase):
+        if not is_async:
+            return Consumer(model, handler, _no_session)
+        from sqlaqueue.consumer.aio import AsyncConsumer  # noqa: PLC0415 - it needs greenlet
+
+        return AsyncConsumer(model, handler, _no_session)
+    kind = type(handler).__name__
+    if isinstance(handler, Consumer) is is_async:
+        other = function.removeprefix("async_") if is_async else f"async_{function}"
+        msg = f"{function}(..., {handler!r}): to run the jobs of a {kind}, use {other}()"
+        raise ConfigurationError(msg)
+    return handler
+
+
+def _no_session() -> Any:
+    msg = "a worker in a test uses sessions of its own"
+    raise RuntimeError(msg)
+
+
+def _rescue(context: ConsumerContext) -> Routine:
+    if context.settings.has_leases:
+        emit_rescued(context, (yield ExecuteInOwnSession(rescue_expired, (context.spec,))))
+
+
+def rescue_expired(session: Session, spec: QueueSpec) -> list[Key]:
+    """Rescue jobs whose lease has expired, and commit.
+
+    Not by the maintenance task of a Consumer, which sets a timeout for its transaction: this one is the test's.
+    """
+    bind = {"mapper": spec.mapper}
+    found = session.execute(rescue(spec.model), execution_options=BESIDE_ORM, bind_arguments=bind).scalars()
+    keys = keys_from(found, len(spec.keys))
+    session.commit()
+    return keys
+
+
+def _take_turn(context: ConsumerContext) -> Routine:
+    """Claim once, run what was claimed, and settle; return how many jobs were claimed."""
+    turn = WorkerTurn(context)
+    turn.may_claim()
+    if context.settings.holds_transaction:
+        quarantined = context.quarantine.take()
+        done = yield WithSession(run_held_batch(context, turn, quarantined))
+        turn.end()
+        if quarantined is not None:
+            context.quarantine.end([quarantined.key])
+        report(context, done)
+        return done.claimed
+    claimed = yield WithSession(claim_leased_batch(context, turn, []))
+    turn.end()
+    while (executor := turn.take_jobs()) is not None:
+        yield WithSession(run_to_the_end(context, executor, run_leased(context, executor)))
+        turn.end()
+    yield from settle_finished(context)
+    return claimed

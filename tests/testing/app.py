@@ -1,0 +1,159 @@
+"""The code under test of one application, sync or async, in a transaction that is rolled back at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.testing import (
+    RunResult,
+    async_crash,
+    async_drain,
+    async_enqueued,
+    async_run_job,
+    async_travel,
+    crash,
+    drain,
+    enqueued,
+    run_job,
+    travel,
+)
+from tests.testing.models import Email, Sent
+
+Handler = Callable[[Session, Any], object]
+
+
+def send(session: Session, email: Email) -> None:
+    """Write something, and fail if the address is bad."""
+    session.add(Sent(to=email.to))
+    session.flush()
+    if "@" not in email.to:
+        raise ValueError(email.to)
+
+
+class App:
+    """Calls the functions under test, each in its sync or in its async form."""
+
+    is_async = False
+
+    def __init__(self, session: Any, model: type[Email]) -> None:
+        self.session, self.model = session, model
+
+    def call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of a Session."""
+        return operation(self.session, *arguments)
+
+    def handler(self, handler: Any) -> Any:
+        """Return a handler of the right kind."""
+        return handler
+
+    def run(self, job: Any, handler: Any = send) -> RunResult[Any]:
+        return run_job(self.session, job, self.handler(handler))
+
+    def drain(self, handler: Any = send, *, model: Any = None, scheduled: bool = False) -> int:
+        return drain(self.session, self.model if model is None else model, self.handler(handler), scheduled=scheduled)
+
+    def travel(self, delta: Any) -> None:
+        travel(self.session, delta)
+
+    def crash(self, job: Any) -> None:
+        crash(self.session, job)
+
+    def enqueued(self, model: Any = None, **columns: Any) -> list[Any]:
+        return enqueued(self.session, self.model if model is None else model, **columns)
+
+    def consumer(self, handler: Any, **options: Any) -> Any:
+        return Consumer(self.model, self.handler(handler), Session, **options)
+
+    def add(self, to: str = "ada@example.com", **values: Any) -> Any:
+        job = self.model(to=to, **values)
+        self.call(lambda session: (session.add(job), session.commit(), session.refresh(job)))
+        return job
+
+    def scalars(self, statement: Any) -> list[Any]:
+        return list(self.call(lambda session: session.scalars(statement).all()))
+
+    @property
+    def sent(self) -> list[str]:
+        """The addresses that handlers have written."""
+        return self.scalars(sa.select(Sent.to).order_by(Sent.id))
+
+
+class AsyncApp(App):
+    is_async = True
+
+    def __init__(self, session: Any, model: type[Email], runner: asyncio.Runner) -> None:
+        super().__init__(session, model)
+        self._run = runner.run
+
+    def call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
+        return self._run(self.session.run_sync(operation, *arguments))
+
+    def handler(self, handler: Any) -> Any:
+        if isinstance(handler, AsyncConsumer):
+            return handler
+        if isinstance(handler, dict):
+            return {model: self.handler(each) for model, each in handler.items()}
+
+        async def run(session: AsyncSession, job: Any) -> None:
+            await session.run_sync(handler, job)
+
+        return run
+
+    def run(self, job: Any, handler: Any = send) -> RunResult[Any]:
+        return self._run(async_run_job(self.session, job, self.handler(handler)))
+
+    def drain(self, handler: Any = send, *, model: Any = None, scheduled: bool = False) -> int:
+        return self._run(
+            async_drain(
+                self.session, self.model if model is None else model, self.handler(handler), scheduled=scheduled
+            )
+        )
+
+    def travel(self, delta: Any) -> None:
+        self._run(async_travel(self.session, delta))
+
+    def crash(self, job: Any) -> None:
+        self._run(async_crash(self.session, job))
+
+    def enqueued(self, model: Any = None, **columns: Any) -> list[Any]:
+        return self._run(async_enqueued(self.session, self.model if model is None else model, **columns))
+
+    def consumer(self, handler: Any, **options: Any) -> Any:
+        return AsyncConsumer(self.model, self.handler(handler), AsyncSession, **options)
+
+
+@contextlib.contextmanager
+def sync_app(engine: sa.Engine, model: type[Email]) -> Iterator[App]:
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        with Session(bind=connection, join_transaction_mode="create_savepoint") as session:
+            yield App(session, model)
+        transaction.rollback()
+
+
+@contextlib.contextmanager
+def async_app(url: str, model: type[Email]) -> Iterator[AsyncApp]:
+    with asyncio.Runner() as runner:
+        engine = create_async_engine(url, poolclass=sa.NullPool)
+        connection = runner.run(_connect(engine))
+        session = AsyncSession(bind=connection, join_transaction_mode="create_savepoint", expire_on_commit=False)
+        try:
+            yield AsyncApp(session, model, runner)
+        finally:
+            runner.run(session.close())
+            runner.run(connection.rollback())
+            runner.run(connection.close())
+
+
+async def _connect(engine: Any) -> Any:
+    connection = await engine.connect()
+    await connection.begin()
+    return connection

@@ -1,0 +1,166 @@
+"""enqueued() returns the jobs that the test's transaction has enqueued, however it did."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import claim, copy_in, requeue
+from sqlaqueue.exc import NotAQueueError, StatementError
+from sqlaqueue.testing import crash, enqueued, run_job, travel
+from tests.testing.app import App, send
+from tests.testing.models import Base, Email, HeldEmail, LeasedEmail, Sent
+
+
+def test_by_columns(app: App) -> None:
+    ada, bob = app.add(), app.add("bob@example.com", extra={"cc": ["eve"]})
+    assert app.enqueued() == [ada, bob]
+    assert app.enqueued(to="ada@example.com") == [ada]
+    assert app.enqueued(extra={"cc": ["eve"]}) == [bob]
+    assert app.enqueued(to="ada@example.com", extra={"cc": ["eve"]}) == []
+    assert app.enqueued(sa.select(app.model).where(app.model.to.startswith("bob"))) == [bob]
+
+
+def test_jobs_that_are_due_later(app: App) -> None:
+    email = app.add(run_at=datetime.now(UTC) + timedelta(days=1))
+    assert app.enqueued() == [email]
+
+
+def test_jobs_that_have_run_wait_no_more(app: App) -> None:
+    app.run(app.add())
+    assert app.enqueued() == []
+
+
+def enqueue_by_orm(session: Session, model: type[Email]) -> None:
+    session.add(model(to="x"))
+
+
+def enqueue_and_commit(session: Session, model: type[Email]) -> None:
+    session.add(model(to="x"))
+    session.commit()
+
+
+def enqueue_in_savepoints(session: Session, model: type[Email]) -> None:
+    with session.begin_nested(), session.begin_nested():
+        session.add(model(to="x"))
+    undone = session.begin_nested()
+    session.add(model(to="undone"))
+    session.flush()
+    undone.rollback()
+
+
+def enqueue_in_bulk(session: Session, model: type[Email]) -> None:
+    session.execute(sa.insert(model), [{"to": "x", "extra": {}}])
+
+
+def enqueue_by_sql(session: Session, model: type[Email]) -> None:
+    session.execute(sa.text(f"INSERT INTO {model.__tablename__} (\"to\", extra) VALUES ('x', '{{}}')"))
+
+
+def enqueue_by_copy(session: Session, model: type[Email]) -> None:
+    copy_in(session, model, [{"to": "x", "extra": {}}])
+
+
+def enqueue_in_another_session(session: Session, model: type[Email]) -> None:
+    with Session(session.connection(), join_transaction_mode="create_savepoint") as other:
+        other.add(model(to="x"))
+        other.commit()
+
+
+@pytest.mark.parametrize(
+    "enqueue",
+    [
+        enqueue_by_orm,
+        enqueue_and_commit,
+        enqueue_in_savepoints,
+        enqueue_in_bulk,
+        enqueue_by_sql,
+        enqueue_in_another_session,
+    ],
+)
+def test_every_way_to_enqueue(leased: App, enqueue: Any) -> None:
+    leased.call(enqueue, LeasedEmail)
+    assert [email.to for email in leased.enqueued()] == ["x"]
+
+
+def test_copied_jobs(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        enqueue_by_copy(session, LeasedEmail)
+        assert [email.to for email in enqueued(session, LeasedEmail)] == ["x"]
+
+
+@pytest.fixture
+def earlier(engine: sa.Engine) -> Any:
+    """Jobs that were committed before the test's transaction, while another one is open."""
+    with Session(engine) as session, Session(engine) as other:
+        jobs = [
+            LeasedEmail(to="earlier"),
+            LeasedEmail(to="done", status="completed"),
+            LeasedEmail(to="later", run_at=datetime.now(UTC) + timedelta(hours=1)),
+        ]
+        session.add_all(jobs)
+        session.commit()
+        other.add(LeasedEmail(to="unseen"))
+        other.flush()
+        yield
+        other.rollback()
+        session.execute(sa.delete(LeasedEmail))
+        session.commit()
+
+
+@pytest.mark.usefixtures("earlier")
+def test_earlier_jobs_are_left_out_and_requeued_ones_are_not(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        session.add(LeasedEmail(to="mine"))
+        assert [email.to for email in enqueued(session, LeasedEmail)] == ["mine"]
+        # Another transaction that begins and ends later.
+        with Session(engine) as other:
+            other.add(LeasedEmail(to="later"))
+            other.commit()
+        assert [email.to for email in enqueued(session, LeasedEmail)] == ["mine"]
+        session.execute(requeue(sa.select(LeasedEmail).where(LeasedEmail.to == "done")))
+        assert {email.to for email in enqueued(session, LeasedEmail)} == {"mine", "done"}
+
+
+@pytest.mark.usefixtures("earlier")
+def test_earlier_jobs_are_left_out_when_time_passes_or_they_run(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        earlier = session.scalars(sa.select(LeasedEmail).where(LeasedEmail.to == "earlier")).one()
+        assert enqueued(session, LeasedEmail) == []
+        travel(session, 60)
+        assert enqueued(session, LeasedEmail) == []
+        assert run_job(session, earlier, send).outcome == "retried"
+        assert enqueued(session, LeasedEmail) == []
+        travel(session, 3600)
+        crash(session, earlier)
+        assert enqueued(session, LeasedEmail) == []
+        session.rollback()
+        # A new transaction; the connection may be the same.
+        session.add(LeasedEmail(to="mine"))
+        assert [email.to for email in enqueued(session, LeasedEmail)] == ["mine"]
+
+
+def test_a_transaction_that_has_written_nothing(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        assert enqueued(session, LeasedEmail) == []
+
+
+def test_claimed_jobs_of_a_held_transaction_still_wait(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        session.add(email := HeldEmail(to="x"))
+        session.execute(claim(HeldEmail, 1)).all()
+        assert enqueued(session, HeldEmail) == [email]
+
+
+def test_wrong_arguments(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        with pytest.raises(StatementError, match=r"the class has no attribute 'too'; it has .*to"):
+            enqueued(session, LeasedEmail, too="ada@example.com")
+        with pytest.raises(NotAQueueError, match="Sent"):
+            enqueued(session, Sent)
+        with pytest.raises(NotAQueueError):
+            enqueued(session, Base)

@@ -1,0 +1,353 @@
+"""The functions work in whatever session a test has: SQLAlchemy's recipe, own classes, scoped sessions, factories."""
+
+from __future__ import annotations
+
+import asyncio
+import unittest
+from typing import Any
+
+import factory
+import pytest
+import sqlalchemy as sa
+import sqlmodel
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import (
+    DeclarativeBase,
+    Mapped,
+    Session,
+    mapped_column,
+    relationship,
+    scoped_session,
+    selectinload,
+    sessionmaker,
+)
+
+from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.testing import (
+    async_drain,
+    async_enqueued,
+    async_run_job,
+    crash,
+    drain,
+    enqueued,
+    run_job,
+    travel,
+)
+from tests.servers import Database
+from tests.testing.app import send
+from tests.testing.models import Email, HeldEmail, LeasedEmail, MessageEmail, Sent
+
+
+@pytest.mark.parametrize("model", [LeasedEmail, HeldEmail, MessageEmail])
+def test_the_recipe_of_sqlalchemy(engine: sa.Engine, model: type[Email]) -> None:
+    """As in "Joining a Session into an External Transaction" of SQLAlchemy's documentation."""
+
+    class SomeTest(unittest.TestCase):
+        def setUp(self) -> None:
+            self.connection = engine.connect()
+            self.trans = self.connection.begin()
+            self.session = sessionmaker()(bind=self.connection, join_transaction_mode="create_savepoint")
+
+        def test_something(self) -> None:
+            self.session.add(email := model(to="ada@example.com"))
+            self.session.commit()
+            assert enqueued(self.session, model, to="ada@example.com") == [email]
+            assert run_job(self.session, email, send).state == "completed"
+            assert email.status == "completed"
+
+        def test_something_with_rollbacks(self) -> None:
+            self.session.add(model(to="undone@example.com"))
+            self.session.flush()
+            self.session.rollback()
+            self.session.add(email := model(to="nobody"))
+            self.session.commit()
+            assert run_job(self.session, email, send).outcome == "retried"
+            self.session.commit()
+            assert email.attempts == 1
+            crash_and_travel(self.session, email)
+            assert drain(self.session, model, send) == 1
+            self.session.commit()
+            assert email.status == "failed"
+
+        def tearDown(self) -> None:
+            self.session.close()
+            self.trans.rollback()
+            self.connection.close()
+
+    result = unittest.TestResult()
+    unittest.defaultTestLoader.loadTestsFromTestCase(SomeTest).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (2, [], [])
+
+
+def crash_and_travel(session: Session, email: Any) -> None:
+    with pytest.raises(AssertionError, match="is not due"):
+        crash(session, email)
+    travel(session, 60)
+
+
+@pytest.mark.parametrize("model", [LeasedEmail, HeldEmail])
+def test_a_session_of_an_engine(engine: sa.Engine, model: type[Email]) -> None:
+    with Session(engine) as session:
+        session.add(email := model(to="ada@example.com"))
+        assert run_job(session, email, send).state == "completed"
+        assert email.status == "completed"
+        session.rollback()
+
+
+def test_within_a_savepoint_of_the_test(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        savepoint = session.begin_nested()
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        assert run_job(session, email, send).state == "completed"
+        savepoint.rollback()
+        assert session.scalars(sa.select(LeasedEmail)).all() == []
+
+
+class AppSession(Session):
+    """A session with a constructor of its own, and with listeners."""
+
+    def __init__(self, tenant: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.tenant = tenant
+        self.flushes = 0
+
+
+@sa.event.listens_for(AppSession, "after_flush")
+def _count(session: AppSession, _: object) -> None:
+    session.flushes += 1
+
+
+def test_a_session_class_of_the_application(engine: sa.Engine) -> None:
+    seen: list[Any] = []
+
+    def look(session: Session, email: Email) -> None:
+        assert isinstance(session, AppSession)
+        session.add(Sent(to="x"))
+        session.flush()
+        seen.append((session.tenant, session.flushes, session.info["user"], session.autoflush))
+
+    with sessionmaker(engine, class_=AppSession, tenant="acme", info={"user": "ada"}, autoflush=False)() as session:
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        assert run_job(session, email, look).exception is None
+        assert seen == [("acme", 2, "ada", False)]
+
+
+def test_listeners_of_the_tests_session_are_not_called(engine: sa.Engine) -> None:
+    commits: list[Any] = []
+    with Session(engine) as session:
+        sa.event.listen(session, "after_commit", commits.append)
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        run_job(session, email, send)
+    assert commits == []
+
+
+def test_a_scoped_session(engine: sa.Engine) -> None:
+    session = scoped_session(sessionmaker(engine))
+    session.add(email := LeasedEmail(to="ada@example.com"))
+    assert enqueued(session, LeasedEmail) == [email]  # type: ignore[arg-type]  # it has the methods of a Session
+    assert run_job(session, email, send).state == "completed"  # type: ignore[arg-type]  # as above
+    session.remove()
+
+
+def test_a_session_with_several_engines(engine: sa.Engine, shared_database: Database) -> None:
+    other = sa.create_engine(shared_database.url())
+    with Session(binds={Email: engine, Sent: other}) as session:
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        assert run_job(session, email, send).exception is None
+        assert [sent.to for sent in session.scalars(sa.select(Sent))] == ["ada@example.com"]
+        travel(session, 60)
+        session.rollback()
+    other.dispose()
+
+
+def test_a_session_that_reads_from_a_replica(engine: sa.Engine, shared_database: Database) -> None:
+    replica = sa.create_engine(shared_database.url())
+
+    class Routing(Session):
+        def get_bind(self, mapper: Any = None, *, clause: Any = None, **_: Any) -> Any:
+            return engine if self._flushing or isinstance(clause, sa.UpdateBase) else replica
+
+    with Routing() as session:
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        session.flush()
+        seen: list[Any] = []
+
+        def look(own: Session, job: Email) -> None:
+            seen.extend(own.scalars(sa.select(LeasedEmail.to)))
+
+        # Reads of the handler and of the library go to the connection that has written the job.
+        assert run_job(session, email, look).state == "completed"
+        assert seen == ["ada@example.com"]
+    replica.dispose()
+
+
+def test_autocommit_is_refused_by_the_database(engine: sa.Engine) -> None:
+    with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        with pytest.raises(sa.exc.DBAPIError, match="SAVEPOINT can only be used in transaction blocks"):
+            run_job(session, email, send)
+        session.delete(email)
+        session.flush()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_other_isolation_levels(engine: sa.Engine, level: Any) -> None:
+    with Session(engine.execution_options(isolation_level=level)) as session:
+        session.add_all([email := LeasedEmail(to="ada@example.com"), HeldEmail(to="bob@example.com")])
+        assert run_job(session, email, send).state == "completed"
+        assert drain(session, HeldEmail, send) == 1
+        session.rollback()
+
+
+def test_the_connection_is_left_as_it_was(engine: sa.Engine) -> None:
+    """No listener of a handler's savepoint remains, nor a savepoint."""
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            session.add(email := HeldEmail(to="ada@example.com"))
+            session.commit()
+            run_job(session, email, send)
+        assert connection.get_nested_transaction() is None
+        settings = "SELECT current_setting('lock_timeout'), current_setting('idle_in_transaction_session_timeout')"
+        assert tuple(connection.execute(sa.text(settings)).one()) == ("0", "0")
+        connection.execute(sa.text("ROLLBACK"))
+        transaction.rollback()
+
+
+# -- with other libraries ------------------------------------------------------------------------------------------
+
+
+class EmailFactory(factory.alchemy.SQLAlchemyModelFactory):  # type: ignore[misc]  # factory_boy has no types
+    class Meta:
+        model = LeasedEmail
+        sqlalchemy_session_persistence = "commit"
+
+    to = factory.Sequence(lambda number: f"user{number}@example.com")
+
+
+def test_factory_boy(engine: sa.Engine) -> None:
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        with Session(connection, join_transaction_mode="create_savepoint") as session:
+            EmailFactory._meta.sqlalchemy_session = session
+            emails = EmailFactory.create_batch(3)
+            assert enqueued(session, LeasedEmail) == emails
+            assert run_job(session, emails[0], send).state == "completed"
+            assert drain(session, LeasedEmail, send) == 2
+        transaction.rollback()
+
+
+class Task(QueueMixin, sqlmodel.SQLModel, table=True):
+    __queue__ = QueueConfig(strategy="update_status")
+    id: int | None = sqlmodel.Field(default=None, primary_key=True)
+    name: str
+
+
+def test_sqlmodel(engine: sa.Engine) -> None:
+    seen: list[Any] = []
+
+    def handle(session: sqlmodel.Session, task: Task) -> None:
+        seen.extend(session.exec(sqlmodel.select(Task.name)).all())
+
+    with engine.connect() as connection:
+        transaction = connection.begin()
+        sqlmodel.SQLModel.metadata.create_all(connection)
+        with sqlmodel.Session(connection, join_transaction_mode="create_savepoint") as session:
+            session.add(task := Task(name="one"))
+            assert enqueued(session, Task, name="one") == [task]
+            assert run_job(session, task, handle).exception is None
+            assert task.status == "completed"
+        transaction.rollback()
+    assert seen == ["one"]
+
+
+# -- what the test's session shows afterwards ----------------------------------------------------------------------
+
+
+class Shop(DeclarativeBase):
+    pass
+
+
+class Customer(Shop):
+    __tablename__ = "customer"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    balance: Mapped[int] = mapped_column(default=0)
+
+
+class Invoice(QueueMixin, Shop):
+    __tablename__ = "invoice"
+    __queue__ = QueueConfig(strategy="update_status")
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer_id: Mapped[int] = mapped_column(sa.ForeignKey(Customer.id))
+    customer: Mapped[Customer] = relationship()
+
+
+def book(session: Session, invoice: Invoice) -> None:
+    invoice.customer.balance += 10
+
+
+def test_related_instances_show_the_changes(engine: sa.Engine) -> None:
+    with engine.connect() as connection, Session(connection) as session:
+        Shop.metadata.create_all(connection)
+        session.add(invoice := Invoice(customer=Customer()))
+        run_job(session, invoice, book)
+        assert invoice.customer.balance == 10
+        session.delete(invoice)
+        run_job(session, other := _added(session, Invoice(customer=Customer())), book)
+        assert other.status == "completed"
+
+
+def _added(session: Session, job: Any) -> Any:
+    session.add(job)
+    return job
+
+
+def test_async_instances_need_no_refresh(engine: sa.Engine, shared_database: Database) -> None:
+    async def abook(session: AsyncSession, invoice: Invoice) -> None:
+        customer = await session.get_one(Customer, invoice.customer_id)
+        customer.balance += 10
+
+    async def main() -> None:
+        async_engine = create_async_engine(shared_database.url("asyncpg"), poolclass=sa.NullPool)
+        async with async_engine.connect() as connection:
+            await connection.run_sync(Shop.metadata.create_all)
+            session = AsyncSession(connection)
+            session.add(invoice := Invoice(customer=Customer()))
+            assert (await async_run_job(session, invoice, abook)).exception is None
+            assert invoice.status == "completed"
+            found = await session.scalars(sa.select(Customer).options(selectinload("*")))
+            assert [customer.balance for customer in found] == [10]
+            await session.close()
+
+    asyncio.run(main())
+
+
+def test_async_sessions(shared_database: Database) -> None:
+    class AppAsyncSession(AsyncSession):
+        sync_session_class = AppSession
+
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, tenant="acme", **options)
+
+    async def asend(session: AsyncSession, email: Email) -> None:
+        assert isinstance(session, AppAsyncSession)
+        assert session.sync_session.tenant == "acme"
+        connection = await session.connection()
+        await connection.execute(sa.insert(Sent).values(to=email.to))
+
+    async def main() -> None:
+        engine = create_async_engine(shared_database.url(), poolclass=sa.NullPool)
+        scoped = async_scoped_session(async_sessionmaker(engine, class_=AppAsyncSession), asyncio.current_task)
+        scoped.add(email := LeasedEmail(to="ada@example.com"))
+        assert await async_enqueued(scoped, LeasedEmail) == [email]  # type: ignore[arg-type]  # it has the methods
+        assert (await async_run_job(scoped, email, asend)).exception is None  # type: ignore[arg-type]  # as above
+        assert await async_drain(scoped, LeasedEmail, asend) == 0  # type: ignore[arg-type]  # as above
+        await scoped.remove()
+        async with AsyncSession(engine) as session:
+            with pytest.raises(ConfigurationError, match=r"use `await session\.run_sync\(run_job"):
+                run_job(session, email, send)  # type: ignore[arg-type]  # that is the mistake
+        with pytest.raises(ConfigurationError, match=r"use run_job"):
+            await async_run_job(Session(), email, asend)  # type: ignore[arg-type]  # as above
+
+    asyncio.run(main())

@@ -1,0 +1,88 @@
+"""travel() lets time pass for what is stored."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sqlaqueue import QueueMixin, claim, purge, rescue
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.testing import drain, travel
+from tests.testing.app import App, send
+from tests.testing.models import HeldEmail, LeasedEmail, MessageEmail, OwnMessage
+
+
+class Elsewhere(DeclarativeBase):
+    """Models whose tables are not in the database."""
+
+
+class Unmade(QueueMixin, Elsewhere):
+    __tablename__ = "unmade"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_a_job_becomes_due(app: App) -> None:
+    email = app.add(run_at=datetime.now(UTC) + timedelta(hours=1))
+    assert app.drain() == 0
+    before = email.run_at
+    app.travel(timedelta(minutes=59))
+    assert before - email.run_at == timedelta(minutes=59)
+    assert app.drain() == 0
+    app.travel(60)
+    assert app.drain() == 1
+
+
+def test_pending_changes_are_kept(leased: App) -> None:
+    email = leased.add()
+    email.to = "bob@example.com"
+    leased.travel(60)
+    assert email.to == "bob@example.com"
+
+
+def test_all_queues_travel(engine: sa.Engine) -> None:
+    later = datetime.now(UTC) + timedelta(hours=1)
+    with Session(engine) as session:
+        session.add_all([model(to="a@b", run_at=later) for model in (LeasedEmail, HeldEmail, MessageEmail, OwnMessage)])
+        travel(session, timedelta(hours=1))
+        assert sum(drain(session, model, send) for model in (LeasedEmail, HeldEmail, MessageEmail, OwnMessage)) == 4
+
+
+def test_a_lease_expires(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        session.add(LeasedEmail(to="a@b"))
+        assert len(session.scalars(claim(LeasedEmail, 1)).all()) == 1
+        travel(session, timedelta(minutes=4))
+        assert session.scalars(rescue(LeasedEmail)).all() == []
+        travel(session, timedelta(minutes=1))
+        assert len(session.scalars(rescue(LeasedEmail)).all()) == 1
+
+
+def test_finished_jobs_grow_old(app: App) -> None:
+    def fail(session: Session, email: object) -> None:
+        raise ValueError
+
+    app.add()
+    assert app.drain(fail, scheduled=True) == 2
+    day = timedelta(days=1)
+    purged = purge(app.model, states=["failed"], older_than=day)
+    assert app.scalars(purged) == []
+    app.travel(day)
+    assert len(app.scalars(purged)) == 1
+
+
+def test_instances_of_other_transactions_are_not_read(engine: sa.Engine) -> None:
+    sessions = sessionmaker(engine)
+    with sessions() as session, sessions() as other:
+        mine = LeasedEmail(to="a@b")
+        session.add(mine)
+        travel(session, 60)
+        assert other.scalars(sa.select(LeasedEmail)).all() == []
+
+
+@pytest.mark.parametrize("delta", [-1, timedelta(seconds=-1), "1 hour"])
+def test_time_cannot_go_back(engine: sa.Engine, delta: object) -> None:
+    with Session(engine) as session, pytest.raises(ConfigurationError, match=r"travel\(delta\) must be seconds"):
+        travel(session, delta)  # type: ignore[arg-type]  # that is the mistake

@@ -4,8 +4,8 @@ A strategy decides what a queue stores and indexes, what a claim locks and write
 It takes a :class:`~sqlaqueue.queue.spec.QueueSpec` and returns SQLAlchemy constructs, which serve sync and async code.
 
 Subclass :class:`ClaimStrategy`, implement :meth:`~ClaimStrategy.claim`, override what differs, and register the class
-under the entry point group ``sqlaqueue.strategies``. :class:`sqlaqueue.testing.StrategyConformance` tests a strategy
-against this contract.
+under the entry point group ``sqlaqueue.strategies``.
+:class:`~sqlaqueue.testing.conformance.StrategyConformance` tests a strategy against this contract.
 """
 
 from __future__ import annotations

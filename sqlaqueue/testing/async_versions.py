@@ -7,29 +7,31 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.queue.retry_policies import Delay
+from sqlaqueue.testing._types import Jobs
 from sqlaqueue.testing.crash import crash_in
 from sqlaqueue.testing.enqueued import enqueued
 from sqlaqueue.testing.joined_sessions import resolve_session
 from sqlaqueue.testing.travel import travel
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlaqueue.testing._types import AnyAsyncSession
 
 T = TypeVar("T")
 
 
-async def async_enqueued(session: AsyncSession, model: type[T], /, **columns: Any) -> list[T]:
+async def async_enqueued(session: AnyAsyncSession, model: Jobs[T], /, **columns: Any) -> list[T]:
     """Do what :func:`enqueued` does."""
-    session = resolve_session(session, "async_enqueued", is_async=True)
-    return await session.run_sync(enqueued, model, **columns)
+    own = resolve_session(session, "async_enqueued", is_async=True)
+    jobs: list[T] = await own.run_sync(enqueued, model, **columns)
+    return jobs
 
 
-async def async_travel(session: AsyncSession, delta: Delay) -> None:
+async def async_travel(session: AnyAsyncSession, delta: Delay) -> None:
     """Do what :func:`travel` does."""
     await resolve_session(session, "async_travel", is_async=True).run_sync(travel, delta)
 
 
-async def async_crash(session: AsyncSession, job: Any) -> None:
+async def async_crash(session: AnyAsyncSession, job: Any) -> None:
     """Do what :func:`crash` does."""
-    session = resolve_session(session, "async_crash", is_async=True)
-    await session.run_sync(execute, partial(crash_in, is_async=True), (job, "async_crash"))
+    own = resolve_session(session, "async_crash", is_async=True)
+    await own.run_sync(execute, partial(crash_in, is_async=True), (job, "async_crash"))

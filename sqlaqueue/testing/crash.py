@@ -14,13 +14,14 @@ from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.claim import claim, worker_name
+from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.claimable import flushed_key, not_claimable
 from sqlaqueue.testing.joined_sessions import joined_session, resolve_session
 from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
 from sqlaqueue.testing.worker import rescue_expired
 
 
-def crash(session: Session, job: Any) -> None:
+def crash(session: AnySession, job: Any) -> None:
     """Leave a job as a worker leaves it that claims it, runs nothing else, and dies before the handler has written.
 
     Under a lease, the job stays claimed by the dead worker, and the lease has expired: the next worker rescues it. In

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.queue.spec import clock
+from sqlaqueue.testing._types import AnySession, Handler, Jobs
 from sqlaqueue.testing.joined_sessions import resolve_session
 from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
 from sqlaqueue.testing.travel import travel
 from sqlaqueue.testing.worker import WorkerInTest
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlaqueue.testing._types import AnyAsyncSession, AsyncHandler
+
+T = TypeVar("T")
 
 
-def drain(session: Session, model: Any, handler: Any, *, scheduled: bool = False) -> int:
+def drain(session: AnySession, model: Jobs[T], handler: Handler[T], *, scheduled: bool = False) -> int:
     """Run jobs until none is due, in the transaction of ``session``, and return the number of runs that ended.
 
     Each job runs as by :func:`run_job`, in claim order.
@@ -32,24 +35,26 @@ def drain(session: Session, model: Any, handler: Any, *, scheduled: bool = False
         the next due time.
     :raises AssertionError: if one job runs a thousand times without an end.
     """
-    session = resolve_session(session, "drain", is_async=False)
-    worker: WorkerInTest = execute(session, _begin, (model, handler, "drain"))
-    runs: int = worker.run(session, worker.run_all)
-    while scheduled and execute(session, _travel_to_next, (worker,)):
-        runs += worker.run(session, worker.run_all)
-    execute(session, show_changes)
+    own = resolve_session(session, "drain", is_async=False)
+    worker: WorkerInTest = execute(own, _begin, (model, handler, "drain"))
+    runs: int = worker.run(own, worker.run_all)
+    while scheduled and execute(own, _travel_to_next, (worker,)):
+        runs += worker.run(own, worker.run_all)
+    execute(own, show_changes)
     return runs
 
 
-async def async_drain(session: AsyncSession, model: Any, handler: Any, *, scheduled: bool = False) -> int:
+async def async_drain(
+    session: AnyAsyncSession, model: Jobs[T], handler: AsyncHandler[T], *, scheduled: bool = False
+) -> int:
     """Do what :func:`drain` does, with a coroutine function as the handler, or an AsyncConsumer."""
-    session = resolve_session(session, "async_drain", is_async=True)
+    own = resolve_session(session, "async_drain", is_async=True)
     begin = partial(_begin, is_async=True)
-    worker: WorkerInTest = await session.run_sync(execute, begin, (model, handler, "async_drain"))
-    runs: int = await worker.run_async(session, worker.run_all)
-    while scheduled and await session.run_sync(execute, _travel_to_next, (worker,)):
-        runs += await worker.run_async(session, worker.run_all)
-    await session.run_sync(execute, partial(show_changes, is_async=True))
+    worker: WorkerInTest = await own.run_sync(execute, begin, (model, handler, "async_drain"))
+    runs: int = await worker.run_async(own, worker.run_all)
+    while scheduled and await own.run_sync(execute, _travel_to_next, (worker,)):
+        runs += await worker.run_async(own, worker.run_all)
+    await own.run_sync(execute, partial(show_changes, is_async=True))
     return runs
 
 

@@ -10,13 +10,14 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.exc import StatementError
 from sqlaqueue.statements.selection import JobSelection, select_jobs
+from sqlaqueue.testing._types import AnySession, Jobs
 from sqlaqueue.testing.joined_sessions import resolve_session
 from sqlaqueue.testing.transaction_view import enqueued_here
 
 T = TypeVar("T")
 
 
-def enqueued(session: Session, model: type[T], /, **columns: Any) -> list[T]:
+def enqueued(session: AnySession, model: Jobs[T], /, **columns: Any) -> list[T]:
     """Return the jobs that the transaction of ``session`` has enqueued and that wait, by key.
 
     It does not matter how they were enqueued: by the ORM, bulk inserts, COPY or SQL, in this session or in another one
@@ -27,7 +28,7 @@ def enqueued(session: Session, model: type[T], /, **columns: Any) -> list[T]:
     :param columns: values that attributes of the job must have: ``enqueued(session, Email, to="ada@example.com")``.
     :raises StatementError: if the class has no attribute of a given name.
     """
-    session = resolve_session(session, "enqueued", is_async=False)
+    own = resolve_session(session, "enqueued", is_async=False)
     selection = select_jobs(model, "enqueued")
     known = sa.inspect(selection.entity).all_orm_descriptors.keys()
     for name in columns:
@@ -37,7 +38,7 @@ def enqueued(session: Session, model: type[T], /, **columns: Any) -> list[T]:
                 f"{', '.join(sorted(known))}"
             )
             raise StatementError(msg)
-    jobs: list[T] = execute(session, _jobs, (selection,))
+    jobs: list[T] = execute(own, _jobs, (selection,))
     # Compared in Python: a JSON column has no equality in the database, and a relationship is compared as an instance.
     return [job for job in jobs if all(getattr(job, name) == value for name, value in columns.items())]
 

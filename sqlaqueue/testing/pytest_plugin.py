@@ -75,7 +75,7 @@ def sqlaqueue_url(sqlaqueue_server_url: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def sqlaqueue_engine(sqlaqueue_url: str, sqlaqueue_metadata: Any) -> Iterator[sa.Engine]:
+def sqlaqueue_engine(sqlaqueue_metadata: Any, sqlaqueue_url: str) -> Iterator[sa.Engine]:
     """An engine of the database, in which the tables of ``sqlaqueue_metadata`` are created."""
     import sqlalchemy as sa
 

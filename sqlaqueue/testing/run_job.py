@@ -14,6 +14,7 @@ from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.results import JobResult
+from sqlaqueue.testing._types import AnySession, Handler
 from sqlaqueue.testing.claimable import flushed_key, not_claimable
 from sqlaqueue.testing.joined_sessions import resolve_session
 from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
@@ -21,7 +22,7 @@ from sqlaqueue.testing.worker import WorkerInTest
 from sqlaqueue.waiting.job_end import read_state
 
 if TYPE_CHECKING:
-    from sqlalchemy.ext.asyncio import AsyncSession
+    from sqlaqueue.testing._types import AnyAsyncSession, AsyncHandler
 
 T = TypeVar("T")
 Outcome = Literal["completed", "retried", "failed", "cancelled", "released", "lease_lost"]
@@ -44,7 +45,7 @@ class RunResult(JobResult[T]):
     """The exception of the handler, with its traceback; None if it raised none."""
 
 
-def run_job(session: Session, job: T, handler: Any) -> RunResult[T]:
+def run_job(session: AnySession, job: T, handler: Handler[T]) -> RunResult[T]:
     """Claim a job, run its handler and settle the run, all in the transaction of ``session``.
 
     What a worker does is done by the same code: the claim with its statement, the savepoint, the outcome, the count of
@@ -57,18 +58,18 @@ def run_job(session: Session, job: T, handler: Any) -> RunResult[T]:
         handler, retry policy, timeout and ``batch`` are used.
     :raises NotClaimableError: if no worker would claim the job now, such as one that is not due.
     """
-    session = resolve_session(session, "run_job", is_async=False)
-    run: _OneRun = execute(session, _begin, (job, handler, "run_job"))
-    run.worker.run(session, run.worker.run_one)
-    return cast("RunResult[T]", execute(session, run.end))
+    own = resolve_session(session, "run_job", is_async=False)
+    run: _OneRun = execute(own, _begin, (job, handler, "run_job"))
+    run.worker.run(own, run.worker.run_one)
+    return cast("RunResult[T]", execute(own, run.end))
 
 
-async def async_run_job(session: AsyncSession, job: T, handler: Any) -> RunResult[T]:
+async def async_run_job(session: AnyAsyncSession, job: T, handler: AsyncHandler[T]) -> RunResult[T]:
     """Do what :func:`run_job` does, with a coroutine function as the handler, or an AsyncConsumer."""
-    session = resolve_session(session, "async_run_job", is_async=True)
-    run: _OneRun = await session.run_sync(execute, partial(_begin, is_async=True), (job, handler, "async_run_job"))
-    await run.worker.run_async(session, run.worker.run_one)
-    return cast("RunResult[T]", await session.run_sync(execute, run.end))
+    own = resolve_session(session, "async_run_job", is_async=True)
+    run: _OneRun = await own.run_sync(execute, partial(_begin, is_async=True), (job, handler, "async_run_job"))
+    await run.worker.run_async(own, run.worker.run_one)
+    return cast("RunResult[T]", await own.run_sync(execute, run.end))
 
 
 @dataclass(eq=False)

@@ -15,6 +15,7 @@ from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.joined_sessions import resolve_session
 from sqlaqueue.testing.transaction_view import remember_earlier_jobs
 
@@ -24,7 +25,7 @@ _TIMES = ("run_at", "created_at", "started_at", "finished_at", "lease_expires_at
 _SIDE_TABLES = (CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER)
 
 
-def travel(session: Session, delta: Delay) -> None:
+def travel(session: AnySession, delta: Delay) -> None:
     """Let ``delta`` pass for all queues: every stored time of theirs becomes that much earlier.
 
     No clock is replaced, so the statements under test are those of production. Moved are the times that sqlaqueue
@@ -34,9 +35,9 @@ def travel(session: Session, delta: Delay) -> None:
     :param delta: seconds or a timedelta.
     :raises ConfigurationError: if ``delta`` is negative: time cannot go back.
     """
-    session = resolve_session(session, "travel", is_async=False)
+    own = resolve_session(session, "travel", is_async=False)
     moved = timedelta(seconds=seconds(delta, "travel(delta)"))
-    execute(session, _move, (moved,))
+    execute(own, _move, (moved,))
 
 
 def _move(session: Session, delta: timedelta) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Generator
 from functools import partial
-from typing import Any, Literal, NoReturn, TypeVar, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, overload
 
 from sqlalchemy.orm import Session
 
@@ -21,6 +21,9 @@ from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.job_end import read_job
 from sqlaqueue.waiting.waiter import DEFAULT_TIMEOUT, Waiter, make_waiter
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
 T = TypeVar("T")
 State = Literal["pending", "processing", "completed", "failed", "cancelled", "gone"]
 
@@ -28,9 +31,17 @@ _PAUSE = 0.02
 """Seconds between two looks."""
 
 
+@overload
+def wait_until(
+    session_factory: Callable[[], Session], job: tuple[type[T], Any], state: State, timeout: Delay = DEFAULT_TIMEOUT
+) -> JobResult[T]: ...
+@overload
 def wait_until(
     session_factory: Callable[[], Session], job: T, state: State, timeout: Delay = DEFAULT_TIMEOUT
-) -> JobResult[T]:
+) -> JobResult[T]: ...
+def wait_until(
+    session_factory: Callable[[], Session], job: Any, state: State, timeout: Delay = DEFAULT_TIMEOUT
+) -> JobResult[Any]:
     """Wait until a job is in a state, and return it; for tests with workers that really run.
 
     Each look is a transaction of its own, so it sees what workers have committed.
@@ -52,12 +63,23 @@ def wait_until(
         with open_session(factory) as session:
             return execute(session, effect.operation, effect.arguments)
 
-    return cast("JobResult[T]", drive(_look_until(waiter, state), perform))
+    return drive(_look_until(waiter, state), perform)
 
 
+@overload
 async def async_wait_until(
-    session_factory: Callable[[], Any], job: T, state: State, timeout: Delay = DEFAULT_TIMEOUT
-) -> JobResult[T]:
+    session_factory: Callable[[], AsyncSession],
+    job: tuple[type[T], Any],
+    state: State,
+    timeout: Delay = DEFAULT_TIMEOUT,
+) -> JobResult[T]: ...
+@overload
+async def async_wait_until(
+    session_factory: Callable[[], AsyncSession], job: T, state: State, timeout: Delay = DEFAULT_TIMEOUT
+) -> JobResult[T]: ...
+async def async_wait_until(
+    session_factory: Callable[[], AsyncSession], job: Any, state: State, timeout: Delay = DEFAULT_TIMEOUT
+) -> JobResult[Any]:
     """Do what :func:`wait_until` does, with an ``async_sessionmaker(engine)``."""
     waiter = _waiter("async_wait_until", job, state, timeout)
     factory = resolve_factory(session_factory, "async_wait_until", is_async=True)
@@ -68,7 +90,7 @@ async def async_wait_until(
         async with open_session(factory) as session:
             return await session.run_sync(execute, effect.operation, effect.arguments)
 
-    return cast("JobResult[T]", await adrive(_look_until(waiter, state), perform))
+    return await adrive(_look_until(waiter, state), perform)
 
 
 def _waiter(function: str, job: Any, state: str, timeout: Delay) -> Waiter:

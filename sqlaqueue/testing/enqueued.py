@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -15,6 +16,9 @@ from sqlaqueue.testing.joined_sessions import resolve_session
 from sqlaqueue.testing.transaction_view import enqueued_here
 
 T = TypeVar("T")
+
+_MOST_SHOWN = 5
+"""How many other jobs a failed assertion shows."""
 
 
 def enqueued(session: AnySession, model: Jobs[T], /, **columns: Any) -> list[T]:
@@ -40,11 +44,30 @@ def enqueued(session: AnySession, model: Jobs[T], /, **columns: Any) -> list[T]:
             raise StatementError(msg)
     jobs: list[T] = execute(own, _jobs, (selection,))
     # Compared in Python: a JSON column has no equality in the database, and a relationship is compared as an instance.
-    return [job for job in jobs if all(getattr(job, name) == value for name, value in columns.items())]
+    found = [job for job in jobs if all(getattr(job, name) == value for name, value in columns.items())]
+    return found or _NoJobs(jobs, columns)
+
+
+class _NoJobs(list[T]):
+    """An empty list that shows in the report of a failed assertion which other jobs are enqueued."""
+
+    def __init__(self, others: Sequence[T], columns: Iterable[str]) -> None:
+        super().__init__()
+        self._others, self._columns = others, columns
+
+    def __repr__(self) -> str:
+        if not self._others:
+            return super().__repr__()
+        shown = [
+            ", ".join(f"{name}={getattr(job, name)!r}" for name in self._columns) for job in self._others[:_MOST_SHOWN]
+        ]
+        more = ["..."] if len(self._others) > _MOST_SHOWN else []
+        return f"[], but {len(self._others)} with {'; '.join([*shown, *more])}"
 
 
 def _jobs(session: Session, selection: JobSelection) -> list[Any]:
     session.flush()
     spec = selection.spec
     mine = selection.select.where(*enqueued_here(session, spec)).order_by(*spec.keys).options(*selection.options)
-    return list(session.scalars(mine).unique())
+    # Rows may have been changed by statements that the session's instances do not show.
+    return list(session.scalars(mine.execution_options(populate_existing=True)).unique())

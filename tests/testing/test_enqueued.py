@@ -13,7 +13,7 @@ from sqlaqueue import claim, copy_in, requeue
 from sqlaqueue.exc import NotAQueueError, StatementError
 from sqlaqueue.testing import crash, enqueued, run_job, travel
 from tests.testing.app import App, send
-from tests.testing.models import Base, Email, HeldEmail, LeasedEmail, Sent
+from tests.testing.models import Base, DeletedWhenDone, Email, HeldEmail, LeasedEmail, Sent
 
 
 def test_by_columns(app: App) -> None:
@@ -23,6 +23,21 @@ def test_by_columns(app: App) -> None:
     assert app.enqueued(extra={"cc": ["eve"]}) == [bob]
     assert app.enqueued(to="ada@example.com", extra={"cc": ["eve"]}) == []
     assert app.enqueued(sa.select(app.model).where(app.model.to.startswith("bob"))) == [bob]
+
+
+def test_a_failed_assertion_shows_what_is_enqueued_instead(leased: App) -> None:
+    for number in range(7):
+        leased.add(f"{number}@example.com")
+    with pytest.raises(AssertionError, match=r"\[\], but 7 with to='0@example.com'; to='1@.*; \.\.\."):
+        assert leased.enqueued(to="ada@example.com")
+    assert leased.enqueued(to="ada@example.com") == []
+    assert repr(leased.enqueued(DeletedWhenDone, to="ada@example.com")) == "[]"
+
+
+def test_changes_by_statements_are_seen(leased: App) -> None:
+    leased.add()
+    leased.call(lambda session: session.execute(sa.text("UPDATE leased_email SET \"to\" = 'bob@example.com'")))
+    assert len(leased.enqueued(to="bob@example.com")) == 1
 
 
 def test_jobs_that_are_due_later(app: App) -> None:

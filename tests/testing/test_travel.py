@@ -8,11 +8,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import QueueMixin, claim, purge, rescue
+from sqlaqueue import QueueMixin, claim, pause, purge, rescue
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.testing import drain, travel
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL
+from sqlaqueue.testing import crash, drain, travel
 from tests.testing.app import App, send
-from tests.testing.models import HeldEmail, LeasedEmail, MessageEmail, OwnMessage
+from tests.testing.models import Base, HeldEmail, LeasedEmail, MessageEmail, OwnMessage
 
 
 class Elsewhere(DeclarativeBase):
@@ -71,6 +72,32 @@ def test_finished_jobs_grow_old(app: App) -> None:
     assert app.scalars(purged) == []
     app.travel(day)
     assert len(app.scalars(purged)) == 1
+
+
+def test_the_librarys_own_tables_travel(engine: sa.Engine) -> None:
+    now = sa.func.now()
+    control, consumer, journal = (Base.metadata.tables[name] for name in (CONTROL, CONSUMERS, CRASH_JOURNAL))
+    with Session(engine) as session:
+        session.execute(pause(LeasedEmail))
+        session.add(email := HeldEmail(to="a@b"))
+        crash(session, email)
+        session.execute(
+            sa.insert(consumer).values(
+                id="1",
+                queue="q",
+                host="h",
+                pid=1,
+                version="1",
+                listening=False,
+                running=[],
+                heartbeat_at=now,
+                expires_at=now,
+            )
+        )
+        travel(session, timedelta(hours=2))
+        for column in (control.c.created_at, journal.c.created_at, consumer.c.heartbeat_at, consumer.c.expires_at):
+            (moment,) = session.scalars(sa.select(column)).all()
+            assert timedelta(hours=2) <= datetime.now(UTC) - moment < timedelta(hours=3)
 
 
 def test_instances_of_other_transactions_are_not_read(engine: sa.Engine) -> None:

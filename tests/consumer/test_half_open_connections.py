@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,3 +81,25 @@ def test_a_half_open_connection_is_replaced(
             bench.enqueue()
             wait_until(lambda done=2 * round_: bench.states() == {"completed": done})
     assert "notifications do not arrive" not in log.text
+
+
+@pytest.mark.parametrize("api", ["sync", "async"])
+def test_the_system_probes_a_silent_connection(supply: Any, api: str) -> None:
+    """Without this a listener on its own would notice a half-open connection only by its own checks."""
+    bench: Bench = supply.take("update_status", api)
+    with Proxy(bench.database) as proxy, Proxied(bench, proxy, "psycopg").running() as server:
+        await_listening(server)
+        port = sa.make_url(proxy.url("psycopg")).port
+        idle_times = [
+            connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) for connection in connections_to(port)
+        ]
+    assert idle_times.count(30) == 1
+
+
+def connections_to(port: int | None) -> Iterator[socket.socket]:
+    """Return the sockets of this process that are connected to a local port."""
+    descriptors = [int(path.name) for path in Path("/proc/self/fd").iterdir() if path.is_socket()]
+    for descriptor in descriptors:
+        with socket.socket(fileno=os.dup(descriptor)) as connection, contextlib.suppress(OSError):
+            if connection.family == socket.AF_INET and connection.getpeername()[1] == port:
+                yield connection

@@ -77,9 +77,9 @@ class WaitTimeout(SqlaqueueError, TimeoutError):
 
 
 class JobFailed(SqlaqueueError):
-    """A job for which ``wait(..., check=True)`` waited did not complete.
+    """A job did not complete, for which ``check=True`` was given.
 
-    :param result: its :class:`~sqlaqueue.JobResult`.
+    :param result: its :class:`~sqlaqueue.JobResult`, from ``wait()`` and ``run_job()``.
     """
 
     def __init__(self, message: str, result: JobResult[Any]) -> None:

@@ -23,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.background import RunsInTask
-from sqlaqueue.consumer.configuration.handlers import function_of
+from sqlaqueue.consumer.configuration.handlers import function_of, is_coroutine_function
 from sqlaqueue.consumer.configuration.settings import ConsumerOptions
 from sqlaqueue.consumer.group import ConsumerGroup
 from sqlaqueue.consumer.runners.task_runner import TaskRunner
@@ -99,8 +99,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
     ) -> None: ...
     def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
         super().__init__(model, handler, session_factory, **options)
-        functions = [function_of(each) for each in self._handlers]
-        if any(inspect.isroutine(each) and not inspect.iscoroutinefunction(each) for each in functions):
+        if any(inspect.isroutine(function_of(each)) and not is_coroutine_function(each) for each in self._handlers):
             msg = "AsyncConsumer: the handler is not a coroutine function; define it with `async def`, or use Consumer"
             raise ConfigurationError(msg)
 

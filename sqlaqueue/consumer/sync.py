@@ -16,7 +16,6 @@ what each of them writes is in a savepoint.
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar, Unpack, overload
@@ -26,7 +25,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.background import RunsInThread
-from sqlaqueue.consumer.configuration.handlers import function_of
+from sqlaqueue.consumer.configuration.handlers import is_coroutine_function
 from sqlaqueue.consumer.configuration.settings import ConsumerOptions
 from sqlaqueue.consumer.group import ConsumerGroup
 from sqlaqueue.consumer.runners.thread_runner import ThreadRunner
@@ -120,7 +119,7 @@ class Consumer(RunsInThread, Generic[T]):
     ) -> None: ...
     def __init__(self, model: Any, handler: Any, session_factory: Any, **options: Any) -> None:
         super().__init__(model, handler, session_factory, **options)
-        if any(inspect.iscoroutinefunction(function_of(each)) for each in self._handlers):
+        if any(is_coroutine_function(each) for each in self._handlers):
             msg = "Consumer: the handler is a coroutine function; use AsyncConsumer with an async_sessionmaker"
             raise ConfigurationError(msg)
 

@@ -87,7 +87,8 @@ def spec_of(cls: Any) -> QueueSpec:
     :raises NotAQueueError: if ``cls`` is not a mapped queue class.
     """
     if not isinstance(cls, type):
-        msg = f"{cls!r} is not a mapped class"
+        fix = f"; give the class {type(cls).__name__}" if isinstance(cls, QueueMixin) else ""
+        msg = f"{cls!r} is not a mapped class{fix}"
         raise NotAQueueError(msg)
     spec = queue_spec(cls)
     if spec is not None and sa.inspect(cls, raiseerr=False) is not None:

@@ -17,7 +17,8 @@ from sqlaqueue.testing.check_handlers import check_handlers
 from sqlaqueue.testing.crash import crash
 from sqlaqueue.testing.drain import async_drain, drain
 from sqlaqueue.testing.enqueued import enqueued
-from sqlaqueue.testing.run_job import RunResult, async_run_job, run_job
+from sqlaqueue.testing.run_job import async_run_job, run_job
+from sqlaqueue.testing.run_result import RunResult
 from sqlaqueue.testing.travel import travel
 from sqlaqueue.testing.wait_until import async_wait_until, wait_until
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, registry
 
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.configuration.handlers import check_handler, function_of
+from sqlaqueue.consumer.configuration.handlers import check_handler, function_of, is_coroutine_function
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import queue_spec
 
@@ -54,7 +54,7 @@ def _pairs(handlers: Any) -> Iterable[tuple[type[Any], Any, bool]]:
                 raise StatementError(msg)
             yield model, handler, False
         return
-    for consumer in handlers:
+    for consumer in handlers if isinstance(handlers, Iterable) else [handlers]:
         if not isinstance(consumer, ConsumerBase):
             msg = f"check_handlers(..., [{consumer!r}]): give a dict of handlers by class, or Consumers"
             raise StatementError(msg)
@@ -75,11 +75,11 @@ def _problems(model: type[Any], handler: Any, *, batch: bool) -> Sequence[str]:
     name = getattr(handler, "__name__", repr(handler))
     session, job = _annotations(function)
     problems = []
-    if isinstance(session, type) and not _fits_session(session, is_async=inspect.iscoroutinefunction(function)):
-        kind = "a coroutine function" if inspect.iscoroutinefunction(function) else "a function"
-        right = "AsyncSession" if inspect.iscoroutinefunction(function) else "Session"
+    is_async = is_coroutine_function(handler)
+    if isinstance(session, type) and not _fits_session(session, is_async=is_async):
+        kind, right = ("a coroutine function", "AsyncSession") if is_async else ("a function", "Session")
         problems.append(
-            f"{model.__name__}: {name} is {kind}, so its session is of class {right} and not {session.__name__}"
+            f"{model.__name__}: {name} is {kind}, so its first argument is of class {right} and not {session.__name__}"
         )
     if not batch and isinstance(job, type) and _is_mapped(job) and not issubclass(model, job):
         problems.append(f"{model.__name__}: {name} takes jobs of class {job.__name__}")
@@ -98,8 +98,8 @@ def _annotations(function: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _fits_session(annotated: type[Any], *, is_async: bool) -> bool:
-    if issubclass(annotated, Session):
-        return not is_async
+    if issubclass(annotated, Session) or _is_mapped(annotated):
+        return not is_async and not _is_mapped(annotated)
     is_of_async = any(cls.__module__.startswith("sqlalchemy.ext.asyncio") for cls in annotated.__mro__)
     return is_async or not is_of_async
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, object_session
 
-from sqlaqueue.exc import NotClaimableError, StatementError
+from sqlaqueue.exc import NotAQueueError, NotClaimableError, StatementError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.log import seconds_text
-from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.selection import instances, key_of
@@ -23,6 +24,9 @@ def flushed_key(session: Session, job: Any, function: str) -> Key:
     :raises NotAQueueError: if it is no instance of a queue class.
     :raises StatementError: if it belongs to another session, or to none and has no row.
     """
+    if isinstance(job, Iterable) and not isinstance(job, QueueMixin):
+        msg = f"{function}(): this is a {type(job).__name__}; give one job, and call it for each"
+        raise NotAQueueError(msg)
     (job,) = instances([job], function)
     owner = object_session(job)
     if owner is not None and owner is not session:

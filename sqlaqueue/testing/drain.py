@@ -13,6 +13,7 @@ from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.testing._types import AnySession, Handler, Jobs
 from sqlaqueue.testing.joined_sessions import resolve_session
+from sqlaqueue.testing.run_result import result_of
 from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
 from sqlaqueue.testing.travel import travel
 from sqlaqueue.testing.worker import WorkerInTest
@@ -22,8 +23,19 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MOST_RUNS = 1000
+"""More runs than most tests have jobs."""
 
-def drain(session: AnySession, model: Jobs[T], handler: Handler[T], *, scheduled: bool = False) -> int:
+
+def drain(
+    session: AnySession,
+    model: Jobs[T],
+    handler: Handler[T],
+    *,
+    scheduled: bool = False,
+    check: bool = False,
+    limit: int = MOST_RUNS,
+) -> int:
     """Run jobs until none is due, in the transaction of ``session``, and return the number of runs that ended.
 
     Each job runs as by :func:`run_job`, in claim order.
@@ -33,36 +45,57 @@ def drain(session: AnySession, model: Jobs[T], handler: Handler[T], *, scheduled
     :param handler: as a :class:`~sqlaqueue.Consumer` takes it, a dict of handlers by class, or a Consumer.
     :param scheduled: also run jobs that are due later, such as retries: whenever none is due, :func:`travel` moves to
         the next due time.
-    :raises AssertionError: if one job runs a thousand times without an end.
+    :param check: raise :class:`~sqlaqueue.exc.JobFailed`, caused by a handler's exception, if a run does not complete
+        its job.
+    :param limit: the most runs: a handler that always enqueues a successor would keep the test running for ever.
+    :raises AssertionError: after more than ``limit`` runs.
     """
     own = resolve_session(session, "drain", is_async=False)
-    worker: WorkerInTest = execute(own, _begin, (model, handler, "drain"))
+    worker: WorkerInTest = execute(own, _begin, (model, handler, "drain", limit))
     runs: int = worker.run(own, worker.run_all)
     while scheduled and execute(own, _travel_to_next, (worker,)):
         runs += worker.run(own, worker.run_all)
     execute(own, show_changes)
+    if check:
+        execute(own, _check, (worker,))
     return runs
 
 
 async def async_drain(
-    session: AnyAsyncSession, model: Jobs[T], handler: AsyncHandler[T], *, scheduled: bool = False
+    session: AnyAsyncSession,
+    model: Jobs[T],
+    handler: AsyncHandler[T] | Handler[T],
+    *,
+    scheduled: bool = False,
+    check: bool = False,
+    limit: int = MOST_RUNS,
 ) -> int:
-    """Do what :func:`drain` does, with a coroutine function as the handler, or an AsyncConsumer."""
+    """Do what :func:`drain` does, with a coroutine function as the handler, or an AsyncConsumer.
+
+    A function or a Consumer works as well; it gets a ``Session``.
+    """
     own = resolve_session(session, "async_drain", is_async=True)
-    begin = partial(_begin, is_async=True)
-    worker: WorkerInTest = await own.run_sync(execute, begin, (model, handler, "async_drain"))
+    worker: WorkerInTest = await own.run_sync(execute, _begin, (model, handler, "async_drain", limit))
     runs: int = await worker.run_async(own, worker.run_all)
     while scheduled and await own.run_sync(execute, _travel_to_next, (worker,)):
         runs += await worker.run_async(own, worker.run_all)
     await own.run_sync(execute, partial(show_changes, is_async=True))
+    if check:
+        await own.run_sync(execute, _check, (worker,))
     return runs
 
 
-def _begin(session: Session, model: Any, handler: Any, function: str, *, is_async: bool = False) -> WorkerInTest:
+def _begin(session: Session, model: Any, handler: Any, function: str, limit: int) -> WorkerInTest:
     session.flush()
-    worker = WorkerInTest(function, model, handler, is_async=is_async)
+    worker = WorkerInTest(function, model, handler, limit=limit)
     remember_earlier_jobs(session, worker.spec)
     return worker
+
+
+def _check(session: Session, worker: WorkerInTest) -> None:
+    for event in worker.events:
+        if event.name not in {"claimed", "completed"}:
+            result_of(session, worker.spec, worker.spec.model, event).raise_unless_completed()
 
 
 def _travel_to_next(session: Session, worker: WorkerInTest) -> bool:

@@ -48,9 +48,7 @@ def joined_session(session: Session) -> Session:
     )
 
     def get_bind(mapper: Any = None, **arguments: Any) -> sa.Connection:
-        # Every statement goes to the connection for writes: other connections do not see what the test has written.
-        if mapper is not None and not isinstance(arguments.get("clause"), sa.UpdateBase):
-            arguments["clause"] = sa.update(sa.inspect(mapper).local_table)
+        # Other connections do not see what the test has written.
         with routing_to_primary(session):
             return session.connection(bind_arguments={"mapper": mapper, **arguments})
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def sqlaqueue_metadata() -> Any:
-    """The MetaData of the tables to create, or several: define it in ``conftest.py``."""
+    """The MetaData of the tables to create, or a list of several: define it in ``conftest.py``."""
     pytest.fail(
         "the fixture sqlaqueue_metadata is not defined; put one with scope='session' into conftest.py that returns the "
         "MetaData of your models, such as Base.metadata",
@@ -80,7 +80,9 @@ def sqlaqueue_engine(sqlaqueue_metadata: Any, sqlaqueue_url: str) -> Iterator[sa
     import sqlalchemy as sa
 
     engine = sa.create_engine(sqlaqueue_url)
-    for metadata in [sqlaqueue_metadata] if isinstance(sqlaqueue_metadata, sa.MetaData) else sqlaqueue_metadata:
+    given: list[Any] = sqlaqueue_metadata if isinstance(sqlaqueue_metadata, list) else [sqlaqueue_metadata]
+    for each in given:
+        metadata: sa.MetaData = getattr(each, "metadata", each)
         metadata.create_all(engine)
     yield engine
     engine.dispose()

@@ -42,15 +42,7 @@ def remember_earlier_jobs(session: Session, spec: QueueSpec) -> None:
 
 
 def _earlier(session: Session, spec: QueueSpec) -> set[Key]:
-    """Return the remembered keys of the session's current transaction."""
-    transaction = session.execute(
-        sa.select(backend().claims.transaction_id()), bind_arguments={"mapper": spec.mapper}
-    ).scalar_one()
-    of, jobs = session.info.get(_EARLIER, (None, {}))
-    if of != transaction:
-        jobs = {}
-        session.info[_EARLIER] = (transaction, jobs)
-    remembered: set[Key] = jobs.setdefault(spec.table, set())
+    remembered: set[Key] = session.info.setdefault(_EARLIER, {}).setdefault(spec.table, set())
     return remembered
 
 

@@ -124,6 +124,9 @@ def _look_until(waiter: Waiter, wanted: str) -> Generator[ExecuteInOwnSession | 
 
 
 def _refuse(waiter: Waiter, wanted: str, found: JobResult[Any]) -> NoReturn:
+    if found.state == "gone":
+        msg = f"{waiter} is not in the database: it was deleted, or has not been committed"
+        raise AssertionError(msg)
     error = f": {found.error}" if found.error else ""
     msg = f"{waiter} is {found.state}{error}; it does not become {wanted} any more"
     raise AssertionError(msg)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.configuration.handlers import is_coroutine_function
 from sqlaqueue.consumer.configuration.statements import make_statements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine, WithSession
@@ -36,13 +38,11 @@ from sqlaqueue.keys import Key, key_text, keys_from
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.manage import rescue
+from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.testing.joined_sessions import joined_async_factory, joined_factory
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-
-_MOST_RUNS = 1000
-"""How often one job may run in a drain: a handler that always raises Snooze(0) would keep the test running for ever."""
 
 
 class WorkerInTest:
@@ -52,6 +52,7 @@ class WorkerInTest:
     :param model: the queue class, or a select of its jobs.
     :param handler: as a Consumer takes it, or a Consumer.
     :param narrow: chooses among the jobs that the Consumer serves.
+    :param limit: the most runs, after which an AssertionError ends the test; None for no limit.
     """
 
     def __init__(
@@ -60,10 +61,11 @@ class WorkerInTest:
         model: Any,
         handler: Any,
         *,
-        is_async: bool,
         narrow: Callable[[AnySelect], AnySelect] = lambda select: select,
+        limit: int | None = None,
     ) -> None:
-        consumer = _consumer(function, model, handler, is_async=is_async)
+        consumer = _consumer(function, model, handler)
+        self._is_async = not isinstance(consumer, Consumer)
         selection = consumer.settings.selection
         settings = replace(
             consumer.settings, concurrency=1, selection=selection._replace(select=narrow(selection.select))
@@ -72,7 +74,7 @@ class WorkerInTest:
         self.selection = settings.selection
         self.events: list[JobEvent] = []
         """What has become of the jobs, in order."""
-        self._function, self._name = function, repr(consumer)
+        self._function, self._name, self._limit = function, repr(consumer), limit
         self._handler = consumer.handler
         self._interrupted: list[BaseException] = []
         self._runs = Counter[Key]()
@@ -104,7 +106,9 @@ class WorkerInTest:
             return runner.execute(routine(runner.context))
 
     async def run_async(self, session: AsyncSession, routine: Callable[[ConsumerContext], Routine]) -> Any:
-        """Do what :meth:`run` does, in a task."""
+        """Do what :meth:`run` does, in a task; a handler that is no coroutine function is run as in sync code."""
+        if not self._is_async:
+            return await session.run_sync(self.run, routine)
         from sqlaqueue.consumer.runners.task_runner import TaskRunner  # noqa: PLC0415 - it needs greenlet
 
         factory = joined_async_factory(session)
@@ -166,35 +170,52 @@ class WorkerInTest:
         while True:
             claimed = yield from _take_turn(context)
             self._check_progress()
-            if not (claimed or context.quarantine.waiting() or (yield from reconcile_all(context))):
+            if not (claimed or (yield from reconcile_all(context))):
                 return context.runs_ended
 
     def _check_progress(self) -> None:
         if self._interrupted:
             raise self._interrupted[0]
-        for key, runs in self._runs.most_common(1):
-            if runs > _MOST_RUNS:
-                msg = (
-                    f"{self._function}(): {self.spec.model.__name__} {key_text(key)} has run {runs} times without an "
-                    "end; does its handler raise Snooze or Retry each time?"
-                )
-                raise AssertionError(msg)
+        if self._limit is not None and self._runs.total() > self._limit:
+            ((key, runs),) = self._runs.most_common(1)
+            msg = (
+                f"{self._function}(): {self._runs.total()} runs have come to no end, {runs} of them of "
+                f"{self.spec.model.__name__} {key_text(key)}; does a handler always snooze, or enqueue its own "
+                f"successor? For more than {self._limit} runs give {self._function}(..., limit=...)"
+            )
+            raise AssertionError(msg)
 
 
-def _consumer(function: str, model: Any, handler: Any, *, is_async: bool) -> ConsumerBase:
-    """Return the Consumer that a test was given, or one for its handler."""
-    if not isinstance(handler, ConsumerBase):
-        if not is_async:
-            return Consumer(model, handler, _no_session)
-        from sqlaqueue.consumer.aio import AsyncConsumer  # noqa: PLC0415 - it needs greenlet
+def _consumer(function: str, model: Any, handler: Any) -> ConsumerBase:
+    """Return the Consumer that a test was given, or one for its handler.
 
-        return AsyncConsumer(model, handler, _no_session)
-    kind = type(handler).__name__
-    if isinstance(handler, Consumer) is is_async:
-        other = function.removeprefix("async_") if is_async else f"async_{function}"
-        msg = f"{function}(..., {handler!r}): to run the jobs of a {kind}, use {other}()"
+    :raises ConfigurationError: if a handler cannot run these jobs, or is a coroutine function in sync code.
+    """
+    handlers = [*handler.values()] if isinstance(handler, Mapping) else [handler]
+    is_consumer = isinstance(handler, ConsumerBase)
+    is_async = not isinstance(handler, Consumer) if is_consumer else any(map(is_coroutine_function, handlers))
+    if is_async and not function.startswith("async_"):
+        what = "an AsyncConsumer" if is_consumer else "a coroutine function"
+        msg = f"{function}(..., {handler!r}): for {what} use async_{function}() with an AsyncSession"
         raise ConfigurationError(msg)
-    return handler
+    if is_consumer:
+        if handler.model is not select_jobs(model, function).spec.model:
+            msg = f"{function}(..., {handler!r}): it serves {handler.model.__name__}, and not these jobs"
+            raise ConfigurationError(msg)
+        if isinstance(model, sa.Select):
+            msg = f"{function}(..., {model}, {handler!r}): the Consumer chooses its jobs itself; give the class"
+            raise ConfigurationError(msg)
+        given: ConsumerBase = handler
+        return given
+    make: Any = Consumer
+    if is_async:
+        from sqlaqueue.consumer.aio import AsyncConsumer as make  # noqa: PLC0415, N813 - it needs greenlet; one of two
+    try:
+        consumer: ConsumerBase = make(model, handler, _no_session)
+    except ConfigurationError as error:
+        msg = f"{function}(): {str(error).removeprefix(f'{make.__name__}: ')}"
+        raise ConfigurationError(msg) from None
+    return consumer
 
 
 def _no_session() -> Any:

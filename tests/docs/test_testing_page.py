@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import psycopg
@@ -30,7 +31,7 @@ def write_project(directory: Path, server: Server, database: Database) -> list[s
     """Write the files of the page, and return the names of its tests."""
     names = []
     for snippet in SNIPPET.finditer(PAGE.read_text()):
-        code = snippet[3].replace('"postgresql+psycopg://localhost/app"', repr(database.url()))
+        code = textwrap.dedent(snippet[3]).replace('"postgresql+psycopg://localhost/app"', repr(database.url()))
         name = re.match(r"# (\w+\.py)\n", code)
         assert name, f"a snippet has no name: {code[:50]}"
         (directory / name[1]).write_text(code)
@@ -51,6 +52,37 @@ def test_the_suite_of_the_page_passes_and_leaves_nothing(server: Server, databas
     with psycopg.connect(server.dsn()) as connection:
         left = connection.execute("SELECT datname FROM pg_database WHERE datname LIKE 'sqlaqueue_test%'").fetchall()
         assert left == []
+
+
+MIGRATIONS = """
+from alembic import context
+from sqlalchemy import create_engine
+from shop import Base
+
+engine = create_engine(context.config.get_main_option("sqlalchemy.url"))
+with engine.begin() as connection:
+    Base.metadata.create_all(connection)
+engine.dispose()
+"""
+
+
+@pytest.mark.once
+def test_the_fixtures_that_the_page_overrides(server: Server, database: Database, tmp_path: Path) -> None:
+    """A database made by migrations, and sessions of SQLModel."""
+    write_project(tmp_path, server, database)
+    (tmp_path / "alembic.ini").write_text("[alembic]\nscript_location = migrations\n")
+    (tmp_path / "migrations" / "versions").mkdir(parents=True)
+    (tmp_path / "migrations" / "env.py").write_text(MIGRATIONS)
+    conftest = tmp_path / "conftest.py"
+    added = [(tmp_path / name).read_text() for name in ("conftest_migrations.py", "conftest_sqlmodel.py")]
+    # Without the MetaData only the migrations create the tables.
+    conftest.write_text("\n".join([(tmp_path / "conftest_server.py").read_text(), *added]))
+    test = tmp_path / "test_sign_up.py"
+    test.write_text(
+        test.read_text() + "    assert type(sqlaqueue_session).__mro__[1].__module__.startswith('sqlmodel')\n"
+    )
+    done = run_pytest(tmp_path, server, "test_sign_up.py")
+    assert re.search(r"^1 passed", done.stdout, re.MULTILINE), done.stdout
 
 
 @pytest.mark.once

@@ -54,11 +54,11 @@ class App:
         """Return a handler of the right kind."""
         return handler
 
-    def run(self, job: Any, handler: Any = send) -> RunResult[Any]:
-        return run_job(self.session, job, self.handler(handler))
+    def run(self, job: Any, handler: Any = send, **options: Any) -> RunResult[Any]:
+        return run_job(self.session, job, self.handler(handler), **options)
 
-    def drain(self, handler: Any = send, *, model: Any = None, scheduled: bool = False) -> int:
-        return drain(self.session, self.model if model is None else model, self.handler(handler), scheduled=scheduled)
+    def drain(self, handler: Any = send, *, model: Any = None, **options: Any) -> int:
+        return drain(self.session, self.model if model is None else model, self.handler(handler), **options)
 
     def travel(self, delta: Any) -> None:
         travel(self.session, delta)
@@ -91,10 +91,10 @@ class AsyncApp(App):
 
     def __init__(self, session: Any, model: type[Email], runner: asyncio.Runner) -> None:
         super().__init__(session, model)
-        self._run = runner.run
+        self.wait_for = runner.run
 
     def call(self, operation: Callable[..., Any], *arguments: Any) -> Any:
-        return self._run(self.session.run_sync(operation, *arguments))
+        return self.wait_for(self.session.run_sync(operation, *arguments))
 
     def handler(self, handler: Any) -> Any:
         if isinstance(handler, AsyncConsumer):
@@ -107,24 +107,21 @@ class AsyncApp(App):
 
         return run
 
-    def run(self, job: Any, handler: Any = send) -> RunResult[Any]:
-        return self._run(async_run_job(self.session, job, self.handler(handler)))
+    def run(self, job: Any, handler: Any = send, **options: Any) -> RunResult[Any]:
+        return self.wait_for(async_run_job(self.session, job, self.handler(handler), **options))
 
-    def drain(self, handler: Any = send, *, model: Any = None, scheduled: bool = False) -> int:
-        return self._run(
-            async_drain(
-                self.session, self.model if model is None else model, self.handler(handler), scheduled=scheduled
-            )
-        )
+    def drain(self, handler: Any = send, *, model: Any = None, **options: Any) -> int:
+        served = self.model if model is None else model
+        return self.wait_for(async_drain(self.session, served, self.handler(handler), **options))
 
     def travel(self, delta: Any) -> None:
-        self._run(async_travel(self.session, delta))
+        self.wait_for(async_travel(self.session, delta))
 
     def crash(self, job: Any) -> None:
-        self._run(async_crash(self.session, job))
+        self.wait_for(async_crash(self.session, job))
 
     def enqueued(self, model: Any = None, **columns: Any) -> list[Any]:
-        return self._run(async_enqueued(self.session, self.model if model is None else model, **columns))
+        return self.wait_for(async_enqueued(self.session, self.model if model is None else model, **columns))
 
     def consumer(self, handler: Any, **options: Any) -> Any:
         return AsyncConsumer(self.model, self.handler(handler), AsyncSession, **options)

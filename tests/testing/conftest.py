@@ -68,6 +68,12 @@ def leased(engine: sa.Engine, shared_database: Database, kind: str) -> Iterator[
     yield from open_app(engine, shared_database, "update_status", kind)
 
 
+@pytest.fixture
+def async_leased(engine: sa.Engine, shared_database: Database) -> Iterator[App]:
+    """A strategy with leases, in async code."""
+    yield from open_app(engine, shared_database, "update_status", "async")
+
+
 @pytest.fixture(params=EACH_STRATEGY[3:], ids="-".join)
 def held(request: pytest.FixtureRequest, engine: sa.Engine, shared_database: Database) -> Iterator[App]:
     """Each strategy that holds a transaction."""

@@ -74,6 +74,9 @@ def with_my_session(session: MySession, email: Email) -> None: ...
 def async_with_sync_session(session: AsyncSession, email: Email) -> None: ...
 
 
+def swapped(email: Email, session: Session) -> None: ...
+
+
 async def sync_session(session: Session, email: Email) -> None: ...
 
 
@@ -103,8 +106,12 @@ def test_consumers() -> None:
         ({Email: talk, Message: talk}, "Email: talk takes jobs of class Message"),
         ({Email: send, Message: "talk"}, r"Message\(handler='talk'\): a handler is a callable"),
         ({Email: lambda session: None, Message: talk}, r"Email: the handler .* is called as"),
-        ({Email: async_with_sync_session, Message: talk}, "async_with_sync_session is a function, so its session is"),
-        ({Email: sync_session, Message: talk}, "is a coroutine function, so its session is of class AsyncSession"),
+        ({Email: async_with_sync_session, Message: talk}, "async_with_sync_session is a function, so its first"),
+        ({Email: swapped, Message: talk}, "so its first argument is of class Session and not Email"),
+        (
+            {Email: sync_session, Message: talk},
+            "a coroutine function, so its first argument is of class AsyncSession",
+        ),
     ],
 )
 def test_handlers_that_do_not_fit(handlers: Any, problem: str) -> None:
@@ -128,6 +135,7 @@ def test_all_problems_are_named() -> None:
         (Session, {}, "give the declarative base of the models"),
         (Base, {"Email": send}, "give queue classes as keys"),
         (Base, {Customer: send}, "give queue classes as keys"),
+        (Base, send, "give a dict of handlers by class, or Consumers"),
         (Base, [send], "give a dict of handlers by class, or Consumers"),
     ],
 )

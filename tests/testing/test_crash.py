@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.exc import NotClaimableError
 from sqlaqueue.queue.backend import CRASH_JOURNAL
-from tests.testing.app import App
+from tests.testing.app import App, send
 from tests.testing.models import Base
 
 
@@ -21,6 +21,12 @@ def test_a_job_runs_again(app: App) -> None:
     assert app.sent == ["ada@example.com"]
     if result.job is not None:
         assert email.attempts == 2
+
+
+def test_a_consumer_with_several_handlers_runs_it_as_well(app: App) -> None:
+    email = app.add()
+    app.crash(email)
+    assert app.run(email, app.consumer(send, concurrency=4)).state == "completed"
 
 
 def test_a_lease_stays_and_has_expired(leased: App) -> None:

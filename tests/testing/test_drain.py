@@ -9,8 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import Snooze, pause
-from sqlaqueue.testing import worker
+from sqlaqueue import JobFailed, Snooze, pause
 from tests.testing.app import App, send
 from tests.testing.models import Email, LeasedEmail, Sent
 
@@ -88,15 +87,33 @@ def test_a_paused_queue_is_left_alone(app: App) -> None:
     assert app.drain(scheduled=True) == 0
 
 
-def test_a_handler_without_an_end_is_an_error(leased: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "_MOST_RUNS", 20)
-
+def test_a_handler_without_an_end_is_an_error(leased: App) -> None:
     def snooze(session: Session, email: Email) -> None:
         raise Snooze(0)
 
     leased.add()
-    with pytest.raises(AssertionError, match=r"has run \d+ times without an end; does its handler raise Snooze"):
-        leased.drain(snooze)
+    with pytest.raises(AssertionError, match=r"21 runs have come to no end, 21 of them of LeasedEmail \d+; does a h"):
+        leased.drain(snooze, limit=20)
+
+
+def test_a_handler_that_enqueues_its_successor_is_an_error(leased: App) -> None:
+    def follow(session: Session, email: Email) -> None:
+        session.add(LeasedEmail(to="next", run_at=datetime.now(UTC) + timedelta(days=1)))
+
+    leased.add()
+    assert leased.drain(follow) == 1
+    with pytest.raises(AssertionError, match=r"For more than 10 runs give (async_)?drain\(\.\.\., limit=\.\.\.\)"):
+        leased.drain(follow, scheduled=True, limit=10)
+
+
+def test_failures_can_be_raised(app: App) -> None:
+    app.add()
+    assert app.drain(check=True) == 1
+    app.add("nobody")
+    with pytest.raises(JobFailed, match="the run ended as retried, and the job is pending: ValueError") as raised:
+        app.drain(check=True)
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert raised.value.result.state == "pending"
 
 
 def test_an_interrupt_ends_it(app: App) -> None:

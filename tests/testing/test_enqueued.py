@@ -179,3 +179,5 @@ def test_wrong_arguments(engine: sa.Engine) -> None:
             enqueued(session, Sent)
         with pytest.raises(NotAQueueError):
             enqueued(session, Base)
+        with pytest.raises(NotAQueueError, match="is not a mapped class; give the class LeasedEmail"):
+            enqueued(session, LeasedEmail(to="ada@example.com"))  # type: ignore[call-overload]  # that is the mistake

@@ -5,25 +5,28 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
-from sqlaqueue import Cancel, Constant, Fail, Retry, Snooze, pause, resume
+from sqlaqueue import AsyncConsumer, Cancel, Constant, Consumer, Fail, Retry, Snooze, pause, resume
 from sqlaqueue.exc import (
     ConfigurationError,
     DatabaseNotReadyError,
     HandlerMisuseError,
+    JobFailed,
     JobTimeout,
     NotAQueueError,
     NotClaimableError,
     StatementError,
     TransactionLostError,
 )
-from sqlaqueue.testing import run_job
-from tests.testing.app import App, send
-from tests.testing.models import DeletedWhenDone, Email, LeasedEmail, OwnMessage, Sent
+from sqlaqueue.testing import async_drain, async_run_job, drain, run_job
+from tests.testing.app import App, AsyncApp, send
+from tests.testing.models import DeletedWhenDone, Email, HeldEmail, LeasedEmail, OwnMessage, Sent
 
 
 def test_a_success(app: App) -> None:
@@ -92,6 +95,46 @@ def test_the_exceptions_that_settle(
     assert (result.state, result.outcome, result.delay, result.error) == (state, outcome, delay, error)
     assert result.exception is raised
     assert app.sent == []
+
+
+def test_a_job_that_is_due_again_at_once_has_run_once(app: App) -> None:
+    def retry(session: Session, email: Email) -> None:
+        raise Retry(0)
+
+    email = app.add()
+    assert app.run(email, retry).outcome == "retried"
+    assert email.attempts == 1
+
+
+def test_a_failure_can_be_raised(app: App) -> None:
+    assert app.run(app.add(), check=True).state == "completed"
+    with pytest.raises(JobFailed, match=r"\d+: the run ended as retried, and the job is pending: ValueError") as raised:
+        app.run(app.add("nobody"), check=True)
+    assert isinstance(raised.value.__cause__, ValueError)
+    assert raised.value.result.state == "pending"
+
+
+def test_mocks_are_handlers(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        handler = mock.Mock(return_value=None)
+        assert run_job(session, email, handler, check=True).state == "completed"
+        handler.assert_called_once()
+
+
+def test_an_async_test_may_run_a_sync_handler(async_leased: AsyncApp) -> None:
+    wait_for, session, email = async_leased.wait_for, async_leased.session, async_leased.add()
+    assert wait_for(async_run_job(session, email, send)).state == "completed"
+    assert email.status == "completed"
+    async_leased.add()
+    assert wait_for(async_drain(session, LeasedEmail, Consumer(LeasedEmail, send, Session))) == 1
+    assert async_leased.sent == ["ada@example.com"] * 2
+
+
+def test_async_mocks_are_handlers(async_leased: AsyncApp) -> None:
+    handler = mock.AsyncMock(return_value=None)
+    async_leased.wait_for(async_run_job(async_leased.session, async_leased.add(), handler, check=True))
+    handler.assert_awaited_once()
 
 
 def test_a_snooze_costs_no_attempt(app: App) -> None:
@@ -284,6 +327,8 @@ def test_wrong_arguments(engine: sa.Engine) -> None:
             run_job(session, email, send)
         with pytest.raises(NotAQueueError, match="takes instances of a queue class"):
             run_job(session, Sent(to="ada"), send)
+        with pytest.raises(NotAQueueError, match=r"run_job\(\): this is a list; give one job, and call it for each"):
+            run_job(session, [email], send)
         with pytest.raises(ConfigurationError, match=r"give a Session, as in"):
             run_job(engine, email, send)  # type: ignore[arg-type]  # that is the mistake
         other.flush()
@@ -295,14 +340,23 @@ def no_parameters() -> None:
     """Cannot be called with a session and a job."""
 
 
-def test_a_consumer_of_the_other_kind(app: App, engine: sa.Engine) -> None:
-    email = app.add()
-    if app.is_async:
-        with Session(engine) as session, pytest.raises(ConfigurationError, match=r"use async_run_job\(\)"):
-            session.add(job := app.model(to="ada@example.com"))
-            run_job(session, job, app.consumer(send))
-    else:
-        assert app.run(email, app.consumer(send)).state == "completed"
+def test_a_coroutine_function_needs_an_async_session(engine: sa.Engine) -> None:
+    async def asend(session: Any, email: Email) -> None: ...
+
+    with Session(engine) as session:
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        for handler in (asend, {LeasedEmail: asend}, AsyncConsumer(LeasedEmail, asend, AsyncSession)):
+            with pytest.raises(ConfigurationError, match=r"use async_run_job\(\) with an AsyncSession"):
+                run_job(session, email, handler)
+
+
+def test_a_consumer_of_another_queue(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        session.add(LeasedEmail(to="ada@example.com"))
+        with pytest.raises(ConfigurationError, match="it serves HeldEmail, and not these jobs"):
+            drain(session, LeasedEmail, Consumer(HeldEmail, send, Session))
+        with pytest.raises(ConfigurationError, match="the Consumer chooses its jobs itself; give the class"):
+            drain(session, sa.select(LeasedEmail), Consumer(LeasedEmail, send, Session))
 
 
 def test_a_missing_table_is_named(engine: sa.Engine) -> None:

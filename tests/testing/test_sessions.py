@@ -345,7 +345,7 @@ def test_async_sessions(shared_database: Database) -> None:
         assert await async_drain(scoped, LeasedEmail, asend) == 0  # type: ignore[arg-type]  # as above
         await scoped.remove()
         async with AsyncSession(engine) as session:
-            with pytest.raises(ConfigurationError, match=r"use `await session\.run_sync\(run_job"):
+            with pytest.raises(ConfigurationError, match=r"use async_run_job"):
                 run_job(session, email, send)  # type: ignore[arg-type]  # that is the mistake
         with pytest.raises(ConfigurationError, match=r"use run_job"):
             await async_run_job(Session(), email, asend)  # type: ignore[arg-type]  # as above

@@ -68,6 +68,12 @@ def test_a_deleted_job_has_completed(sessions: Sessions) -> None:
         assert wait_until(sessions, email, "completed").job is None
 
 
+def test_a_job_that_is_not_there(sessions: Sessions) -> None:
+    with pytest.raises(AssertionError, match=r"LeasedEmail 5 is not in the database: it was deleted, or has not been"):
+        wait_until(sessions, (LeasedEmail, 5), "completed")
+    assert wait_until(sessions, (LeasedEmail, 5), "gone").job is None
+
+
 def test_a_timeout_says_what_the_job_is_instead(sessions: Sessions) -> None:
     enqueue(sessions, email := LeasedEmail(to="ada@example.com"))
     with pytest.raises(WaitTimeout, match=r"LeasedEmail \d+ is pending, and not completed, after 0\.1 s"):

@@ -61,4 +61,5 @@ async def async_results(session: AsyncSession, email: Email) -> None:
     await async_travel(session, 60)
     await async_crash(session, email)
     assert_type(await async_wait_until(make_async_session, email, "completed"), JobResult[Email])
-    await async_run_job(session, email, send)  # type: ignore[arg-type]
+    await async_run_job(session, email, send)
+    await async_drain(session, Email, Consumer(Email, send, make_session), check=True, limit=5)

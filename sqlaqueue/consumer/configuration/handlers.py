@@ -46,6 +46,11 @@ def function_of(handler: Any) -> Any:
     return getattr(handler, "__call__", handler)  # noqa: B004 - it needs the method itself
 
 
+def is_coroutine_function(handler: Any) -> bool:
+    """Return whether a call of ``handler`` returns a coroutine; mocks say so themselves."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(function_of(handler))
+
+
 class Dispatch:
     """Calls the handler of a job's class: that of the class itself, or else of the nearest class that it inherits from.
 

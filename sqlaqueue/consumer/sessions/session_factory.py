@@ -64,7 +64,7 @@ def check_session(session: object, what: str, *, is_async: bool) -> None:
     name = "AsyncSession" if is_async else "Session"
     fix = f"give {_article_of(name)}, as in `{'async ' * is_async}with {name}(engine) as session`"
     if of_async:
-        fix = f"use `await session.run_sync({what}, ...)`"
+        fix = f"use async_{what}()"
     elif isinstance(session, Session):
         fix = f"use {what.removeprefix('async_')}"
     msg = f"{what}(): this is {_article(session)}; {fix}"

@@ -8,8 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.claiming.job_buffer import runs_of
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.crash_journal import JournalEntry, write_entry
+from sqlaqueue.exc import NotClaimableError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -17,6 +19,7 @@ from sqlaqueue.statements.claim import claim, worker_name
 from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.claimable import flushed_key, not_claimable
 from sqlaqueue.testing.joined_sessions import joined_session, resolve_session
+from sqlaqueue.testing.transaction_guard import TransactionGuard
 from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
 from sqlaqueue.testing.worker import rescue_expired
 
@@ -39,21 +42,37 @@ def crash_in(session: Session, job: Any, function: str, *, is_async: bool = Fals
     """Do so; for a ``session`` of async code the instances are read again at once."""
     key, model = flushed_key(session, job, function), type(job)
     spec = spec_of(model)
-    remember_earlier_jobs(session, spec)
-    with joined_session(session) as worker:
+    remember_earlier_jobs(session, spec, key)
+    with TransactionGuard() as guard, joined_session(session, guard) as worker:
         if spec.has("lease_expires_at"):
             rescue_expired(worker, spec)
         claimed = worker.execute(claim(sa.select(spec.model).where(spec.key_in(spec.keys, [key])), 1)).scalars().all()
         if not claimed:
             raise not_claimable(session, model, key, function)
         if spec.strategy.holds_transaction:
-            worker.rollback()
-            entry = JournalEntry((key_text(key),), solely_responsible=True)
-            write_entry(worker, spec, entry, worker_name())
+            _leave_journal_entry(worker, spec, claimed[0], function)
         elif spec.has("lease_expires_at"):
             _expire_lease(worker, spec, key)
         worker.commit()
     show_changes(session, is_async=is_async)
+
+
+def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any, function: str) -> None:
+    (run,) = runs_of([job])
+    session.rollback()
+    setting = sa.func.current_setting("synchronous_commit", type_=sa.Text())
+    before = session.execute(sa.select(setting), bind_arguments={"mapper": spec.mapper}).scalar_one()
+    entry = JournalEntry((key_text(run.key),), solely_responsible=True)
+    write_entry(session, spec, entry, worker_name())
+    if run.attempt + entry.deaths > run.max_attempts:
+        session.rollback()
+        msg = (
+            f"{function}(): {spec.model.__name__} {key_text(run.key)} has no attempt left: a worker that claims it "
+            "settles it as failed, and calls no handler that could crash; run_job() shows that"
+        )
+        raise NotClaimableError(msg)
+    restored = sa.func.set_config("synchronous_commit", before, sa.true())
+    session.execute(sa.select(restored), bind_arguments={"mapper": spec.mapper})
 
 
 def _expire_lease(session: Session, spec: QueueSpec, key: Key) -> None:

@@ -14,8 +14,13 @@ from sqlaqueue.queue.spec import clock
 from sqlaqueue.testing._types import AnySession, Handler, Jobs
 from sqlaqueue.testing.joined_sessions import resolve_session
 from sqlaqueue.testing.run_result import result_of
-from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
-from sqlaqueue.testing.travel import travel
+from sqlaqueue.testing.transaction_view import (
+    forget_deleted_jobs,
+    load_before_deletion,
+    remember_earlier_jobs,
+    show_changes,
+)
+from sqlaqueue.testing.travel import LONGEST, travel
 from sqlaqueue.testing.worker import WorkerInTest
 
 if TYPE_CHECKING:
@@ -55,7 +60,7 @@ def drain(
     runs: int = worker.run(own, worker.run_all)
     while scheduled and execute(own, _travel_to_next, (worker,)):
         runs += worker.run(own, worker.run_all)
-    execute(own, show_changes)
+    execute(own, _end, (worker,))
     if check:
         execute(own, _check, (worker,))
     return runs
@@ -79,7 +84,7 @@ async def async_drain(
     runs: int = await worker.run_async(own, worker.run_all)
     while scheduled and await own.run_sync(execute, _travel_to_next, (worker,)):
         runs += await worker.run_async(own, worker.run_all)
-    await own.run_sync(execute, partial(show_changes, is_async=True))
+    await own.run_sync(execute, partial(_end, is_async=True), (worker,))
     if check:
         await own.run_sync(execute, _check, (worker,))
     return runs
@@ -89,7 +94,15 @@ def _begin(session: Session, model: Any, handler: Any, function: str, limit: int
     session.flush()
     worker = WorkerInTest(function, model, handler, limit=limit)
     remember_earlier_jobs(session, worker.spec)
+    load_before_deletion(session, worker.spec)
+    worker.keep_settings(session)
     return worker
+
+
+def _end(session: Session, worker: WorkerInTest, *, is_async: bool = False) -> None:
+    worker.restore_settings(session)
+    forget_deleted_jobs(session, worker.spec, {event.key for event in worker.events})
+    show_changes(session, is_async=is_async)
 
 
 def _check(session: Session, worker: WorkerInTest) -> None:
@@ -105,6 +118,8 @@ def _travel_to_next(session: Session, worker: WorkerInTest) -> bool:
         return False
     run_at = getattr(selection.entity, spec.attributes["run_at"])
     waiting = selection.select.where(spec.in_state("pending")) if spec.has("status") else selection.select
+    # Jobs that are parked for ever, such as in the year 9999, are never due.
+    waiting = waiting.where(run_at < clock() + sa.literal(LONGEST, sa.Interval()))
     wait = waiting.with_only_columns(sa.func.min(run_at) - clock(), maintain_column_froms=True)
     delay: timedelta | None = session.execute(wait, bind_arguments={"mapper": spec.mapper}).scalar_one()
     # A job that is due and was not claimed is locked, or its queue is paused.

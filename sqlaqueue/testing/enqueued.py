@@ -13,7 +13,7 @@ from sqlaqueue.exc import StatementError
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.testing._types import AnySession, Jobs
 from sqlaqueue.testing.joined_sessions import resolve_session
-from sqlaqueue.testing.transaction_view import enqueued_here
+from sqlaqueue.testing.transaction_view import enqueued_keys
 
 T = TypeVar("T")
 
@@ -67,7 +67,8 @@ class _NoJobs(list[T]):
 
 def _jobs(session: Session, selection: JobSelection) -> list[Any]:
     session.flush()
-    spec = selection.spec
-    mine = selection.select.where(*enqueued_here(session, spec)).order_by(*spec.keys).options(*selection.options)
+    spec, keys = selection.spec, enqueued_keys(session, selection)
+    jobs = sa.select(selection.entity).where(spec.key_in(spec.keys, keys)).order_by(*spec.keys)
     # Rows may have been changed by statements that the session's instances do not show.
-    return list(session.scalars(mine.execution_options(populate_existing=True)).unique())
+    fresh = jobs.options(*selection.options).execution_options(populate_existing=True)
+    return list(session.scalars(fresh).unique()) if keys else []

@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.sessions.session_factory import check_session, session_in_scope
 from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
+from sqlaqueue.testing.transaction_guard import TransactionGuard
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
@@ -29,11 +30,17 @@ def resolve_session(session: Any, function: str, *, is_async: bool) -> Any:
     return session_in_scope(session)
 
 
-def joined_session(session: Session) -> Session:
+_OPTIONS = ("_query_cls", "enable_baked_queries", "execution_options")
+"""The attributes for options of a Session beside those that its constructor is given; the last is of SQLAlchemy 2.1."""
+
+
+def joined_session(session: Session, guard: TransactionGuard) -> Session:
     """Return a new session of the same class, in the transaction of ``session``.
 
     It has the options and attributes of ``session``, but not the event listeners of that instance: a session factory
     would not have added them either.
+
+    :param guard: watches the connections that it uses.
     """
     cls = type(session)
     joined = cls.__new__(cls)
@@ -46,22 +53,25 @@ def joined_session(session: Session) -> Session:
         info=dict(session.info),
         join_transaction_mode="create_savepoint",
     )
+    joined.__dict__.update((name, vars(session)[name]) for name in _OPTIONS if name in vars(session))
 
     def get_bind(mapper: Any = None, **arguments: Any) -> sa.Connection:
         # Other connections do not see what the test has written.
         with routing_to_primary(session):
-            return session.connection(bind_arguments={"mapper": mapper, **arguments})
+            connection = session.connection(bind_arguments={"mapper": mapper, **arguments})
+        guard.watch(connection)
+        return connection
 
     joined.__dict__["get_bind"] = get_bind
     return joined
 
 
-def joined_factory(session: Session) -> Callable[[], Session]:
+def joined_factory(session: Session, guard: TransactionGuard) -> Callable[[], Session]:
     """Return a session factory for a Consumer that works in the transaction of ``session``."""
-    return lambda: joined_session(session)
+    return lambda: joined_session(session, guard)
 
 
-def joined_async_factory(session: AsyncSession) -> Callable[[], AsyncSession]:
+def joined_async_factory(session: AsyncSession, guard: TransactionGuard) -> Callable[[], AsyncSession]:
     """Return the same for an AsyncConsumer."""
     from sqlalchemy.ext.asyncio import AsyncSession as Base  # noqa: PLC0415 - it needs greenlet, which sync code may lack
 
@@ -70,7 +80,7 @@ def joined_async_factory(session: AsyncSession) -> Callable[[], AsyncSession]:
     def make() -> AsyncSession:
         joined = cls.__new__(cls)
         joined.__dict__.update(vars(session))
-        Base.__init__(joined, sync_session_class=lambda **_: joined_session(session.sync_session))  # type: ignore[arg-type]  # it takes any callable that makes a session
+        Base.__init__(joined, sync_session_class=lambda **_: joined_session(session.sync_session, guard))  # type: ignore[arg-type]  # it takes any callable that makes a session
         return joined
 
     return make

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     import sqlalchemy as sa
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_sessionmaker
     from sqlalchemy.orm import Session, sessionmaker
+
+
+_LOOP_SCOPES = ("function", "class", "module", "package", "session")
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +121,7 @@ def sqlaqueue_session(sqlaqueue_session_factory: sessionmaker[Session]) -> Itera
 # -- async ---------------------------------------------------------------------------------------------------------
 #
 # pytest-asyncio and anyio run a fixture in the event loop of its test only if it is marked as theirs. So each has a
-# fixture of its own, and `sqlaqueue_async_connection` asks for the one that the test needs.
+# fixtures of its own, and `sqlaqueue_async_connection` asks for the one that the test needs.
 
 
 @pytest.fixture
@@ -148,28 +151,44 @@ async def sqlaqueue_anyio_connection(sqlaqueue_async_url: str) -> AsyncIterator[
         yield connection
 
 
-async def _asyncio_connection(sqlaqueue_async_url: str) -> AsyncIterator[AsyncConnection]:
-    """The connection of a test that pytest-asyncio runs."""
-    async for connection in _async_connection(sqlaqueue_async_url):
-        yield connection
+def _asyncio_connection() -> Callable[[str], AsyncIterator[AsyncConnection]]:
+    """Return a new function, as the decorator of pytest-asyncio stores the scope of the loop in it."""
+
+    async def connection(sqlaqueue_async_url: str) -> AsyncIterator[AsyncConnection]:
+        """The connection of a test that pytest-asyncio runs in the loop of this scope."""
+        async for connection in _async_connection(sqlaqueue_async_url):
+            yield connection
+
+    return connection
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Add the fixture for pytest-asyncio, whose decorator it needs, if that is used: by now pytest has imported it."""
-    pytest_asyncio: Any = config.pluginmanager.get_plugin("asyncio")
-    if hasattr(pytest_asyncio, "fixture"):
+    """Add the fixtures for pytest-asyncio, whose decorator they need, if pytest has imported it."""
+    # It has the second name if it is not loaded by its entry point, but by `-p`.
+    found = (config.pluginmanager.get_plugin(name) for name in ("asyncio", "pytest_asyncio.plugin"))
+    plugin: Any = next((each for each in found if hasattr(each, "fixture")), None)
+    if plugin is not None:
         fixtures: Any = ModuleType("sqlaqueue_pytest_asyncio")
-        fixtures.sqlaqueue_asyncio_connection = pytest_asyncio.fixture(
-            _asyncio_connection, name="sqlaqueue_asyncio_connection"
-        )
+        for scope in _LOOP_SCOPES:
+            name = f"sqlaqueue_asyncio_{scope}_connection"
+            setattr(fixtures, name, plugin.fixture(_asyncio_connection(), name=name, loop_scope=scope))
         config.pluginmanager.register(fixtures)
+
+
+def _loop_scope(request: pytest.FixtureRequest) -> str:
+    """Return the scope of the event loop in which pytest-asyncio runs a test: a connection belongs to its loop."""
+    marker = request.node.get_closest_marker("asyncio")
+    options = {} if marker is None else marker.kwargs
+    scope = options.get("loop_scope") or options.get("scope")
+    default = request.config.getini("asyncio_default_test_loop_scope")
+    return str(scope or default or "function")
 
 
 @pytest.fixture
 def sqlaqueue_async_connection(request: pytest.FixtureRequest) -> AsyncConnection:
     """An async connection in a transaction that is rolled back after the test, for pytest-asyncio and for anyio."""
-    library = "anyio" if "anyio_backend" in request.fixturenames else "asyncio"
-    connection: AsyncConnection = request.getfixturevalue(f"sqlaqueue_{library}_connection")
+    runner = "anyio" if "anyio_backend" in request.fixturenames else f"asyncio_{_loop_scope(request)}"
+    connection: AsyncConnection = request.getfixturevalue(f"sqlaqueue_{runner}_connection")
     return connection
 
 

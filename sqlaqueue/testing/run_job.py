@@ -16,7 +16,12 @@ from sqlaqueue.testing._types import AnySession, Handler
 from sqlaqueue.testing.claimable import flushed_key, not_claimable
 from sqlaqueue.testing.joined_sessions import resolve_session
 from sqlaqueue.testing.run_result import RunResult, result_of
-from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
+from sqlaqueue.testing.transaction_view import (
+    forget_deleted_jobs,
+    load_before_deletion,
+    remember_earlier_jobs,
+    show_changes,
+)
 from sqlaqueue.testing.worker import WorkerInTest
 from sqlaqueue.waiting.job_end import read_state
 
@@ -81,6 +86,8 @@ class _OneRun:
         # A rescue may have failed the job: then there was no attempt left, and nothing to run.
         if not ended or (ended[-1].name == "rescued" and state == "pending"):
             raise not_claimable(session, self.model, self.key, self.function)
+        self.worker.restore_settings(session)
+        forget_deleted_jobs(session, spec, [self.key])
         show_changes(session, is_async=self.is_async)
         return result_of(session, self.worker.spec, self.model, ended[-1])
 
@@ -93,5 +100,7 @@ def _begin(session: Session, job: Any, handler: Any, function: str, *, is_async:
         return select.where(spec.key_in(spec.keys, [key]))
 
     worker = WorkerInTest(function, spec.model, handler, narrow=only_this)
-    remember_earlier_jobs(session, spec)
+    remember_earlier_jobs(session, spec, key)
+    load_before_deletion(session, spec)
+    worker.keep_settings(session)
     return _OneRun(function, model, key, worker, is_async)

@@ -13,36 +13,65 @@ from sqlaqueue.keys import Key, keys_from
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.statements.selection import JobSelection
 
 _EARLIER = "sqlaqueue_earlier_jobs"
-"""The key in ``Session.info`` of jobs that were enqueued before the test's transaction, and written by a function of
+"""The key in ``Connection.info`` of jobs that were enqueued before the test's transaction, and written by a function of
 this package: such a row looks like one that the transaction has enqueued."""
 
 
-def enqueued_here(session: Session, spec: QueueSpec) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions that a job waits, and that the session's transaction has enqueued it."""
-    written = spec.table.alias("sqlaqueue_written")
-    same = [written.c[key.key] == key for key in spec.keys]
-    conditions: list[sa.ColumnElement[bool]] = [sa.exists().where(*same, backend().claims.written_here(written))]
+def enqueued_keys(session: Session, selection: JobSelection) -> list[Key]:
+    """Return the keys of selected jobs that wait, and that the session's transaction has enqueued."""
+    spec = selection.spec
+    keys = spec.strategy.pick(spec, selection.select, *spec.keys).where(_written_here(spec)).order_by(*spec.keys)
     if spec.has("status"):
-        conditions.append(spec.in_state("pending"))
+        keys = keys.where(spec.in_state("pending"))
     earlier = _earlier(session, spec)
-    if earlier:
-        conditions.append(~spec.key_in(spec.keys, list(earlier)))
-    return conditions
+    found = (tuple(row) for row in session.execute(keys, bind_arguments={"mapper": spec.mapper}))
+    return [key for key in found if key not in earlier]
 
 
-def remember_earlier_jobs(session: Session, spec: QueueSpec) -> None:
-    """Remember which waiting jobs are not of this transaction, before their rows are written."""
-    own = sa.and_(*enqueued_here(session, spec))
-    waiting = spec.in_state("pending") if spec.has("status") else sa.true()
-    others = sa.select(*spec.keys).where(waiting, ~own)
-    found = session.execute(others, bind_arguments={"mapper": spec.mapper}).all()
+def remember_earlier_jobs(session: Session, spec: QueueSpec, key: Key | None = None) -> None:
+    """Remember which jobs are not of this transaction, before their rows are written.
+
+    :param key: the only pending job that will be written; by default all will.
+    """
+    others = sa.select(*spec.keys).where(~_written_here(spec))
+    if spec.has("status"):
+        pending = spec.in_state("pending")
+        # Those with an expired lease become pending.
+        expired = [] if spec.strategy.holds_transaction else [spec.in_state("processing")]
+        if key is not None:
+            pending = sa.and_(pending, spec.key_in(spec.keys, [key]))
+        others = others.where(sa.or_(pending, *expired))
+    elif key is not None:
+        others = others.where(spec.key_in(spec.keys, [key]))
+    found = session.execute(others, bind_arguments={"mapper": spec.mapper})
     _earlier(session, spec).update(tuple(row) for row in found)
 
 
+def forget_deleted_jobs(session: Session, spec: QueueSpec, keys: Collection[Key]) -> None:
+    """Forget those of some jobs whose rows are deleted: another job may be enqueued under the same key."""
+    earlier = _earlier(session, spec)
+    among = earlier.intersection(keys)
+    if among:
+        earlier -= among - _existing(session, spec, among)
+
+
+def _written_here(spec: QueueSpec) -> sa.ColumnElement[bool]:
+    written = spec.table.alias("sqlaqueue_written")
+    same = [written.c[key.key] == key for key in spec.keys]
+    return sa.exists().where(*same, backend().claims.written_here(written))
+
+
 def _earlier(session: Session, spec: QueueSpec) -> set[Key]:
-    remembered: set[Key] = session.info.setdefault(_EARLIER, {}).setdefault(spec.table, set())
+    """Return the remembered keys of the connection's present transaction, which several sessions may share."""
+    connection = session.connection(bind_arguments={"mapper": spec.mapper})
+    transaction, tables = connection.info.get(_EARLIER, (None, {}))
+    if transaction is not connection.get_transaction():
+        tables = {}
+        connection.info[_EARLIER] = (connection.get_transaction(), tables)
+    remembered: set[Key] = tables.setdefault(spec.table, set())
     return remembered
 
 
@@ -64,10 +93,27 @@ def show_changes(session: Session, *, is_async: bool = False) -> None:
         session.expire_all()
         return
     for instance in list(session.identity_map.values()):
-        try:
-            session.refresh(instance)
-        except InvalidRequestError:
-            session.expunge(instance)
+        state = sa.inspect(instance)
+        columns = {one.key for one in state.mapper.column_attrs if not one.deferred}
+        refresh_or_detach(session, instance, columns | state.mapper.attrs.keys() & state.dict.keys())
+
+
+def load_before_deletion(session: Session, spec: QueueSpec) -> None:
+    """Load the expired instances of a queue whose rows a run may delete: then they could not be loaded any more."""
+    if spec.strategy.keeps_rows and spec.config.on_complete == "keep":
+        return
+    for instance in list(session.identity_map.values()):
+        state = sa.inspect(instance)
+        if queue_spec(type(instance)) is spec and state.expired_attributes:
+            refresh_or_detach(session, instance, set(state.expired_attributes))
+
+
+def refresh_or_detach(session: Session, instance: Any, names: Collection[str]) -> None:
+    """Read attributes of an instance again; detach it if its row is deleted, so that it keeps its values."""
+    try:
+        session.refresh(instance, names)
+    except InvalidRequestError:
+        session.expunge(instance)
 
 
 def _existing(session: Session, spec: QueueSpec, keys: Collection[Key]) -> set[Key]:

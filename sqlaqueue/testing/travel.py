@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.exc import IntegrityError, UnboundExecutionError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.sessions.write_routing import execute
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.joined_sessions import resolve_session
-from sqlaqueue.testing.transaction_view import remember_earlier_jobs
+from sqlaqueue.testing.transaction_view import refresh_or_detach, remember_earlier_jobs
 
 _TIMES = ("run_at", "created_at", "started_at", "finished_at", "lease_expires_at")
 """The roles whose columns are moved."""
+
+LONGEST = timedelta(days=36525)
+"""The longest time that can pass: jobs that are due later are parked."""
+
+_FAR = timedelta(days=365 * 1000)
 
 _SIDE_TABLES = (CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER)
 
@@ -33,10 +39,13 @@ def travel(session: AnySession, delta: Delay) -> None:
 
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param delta: seconds or a timedelta.
-    :raises ConfigurationError: if ``delta`` is negative: time cannot go back.
+    :raises ConfigurationError: if ``delta`` is negative, as time cannot go back, or more than a hundred years.
     """
     own = resolve_session(session, "travel", is_async=False)
     moved = timedelta(seconds=seconds(delta, "travel(delta)"))
+    if moved > LONGEST:
+        msg = f"travel({delta!r}): give at most a hundred years; the database's calendar ends"
+        raise ConfigurationError(msg)
     execute(own, _move, (moved,))
 
 
@@ -45,17 +54,33 @@ def _move(session: Session, delta: timedelta) -> None:
     for spec, table, columns in _tables(session):
         if table is spec.table:
             remember_earlier_jobs(session, spec)
-        interval = sa.literal(delta, sa.Interval())
-        values: dict[Any, Any] = {
-            column: sa.type_coerce(column, sa.DateTime(timezone=True)) - interval for column in columns
-        }
-        filled = sa.or_(*(column.is_not(None) for column in columns))
-        session.execute(sa.update(table).where(filled).values(values), bind_arguments={"mapper": spec.mapper})
+        try:
+            with session.begin_nested():
+                _shift(session, spec, table, columns, delta)
+        except IntegrityError:
+            # A unique constraint that contains a time may be violated while some rows are moved and others are not.
+            # Moved out of the range of all others first, no two rows can meet.
+            _shift(session, spec, table, columns, delta + _FAR)
+            _shift(session, spec, table, columns, -_FAR)
     for instance in list(session.identity_map.values()):
         spec_of_instance = queue_spec(type(instance))
         if spec_of_instance is not None:
-            names = [spec_of_instance.attributes[role] for role in _TIMES if spec_of_instance.has(role)]
-            session.refresh(instance, [name for name in names if name in sa.inspect(instance).dict])
+            names = {spec_of_instance.attributes[role] for role in _TIMES if spec_of_instance.has(role)}
+            loaded = names & sa.inspect(instance).dict.keys()
+            if loaded:
+                refresh_or_detach(session, instance, loaded)
+
+
+def _shift(
+    session: Session, spec: QueueSpec, table: sa.Table, columns: Sequence[sa.Column[Any]], delta: timedelta
+) -> None:
+    """Make all times of a table earlier."""
+    interval = sa.literal(delta, sa.Interval())
+    values: dict[Any, Any] = {
+        column: sa.type_coerce(column, sa.DateTime(timezone=True)) - interval for column in columns
+    }
+    filled = sa.or_(*(column.is_not(None) for column in columns))
+    session.execute(sa.update(table).where(filled).values(values), bind_arguments={"mapper": spec.mapper})
 
 
 def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Column[Any]]]]:

@@ -40,9 +40,14 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.manage import rescue
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.testing.joined_sessions import joined_async_factory, joined_factory
+from sqlaqueue.testing.transaction_guard import TransactionGuard
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
+
+
+_CHANGED_SETTINGS = ("lock_timeout", "synchronous_commit")
+"""The settings that entries of the crash journal change until the end of their transaction."""
 
 
 class WorkerInTest:
@@ -77,6 +82,7 @@ class WorkerInTest:
         self._function, self._name, self._limit = function, repr(consumer), limit
         self._handler = consumer.handler
         self._interrupted: list[BaseException] = []
+        self._settings: tuple[str, ...] = ()
         self._runs = Counter[Key]()
         self._parts = ConsumerParts(settings, make_statements(settings))
         for name in get_args(EventName):
@@ -90,7 +96,6 @@ class WorkerInTest:
 
     def run(self, session: Session, routine: Callable[[ConsumerContext], Routine]) -> Any:
         """Run a routine in the transaction of ``session``."""
-        factory = joined_factory(session)
 
         def handler(own: Session, argument: Any) -> Any:
             try:
@@ -99,19 +104,16 @@ class WorkerInTest:
                 self._note_interrupt(error)
                 raise
 
-        with (
-            self._explaining_errors(session),
-            closing(ThreadRunner(self._name, self._parts, factory, handler, draining=True)) as runner,
-        ):
-            return runner.execute(routine(runner.context))
+        with self._guarded(session) as guard:
+            factory = joined_factory(session, guard)
+            with closing(ThreadRunner(self._name, self._parts, factory, handler, draining=True)) as runner:
+                return runner.execute(routine(runner.context))
 
     async def run_async(self, session: AsyncSession, routine: Callable[[ConsumerContext], Routine]) -> Any:
         """Do what :meth:`run` does, in a task; a handler that is no coroutine function is run as in sync code."""
         if not self._is_async:
             return await session.run_sync(self.run, routine)
         from sqlaqueue.consumer.runners.task_runner import TaskRunner  # noqa: PLC0415 - it needs greenlet
-
-        factory = joined_async_factory(session)
 
         async def handler(own: AsyncSession, argument: Any) -> None:
             try:
@@ -120,27 +122,32 @@ class WorkerInTest:
                 self._note_interrupt(error)
                 raise
 
-        runner = TaskRunner(self._name, self._parts, factory, handler, draining=True)
-        with self._explaining_errors(session.sync_session):
+        with self._guarded(session.sync_session) as guard:
+            factory = joined_async_factory(session, guard)
+            runner = TaskRunner(self._name, self._parts, factory, handler, draining=True)
             return await runner.execute(routine(runner.context))
 
     @contextmanager
-    def _explaining_errors(self, session: Session) -> Iterator[None]:
-        """Raise errors of the database with what to do about them.
+    def _guarded(self, session: Session) -> Iterator[TransactionGuard]:
+        """Guard the transaction of ``session``, and raise errors of the database with what to do about them.
 
+        :raises HandlerMisuseError: if a handler ended the transaction.
         :raises DatabaseNotReadyError: if a table or column of the queue is missing.
         :raises TransactionLostError: if the connection is lost.
         """
-        try:
-            yield
-        except Exception as error:
-            self._refuse_lost_connection(session, error)
-            advice = backend().checks.undefined_object_advice(error, self.spec)
-            if advice is None:
-                raise
-            raise DatabaseNotReadyError(advice) from error
-        # The routines may have taken it for the outcome of a run, and gone on.
-        self._refuse_lost_connection(session, None)
+        with TransactionGuard() as guard:
+            try:
+                yield guard
+            except Exception as error:
+                self._refuse_lost_connection(session, error)
+                guard.check()
+                advice = backend().checks.undefined_object_advice(error, self.spec)
+                if advice is None:
+                    raise
+                raise DatabaseNotReadyError(advice) from error
+            # The routines may have taken these for the outcome of a run, and gone on.
+            self._refuse_lost_connection(session, None)
+            guard.check()
 
     def _refuse_lost_connection(self, session: Session, error: Exception | None) -> None:
         if has_lost_connection(session):
@@ -155,6 +162,23 @@ class WorkerInTest:
         # Ctrl-C, and pytest.fail() or pytest.skip(), are meant for the test, and not for the job.
         if not isinstance(error, Exception | SystemExit | CancelledError):
             self._interrupted.append(error)
+
+    # -- what a worker leaves in a transaction, which usually ends with it ------------------------------------------
+
+    def keep_settings(self, session: Session) -> None:
+        """Remember the settings that statements of a held batch change."""
+        if self.spec.strategy.holds_transaction:
+            current = [sa.func.current_setting(name, type_=sa.Text()) for name in _CHANGED_SETTINGS]
+            self._settings = tuple(
+                session.execute(sa.select(*current), bind_arguments={"mapper": self.spec.mapper}).one()
+            )
+
+    def restore_settings(self, session: Session) -> None:
+        """Set them as they were."""
+        if self._settings:
+            pairs = zip(_CHANGED_SETTINGS, self._settings, strict=True)
+            before = [sa.func.set_config(name, value, sa.true()) for name, value in pairs]
+            session.execute(sa.select(*before), bind_arguments={"mapper": self.spec.mapper})
 
     # -- routines --------------------------------------------------------------------------------------------------
 

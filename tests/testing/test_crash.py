@@ -57,6 +57,15 @@ def test_a_job_that_always_crashes_fails(app: App) -> None:
     assert app.sent == []
 
 
+def test_a_job_without_an_attempt_left_cannot_crash(app: App) -> None:
+    email = app.add()
+    app.crash(email)
+    app.crash(email)
+    with pytest.raises(NotClaimableError, match=r"has no attempt left|is failed"):
+        app.crash(email)
+    assert app.run(email).state == "failed" if app.enqueued() else True
+
+
 def test_other_jobs_are_not_affected(app: App) -> None:
     app.crash(app.add())
     app.add("bob@example.com")

@@ -140,3 +140,16 @@ def test_a_job_whose_lease_has_expired_is_rescued(leased: App) -> None:
     leased.crash(email)
     assert leased.drain() == 1
     assert email.attempts == 2
+
+
+def test_instances_whose_rows_are_gone_do_not_disturb(app: App) -> None:
+    emails = [app.add(), app.add(run_at=datetime.now(UTC) + timedelta(days=1))]
+    assert app.drain(scheduled=True) == 2
+    assert [email.to for email in emails] == ["ada@example.com"] * 2
+
+
+def test_a_parked_job_is_never_due(app: App) -> None:
+    app.add(run_at=datetime(9999, 12, 31, tzinfo=UTC))
+    app.add()
+    assert app.drain(scheduled=True) == 1
+    assert len(app.enqueued()) == 1

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import claim, copy_in, requeue
 from sqlaqueue.exc import NotAQueueError, StatementError
-from sqlaqueue.testing import crash, enqueued, run_job, travel
+from sqlaqueue.testing import crash, drain, enqueued, run_job, travel
 from tests.testing.app import App, send
-from tests.testing.models import Base, DeletedWhenDone, Email, HeldEmail, LeasedEmail, Sent
+from tests.testing.models import Base, DeletedWhenDone, Email, HeldEmail, LeasedEmail, OwnMessage, Sent
 
 
 def test_by_columns(app: App) -> None:
@@ -157,6 +157,53 @@ def test_earlier_jobs_are_left_out_when_time_passes_or_they_run(engine: sa.Engin
         # A new transaction; the connection may be the same.
         session.add(LeasedEmail(to="mine"))
         assert [email.to for email in enqueued(session, LeasedEmail)] == ["mine"]
+
+
+@pytest.mark.usefixtures("earlier")
+def test_earlier_jobs_are_left_out_in_other_sessions_and_when_they_are_rescued(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        running = LeasedEmail(to="running", status="processing", lease_expires_at=datetime(2000, 1, 1, tzinfo=UTC))
+        session.add(running)
+        session.commit()
+    with engine.connect() as connection:
+        sessions = sessionmaker(connection, join_transaction_mode="create_savepoint")
+        transaction = connection.begin()
+        with sessions() as one:
+            travel(one, 60)
+            one.commit()
+        with sessions() as two:
+            assert enqueued(two, LeasedEmail) == []
+            two.add(mine := LeasedEmail(to="mine@example.com"))
+            assert run_job(two, mine, send).state == "completed"
+            assert two.scalars(sa.select(LeasedEmail.status).where(LeasedEmail.to == "running")).all() == ["pending"]
+            assert enqueued(two, LeasedEmail) == []
+        transaction.rollback()
+
+
+def test_a_key_that_is_used_again(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        session.add(OwnMessage(id=5, to="a@b"))
+        session.commit()
+    with Session(engine) as session:
+        assert drain(session, OwnMessage, send) == 1
+        session.add(again := OwnMessage(id=5, to="a@b"))
+        assert enqueued(session, OwnMessage) == [again]
+    with engine.begin() as connection:
+        connection.execute(sa.delete(OwnMessage))
+
+
+def test_many_earlier_jobs(engine: sa.Engine) -> None:
+    """It took seconds for each thousand, as each job was compared with each."""
+    with Session(engine) as session:
+        session.execute(sa.insert(LeasedEmail), [{"to": "x", "extra": {}}] * 20_000)
+        session.commit()
+    with Session(engine) as session:
+        session.add(mine := LeasedEmail(to="mine"))
+        session.execute(sa.text("SET LOCAL statement_timeout = '10s'"))
+        travel(session, 1)
+        assert enqueued(session, LeasedEmail) == [mine]
+    with engine.begin() as connection:
+        connection.execute(sa.delete(LeasedEmail))
 
 
 def test_a_transaction_that_has_written_nothing(engine: sa.Engine) -> None:

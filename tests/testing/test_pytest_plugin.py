@@ -104,6 +104,21 @@ async def test_by_anyio(number, anyio_backend, sqlaqueue_async_session, sqlaqueu
     await check(sqlaqueue_async_session, sqlaqueue_async_session_factory)
 """
 
+SCOPES = """
+
+@pytest.mark.asyncio(loop_scope="class")
+class TestInOneLoop:
+    async def test_first(self, sqlaqueue_async_session, sqlaqueue_async_session_factory):
+        await check(sqlaqueue_async_session, sqlaqueue_async_session_factory)
+
+    async def test_second(self, sqlaqueue_async_session, sqlaqueue_async_session_factory):
+        await check(sqlaqueue_async_session, sqlaqueue_async_session_factory)
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_in_the_loop_of_the_session(sqlaqueue_async_session, sqlaqueue_async_session_factory):
+    await check(sqlaqueue_async_session, sqlaqueue_async_session_factory)
+"""
+
 ASYNCPG = """
 @pytest.fixture
 def sqlaqueue_async_url(sqlaqueue_async_url):
@@ -172,9 +187,9 @@ pytest.main([*(f"-pno:{name}" for name in others), "-q"], plugins=[Look()])
 def test_sync_and_async_tests_on_a_server_of_ones_own(project: Project, server: Server) -> None:
     project.add("conftest.py", SERVER.format(url=server.url()) + ASYNCPG)
     project.write("test_sync.py", SYNC)
-    project.write("test_async.py", ASYNC)
+    project.write("test_async.py", ASYNC + SCOPES)
     done = project.run("-n2")
-    assert "8 passed" in done.stdout, done.stdout
+    assert "11 passed" in done.stdout, done.stdout
     used = {path.name for path in (project.directory / "temporary" / "names").iterdir()}
     assert {name.split("_")[1] for name in used} == {"gw0", "gw1"}
     assert len(used) == 2
@@ -186,6 +201,14 @@ def test_sync_and_async_tests_on_a_server_of_ones_own(project: Project, server: 
 def test_an_embedded_server(project: Project) -> None:
     project.write("test_sync.py", SYNC)
     done = project.run()
+    assert "4 passed" in done.stdout, done.stdout
+
+
+def test_without_loading_plug_ins_by_their_entry_points(project: Project, server: Server) -> None:
+    project.add("conftest.py", SERVER.format(url=server.url()))
+    project.write("test_async.py", ASYNC)
+    plugins = ("-p", "pytest_asyncio.plugin", "-p", "anyio.pytest_plugin", "-p", "sqlaqueue_pytest_plugin")
+    done = project.run(*plugins, environment={"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
     assert "4 passed" in done.stdout, done.stdout
 
 

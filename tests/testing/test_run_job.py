@@ -205,6 +205,45 @@ def test_a_handler_in_a_held_transaction_may_not_commit(held: App) -> None:
     assert isinstance(result.exception, HandlerMisuseError)
 
 
+@pytest.mark.parametrize("statement", ["COMMIT", "ROLLBACK", "/* done */ commit and chain"])
+def test_a_statement_that_ends_the_transaction_is_refused(app: App, statement: str) -> None:
+    def end(session: Session, email: Email) -> None:
+        session.add(Sent(to="first"))
+        session.flush()
+        session.execute(sa.text(statement))
+
+    result = app.run(app.add(), end)
+    assert result.outcome == "retried"
+    assert "a handler ended its transaction by the statement" in str(result.exception)
+    assert app.sent == []
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "close"])
+def test_the_end_of_the_connections_transaction_is_refused(app: App, end: str) -> None:
+    def end_connection(session: Session, email: Email) -> None:
+        session.add(Sent(to="first"))
+        session.flush()
+        getattr(session.connection(), end)()
+
+    email = app.add()
+    result = app.run(email, end_connection)
+    assert result.outcome == "retried"
+    assert f"a handler ended its transaction by session.connection().{end}()" in str(result.exception)
+    assert app.sent == []
+
+
+def test_the_end_of_the_transactions_object_is_reported(engine: sa.Engine) -> None:
+    def roll_back(session: Session, email: Email) -> None:
+        transaction = session.connection().get_transaction()
+        assert transaction is not None
+        transaction.rollback()
+
+    with Session(engine) as session:
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        with pytest.raises(HandlerMisuseError, match="by the object of the connection's transaction"):
+            run_job(session, email, roll_back)
+
+
 def test_a_handler_that_rolls_a_held_transaction_back(held: App) -> None:
     def roll_back(session: Session, email: Email) -> None:
         session.rollback()

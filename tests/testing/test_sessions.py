@@ -14,6 +14,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session, async_ses
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
+    Query,
     Session,
     mapped_column,
     relationship,
@@ -133,6 +134,20 @@ def test_a_session_class_of_the_application(engine: sa.Engine) -> None:
         assert seen == [("acme", 2, "ada", False)]
 
 
+class Emails(Query[Any]):
+    def active(self) -> Emails:
+        return self.filter(LeasedEmail.status == "processing")
+
+
+def test_the_query_class_of_the_application(engine: sa.Engine) -> None:
+    def look(session: Any, email: Email) -> None:
+        assert session.query(LeasedEmail).active().count() == 1
+
+    with sessionmaker(engine, query_cls=Emails)() as session:
+        session.add(email := LeasedEmail(to="ada@example.com"))
+        run_job(session, email, look, check=True)
+
+
 def test_listeners_of_the_tests_session_are_not_called(engine: sa.Engine) -> None:
     commits: list[Any] = []
     with Session(engine) as session:
@@ -200,19 +215,32 @@ def test_other_isolation_levels(engine: sa.Engine, level: Any) -> None:
         session.rollback()
 
 
-def test_the_connection_is_left_as_it_was(engine: sa.Engine) -> None:
-    """No listener of a handler's savepoint remains, nor a savepoint."""
+@pytest.mark.parametrize("model", [LeasedEmail, HeldEmail, MessageEmail])
+def test_the_connection_is_left_as_it_was(engine: sa.Engine, model: type[Email]) -> None:
+    """No listener, setting or savepoint remains."""
+
+    def roll_back(session: Session, email: Email) -> None:
+        session.rollback()
+
+    names = ("commit", "rollback", "before_cursor_execute")
     with engine.connect() as connection:
         transaction = connection.begin()
+        before = settings_of(connection)
         with Session(connection, join_transaction_mode="create_savepoint") as session:
-            session.add(email := HeldEmail(to="ada@example.com"))
+            session.add_all([email := model(to="ada@example.com"), other := model(to="bob@example.com")])
             session.commit()
             run_job(session, email, send)
+            crash(session, other)
+            drain(session, model, roll_back, scheduled=True)
         assert connection.get_nested_transaction() is None
-        settings = "SELECT current_setting('lock_timeout'), current_setting('idle_in_transaction_session_timeout')"
-        assert tuple(connection.execute(sa.text(settings)).one()) == ("0", "0")
-        connection.execute(sa.text("ROLLBACK"))
+        assert [list(getattr(connection.dispatch, name)) for name in names] == [[], [], []]
+        assert settings_of(connection) == before
         transaction.rollback()
+
+
+def settings_of(connection: sa.Connection) -> dict[str, str]:
+    found = connection.execute(sa.text("SELECT name, setting FROM pg_settings"))
+    return {row.name: row.setting for row in found}
 
 
 # -- with other libraries ------------------------------------------------------------------------------------------
@@ -316,6 +344,7 @@ def test_async_instances_need_no_refresh(engine: sa.Engine, shared_database: Dat
             session.add(invoice := Invoice(customer=Customer()))
             assert (await async_run_job(session, invoice, abook)).exception is None
             assert invoice.status == "completed"
+            assert invoice.customer.balance == 10
             found = await session.scalars(sa.select(Customer).options(selectinload("*")))
             assert [customer.balance for customer in found] == [10]
             await session.close()

@@ -109,6 +109,33 @@ def test_instances_of_other_transactions_are_not_read(engine: sa.Engine) -> None
         assert other.scalars(sa.select(LeasedEmail)).all() == []
 
 
+def test_a_unique_constraint_with_a_time(engine: sa.Engine) -> None:
+    now = datetime.now(UTC)
+    with Session(engine) as session:
+        session.execute(sa.text('CREATE UNIQUE INDEX one_per_hour ON leased_email ("to", run_at)'))
+        for hours in range(3):
+            session.add(LeasedEmail(to="a@b", run_at=now - timedelta(hours=hours)))
+            session.flush()
+        travel(session, timedelta(hours=1))
+        moved = session.scalars(sa.select(LeasedEmail.run_at).order_by(LeasedEmail.run_at.desc())).all()
+        assert moved == [now - timedelta(hours=hours) for hours in (1, 2, 3)]
+
+
+def test_an_instance_that_a_statement_has_deleted(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        session.add(email := LeasedEmail(to="a@b"))
+        session.flush()
+        session.execute(sa.delete(LeasedEmail).execution_options(synchronize_session=False))
+        travel(session, 5)
+        assert email.to == "a@b"
+        assert email not in session
+
+
+def test_more_than_a_hundred_years(engine: sa.Engine) -> None:
+    with Session(engine) as session, pytest.raises(ConfigurationError, match="give at most a hundred years"):
+        travel(session, timedelta(days=36526))
+
+
 @pytest.mark.parametrize("delta", [-1, timedelta(seconds=-1), "1 hour"])
 def test_time_cannot_go_back(engine: sa.Engine, delta: object) -> None:
     with Session(engine) as session, pytest.raises(ConfigurationError, match=r"travel\(delta\) must be seconds"):

@@ -34,7 +34,10 @@ class Savepoint:
             event.listen(session, "before_commit", _guard)
             # Before the savepoint: asking for the connection within it would send SAVEPOINT, even for a handler that
             # executes nothing.
-            self._guard_connection(session.connection(bind_arguments=bind))
+            connection = session.connection(bind_arguments=bind)
+            # The transaction of a test is guarded by what runs the handler in it.
+            if not connection.in_nested_transaction():
+                self._guard_connection(connection)
         self._own: SessionTransaction = session.begin_nested()
         self.is_open = True
         session.info[_GUARD] = self

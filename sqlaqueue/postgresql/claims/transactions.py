@@ -15,6 +15,10 @@ class _TransactionId(sa.types.UserDefinedType[str]):
         return "xid8"
 
 
+_WRAP = 2**32
+"""After so many transactions ``xmin`` begins again."""
+
+
 def transaction_id() -> sa.ColumnElement[str]:
     """Return the identity of the current transaction."""
     return sa.cast(sa.func.pg_current_xact_id(), sa.Text())
@@ -31,12 +35,19 @@ def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
     """Return the condition that the current transaction, or a savepoint in it, has written a row.
 
     A savepoint has an identity of its own, which the row then carries. But a row that can be seen while its writer is
-    still in progress is this transaction's: those of others are invisible. ``age()`` is zero or less for writers that
-    are not older than this transaction, and turns the 32 bits of ``xmin`` into the 64 of an identity.
+    still in progress is this transaction's: those of others are invisible.
+
+    ``xmin`` has the last 32 bits of the writer's identity. Its distance from the present transaction gives the others.
+
+    :param rows: an alias of the table, under a name that needs no quotes.
     """
     xmin: sa.ColumnElement[Any] = sa.literal_column(f"{rows.name}.xmin")
     mine = sa.func.pg_current_xact_id_if_assigned(type_=_TransactionId())
-    age = sa.func.age(xmin, type_=sa.Integer())
-    writer = sa.cast(sa.cast(sa.cast(mine, sa.Text()), sa.BigInteger()) - age, sa.Text())
-    in_progress = sa.func.pg_xact_status(sa.cast(writer, _TransactionId()), type_=sa.Text()) == "in progress"
-    return sa.case((mine.is_(None), sa.false()), (age > 0, sa.false()), else_=in_progress)
+    number = sa.cast(sa.cast(mine, sa.Text()), sa.BigInteger())
+    distance = sa.cast(sa.cast(xmin, sa.Text()), sa.BigInteger()) - number % _WRAP
+    # From minus 2^31 to 2^31, as transactions are compared; the remainder of a negative number would be negative.
+    distance = (distance + _WRAP + _WRAP // 2) % _WRAP - _WRAP // 2
+    writer = sa.cast(sa.cast(number + distance, sa.Text()), _TransactionId())
+    in_progress = sa.func.pg_xact_status(writer, type_=sa.Text()) == "in progress"
+    # Writers that are older than this transaction are not looked up.
+    return sa.case((mine.is_(None), sa.false()), (distance < 0, sa.false()), else_=in_progress)

@@ -66,7 +66,8 @@ def _explain_yield_per(failed: ExceptionContext) -> None:
 
 def _expire(job: Any) -> None:
     session = object_session(job)
-    if session is not None:
+    # A handler may have deleted it.
+    if session is not None and sa.inspect(job).persistent:
         session.expire(job, list(spec_of(type(job)).attributes.values()))
 
 

@@ -150,6 +150,50 @@ def test_a_handler_that_catches_a_failed_statement(bench: Bench) -> None:
     bench.assert_tidy()
 
 
+def test_a_batch_handler_that_catches_a_failed_statement(bench: Bench) -> None:
+    """Each job is then tried by itself; the batch used to be claimed again and again."""
+    good, bad = bench.enqueue(2, max_attempts=1)
+
+    async def work(io: Any, jobs: list[Any]) -> None:
+        if any(job.id == bad for job in jobs):
+            with pytest.raises(sa.exc.DBAPIError):
+                await io.execute(sa.text("SELECT 1 / 0"))
+
+    bench.consumer(work, batch=True).drain()
+    assert bench.states() == {"completed": 1, "failed": 1}
+    assert bench.attempts() == {good: 1, bad: 1}
+    bench.assert_tidy()
+
+
+@pytest.mark.parametrize("options", [{"expire_on_commit": True}, {"expire_on_commit": False}], ids=str)
+def test_under_a_lease_a_handler_may_delete_its_job_and_commit(leased: Bench, options: dict[str, bool]) -> None:
+    [key] = leased.enqueue(1)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.delete(job)
+        await io.commit()
+
+    server = leased.consumer(work, session=options)
+    assert server.drain() == 1
+    assert server.told("completed") == [key]
+    assert leased.rows() == {}
+
+
+def test_a_handler_may_delete_a_job_whose_row_the_claim_has_deleted(supply: Any, api: str) -> None:
+    bench = supply.take("own_message", api)
+    keys = bench.enqueue(2)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.delete(job)
+        with pytest.warns(sa.exc.SAWarning, match="expected to delete 1 row"):
+            await io.flush()
+
+    server = bench.consumer(work)
+    assert server.drain() == 2
+    assert sorted(server.told("completed")) == keys
+    assert bench.rows() == {}
+
+
 def test_a_handler_may_delete_its_job(bench: Bench) -> None:
     keys = bench.enqueue(4)
 

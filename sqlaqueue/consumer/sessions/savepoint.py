@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction, transaction_ended_error
@@ -40,6 +41,7 @@ class Savepoint:
                 self._guard_connection(connection)
         self._own: SessionTransaction = session.begin_nested()
         self.is_open = True
+        self._not_released: list[tuple[sa.Connection, str]] = []
         session.info[_GUARD] = self
 
     def _guard_connection(self, connection: sa.Connection) -> None:
@@ -67,6 +69,27 @@ class Savepoint:
             return True
         return transaction_used(session, self._own)
 
+    def _release(self) -> None:
+        # SQLAlchemy has no public access to the savepoints of a transaction.
+        connections: Any = self._own._connections.values()  # noqa: SLF001 - see above
+        used = {nested: (connection, nested) for connection, nested, *_ in connections}.values()
+        try:
+            self._own.commit()
+        except DBAPIError:
+            self._not_released = [(connection, nested._savepoint) for connection, nested in used]  # noqa: SLF001 - see above
+            raise
+
+    def _roll_back(self) -> None:
+        """Roll back to the savepoint, also if the database has refused to release it.
+
+        It refuses after the handler has caught the error of a statement. SQLAlchemy regards the savepoint as ended by
+        then and sends nothing, and the server would refuse all further statements of the batch.
+        """
+        self._own.rollback()
+        for connection, name in self._not_released:
+            connection.dialect.do_rollback_to_savepoint(connection, name)
+        self._not_released = []
+
     def close(self, *, keep: bool) -> None:
         """Release the savepoint, or roll back to it.
 
@@ -82,9 +105,9 @@ class Savepoint:
         if self._session.get_nested_transaction() is not None:  # else the handler has rolled it back itself
             self.is_open = False
             if keep:
-                self._own.commit()
+                self._release()
             else:
-                self._own.rollback()
+                self._roll_back()
         self.is_open = False
         # Cancelling a task invalidates its connection; without this check only the commit of the batch would fail.
         if self._session.connection(bind_arguments=self._bind).invalidated:

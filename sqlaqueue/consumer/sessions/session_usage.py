@@ -16,9 +16,9 @@ def was_used(session: Session, job: Any) -> bool:
     # Adding, deleting or changing an instance begins a transaction as well.
     if session.in_transaction():
         return transaction_used(session, session.get_transaction())
-    # The handler may have committed, rolled back or closed the session.
+    # The handler may have committed, rolled back or closed the session, or deleted the job and committed.
     state = instance_state(job)
-    return state.expired or state.session_id is None
+    return state.expired or state.session_id is None or state.was_deleted
 
 
 def transaction_used(session: Session, transaction: SessionTransaction | None) -> bool:

@@ -10,7 +10,7 @@ from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.testing._types import Jobs
 from sqlaqueue.testing.crash import crash_in
 from sqlaqueue.testing.enqueued import enqueued
-from sqlaqueue.testing.joined_sessions import resolve_session
+from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 from sqlaqueue.testing.travel import travel
 
 if TYPE_CHECKING:

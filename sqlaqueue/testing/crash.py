@@ -17,11 +17,13 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.claim import claim, worker_name
 from sqlaqueue.testing._types import AnySession
-from sqlaqueue.testing.claimable import flushed_key, not_claimable
-from sqlaqueue.testing.joined_sessions import joined_session, resolve_session
-from sqlaqueue.testing.transaction_guard import TransactionGuard
-from sqlaqueue.testing.transaction_view import remember_earlier_jobs, show_changes
-from sqlaqueue.testing.worker import rescue_expired
+from sqlaqueue.testing.in_transaction.claimable import flushed_key, not_claimable
+from sqlaqueue.testing.in_transaction.earlier_jobs import remember_earlier_jobs
+from sqlaqueue.testing.in_transaction.instances import show_changes
+from sqlaqueue.testing.in_transaction.joined_sessions import joined_session, resolve_session
+from sqlaqueue.testing.in_transaction.settings import read_settings, restore_settings
+from sqlaqueue.testing.in_transaction.transaction_guard import TransactionGuard
+from sqlaqueue.testing.in_transaction.worker import rescue_expired
 
 
 def crash(session: AnySession, job: Any) -> None:
@@ -43,6 +45,7 @@ def crash_in(session: Session, job: Any, function: str, *, is_async: bool = Fals
     key, model = flushed_key(session, job, function), type(job)
     spec = spec_of(model)
     remember_earlier_jobs(session, spec, key)
+    settings = read_settings(session, spec)
     with TransactionGuard() as guard, joined_session(session, guard) as worker:
         if spec.has("lease_expires_at"):
             rescue_expired(worker, spec)
@@ -54,14 +57,13 @@ def crash_in(session: Session, job: Any, function: str, *, is_async: bool = Fals
         elif spec.has("lease_expires_at"):
             _expire_lease(worker, spec, key)
         worker.commit()
+    restore_settings(session, spec, settings)
     show_changes(session, is_async=is_async)
 
 
 def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any, function: str) -> None:
     (run,) = runs_of([job])
     session.rollback()
-    setting = sa.func.current_setting("synchronous_commit", type_=sa.Text())
-    before = session.execute(sa.select(setting), bind_arguments={"mapper": spec.mapper}).scalar_one()
     entry = JournalEntry((key_text(run.key),), solely_responsible=True)
     write_entry(session, spec, entry, worker_name())
     if run.attempt + entry.deaths > run.max_attempts:
@@ -71,8 +73,6 @@ def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any, function: 
             "settles it as failed, and calls no handler that could crash; run_job() shows that"
         )
         raise NotClaimableError(msg)
-    restored = sa.func.set_config("synchronous_commit", before, sa.true())
-    session.execute(sa.select(restored), bind_arguments={"mapper": spec.mapper})
 
 
 def _expire_lease(session: Session, spec: QueueSpec, key: Key) -> None:

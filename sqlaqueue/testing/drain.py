@@ -12,16 +12,10 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.testing._types import AnySession, Handler, Jobs
-from sqlaqueue.testing.joined_sessions import resolve_session
+from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
+from sqlaqueue.testing.in_transaction.worker import WorkerInTest
 from sqlaqueue.testing.run_result import result_of
-from sqlaqueue.testing.transaction_view import (
-    forget_deleted_jobs,
-    load_before_deletion,
-    remember_earlier_jobs,
-    show_changes,
-)
 from sqlaqueue.testing.travel import LONGEST, travel
-from sqlaqueue.testing.worker import WorkerInTest
 
 if TYPE_CHECKING:
     from sqlaqueue.testing._types import AnyAsyncSession, AsyncHandler
@@ -60,7 +54,7 @@ def drain(
     runs: int = worker.run(own, worker.run_all)
     while scheduled and execute(own, _travel_to_next, (worker,)):
         runs += worker.run(own, worker.run_all)
-    execute(own, _end, (worker,))
+    execute(own, worker.end)
     if check:
         execute(own, _check, (worker,))
     return runs
@@ -84,7 +78,7 @@ async def async_drain(
     runs: int = await worker.run_async(own, worker.run_all)
     while scheduled and await own.run_sync(execute, _travel_to_next, (worker,)):
         runs += await worker.run_async(own, worker.run_all)
-    await own.run_sync(execute, partial(_end, is_async=True), (worker,))
+    await own.run_sync(execute, partial(worker.end, is_async=True))
     if check:
         await own.run_sync(execute, _check, (worker,))
     return runs
@@ -93,22 +87,17 @@ async def async_drain(
 def _begin(session: Session, model: Any, handler: Any, function: str, limit: int) -> WorkerInTest:
     session.flush()
     worker = WorkerInTest(function, model, handler, limit=limit)
-    remember_earlier_jobs(session, worker.spec)
-    load_before_deletion(session, worker.spec)
-    worker.keep_settings(session)
+    worker.begin(session)
     return worker
-
-
-def _end(session: Session, worker: WorkerInTest, *, is_async: bool = False) -> None:
-    worker.restore_settings(session)
-    forget_deleted_jobs(session, worker.spec, {event.key for event in worker.events})
-    show_changes(session, is_async=is_async)
 
 
 def _check(session: Session, worker: WorkerInTest) -> None:
     for event in worker.events:
         if event.name not in {"claimed", "completed"}:
-            result_of(session, worker.spec, worker.spec.model, event).raise_unless_completed()
+            result = result_of(session, worker.spec, worker.spec.model, event)
+            # A rescued job has run afterwards, or no attempt was left.
+            if event.name != "rescued" or result.state == "failed":
+                result.raise_unless_completed()
 
 
 def _travel_to_next(session: Session, worker: WorkerInTest) -> bool:

@@ -13,16 +13,10 @@ from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.testing._types import AnySession, Handler
-from sqlaqueue.testing.claimable import flushed_key, not_claimable
-from sqlaqueue.testing.joined_sessions import resolve_session
+from sqlaqueue.testing.in_transaction.claimable import flushed_key, not_claimable
+from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
+from sqlaqueue.testing.in_transaction.worker import WorkerInTest
 from sqlaqueue.testing.run_result import RunResult, result_of
-from sqlaqueue.testing.transaction_view import (
-    forget_deleted_jobs,
-    load_before_deletion,
-    remember_earlier_jobs,
-    show_changes,
-)
-from sqlaqueue.testing.worker import WorkerInTest
 from sqlaqueue.waiting.job_end import read_state
 
 if TYPE_CHECKING:
@@ -80,15 +74,12 @@ class _OneRun:
     is_async: bool
 
     def end(self, session: Session) -> RunResult[Any]:
-        spec = self.worker.spec
+        self.worker.end(session, is_async=self.is_async)
         ended = [event for event in self.worker.events if event.key == self.key and event.name != "claimed"]
-        state = read_state(session, spec, self.key).state
+        state = read_state(session, self.worker.spec, self.key).state
         # A rescue may have failed the job: then there was no attempt left, and nothing to run.
         if not ended or (ended[-1].name == "rescued" and state == "pending"):
             raise not_claimable(session, self.model, self.key, self.function)
-        self.worker.restore_settings(session)
-        forget_deleted_jobs(session, spec, [self.key])
-        show_changes(session, is_async=self.is_async)
         return result_of(session, self.worker.spec, self.model, ended[-1])
 
 
@@ -100,7 +91,5 @@ def _begin(session: Session, job: Any, handler: Any, function: str, *, is_async:
         return select.where(spec.key_in(spec.keys, [key]))
 
     worker = WorkerInTest(function, spec.model, handler, narrow=only_this)
-    remember_earlier_jobs(session, spec, key)
-    load_before_deletion(session, spec)
-    worker.keep_settings(session)
+    worker.begin(session, key)
     return _OneRun(function, model, key, worker, is_async)

@@ -17,8 +17,9 @@ from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETT
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.testing._types import AnySession
-from sqlaqueue.testing.joined_sessions import resolve_session
-from sqlaqueue.testing.transaction_view import refresh_or_detach, remember_earlier_jobs
+from sqlaqueue.testing.in_transaction.earlier_jobs import remember_earlier_jobs
+from sqlaqueue.testing.in_transaction.instances import refresh_or_detach
+from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 
 _TIMES = ("run_at", "created_at", "started_at", "finished_at", "lease_expires_at")
 """The roles whose columns are moved."""

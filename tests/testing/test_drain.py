@@ -116,6 +116,16 @@ def test_failures_can_be_raised(app: App) -> None:
     assert raised.value.result.state == "pending"
 
 
+def test_a_rescued_job_that_completes_is_no_failure(leased: App) -> None:
+    leased.crash(leased.add())
+    assert leased.drain(check=True) == 1
+    email = leased.add()
+    for _ in range(2):
+        leased.crash(email)
+    with pytest.raises(JobFailed, match="the lease expired: its worker died"):
+        leased.drain(check=True)
+
+
 def test_an_interrupt_ends_it(app: App) -> None:
     calls: list[Any] = []
 

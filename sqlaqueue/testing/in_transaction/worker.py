@@ -39,15 +39,14 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.manage import rescue
 from sqlaqueue.statements.selection import select_jobs
-from sqlaqueue.testing.joined_sessions import joined_async_factory, joined_factory
-from sqlaqueue.testing.transaction_guard import TransactionGuard
+from sqlaqueue.testing.in_transaction.earlier_jobs import forget_deleted_jobs, remember_earlier_jobs
+from sqlaqueue.testing.in_transaction.instances import load_before_deletion, show_changes
+from sqlaqueue.testing.in_transaction.joined_sessions import joined_async_factory, joined_factory
+from sqlaqueue.testing.in_transaction.settings import read_settings, restore_settings
+from sqlaqueue.testing.in_transaction.transaction_guard import TransactionGuard
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
-
-
-_CHANGED_SETTINGS = ("lock_timeout", "synchronous_commit")
-"""The settings that entries of the crash journal change until the end of their transaction."""
 
 
 class WorkerInTest:
@@ -93,6 +92,21 @@ class WorkerInTest:
         self.events.append(event)
         if event.name == "claimed":
             self._runs[event.key] += 1
+
+    def begin(self, session: Session, key: Key | None = None) -> None:
+        """Prepare ``session`` for what the runs will do in its transaction.
+
+        :param key: the only job that will run; by default all may.
+        """
+        remember_earlier_jobs(session, self.spec, key)
+        load_before_deletion(session, self.spec)
+        self._settings = read_settings(session, self.spec)
+
+    def end(self, session: Session, *, is_async: bool = False) -> None:
+        """Leave the transaction as it was, but for the rows, and let the instances of ``session`` show these."""
+        restore_settings(session, self.spec, self._settings)
+        forget_deleted_jobs(session, self.spec, {event.key for event in self.events})
+        show_changes(session, is_async=is_async)
 
     def run(self, session: Session, routine: Callable[[ConsumerContext], Routine]) -> Any:
         """Run a routine in the transaction of ``session``."""
@@ -162,23 +176,6 @@ class WorkerInTest:
         # Ctrl-C, and pytest.fail() or pytest.skip(), are meant for the test, and not for the job.
         if not isinstance(error, Exception | SystemExit | CancelledError):
             self._interrupted.append(error)
-
-    # -- what a worker leaves in a transaction, which usually ends with it ------------------------------------------
-
-    def keep_settings(self, session: Session) -> None:
-        """Remember the settings that statements of a held batch change."""
-        if self.spec.strategy.holds_transaction:
-            current = [sa.func.current_setting(name, type_=sa.Text()) for name in _CHANGED_SETTINGS]
-            self._settings = tuple(
-                session.execute(sa.select(*current), bind_arguments={"mapper": self.spec.mapper}).one()
-            )
-
-    def restore_settings(self, session: Session) -> None:
-        """Set them as they were."""
-        if self._settings:
-            pairs = zip(_CHANGED_SETTINGS, self._settings, strict=True)
-            before = [sa.func.set_config(name, value, sa.true()) for name, value in pairs]
-            session.execute(sa.select(*before), bind_arguments={"mapper": self.spec.mapper})
 
     # -- routines --------------------------------------------------------------------------------------------------
 

@@ -14,10 +14,14 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.sessions.session_factory import check_session, session_in_scope
 from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
-from sqlaqueue.testing.transaction_guard import TransactionGuard
+from sqlaqueue.testing.in_transaction.transaction_guard import TransactionGuard
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
+
+
+_OPTIONS = ("_query_cls", "enable_baked_queries", "execution_options")
+"""The attributes for options of a Session beside those that its constructor is given; the last is of SQLAlchemy 2.1."""
 
 
 def resolve_session(session: Any, function: str, *, is_async: bool) -> Any:
@@ -28,10 +32,6 @@ def resolve_session(session: Any, function: str, *, is_async: bool) -> Any:
     """
     check_session(session, function, is_async=is_async)
     return session_in_scope(session)
-
-
-_OPTIONS = ("_query_cls", "enable_baked_queries", "execution_options")
-"""The attributes for options of a Session beside those that its constructor is given; the last is of SQLAlchemy 2.1."""
 
 
 def joined_session(session: Session, guard: TransactionGuard) -> Session:

@@ -9,6 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError, UnboundExecutionError
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.exc import ConfigurationError
@@ -67,7 +68,7 @@ def _move(session: Session, delta: timedelta) -> None:
         spec_of_instance = queue_spec(type(instance))
         if spec_of_instance is not None:
             names = {spec_of_instance.attributes[role] for role in _TIMES if spec_of_instance.has(role)}
-            loaded = names & sa.inspect(instance).dict.keys()
+            loaded = names & instance_state(instance).dict.keys()
             if loaded:
                 refresh_or_detach(session, instance, loaded)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import queue_spec
@@ -25,7 +25,7 @@ def show_changes(session: Session, *, is_async: bool = False) -> None:
     for instance in session.identity_map.values():
         spec = queue_spec(type(instance))
         if spec is not None:
-            loaded.setdefault(spec, {})[sa.inspect(instance).identity or ()] = instance
+            loaded.setdefault(spec, {})[instance_state(instance).identity or ()] = instance
     for spec, jobs in loaded.items():
         for key in jobs.keys() - existing_keys(session, spec, jobs.keys()):
             session.expunge(jobs[key])
@@ -33,7 +33,7 @@ def show_changes(session: Session, *, is_async: bool = False) -> None:
         session.expire_all()
         return
     for instance in list(session.identity_map.values()):
-        state = sa.inspect(instance)
+        state = instance_state(instance)
         columns = {one.key for one in state.mapper.column_attrs if not one.deferred}
         refresh_or_detach(session, instance, columns | state.mapper.attrs.keys() & state.dict.keys())
 
@@ -43,7 +43,7 @@ def load_before_deletion(session: Session, spec: QueueSpec) -> None:
     if spec.strategy.keeps_rows and spec.config.on_complete == "keep":
         return
     for instance in list(session.identity_map.values()):
-        state = sa.inspect(instance)
+        state = instance_state(instance)
         if queue_spec(type(instance)) is spec and state.expired_attributes:
             refresh_or_detach(session, instance, set(state.expired_attributes))
 

@@ -156,6 +156,26 @@ def test_sessions_of_one_connection_are_refused(supply: Any) -> None:
         asyncio.run(refused())
 
 
+@pytest.mark.everywhere
+def test_an_engine_with_execution_options(supply: Any) -> None:
+    """Its connections refuse listeners in the older versions of SQLAlchemy, and commits are refused all the same."""
+    bench = supply.take("batch_select", "sync")
+    good, bad = bench.enqueue(2, max_attempts=1)
+    engine = sa.create_engine(bench.database.url())
+
+    def work(session: Session, job: Any) -> None:
+        session.execute(bench.effect(job.id))
+        if job.id == bad:
+            session.connection().commit()
+
+    tenant = engine.execution_options(schema_translate_map={"tenant": None})
+    Consumer(bench.Job, work, sessionmaker(tenant)).drain()
+    engine.dispose()
+    assert bench.states() == {"completed": 1, "failed": 1}
+    assert bench.effects() == {good: 1}
+    assert "HandlerMisuseError" in bench.row(bad).last_error
+
+
 class _OfThisThread:
     """Raises in threads and tasks other than the one that made it, like a session of a web request."""
 

@@ -9,6 +9,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, SessionTransaction
 
+from sqlaqueue.consumer.sessions import connection_events
 from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction, transaction_ended_error
 from sqlaqueue.consumer.sessions.session_usage import transaction_used
 from sqlaqueue.exc import HandlerMisuseError
@@ -55,8 +56,8 @@ class Savepoint:
             if _is_open(session) and ends_transaction(statement):
                 raise transaction_ended_error()
 
-        event.listen(connection, "commit", commit)
-        event.listen(connection, "before_cursor_execute", execute)
+        connection_events.listen(connection, "commit", commit)
+        connection_events.listen(connection, "before_cursor_execute", execute)
 
     def refuses(self) -> bool:
         """Return whether the commit in progress would end more than a savepoint of the handler."""

@@ -7,8 +7,8 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 import sqlalchemy as sa
-from sqlalchemy import event
 
+from sqlaqueue.consumer.sessions import connection_events
 from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction
 from sqlaqueue.exc import HandlerMisuseError
 
@@ -34,7 +34,7 @@ class TransactionGuard:
             if ends_transaction(statement):
                 raise transaction_ended_error(f"the statement {statement}")
 
-        event.listen(connection, "before_cursor_execute", execute)
+        connection_events.listen(connection, "before_cursor_execute", execute)
         # Not by the events of commit and rollback: an error in them would leave SQLAlchemy's transaction half ended.
         for name in _METHODS:
             connection.__dict__[name] = partial(_refuse, f"session.connection().{name}()")
@@ -57,7 +57,7 @@ class TransactionGuard:
     ) -> None:
         """Leave the connections as they were."""
         for connection, (_, execute) in self._watched.items():
-            event.remove(connection, "before_cursor_execute", execute)
+            connection_events.remove(connection, "before_cursor_execute", execute)
             for name in _METHODS:
                 del connection.__dict__[name]
         self._watched.clear()

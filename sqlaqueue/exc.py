@@ -77,9 +77,9 @@ class WaitTimeout(SqlaqueueError, TimeoutError):
 
 
 class JobFailed(SqlaqueueError):
-    """A job did not complete, for which ``check=True`` was given.
+    """A job did not complete, and the caller had passed ``check=True``.
 
-    :param result: its :class:`~sqlaqueue.JobResult`, from ``wait()`` and ``run_job()``.
+    :param result: its :class:`~sqlaqueue.JobResult`.
     """
 
     def __init__(self, message: str, result: JobResult[Any]) -> None:

@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class JobResult(Generic[T]):
-    """How a job ended, as returned by ``wait()``."""
+    """The state of a job, as returned by ``wait()``."""
 
     state: Literal["pending", "processing", "completed", "failed", "cancelled", "gone"]
     """``gone``: the row does not exist, or its status is not a value of the queue's states. If the queue deletes

@@ -3,10 +3,10 @@
 The functions work in the transaction of a test's session, so that its rollback leaves the database as it was: which
 jobs the code under test has enqueued (:func:`enqueued`), how a handler ends (:func:`run_job`, :func:`drain`), what
 happens later (:func:`travel`) and after a crash (:func:`crash`). :func:`wait_until` is for workers that really run,
-and :func:`check_handlers` needs no database. Those that work on a session have an async version for an AsyncSession.
+and :func:`check_handlers` needs no database. All but the last have an async version.
 
-:class:`StrategyConformance` tests a claim strategy against its contract; only this class needs pytest. The fixtures of
-the pytest plug-in are in :mod:`sqlaqueue.testing.pytest_plugin`.
+:class:`StrategyConformance` tests a claim strategy against its contract. Only it, and the fixtures of the pytest
+plug-in in :mod:`sqlaqueue.testing.pytest_plugin`, need pytest.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The types of what the functions of this package are given."""
+"""Types of the arguments of this package's functions."""
 
 from __future__ import annotations
 

@@ -71,9 +71,8 @@ def _problems(model: type[Any], handler: Any, *, batch: bool) -> Sequence[str]:
         check_handler(handler, model.__name__, batch=batch)
     except ConfigurationError as error:
         return [str(error)]
-    function = function_of(handler)
     name = getattr(handler, "__name__", repr(handler))
-    session, job = _annotations(function)
+    session, job = _annotations(handler)
     problems = []
     is_async = is_coroutine_function(handler)
     if isinstance(session, type) and not _fits_session(session, is_async=is_async):
@@ -86,11 +85,12 @@ def _problems(model: type[Any], handler: Any, *, batch: bool) -> Sequence[str]:
     return problems
 
 
-def _annotations(function: Callable[..., Any]) -> tuple[Any, Any]:
+def _annotations(handler: Callable[..., Any]) -> tuple[Any, Any]:
     """Return what the first two parameters are annotated with; None for what cannot be told."""
     try:
-        hints = get_type_hints(function)
-        names = [name for name in inspect.signature(function).parameters if name != "self"]
+        hints = get_type_hints(function_of(handler))
+        # Those of a partial are the ones that are still to be given.
+        names = list(inspect.signature(handler).parameters)
     except (NameError, TypeError, ValueError, AttributeError):
         return None, None
     known = [hints.get(name) for name in names[:2]]
@@ -98,8 +98,10 @@ def _annotations(function: Callable[..., Any]) -> tuple[Any, Any]:
 
 
 def _fits_session(annotated: type[Any], *, is_async: bool) -> bool:
-    if issubclass(annotated, Session) or _is_mapped(annotated):
-        return not is_async and not _is_mapped(annotated)
+    if _is_mapped(annotated):
+        return False
+    if issubclass(annotated, Session):
+        return not is_async
     is_of_async = any(cls.__module__.startswith("sqlalchemy.ext.asyncio") for cls in annotated.__mro__)
     return is_async or not is_of_async
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -27,7 +28,9 @@ from sqlaqueue.testing.in_transaction.worker import rescue_expired
 
 
 def crash(session: AnySession, job: Any) -> None:
-    """Leave a job as a worker leaves it that claims it, runs nothing else, and dies before the handler has written.
+    """Leave a job in the state in which a dead worker leaves it.
+
+    The worker had claimed only this job, and died before its handler wrote anything.
 
     Under a lease, the job stays claimed by the dead worker, and the lease has expired: the next worker rescues it. In
     a held transaction, the claim is rolled back and the crash journal names the job: it runs alone the next time.
@@ -46,22 +49,28 @@ def crash_in(session: Session, job: Any, function: str, *, is_async: bool = Fals
     spec = spec_of(model)
     remember_earlier_jobs(session, spec, key)
     settings = read_settings(session, spec)
-    with TransactionGuard() as guard, joined_session(session, guard) as worker:
-        if spec.has("lease_expires_at"):
-            rescue_expired(worker, spec)
-        claimed = worker.execute(claim(sa.select(spec.model).where(spec.key_in(spec.keys, [key])), 1)).scalars().all()
-        if not claimed:
-            raise not_claimable(session, model, key, function)
-        if spec.strategy.holds_transaction:
-            _leave_journal_entry(worker, spec, claimed[0], function)
-        elif spec.has("lease_expires_at"):
-            _expire_lease(worker, spec, key)
-        worker.commit()
-    restore_settings(session, spec, settings)
-    show_changes(session, is_async=is_async)
+    try:
+        with TransactionGuard() as guard, joined_session(session, guard) as worker:
+            _crash(worker, spec, key, lambda: not_claimable(session, model, key, function))
+    finally:
+        restore_settings(session, spec, settings)
+        show_changes(session, is_async=is_async)
 
 
-def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any, function: str) -> None:
+def _crash(session: Session, spec: QueueSpec, key: Key, refusal: Callable[[], NotClaimableError]) -> None:
+    if spec.has("lease_expires_at"):
+        rescue_expired(session, spec)
+    claimed = session.execute(claim(sa.select(spec.model).where(spec.key_in(spec.keys, [key])), 1)).scalars().all()
+    if not claimed:
+        raise refusal()
+    if spec.strategy.holds_transaction:
+        _leave_journal_entry(session, spec, claimed[0])
+    elif spec.has("lease_expires_at"):
+        _expire_lease(session, spec, key)
+    session.commit()
+
+
+def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any) -> None:
     (run,) = runs_of([job])
     session.rollback()
     entry = JournalEntry((key_text(run.key),), solely_responsible=True)
@@ -69,7 +78,7 @@ def _leave_journal_entry(session: Session, spec: QueueSpec, job: Any, function: 
     if run.attempt + entry.deaths > run.max_attempts:
         session.rollback()
         msg = (
-            f"{function}(): {spec.model.__name__} {key_text(run.key)} has no attempt left: a worker that claims it "
+            f"crash(): {spec.model.__name__} {key_text(run.key)} has no attempt left: a worker that claims it "
             "settles it as failed, and calls no handler that could crash; run_job() shows that"
         )
         raise NotClaimableError(msg)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
@@ -12,6 +11,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.testing._types import AnySession, Handler, Jobs
+from sqlaqueue.testing.in_transaction.claimable import is_paused
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 from sqlaqueue.testing.in_transaction.worker import WorkerInTest
 from sqlaqueue.testing.run_result import result_of
@@ -36,6 +36,8 @@ def drain(
     limit: int = MOST_RUNS,
 ) -> int:
     """Run jobs until none is due, in the transaction of ``session``, and return the number of runs that ended.
+
+    As in :meth:`Consumer.drain() <sqlaqueue.Consumer.drain>`, a snooze is not counted.
 
     Each job runs as by :func:`run_job`, in claim order.
 
@@ -78,7 +80,7 @@ async def async_drain(
     runs: int = await worker.run_async(own, worker.run_all)
     while scheduled and await own.run_sync(execute, _travel_to_next, (worker,)):
         runs += await worker.run_async(own, worker.run_all)
-    await own.run_sync(execute, partial(worker.end, is_async=True))
+    await own.run_sync(execute, worker.end)
     if check:
         await own.run_sync(execute, _check, (worker,))
     return runs
@@ -87,7 +89,7 @@ async def async_drain(
 def _begin(session: Session, model: Any, handler: Any, function: str, limit: int) -> WorkerInTest:
     session.flush()
     worker = WorkerInTest(function, model, handler, limit=limit)
-    worker.begin(session)
+    worker.begin(session, is_async=function.startswith("async_"))
     return worker
 
 
@@ -107,12 +109,11 @@ def _travel_to_next(session: Session, worker: WorkerInTest) -> bool:
         return False
     run_at = getattr(selection.entity, spec.attributes["run_at"])
     waiting = selection.select.where(spec.in_state("pending")) if spec.has("status") else selection.select
-    # Jobs that are parked for ever, such as in the year 9999, are never due.
-    waiting = waiting.where(run_at < clock() + sa.literal(LONGEST, sa.Interval()))
+    # Those that are due and were not claimed are locked. Those that are parked, such as in the year 9999, never run.
+    waiting = waiting.where(run_at > clock(), run_at < clock() + sa.literal(LONGEST, sa.Interval()))
     wait = waiting.with_only_columns(sa.func.min(run_at) - clock(), maintain_column_froms=True)
     delay: timedelta | None = session.execute(wait, bind_arguments={"mapper": spec.mapper}).scalar_one()
-    # A job that is due and was not claimed is locked, or its queue is paused.
-    if delay is None or delay <= timedelta(0):
+    if delay is None or is_paused(session, spec):
         return False
     travel(session, delay)
     return True

@@ -22,10 +22,11 @@ _MOST_SHOWN = 5
 
 
 def enqueued(session: AnySession, model: Jobs[T], /, **columns: Any) -> list[T]:
-    """Return the jobs that the transaction of ``session`` has enqueued and that wait, by key.
+    """Return the pending jobs whose rows the transaction of ``session`` has written, by key.
 
-    It does not matter how they were enqueued: by the ORM, bulk inserts, COPY or SQL, in this session or in another one
-    on its connection. Jobs that were there before the transaction are left out, and so are those that have run.
+    The rows may have been written by the ORM, bulk inserts, COPY or SQL, in this session or in another one on its
+    connection. A retried job is pending again, so it is included. A job from before the transaction is included if the
+    code under test has changed its row, as ``requeue()`` does, and not if only functions of this package have.
 
     :param session: the test's session. Its pending changes are flushed first.
     :param model: the queue class, or a select of its jobs.

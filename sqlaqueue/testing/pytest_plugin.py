@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, sessionmaker
 
 
+_ASYNCIO_FIXTURES = "sqlaqueue_pytest_asyncio"
+
 _LOOP_SCOPES = ("function", "class", "module", "package", "session")
 
 
@@ -83,7 +85,7 @@ def sqlaqueue_engine(sqlaqueue_metadata: Any, sqlaqueue_url: str) -> Iterator[sa
     import sqlalchemy as sa
 
     engine = sa.create_engine(sqlaqueue_url)
-    given: list[Any] = sqlaqueue_metadata if isinstance(sqlaqueue_metadata, list) else [sqlaqueue_metadata]
+    given: Any = sqlaqueue_metadata if isinstance(sqlaqueue_metadata, list | tuple) else [sqlaqueue_metadata]
     for each in given:
         metadata: sa.MetaData = getattr(each, "metadata", each)
         metadata.create_all(engine)
@@ -168,11 +170,11 @@ def pytest_configure(config: pytest.Config) -> None:
     found = (config.pluginmanager.get_plugin(name) for name in ("asyncio", "pytest_asyncio.plugin"))
     plugin: Any = next((each for each in found if hasattr(each, "fixture")), None)
     if plugin is not None:
-        fixtures: Any = ModuleType("sqlaqueue_pytest_asyncio")
+        fixtures: Any = ModuleType(_ASYNCIO_FIXTURES)
         for scope in _LOOP_SCOPES:
             name = f"sqlaqueue_asyncio_{scope}_connection"
             setattr(fixtures, name, plugin.fixture(_asyncio_connection(), name=name, loop_scope=scope))
-        config.pluginmanager.register(fixtures)
+        config.pluginmanager.register(fixtures, _ASYNCIO_FIXTURES)
 
 
 def _loop_scope(request: pytest.FixtureRequest) -> str:
@@ -180,14 +182,18 @@ def _loop_scope(request: pytest.FixtureRequest) -> str:
     marker = request.node.get_closest_marker("asyncio")
     options = {} if marker is None else marker.kwargs
     scope = options.get("loop_scope") or options.get("scope")
-    default = request.config.getini("asyncio_default_test_loop_scope")
-    return str(scope or default or "function")
+    return str(scope or request.config.getini("asyncio_default_test_loop_scope") or "function")
 
 
 @pytest.fixture
 def sqlaqueue_async_connection(request: pytest.FixtureRequest) -> AsyncConnection:
     """An async connection in a transaction that is rolled back after the test, for pytest-asyncio and for anyio."""
-    runner = "anyio" if "anyio_backend" in request.fixturenames else f"asyncio_{_loop_scope(request)}"
+    if "anyio_backend" in request.fixturenames:
+        runner = "anyio"
+    elif request.config.pluginmanager.has_plugin(_ASYNCIO_FIXTURES):
+        runner = f"asyncio_{_loop_scope(request)}"
+    else:
+        pytest.fail("async tests need a runner: install pytest-asyncio, or mark the test for anyio", pytrace=False)
     connection: AsyncConnection = request.getfixturevalue(f"sqlaqueue_{runner}_connection")
     return connection
 

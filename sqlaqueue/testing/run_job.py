@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy.orm import Session
@@ -34,8 +33,8 @@ def run_job(session: AnySession, job: T, handler: Handler[T], *, check: bool = F
 
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param job: an instance in this session.
-    :param handler: as a :class:`~sqlaqueue.Consumer` takes it, a dict of handlers by class, or a Consumer, whose
-        handler, retry policy, timeout and ``batch`` are used.
+    :param handler: as a :class:`~sqlaqueue.Consumer` takes it, a dict of handlers by class, or a Consumer: then its
+        select, retry policy, timeout, ``batch`` and event listeners are used.
     :param check: raise :class:`~sqlaqueue.exc.JobFailed`, caused by the handler's exception, unless the job is
         completed.
     :raises NotClaimableError: if no worker would claim the job now, such as one that is not due.
@@ -57,7 +56,7 @@ async def async_run_job(
     A function or a Consumer works as well; it gets a ``Session``.
     """
     own = resolve_session(session, "async_run_job", is_async=True)
-    run: _OneRun = await own.run_sync(execute, partial(_begin, is_async=True), (job, handler, "async_run_job"))
+    run: _OneRun = await own.run_sync(execute, _begin, (job, handler, "async_run_job"))
     await run.worker.run_async(own, run.worker.run_one)
     result: RunResult[T] = await own.run_sync(execute, run.end)
     if check:
@@ -71,10 +70,9 @@ class _OneRun:
     model: type[Any]
     key: Key
     worker: WorkerInTest
-    is_async: bool
 
     def end(self, session: Session) -> RunResult[Any]:
-        self.worker.end(session, is_async=self.is_async)
+        self.worker.end(session)
         ended = [event for event in self.worker.events if event.key == self.key and event.name != "claimed"]
         state = read_state(session, self.worker.spec, self.key).state
         # A rescue may have failed the job: then there was no attempt left, and nothing to run.
@@ -83,7 +81,7 @@ class _OneRun:
         return result_of(session, self.worker.spec, self.model, ended[-1])
 
 
-def _begin(session: Session, job: Any, handler: Any, function: str, *, is_async: bool = False) -> _OneRun:
+def _begin(session: Session, job: Any, handler: Any, function: str) -> _OneRun:
     key, model = flushed_key(session, job, function), type(job)
     spec = spec_of(model)
 
@@ -91,5 +89,5 @@ def _begin(session: Session, job: Any, handler: Any, function: str, *, is_async:
         return select.where(spec.key_in(spec.keys, [key]))
 
     worker = WorkerInTest(function, spec.model, handler, narrow=only_this)
-    worker.begin(session, key)
-    return _OneRun(function, model, key, worker, is_async)
+    worker.begin(session, key, is_async=function.startswith("async_"))
+    return _OneRun(function, model, key, worker)

@@ -26,7 +26,7 @@ _TIMES = ("run_at", "created_at", "started_at", "finished_at", "lease_expires_at
 """The roles whose columns are moved."""
 
 LONGEST = timedelta(days=36525)
-"""The longest time that can pass: jobs that are due later are parked."""
+"""The longest time of one call. ``drain(scheduled=True)`` treats jobs that are due later as never due."""
 
 _FAR = timedelta(days=365 * 1000)
 
@@ -46,7 +46,7 @@ def travel(session: AnySession, delta: Delay) -> None:
     own = resolve_session(session, "travel", is_async=False)
     moved = timedelta(seconds=seconds(delta, "travel(delta)"))
     if moved > LONGEST:
-        msg = f"travel({delta!r}): give at most a hundred years; the database's calendar ends"
+        msg = f"travel({delta!r}): travel() moves at most a hundred years at a time"
         raise ConfigurationError(msg)
     execute(own, _move, (moved,))
 
@@ -77,7 +77,9 @@ def _shift(
     session: Session, spec: QueueSpec, table: sa.Table, columns: Sequence[sa.Column[Any]], delta: timedelta
 ) -> None:
     """Make all times of a table earlier."""
-    interval = sa.literal(delta, sa.Interval())
+    # Without days, which are 23 or 25 hours long where the session's time zone changes its clocks.
+    microseconds = delta // timedelta(microseconds=1)
+    interval = sa.cast(sa.literal(f"{microseconds} microseconds", sa.Text()), sa.Interval())
     values: dict[Any, Any] = {
         column: sa.type_coerce(column, sa.DateTime(timezone=True)) - interval for column in columns
     }

@@ -65,7 +65,7 @@ async def test_other_objects_than_sessions_are_refused() -> None:
         (engine, r"stats\(\): this is an Engine; give a Session, as in `with Session\(engine\) as session`"),
         (async_engine, "this is an AsyncEngine; give a Session"),
         (sessionmaker(engine), "this is a sessionmaker; give a Session"),
-        (async_session, r"this is an AsyncSession; use async_stats\(\)"),
+        (async_session, r"this is an AsyncSession; use `await session.run_sync\(stats, ...\)`"),
     ]:
         with pytest.raises(ConfigurationError, match=said):
             admin.stats(given, Email)

@@ -74,6 +74,9 @@ def with_my_session(session: MySession, email: Email) -> None: ...
 def async_with_sync_session(session: AsyncSession, email: Email) -> None: ...
 
 
+def with_mailer(mailer: None, session: Session, message: Message) -> None: ...
+
+
 def swapped(email: Email, session: Session) -> None: ...
 
 
@@ -107,6 +110,7 @@ def test_consumers() -> None:
         ({Email: send, Message: "talk"}, r"Message\(handler='talk'\): a handler is a callable"),
         ({Email: lambda session: None, Message: talk}, r"Email: the handler .* is called as"),
         ({Email: async_with_sync_session, Message: talk}, "async_with_sync_session is a function, so its first"),
+        ({Email: partial(with_mailer, None), Message: talk}, "takes jobs of class Message"),
         ({Email: swapped, Message: talk}, "so its first argument is of class Session and not Email"),
         (
             {Email: sync_session, Message: talk},

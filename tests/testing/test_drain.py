@@ -91,9 +91,11 @@ def test_a_handler_without_an_end_is_an_error(leased: App) -> None:
     def snooze(session: Session, email: Email) -> None:
         raise Snooze(0)
 
-    leased.add()
+    email = leased.add()
+    before = email.run_at
     with pytest.raises(AssertionError, match=r"21 runs have come to no end, 21 of them of LeasedEmail \d+; does a h"):
         leased.drain(snooze, limit=20)
+    assert email.run_at > before
 
 
 def test_a_handler_that_enqueues_its_successor_is_an_error(leased: App) -> None:
@@ -156,6 +158,14 @@ def test_instances_whose_rows_are_gone_do_not_disturb(app: App) -> None:
     emails = [app.add(), app.add(run_at=datetime.now(UTC) + timedelta(days=1))]
     assert app.drain(scheduled=True) == 2
     assert [email.to for email in emails] == ["ada@example.com"] * 2
+
+
+def test_a_job_that_no_handler_takes_does_not_hide_later_ones(app: App) -> None:
+    """Of a select, as a worker of a newer version leaves other classes alone."""
+    app.add("left", run_at=datetime.now(UTC) + timedelta(hours=1))
+    app.add("taken@b", run_at=datetime.now(UTC) + timedelta(hours=2))
+    assert app.drain(model=sa.select(app.model).where(app.model.to == "taken@b"), scheduled=True) == 1
+    assert [email.to for email in app.enqueued()] == ["left"]
 
 
 def test_a_parked_job_is_never_due(app: App) -> None:

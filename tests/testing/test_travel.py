@@ -121,6 +121,15 @@ def test_a_unique_constraint_with_a_time(engine: sa.Engine) -> None:
         assert moved == [now - timedelta(hours=hours) for hours in (1, 2, 3)]
 
 
+def test_a_week_has_as_many_hours_when_the_clocks_change(engine: sa.Engine) -> None:
+    run_at = datetime(2027, 3, 30, tzinfo=UTC)
+    with Session(engine) as session:
+        session.execute(sa.text("SET LOCAL timezone = 'Europe/Berlin'"))
+        session.add(email := LeasedEmail(to="a@b", run_at=run_at))
+        travel(session, timedelta(days=7))
+        assert run_at - email.run_at == timedelta(hours=168)
+
+
 def test_an_instance_that_a_statement_has_deleted(engine: sa.Engine) -> None:
     with Session(engine) as session:
         session.add(email := LeasedEmail(to="a@b"))

@@ -90,6 +90,8 @@ def test_wrong_arguments(sessions: Sessions) -> None:
         session.add(email := LeasedEmail(to="ada@example.com"))
         session.flush()
         wait_until(sessions, email, "completed")
+    with pytest.raises(ConfigurationError, match="makes AsyncSession; give a sessionmaker, or use async_wait_until"):
+        wait_until(async_sessionmaker(), held, "completed")  # type: ignore[arg-type]  # that is the mistake
     with pytest.raises(ConfigurationError, match=r"give sessionmaker\(engine\)"):
         wait_until(sessions.kw["bind"], held, "completed")
 

@@ -23,7 +23,7 @@ _engines: WeakKeyDictionary[sa.Engine, set[str]] = WeakKeyDictionary()
 def listen(connection: sa.Connection, name: str, listener: Listener) -> None:
     """Call ``listener`` with each event of this name on this connection.
 
-    :param listener: must not refer to the connection, which would keep it from being collected.
+    :param listener: must not refer to the connection for longer than it is used, or it would never be collected.
     """
     try:
         event.listen(connection, name, listener)

@@ -10,8 +10,6 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from sqlaqueue.exc import ConfigurationError
 
-_OTHERS = {"Consumer": "AsyncConsumer", "wait": "async_wait"} | {"AsyncConsumer": "Consumer", "async_wait": "wait"}
-
 
 def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
     """Return the factory of new sessions; of a scoped_session, the factory that it uses.
@@ -26,7 +24,7 @@ def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
         fix = f"give {maker}(engine)"
         if of_async != is_async:
             create = "create_async_engine" if is_async else "create_engine"
-            fix = f"give {maker}(engine) of an engine from {create}(), or use {_OTHERS[what]}"
+            fix = f"give {maker}(engine) of an engine from {create}(), or use {_other_kind(what)}"
         msg = f"{what}: {given!r} is {_article(given)}, where a session factory is needed; {fix}"
         raise ConfigurationError(msg)
     if not callable(given):
@@ -48,14 +46,22 @@ def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: b
     if issubclass(made, _async_class("AsyncSession") if is_async else Session):
         return
     maker = "an async_sessionmaker" if is_async else "a sessionmaker"
-    msg = f"{what}: {factory!r} makes {made.__name__}; give {maker}, or use {_OTHERS[what]}"
+    msg = f"{what}: {factory!r} makes {made.__name__}; give {maker}, or use {_other_kind(what)}"
     raise ConfigurationError(msg)
 
 
-def check_session(session: object, what: str, *, is_async: bool) -> None:
+def _other_kind(what: str) -> str:
+    """Return the name of the class or function for the other kind of sessions."""
+    if what.lower().startswith("async"):
+        return what.removeprefix("Async").removeprefix("async_")
+    return f"Async{what}" if what[0].isupper() else f"async_{what}"
+
+
+def check_session(session: object, what: str, *, is_async: bool, has_async_version: bool = False) -> None:
     """Refuse anything but a session, such as an engine or a session factory.
 
     :param what: the function that was given it, for error messages.
+    :param has_async_version: whether there is such a function for an AsyncSession.
     :raises ConfigurationError: if it is no session of this kind.
     """
     of_async = _is_of_asyncio(session, "AsyncSession", "async_scoped_session")
@@ -64,9 +70,9 @@ def check_session(session: object, what: str, *, is_async: bool) -> None:
     name = "AsyncSession" if is_async else "Session"
     fix = f"give {_article_of(name)}, as in `{'async ' * is_async}with {name}(engine) as session`"
     if of_async:
-        fix = f"use async_{what}()"
+        fix = f"use async_{what}()" if has_async_version else f"use `await session.run_sync({what}, ...)`"
     elif isinstance(session, Session):
-        fix = f"use {what.removeprefix('async_')}"
+        fix = f"use {what.removeprefix('async_')}()"
     msg = f"{what}(): this is {_article(session)}; {fix}"
     raise ConfigurationError(msg)
 

@@ -1,4 +1,4 @@
-"""The identity of transactions, by which a run is known whose claim has deleted its row, and who has written a row."""
+"""Transaction identities: of the claim that deleted a row, and of the writer of a row."""
 
 from __future__ import annotations
 

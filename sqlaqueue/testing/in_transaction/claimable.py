@@ -51,13 +51,10 @@ def _reason(session: Session, spec: QueueSpec, key: Key) -> str:
     if not state.has_row:
         return "has no row in this transaction"
     if state.state == "processing":
-        return "is running: it was claimed and is not settled; crash() of a pending job shows what follows a crash"
+        return "is already claimed and its run has not ended; to test a crash, call crash() while the job is pending"
     if state.state != "pending":
         return f"is {state.state}, so no worker claims it; requeue() makes it pending"
-    if (
-        CONTROL in spec.side_tables
-        and session.execute(sa.select(backend().side_tables.is_paused(spec)), bind_arguments=bind).scalar_one()
-    ):
+    if is_paused(session, spec):
         name = spec.model.__name__
         return f"waits, since its queue is paused; session.execute(resume({name})) ends that"
     if spec.has("run_at"):
@@ -67,3 +64,11 @@ def _reason(session: Session, spec: QueueSpec, key: Key) -> str:
             left = delay.total_seconds()
             return f"is not due for {seconds_text(left)}; travel(session, {int(left) + 1}) moves it there"
     return "was not claimed: another transaction has locked it, or the Consumer's select leaves it out"
+
+
+def is_paused(session: Session, spec: QueueSpec) -> bool:
+    """Return whether a queue is paused."""
+    if CONTROL not in spec.side_tables:
+        return False
+    paused = sa.select(backend().side_tables.is_paused(spec))
+    return bool(session.execute(paused, bind_arguments={"mapper": spec.mapper}).scalar_one())

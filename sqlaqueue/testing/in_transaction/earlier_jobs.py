@@ -7,10 +7,11 @@ from collections.abc import Collection
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.keys import Key, keys_from
+from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import JobSelection
+from sqlaqueue.testing.in_transaction.existing_rows import existing_keys
 
 _EARLIER = "sqlaqueue_earlier_jobs"
 """The key in ``Connection.info`` of jobs that were enqueued before the test's transaction, and written by a function of
@@ -70,10 +71,3 @@ def _earlier(session: Session, spec: QueueSpec) -> set[Key]:
         connection.info[_EARLIER] = (connection.get_transaction(), tables)
     remembered: set[Key] = tables.setdefault(spec.table, set())
     return remembered
-
-
-def existing_keys(session: Session, spec: QueueSpec, keys: Collection[Key]) -> set[Key]:
-    """Return those of some keys whose rows exist."""
-    found = sa.select(*spec.keys).where(spec.key_in(spec.keys, list(keys)))
-    rows = session.execute(found, bind_arguments={"mapper": spec.mapper}).all()
-    return set(keys_from((row if len(row) > 1 else row[0] for row in rows), len(spec.keys)))

@@ -12,7 +12,7 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import queue_spec
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.testing.in_transaction.earlier_jobs import existing_keys
+from sqlaqueue.testing.in_transaction.existing_rows import existing_keys
 
 
 def show_changes(session: Session, *, is_async: bool = False) -> None:

@@ -30,7 +30,7 @@ def resolve_session(session: Any, function: str, *, is_async: bool) -> Any:
     :param function: the function that was given it, for errors.
     :raises ConfigurationError: if it is no session of this kind.
     """
-    check_session(session, function, is_async=is_async)
+    check_session(session, function, is_async=is_async, has_async_version=True)
     return session_in_scope(session)
 
 

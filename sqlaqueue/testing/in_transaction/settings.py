@@ -1,4 +1,7 @@
-"""The settings that a worker changes until the end of its transaction, which in a test is not the end of the test's."""
+"""Restore the settings that a worker sets with SET LOCAL.
+
+In production they end with its transaction; in a test they would last until the test's rollback.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class TransactionGuard:
 
         def execute(_: sa.Connection, __: Any, statement: str, *___: Any) -> None:
             if ends_transaction(statement):
-                raise transaction_ended_error(f"the statement {statement}")
+                raise _refusal(f"the statement {statement}")
 
         connection_events.listen(connection, "before_cursor_execute", execute)
         # Not by the events of commit and rollback: an error in them would leave SQLAlchemy's transaction half ended.
@@ -46,7 +46,7 @@ class TransactionGuard:
         :raises HandlerMisuseError: if one was.
         """
         if any(transaction is None or not transaction.is_active for transaction, _ in self._watched.values()):
-            raise transaction_ended_error("the object of the connection's transaction")
+            raise _refusal("the object of the connection's transaction")
 
     def __enter__(self) -> Self:
         """Begin with no connection."""
@@ -64,11 +64,10 @@ class TransactionGuard:
 
 
 def _refuse(what: str) -> NoReturn:
-    raise transaction_ended_error(what)
+    raise _refusal(what)
 
 
-def transaction_ended_error(what: str) -> HandlerMisuseError:
-    """Return the error for a handler that ended, or wanted to end, the transaction of the test."""
+def _refusal(what: str) -> HandlerMisuseError:
     return HandlerMisuseError(
         f"a handler ended its transaction by {what}, which in a test is the transaction of the test; use "
         "session.commit() and session.rollback() under a lease, and neither in a held transaction"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from asyncio import CancelledError
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -82,6 +82,7 @@ class WorkerInTest:
         self._handler = consumer.handler
         self._interrupted: list[BaseException] = []
         self._settings: tuple[str, ...] = ()
+        self._in_async_code = False
         self._runs = Counter[Key]()
         self._parts = ConsumerParts(settings, make_statements(settings))
         for name in get_args(EventName):
@@ -93,20 +94,27 @@ class WorkerInTest:
         if event.name == "claimed":
             self._runs[event.key] += 1
 
-    def begin(self, session: Session, key: Key | None = None) -> None:
+    def begin(self, session: Session, key: Key | None = None, *, is_async: bool = False) -> None:
         """Prepare ``session`` for what the runs will do in its transaction.
 
         :param key: the only job that will run; by default all may.
+        :param is_async: whether the test is async code.
         """
+        self._in_async_code = is_async
         remember_earlier_jobs(session, self.spec, key)
         load_before_deletion(session, self.spec)
         self._settings = read_settings(session, self.spec)
 
-    def end(self, session: Session, *, is_async: bool = False) -> None:
-        """Leave the transaction as it was, but for the rows, and let the instances of ``session`` show these."""
+    def end(self, session: Session) -> None:
+        """Restore the settings of the transaction, and let the instances of ``session`` show the changed rows."""
         restore_settings(session, self.spec, self._settings)
         forget_deleted_jobs(session, self.spec, {event.key for event in self.events})
-        show_changes(session, is_async=is_async)
+        show_changes(session, is_async=self._in_async_code)
+
+    def _end_after_error(self, session: Session) -> None:
+        # The transaction may be lost, and the first error matters.
+        with suppress(Exception):
+            self.end(session)
 
     def run(self, session: Session, routine: Callable[[ConsumerContext], Routine]) -> Any:
         """Run a routine in the transaction of ``session``."""
@@ -118,10 +126,14 @@ class WorkerInTest:
                 self._note_interrupt(error)
                 raise
 
-        with self._guarded(session) as guard:
-            factory = joined_factory(session, guard)
-            with closing(ThreadRunner(self._name, self._parts, factory, handler, draining=True)) as runner:
-                return runner.execute(routine(runner.context))
+        try:
+            with self._guarded(session) as guard:
+                factory = joined_factory(session, guard)
+                with closing(ThreadRunner(self._name, self._parts, factory, handler, draining=True)) as runner:
+                    return runner.execute(routine(runner.context))
+        except BaseException:
+            self._end_after_error(session)
+            raise
 
     async def run_async(self, session: AsyncSession, routine: Callable[[ConsumerContext], Routine]) -> Any:
         """Do what :meth:`run` does, in a task; a handler that is no coroutine function is run as in sync code."""
@@ -136,10 +148,14 @@ class WorkerInTest:
                 self._note_interrupt(error)
                 raise
 
-        with self._guarded(session.sync_session) as guard:
-            factory = joined_async_factory(session, guard)
-            runner = TaskRunner(self._name, self._parts, factory, handler, draining=True)
-            return await runner.execute(routine(runner.context))
+        try:
+            with self._guarded(session.sync_session) as guard:
+                factory = joined_async_factory(session, guard)
+                runner = TaskRunner(self._name, self._parts, factory, handler, draining=True)
+                return await runner.execute(routine(runner.context))
+        except BaseException:
+            await session.run_sync(self._end_after_error)
+            raise
 
     @contextmanager
     def _guarded(self, session: Session) -> Iterator[TransactionGuard]:
@@ -159,7 +175,7 @@ class WorkerInTest:
                 if advice is None:
                     raise
                 raise DatabaseNotReadyError(advice) from error
-            # The routines may have taken these for the outcome of a run, and gone on.
+            # A routine may have handled such an error as the outcome of a run.
             self._refuse_lost_connection(session, None)
             guard.check()
 

@@ -7,14 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import IntegrityError, UnboundExecutionError
+from sqlalchemy.exc import DBAPIError, IntegrityError, UnboundExecutionError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, backend
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.testing._types import AnySession
@@ -53,30 +53,46 @@ def travel(session: AnySession, delta: Delay) -> None:
 
 def _move(session: Session, delta: timedelta) -> None:
     session.flush()
+    moved: set[tuple[Any, ...]] = set()
     for spec, table, columns in _tables(session):
-        if table is spec.table:
-            remember_earlier_jobs(session, spec)
-        try:
-            with session.begin_nested():
-                _shift(session, spec, table, columns, delta)
-        except IntegrityError:
-            # A unique constraint that contains a time may be violated while some rows are moved and others are not.
-            # Moved out of the range of all others first, no two rows can meet.
-            _shift(session, spec, table, columns, delta + _FAR)
-            _shift(session, spec, table, columns, -_FAR)
+        # Two classes may be mapped to one table, whose times pass once.
+        names = [(table.schema, table.name, column.name) for column in columns]
+        left = [column for column, name in zip(columns, names, strict=True) if name not in moved]
+        if left and _move_table(session, spec, table, left, delta):
+            moved.update(names)
     for instance in list(session.identity_map.values()):
         spec_of_instance = queue_spec(type(instance))
         if spec_of_instance is not None:
-            names = {spec_of_instance.attributes[role] for role in _TIMES if spec_of_instance.has(role)}
-            loaded = names & instance_state(instance).dict.keys()
+            names_of_times = {spec_of_instance.attributes[role] for role in _TIMES if spec_of_instance.has(role)}
+            loaded = names_of_times & instance_state(instance).dict.keys()
             if loaded:
                 refresh_or_detach(session, instance, loaded)
+
+
+def _move_table(
+    session: Session, spec: QueueSpec, table: sa.Table, columns: Sequence[sa.Column[Any]], delta: timedelta
+) -> bool:
+    """Make all times of a table earlier; return False if it lacks a column, and so is another class's."""
+    try:
+        with session.begin_nested():
+            if table is spec.table:
+                remember_earlier_jobs(session, spec)
+            _shift(session, spec, table, columns, delta)
+    except IntegrityError:
+        # A unique constraint that contains a time may be violated while some rows are moved and others are not.
+        # Moved out of the range of all others first, no two rows can meet.
+        _shift(session, spec, table, columns, delta + _FAR)
+        _shift(session, spec, table, columns, -_FAR)
+    except DBAPIError as error:
+        if backend().checks.undefined_object_advice(error, spec) is None:
+            raise
+        return False
+    return True
 
 
 def _shift(
     session: Session, spec: QueueSpec, table: sa.Table, columns: Sequence[sa.Column[Any]], delta: timedelta
 ) -> None:
-    """Make all times of a table earlier."""
     # Without days, which are 23 or 25 hours long where the session's time zone changes its clocks.
     microseconds = delta // timedelta(microseconds=1)
     interval = sa.cast(sa.literal(f"{microseconds} microseconds", sa.Text()), sa.Interval())
@@ -88,8 +104,7 @@ def _shift(
 
 
 def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Column[Any]]]]:
-    """Return the tables with times of all queues that this database has, each once."""
-    seen: set[sa.Table] = set()
+    """Return the tables with times of all queues that this database has."""
     for spec in _queues():
         try:
             connection = session.connection(bind_arguments={"mapper": spec.mapper})
@@ -97,12 +112,10 @@ def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Col
             continue  # its session has no engine for this class
         if not _exists(connection, spec.table):
             continue
-        own = [spec.columns[role] for role in _TIMES if spec.has(role)]
-        sides = [table for name, table in spec.side_tables.items() if name in _SIDE_TABLES]
-        for table, columns in [(spec.table, own), *((side, _times_of(side)) for side in sides)]:
-            if columns and table not in seen:
-                seen.add(table)
-                yield spec, table, columns
+        yield spec, spec.table, [spec.columns[role] for role in _TIMES if spec.has(role)]
+        for name, table in spec.side_tables.items():
+            if name in _SIDE_TABLES:
+                yield spec, table, _times_of(table)
 
 
 def _queues() -> list[QueueSpec]:

@@ -76,7 +76,7 @@ async def test_other_objects_than_sessions_are_refused() -> None:
             async_engine,
             r"async_stats\(\): this is an AsyncEngine; give an AsyncSession, as in `async with ",
         ),
-        (Session(engine), "this is a Session; use stats$"),
+        (Session(engine), r"this is a Session; use stats\(\)$"),
     ]:
         with pytest.raises(ConfigurationError, match=said):
             await admin.async_stats(given, Email)

@@ -333,7 +333,7 @@ def test_a_job_that_has_ended(leased: App) -> None:
 def test_a_job_that_runs(leased: App) -> None:
     email = leased.add()
     leased.call(lambda session: session.execute(sa.update(LeasedEmail).values(status="processing")))
-    with pytest.raises(NotClaimableError, match="is running"):
+    with pytest.raises(NotClaimableError, match="is already claimed and its run has not ended"):
         leased.run(email)
 
 

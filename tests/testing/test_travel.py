@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import QueueMixin, claim, pause, purge, rescue
+from sqlaqueue import QueueConfig, QueueMixin, claim, pause, purge, rescue
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL
 from sqlaqueue.testing import crash, drain, travel
@@ -23,6 +23,29 @@ class Elsewhere(DeclarativeBase):
 class Unmade(QueueMixin, Elsewhere):
     __tablename__ = "unmade"
     id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Likeness(QueueMixin, Elsewhere):
+    """Mapped to a table of the database, as by the models of another test."""
+
+    __tablename__ = "leased_email"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Stranger(QueueMixin, Elsewhere):
+    """Mapped to a table of the same name with other columns."""
+
+    __tablename__ = "held_email"
+    __queue__ = QueueConfig(columns={"run_at": "due"})
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+def test_a_table_of_several_classes_travels_once(engine: sa.Engine) -> None:
+    now = datetime.now(UTC)
+    with Session(engine) as session:
+        session.add_all([one := LeasedEmail(to="a@b", run_at=now), two := HeldEmail(to="a@b", run_at=now)])
+        travel(session, 60)
+        assert (now - one.run_at, now - two.run_at) == (timedelta(minutes=1), timedelta(minutes=1))
 
 
 def test_a_job_becomes_due(app: App) -> None:
@@ -141,7 +164,7 @@ def test_an_instance_that_a_statement_has_deleted(engine: sa.Engine) -> None:
 
 
 def test_more_than_a_hundred_years(engine: sa.Engine) -> None:
-    with Session(engine) as session, pytest.raises(ConfigurationError, match="give at most a hundred years"):
+    with Session(engine) as session, pytest.raises(ConfigurationError, match="moves at most a hundred years at a time"):
         travel(session, timedelta(days=36526))
 
 

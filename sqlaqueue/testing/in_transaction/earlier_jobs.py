@@ -69,5 +69,6 @@ def _earlier(session: Session, spec: QueueSpec) -> set[Key]:
     if transaction is not connection.get_transaction():
         tables = {}
         connection.info[_EARLIER] = (connection.get_transaction(), tables)
-    remembered: set[Key] = tables.setdefault(spec.table, set())
+    # By name, as several classes may be mapped to one table.
+    remembered: set[Key] = tables.setdefault((spec.table.schema, spec.table.name), set())
     return remembered

@@ -48,8 +48,8 @@ def results_have_the_type_of_the_job(session: Session, scoped: scoped_session[Se
 
 def handlers_are_checked_against_the_job(session: Session, email: Email) -> None:
     """A handler of another model is a type error."""
-    run_job(session, email, greet)  # type: ignore[arg-type]
-    wait_until(make_session, email, "done")  # type: ignore[call-overload]
+    run_job(session, email, greet)  # type: ignore[arg-type]  # that is the mistake
+    wait_until(make_session, email, "done")  # type: ignore[call-overload]  # that is the mistake
 
 
 async def async_results(session: AsyncSession, email: Email) -> None:

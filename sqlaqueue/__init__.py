@@ -17,8 +17,10 @@ from sqlaqueue.exc import Cancel, Fail, JobFailed, LeaseLost, Retry, Snooze, Sql
 from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.postgresql import backend as _backend  # noqa: F401 - importing it registers it
-from sqlaqueue.queue.config import QueueConfig, States
+from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
+from sqlaqueue.queue.states import States
+from sqlaqueue.queue.unique import Unique
 from sqlaqueue.results import JobResult
 from sqlaqueue.statements.claim import claim
 from sqlaqueue.statements.control import consumers, pause, paused, resume
@@ -50,6 +52,7 @@ __all__ = [
     "Snooze",
     "SqlaqueueError",
     "States",
+    "Unique",
     "WaitTimeout",
     "__version__",
     "async_copy_in",

@@ -12,7 +12,7 @@ from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, next_keys
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.keys import Key
-from sqlaqueue.queue.config import FINISHED
+from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, select_jobs
 

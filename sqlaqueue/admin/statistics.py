@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
-from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.states import STATES
 from sqlaqueue.statements.control import consumers, paused
 from sqlaqueue.statements.selection import select_jobs
 

@@ -7,10 +7,11 @@ import sqlalchemy as sa
 from sqlaqueue.postgresql import checks, claims, ddl, side_tables
 from sqlaqueue.postgresql.dialect_check import check_dialect, guarded
 from sqlaqueue.postgresql.identifiers import object_name
-from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace
+from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace, insert_unless
 from sqlaqueue.postgresql.key_arrays import key_array
 from sqlaqueue.postgresql.notify import channel_of, notification
-from sqlaqueue.postgresql.sqlstate import sqlstate
+from sqlaqueue.postgresql.periods import period
+from sqlaqueue.postgresql.sqlstate import sqlstate, violated_constraint
 from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.backend import Checks, Claims, SideTables, Triggers, register_backend
 
@@ -31,7 +32,10 @@ class PostgreSQL:
     key_array = staticmethod(key_array)
     insert_or_ignore = staticmethod(insert_or_ignore)
     insert_or_replace = staticmethod(insert_or_replace)
+    insert_unless = staticmethod(insert_unless)
+    period = staticmethod(period)
     sqlstate = staticmethod(sqlstate)
+    violated_constraint = staticmethod(violated_constraint)
 
 
 register_backend(PostgreSQL())

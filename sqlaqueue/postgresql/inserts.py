@@ -26,6 +26,21 @@ def insert_or_replace(table: sa.Table, rows: Rows, *, replaced: Sequence[str]) -
     return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
 
 
+def insert_unless(
+    table: sa.Table,
+    rows: Rows | None,
+    *,
+    unique: Sequence[sa.ColumnElement[Any]],
+    where: sa.ColumnElement[bool] | None,
+) -> sa.Insert:
+    """Return an INSERT that inserts no row whose values in a unique index exist already.
+
+    It names the index, so that a violation of another constraint is an error.
+    """
+    insert = postgresql.insert(table) if rows is None else _insert(table, rows)
+    return insert.on_conflict_do_nothing(index_elements=list(unique), index_where=where)
+
+
 def _insert(table: sa.Table, rows: Rows) -> postgresql.Insert:
     insert = postgresql.insert(table)
     return insert.from_select(*rows) if isinstance(rows, tuple) else insert.values(**rows)

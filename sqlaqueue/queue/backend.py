@@ -8,6 +8,7 @@ imported. That folder alone imports SQLAlchemy's PostgreSQL dialect. No other fo
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 import sqlalchemy as sa
@@ -282,8 +283,28 @@ class Backend(Protocol):
         """Return the type of an array of keys, for ``key = ANY(array)``."""
         ...
 
+    def period(self, length: timedelta, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+        """Return the beginning of the period to which ``moment`` belongs, for an index and for statements."""
+        ...
+
     def insert_or_ignore(self, table: sa.Table, rows: Rows) -> sa.Insert:
         """Return an INSERT that leaves rows of the same primary key as they are."""
+        ...
+
+    def insert_unless(
+        self,
+        table: sa.Table,
+        rows: Rows | None,
+        *,
+        unique: Sequence[sa.ColumnElement[Any]],
+        where: sa.ColumnElement[bool] | None,
+    ) -> sa.Insert:
+        """Return an INSERT that inserts no row whose values in a unique index exist already.
+
+        :param rows: None for values that are given when it is executed.
+        :param unique: the expressions of the index.
+        :param where: its predicate.
+        """
         ...
 
     def insert_or_replace(self, table: sa.Table, rows: Rows, *, replaced: Sequence[str]) -> sa.Insert:
@@ -292,6 +313,10 @@ class Backend(Protocol):
 
     def sqlstate(self, error: DBAPIError) -> str | None:
         """Return the SQLSTATE of an error that the server raised; None for any other error."""
+        ...
+
+    def violated_constraint(self, error: DBAPIError) -> str | None:
+        """Return the name of the constraint or unique index that a statement has violated; None for other errors."""
         ...
 
 

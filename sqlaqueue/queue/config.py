@@ -1,4 +1,4 @@
-"""Configuration of a queue: :class:`QueueConfig` and :class:`States`. Both are frozen.
+"""Configuration of a queue: :class:`QueueConfig`, which is frozen.
 
 A model has its configuration in ``__queue__``, and inherits it from abstract bases and parent classes::
 
@@ -8,8 +8,8 @@ A model has its configuration in ``__queue__``, and inherits it from abstract ba
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
 from types import MappingProxyType
@@ -17,7 +17,9 @@ from typing import Any, Literal
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
+from sqlaqueue.queue.states import FINISHED, STATES, States
 from sqlaqueue.queue.strategy_protocol import Strategy
+from sqlaqueue.queue.unique import Unique
 
 ROLES = (
     "status",
@@ -40,12 +42,6 @@ LEASE_ROLES = ("lease_token", "lease_expires_at", "claimed_by")
 
 OPT_IN_ROLES = ("started_at",)
 """The roles that a queue has only if its config names them."""
-
-STATES = ("pending", "processing", "completed", "failed", "cancelled")
-"""The states of a job."""
-
-FINISHED = ("completed", "failed", "cancelled")
-"""The states of a job that will not run again."""
 
 _SHORTEST_LEASE = 1.0
 _LONGEST_LEASE = 366 * 86400.0
@@ -79,47 +75,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class States:
-    """The value of the ``status`` column for each state.
-
-    For an existing table give its own values: texts, integers or enum members. None means that the table has no value
-    for the state; operations that need the state then raise an error.
-
-    :raises ConfigurationError: if two states have the same value.
-    """
-
-    pending: Any = "pending"
-    processing: Any = "processing"
-    completed: Any = "completed"
-    failed: Any = "failed"
-    cancelled: Any = "cancelled"
-
-    def __post_init__(self) -> None:
-        """Refuse values that do not identify a state."""
-        if self.pending is None:
-            msg = "States(pending=None): every queue needs a value for pending jobs"
-            raise ConfigurationError(msg)
-        seen: dict[Any, str] = {}
-        for state, value in self.items():
-            if value is None:
-                continue
-            if not isinstance(value, Hashable):
-                msg = f"States({state}={value!r}): use a text, an integer or an enum member"
-                raise ConfigurationError(msg)
-            if value in seen:
-                msg = (
-                    f"States: {seen[value]} and {state} are both {value!r}; "
-                    f"use a different value for each state, or None for {state}"
-                )
-                raise ConfigurationError(msg)
-            seen[value] = state
-
-    def items(self) -> list[tuple[str, Any]]:
-        """Return the names of the states with their values."""
-        return [(f.name, getattr(self, f.name)) for f in fields(self)]
-
-
-@dataclass(frozen=True, kw_only=True)
 class QueueConfig:
     """The configuration of a queue.
 
@@ -143,6 +98,7 @@ class QueueConfig:
     :param retention: how long finished jobs are kept, by state, in seconds or as timedeltas, such as
         ``{"completed": timedelta(days=7), "failed": timedelta(days=90)}``. Consumers delete older jobs. Jobs in states
         that are not named are kept.
+    :param unique: refuses a second job with the same values of some attributes, see :class:`~sqlaqueue.Unique`.
     :param notify: whether enqueueing wakes idle Consumers by NOTIFY.
     :param name: the name of the queue in logs and side tables; the name of the table by default.
     :raises ConfigurationError: for invalid values.
@@ -158,6 +114,7 @@ class QueueConfig:
     states: States = field(default_factory=States)
     on_complete: Literal["keep", "delete"] = "keep"
     retention: Mapping[str, Delay] = field(default_factory=dict)
+    unique: Unique | None = None
     notify: bool = True
     name: str | None = None
 
@@ -188,6 +145,7 @@ class QueueConfig:
             self._check_adopt(self.adopt)
             object.__setattr__(self, "adopt", MappingProxyType(dict(self.adopt)))
         self._check_rows_are_messages()
+        self._check_unique()
         object.__setattr__(self, "retention", MappingProxyType(self._checked_retention()))
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
 
@@ -225,6 +183,12 @@ class QueueConfig:
                 f"QueueConfig(rows_are_messages=True, {option}={{'status': {given['status']!r}, ...}}): a row that the "
                 "claim deletes has no status. Leave out rows_are_messages to keep the rows, or 'status' to delete them"
             )
+            raise ConfigurationError(msg)
+
+    def _check_unique(self) -> None:
+        unique: object = self.unique  # without a type checker, callers may pass any object
+        if unique is not None and not isinstance(unique, Unique):
+            msg = f"QueueConfig(unique={unique!r}): use sqlaqueue.Unique('customer_id', 'kind')"
             raise ConfigurationError(msg)
 
     def _checked_retention(self) -> dict[str, timedelta]:

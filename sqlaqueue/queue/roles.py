@@ -20,7 +20,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.config import States
+from sqlaqueue.queue.states import States
 
 
 def literal_text(value: Any, type_: TypeEngine[Any]) -> str:

@@ -17,8 +17,9 @@ from sqlalchemy.orm import Mapper
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.config import FINISHED, QueueConfig
+from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.roles import literal_text
+from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.queue.strategy_protocol import Strategy
 
 

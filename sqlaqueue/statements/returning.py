@@ -20,6 +20,7 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.parts.columns import attribute_names, column_of, named
+from sqlaqueue.strategies.parts.twins import TWIN
 
 RowProcessor = Callable[[Any], Any]
 
@@ -112,6 +113,8 @@ def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> A
 def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any:
     """Return ``verb`` with the keys of the changed jobs as its only result column.
 
+    Where jobs may have come back to a twin, a second column ``twin`` has the key of the twin, as a text.
+
     :param jobs: the instances whose queue attributes expire, see :class:`_Key`.
     """
     attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
@@ -123,9 +126,13 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
         verb = sa.select(*inserted.c)
     elif any(described["expr"] is spec.model for described in verb.column_descriptions):
         verb = verb.with_only_columns(*attributes)
+    changed = verb.subquery("changed_keys").c
+    twins = [column.label("twin") for column in changed if column.key == TWIN]
     # Only a new select() keeps the row processor of a Bundle; with_only_columns() drops it.
     keys = backend().guarded(
-        sa.select(_Key("key", *verb.subquery("changed_keys").c)).where(backend().claims.planned_anew())
+        sa.select(_Key("key", *(column for column in changed if column.key != TWIN)), *twins).where(
+            backend().claims.planned_anew()
+        )
     )
     if jobs:
         keys = keys.execution_options(**{JOBS_OPTION: tuple(jobs)})

@@ -20,8 +20,8 @@ from sqlalchemy.orm import InstrumentedAttribute
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.config import STATES
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.states import STATES
 from sqlaqueue.queue.strategy_protocol import (
     ClaimedJobs,
     ClaimRequest,
@@ -35,6 +35,9 @@ from sqlaqueue.strategies.parts.columns import column_of, named
 from sqlaqueue.strategies.parts.job_listing import job_listing
 from sqlaqueue.strategies.parts.required_privileges import consumer_privileges
 from sqlaqueue.strategies.parts.retention_index import attach_retention, oldest_first
+from sqlaqueue.strategies.parts.twins import TWIN, columns_to_judge, judge, reason, update_judged
+from sqlaqueue.strategies.parts.unique_index import attach_unique
+from sqlaqueue.strategies.parts.unique_key import unique_key
 
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The column in which a claim that deletes the rows returns the token of its runs."""
@@ -70,6 +73,10 @@ class ClaimStrategy:
     supports_claim_token: ClassVar[bool] = False
     """Whether a claim writes ``ClaimRequest.token`` into the rows, see ``sqlaqueue.strategies.parts.claim_tokens``."""
 
+    tells_running_apart: ClassVar[bool] = False
+    """Whether a running job reads as processing, and the strategy's settlements and rescues leave out a job whose
+    place a twin has taken, see ``sqlaqueue.strategies.parts.twins``. Only then can jobs be unique while they wait."""
+
     required_roles: ClassVar[Mapping[str, str]] = {"status": "every queue whose rows outlive the claim"}
     """The queue attributes that the strategy requires, each with the reason for the error message."""
 
@@ -88,6 +95,7 @@ class ClaimStrategy:
             backend().triggers.attach_wake_triggers(spec)
         if spec.config.retention:
             self.attach_retention(spec)
+        attach_unique(spec, self)
 
     def attach_retention(self, spec: QueueSpec) -> None:
         """Add the index for the deletion of finished jobs; called only with ``QueueConfig(retention=...)``."""
@@ -188,6 +196,10 @@ class ClaimStrategy:
         """Return the statement that rescues jobs whose lease has expired; without leases it changes nothing."""
         return sa.select(spec.model).where(sa.false())
 
+    def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
+        """Return the same for some jobs; for a strategy that has :attr:`tells_running_apart`."""
+        return self.rescue(spec)
+
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Return the statement that repairs what bypassed the triggers; without triggers it changes nothing."""
         return sa.select(spec.model).where(sa.false())
@@ -203,7 +215,7 @@ class ClaimStrategy:
 
         :param chosen: a SELECT of the model with the conditions on the jobs.
         """
-        waiting = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending"))
+        waiting = self.pick(spec, chosen, *spec.keys).where(self.not_running(spec))
         free = self.lock(spec, waiting.order_by(*spec.keys)).cte("free")
         wanted = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing")).cte("wanted")
         running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
@@ -214,6 +226,10 @@ class ClaimStrategy:
             .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
         )
         return self.with_insert(spec, cancelled, backend().side_tables.request_cancellation(spec, running))
+
+    def not_running(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
+        """Return the condition that an unfinished job has no run, so that it can be cancelled at once."""
+        return spec.in_state("pending")
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Return the statement that makes finished jobs pending again, with no attempt counted.
@@ -227,11 +243,24 @@ class ClaimStrategy:
             "finished_at": None,
             "run_at": clock(),
         }
+        back = {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
+        unique = unique_key(spec)
+        if unique is not None:
+            rows = self.lock(spec, finished.add_columns(*columns_to_judge(spec, unique)), skip_locked=False)
+            judged = judge(spec, unique, rows)
+            instead = self.values_for_twin(spec, judged) if unique.config.on_return == "cancel" else {}
+            return update_judged(spec, judged, {**back, spec.columns["status"]: spec.literal("pending")}, instead)
         return (
             sa.update(spec.model)
             .where(self.among(spec, spec.keys, self.lock(spec, finished, skip_locked=False)))
-            .values({spec.columns[role]: value for role, value in values.items() if spec.has(role)})
+            .values(back)
         )
+
+    def values_for_twin(self, spec: QueueSpec, judged: sa.CTE) -> dict[sa.Column[Any], Any]:
+        """Return the values that cancel jobs of a unique queue whose place a twin has taken; they count no attempt."""
+        status = {spec.columns["status"]: spec.literal("cancelled")}
+        values = self.settled_values(spec, Settlement("cancelled", error=reason(judged.c[TWIN]))) | status
+        return {column: value for column, value in values.items() if column is not spec.columns.get("attempts")}
 
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:
         """Return the statement that deletes up to ``limit`` jobs.

@@ -24,9 +24,11 @@ from sqlaqueue.strategies.held import HeldStrategy
 from sqlaqueue.strategies.parts.columns import named
 from sqlaqueue.strategies.parts.dead_letters import delete_letters, letters, locked_letters, stored_columns
 from sqlaqueue.strategies.parts.indexes import add_index
+from sqlaqueue.strategies.parts.insert_unless_twin import insert_again, requeue_letters
 from sqlaqueue.strategies.parts.job_listing import SHOWN, labelled_keys
 from sqlaqueue.strategies.parts.required_privileges import everything
 from sqlaqueue.strategies.parts.retention_index import attach_to_dead_letters, oldest_first
+from sqlaqueue.strategies.parts.unique_key import unique_key
 
 
 class DeleteRow(HeldStrategy):
@@ -121,10 +123,15 @@ class DeleteRow(HeldStrategy):
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Insert dead letters again, with no attempt counted."""
         found = locked_letters(spec, chosen, "requeue").cte("letters")
-        opened = delete_letters(spec, found)
         fresh: dict[str, Any] = {column.key: found.c[column.key] for column in stored_columns(spec)}
         resets: dict[str, Any] = {"attempts": sa.literal(0), "run_at": clock()}
         fresh |= {spec.columns[role].key: value for role, value in resets.items() if spec.has(role)}
+        unique = unique_key(spec)
+        if unique is not None:
+            columns = [value.label(name) for name, value in fresh.items()]
+            newest = (found.c.letter_time.desc(), *(found.c[key.key].desc() for key in spec.keys))
+            return requeue_letters(spec, unique, found, sa.select(*columns).order_by(*newest))
+        opened = delete_letters(spec, found)
         rows = sa.select(*fresh.values()).where(found.c.letter_key == opened.c.key)
         return sa.insert(spec.table).from_select(list(fresh), rows)
 
@@ -182,7 +189,10 @@ def _keys(spec: QueueSpec, rows: sa.FromClause) -> AnySelect:
     return sa.select(*(rows.c[key.key].label(key.key) for key in spec.keys))
 
 
-def _insert(spec: QueueSpec, rows: sa.FromClause) -> sa.Insert:
+def _insert(spec: QueueSpec, rows: sa.FromClause) -> Verb:
+    unique = unique_key(spec)
+    if unique is not None:
+        return insert_again(spec, unique, sa.select(*rows.c))
     return sa.insert(spec.table).from_select([column.key for column in rows.c], sa.select(*rows.c))
 
 

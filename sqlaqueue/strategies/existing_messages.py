@@ -30,6 +30,7 @@ from sqlaqueue.queue.strategy_protocol import ClaimRequest, RequiredPrivilege, S
 from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
 from sqlaqueue.strategies.parts.columns import column_of, named, numbered, same
 from sqlaqueue.strategies.parts.required_privileges import everything
+from sqlaqueue.strategies.parts.twins import TWIN
 
 
 class ExistingMessages(MessageStrategy):
@@ -138,7 +139,9 @@ class ExistingMessages(MessageStrategy):
         """Make finished jobs pending again, each with another message."""
         verb = super().requeue(spec, chosen)
         if not isinstance(verb, sa.Update):
-            return verb
+            judged = verb.cte("requeued")
+            back = sa.select(*(judged.c[key.key] for key in spec.keys)).where(judged.c[TWIN].is_(None))
+            return sa.select(*judged.c).add_cte(self._insert(spec, back).cte("inserted"))
         changed = verb.returning(*named(spec.keys)).cte("changed")
         return sa.select(*changed.c).add_cte(self._insert(spec, sa.select(*changed.c)).cte("inserted"))
 

@@ -12,13 +12,14 @@ its lease changes nothing. Martin Kleppmann describes fencing tokens in "How to 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlement, Verb
@@ -26,9 +27,20 @@ from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.parts.claim_tokens import ran_beside_others
 from sqlaqueue.strategies.parts.columns import named
 from sqlaqueue.strategies.parts.indexes import add_index
+from sqlaqueue.strategies.parts.twins import TWIN, columns_to_judge, judge, update_judged
+from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
 
 LEASE_EXPIRED = "the lease expired: its worker died or lost the database"
 """The ``last_error`` of a rescued job."""
+
+_WAITS_SINCE = sa.func.to_timestamp(0, type_=sa.DateTime(timezone=True))
+"""The end of the lease of a job that waits for its twin. No run has such a lease."""
+
+
+def waits_for_twin(spec: QueueSpec) -> sa.ColumnElement[bool]:
+    """Return the condition that a job waits for its twin, as ``Unique(on_return="wait")`` says."""
+    expires = sa.func.coalesce(spec.columns["lease_expires_at"] <= _WAITS_SINCE, sa.false())
+    return sa.and_(spec.in_state("processing"), expires)
 
 
 class UpdateStatus(ClaimStrategy):
@@ -37,6 +49,7 @@ class UpdateStatus(ClaimStrategy):
     name: ClassVar[str] = "update_status"
     supports_scan_range: ClassVar[bool] = True
     supports_claim_token: ClassVar[bool] = True
+    tells_running_apart: ClassVar[bool] = True
     required_roles: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
     def attach(self, spec: QueueSpec) -> None:
@@ -128,6 +141,36 @@ class UpdateStatus(ClaimStrategy):
         mine = self.lock(spec, mine.where(self.fence(spec, held)).order_by(*spec.keys))
         return sa.update(spec.model).where(self.among(spec, spec.keys, mine)).values({expires: clock() + lease})
 
+    def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
+        """Settle the runs; a job that does not count while it runs comes back only if no twin of it counts."""
+        unique = unique_key(spec)
+        if unique is None or settlement.state != "pending" or not unique.returns_from_runs:
+            return super().settle(spec, held, settlement)
+        mine = sa.select(*named(spec.keys), *columns_to_judge(spec, unique)).where(self.fence(spec, held))
+        judged = judge(spec, unique, self.lock(spec, mine.order_by(*spec.keys), skip_locked=False))
+        back = {**self.settled_values(spec, settlement), spec.columns["status"]: spec.literal("pending")}
+        if unique.config.on_return == "cancel":
+            return update_judged(spec, judged, back, self._attempts_in(spec, back) | self.values_for_twin(spec, judged))
+        return update_judged(spec, judged, back, back | self._waiting_values(spec))
+
+    @staticmethod
+    def _attempts_in(spec: QueueSpec, values: Mapping[sa.Column[Any], Any]) -> dict[sa.Column[Any], Any]:
+        """Return the count of attempts among some values."""
+        return {column: value for column, value in values.items() if column is spec.columns.get("attempts")}
+
+    @staticmethod
+    def _waiting_values(spec: QueueSpec) -> dict[sa.Column[Any], Any]:
+        """Return the values of a job that waits for its twin: rescues find it by its lease, which has no owner."""
+        values = {"status": spec.literal("processing"), "lease_expires_at": _WAITS_SINCE, "finished_at": None}
+        return {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
+
+    def not_running(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
+        """Return the condition that a job is pending, or waits for its twin."""
+        unique, pending = unique_key(spec), super().not_running(spec)
+        if unique is None or not (unique.returns_from_runs and spec.has("lease_expires_at")):
+            return pending
+        return sa.or_(pending, waits_for_twin(spec))
+
     def rescue(self, spec: QueueSpec) -> Verb:
         """Set jobs with an expired lease to pending, or to failed if a job ran alone and has no attempt left.
 
@@ -136,6 +179,9 @@ class UpdateStatus(ClaimStrategy):
         quarantines them.
         """
         status, expires = spec.columns["status"], spec.column("lease_expires_at", "rescue()")
+        unique = unique_key(spec)
+        if unique is not None and unique.returns_from_runs:
+            return self._rescue_unless_twin(spec, unique)
         job = spec.table.alias("expired_job")
         expired = (
             sa.select(*(job.c[key.key] for key in spec.keys))
@@ -149,10 +195,46 @@ class UpdateStatus(ClaimStrategy):
         )
         return update.values(self._rescued_values(spec, expires))
 
+    def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
+        """Return the rescue of some jobs of a unique queue."""
+        unique = unique_key(spec)
+        if unique is None:
+            return super().rescue_some(spec, keys)
+        return self._rescue_unless_twin(spec, unique, spec.key_in(spec.keys, keys))
+
+    def _rescue_unless_twin(
+        self, spec: QueueSpec, unique: UniqueKey, among: sa.ColumnElement[bool] | None = None
+    ) -> AnySelect:
+        """Return the rescue of jobs that come back only if no twin of them counts.
+
+        :param among: limits the jobs; None for all.
+        """
+        expires, waits = spec.columns["lease_expires_at"], waits_for_twin(spec)
+        fails = sa.and_(~waits, self._is_spent(spec))
+        expired = (
+            sa.select(*named(spec.keys), waits.label("waits"), *columns_to_judge(spec, unique, ~fails))
+            .where(spec.in_state("processing"), expires <= clock(), sa.true() if among is None else among)
+            .order_by(*spec.keys)
+        )
+        judged = judge(spec, unique, self.lock(spec, expired), "waits")
+        rescued, waited = self._rescued_values(spec, expires), judged.c.waits
+        back: dict[sa.Column[Any], Any] = {
+            column: sa.case((waited, column), else_=value) for column, value in rescued.items()
+        }
+        back |= {
+            expires: None,
+            spec.columns["status"]: sa.case((waited, spec.literal("pending")), else_=rescued[spec.columns["status"]]),
+        }
+        if unique.config.on_return == "cancel":
+            instead = self._attempts_in(spec, rescued) | self.values_for_twin(spec, judged)
+            return update_judged(spec, judged, back, instead)
+        stays = sa.and_(waited, judged.c[TWIN].is_not(None))
+        verb = update_judged(spec, judged, back, rescued | self._waiting_values(spec), where=[~stays])
+        return verb.where(~stays)
+
     def _rescued_values(self, spec: QueueSpec, expires: sa.Column[Any]) -> dict[sa.Column[Any], Any]:
         status = spec.columns["status"]
-        alone = self._ran_alone(spec)
-        spent = sa.and_(alone, self._attempts_spent(spec)) if spec.has("attempts") else sa.false()
+        alone, spent = self._ran_alone(spec), self._is_spent(spec)
         # A CASE of literals has type text, which an enum column refuses. With the column as its last branch it has the
         # column's type, whatever type the model declares.
         branches = ((spent, spec.literal("failed")), (sa.true(), spec.literal("pending")))
@@ -172,6 +254,10 @@ class UpdateStatus(ClaimStrategy):
             values["lease_token"] = sa.case((spent, sa.null()), else_=token)
         rescued = {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
         return {**rescued, expires: None}
+
+    def _is_spent(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
+        """Return the condition that a job ran alone and has no attempt left."""
+        return sa.and_(self._ran_alone(spec), self._attempts_spent(spec)) if spec.has("attempts") else sa.false()
 
     @staticmethod
     def _ran_alone(spec: QueueSpec) -> sa.ColumnElement[bool]:

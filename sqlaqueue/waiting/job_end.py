@@ -14,8 +14,8 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.exc import ConfigurationError, JobFailed, WaitTimeout
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.config import FINISHED
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.waiter import Waiter
 

@@ -23,7 +23,7 @@ from sqlaqueue.cli.shared.options import (
 )
 from sqlaqueue.cli.shared.output import echo_json, jobs_text
 from sqlaqueue.cli.shared.targets import Target, load_targets
-from sqlaqueue.queue.config import FINISHED
+from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements import manage
 
 F = TypeVar("F", bound=Callable[..., Any])

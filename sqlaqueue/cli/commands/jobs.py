@@ -13,7 +13,7 @@ from sqlaqueue.cli.shared.options import filter_options, job_filter, json_option
 from sqlaqueue.cli.shared.output import add_row, ago, console, duration_text, echo_json, table
 from sqlaqueue.cli.shared.targets import load_targets
 from sqlaqueue.keys import key_text
-from sqlaqueue.queue.config import STATES
+from sqlaqueue.queue.states import STATES
 
 
 @click.command(short_help="List jobs.")

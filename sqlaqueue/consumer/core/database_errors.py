@@ -8,6 +8,8 @@ from sqlalchemy import exc
 
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.strategies.parts.unique_index import index_name
 
 _CONFLICTS = {"40001", "40P01"}
 _LOCKS_AND_TIMEOUTS = {"55P03", "57014"}
@@ -50,6 +52,11 @@ def is_conflict(error: BaseException) -> bool:
 def is_lock_or_timeout(error: BaseException) -> bool:
     """Return whether a statement was cancelled, or waited too long for a lock."""
     return isinstance(error, exc.DBAPIError) and backend().sqlstate(error) in _LOCKS_AND_TIMEOUTS
+
+
+def is_twin(error: BaseException, spec: QueueSpec) -> bool:
+    """Return whether a statement met a twin that was committed after it had begun; repeated, it sees the twin."""
+    return isinstance(error, exc.DBAPIError) and backend().violated_constraint(error) == index_name(spec.table)
 
 
 def may_settle_later(error: exc.DBAPIError) -> bool:

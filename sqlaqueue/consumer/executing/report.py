@@ -71,14 +71,14 @@ def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -
     events = context.events
     quiet = not events.wants("completed")
     with context.lock:
-        ended = sum(one.outcome.event != "released" for one in finished)
+        ended = sum(one.ended_as.event != "released" for one in finished)
         context.runs_ended += ended
         context.runs_released += len(finished) - ended
         context.conflicts.clear(one.run.key for one in finished if one.outcome.event != "released")
         if context.cancelled:
             context.cancelled.difference_update([one.run.key for one in finished])
     for one in finished:
-        outcome = one.outcome
+        outcome = one.ended_as
         if outcome is COMPLETED and quiet:
             continue
         if outcome.state == "pending" and not outcome.delay:

@@ -12,7 +12,7 @@ from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, may_sett
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.report import report_settled
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
-from sqlaqueue.consumer.settling.settle import SettledEach
+from sqlaqueue.consumer.settling.settle import MOMENT, SettledEach
 from sqlaqueue.keys import key_text, key_value
 from sqlaqueue.log import logger
 
@@ -28,7 +28,7 @@ def settle_finished(context: ConsumerContext, *, wait: bool = True) -> Routine:
     settler, result = context.settler, SettledEach([], [], [])
     try:
         try:
-            settle = partial(settler.settle_and_commit, wait=wait)
+            settle = partial(settler.settle_and_commit, lock_timeout=None if wait else MOMENT)
             lost = yield ExecuteInOwnSession(settle, (finished,))
             result = result._replace(lease_lost=lost)
         except exc.DBAPIError as error:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.context import ConsumerContext
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_twin
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.report import emit_rescued
 from sqlaqueue.consumer.maintenance.extend_leases import limit_transaction
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.notifications.notify import notify_settled
-from sqlaqueue.consumer.settling.settle import BESIDE_ORM
+from sqlaqueue.consumer.settling.settle import BESIDE_ORM, MOMENT, SHORTEST_MOMENT
 from sqlaqueue.keys import Key, keys_from
 from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.statements.manage import rescue
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.strategies import Verb
+from sqlaqueue.strategies.parts.unique_key import unique_key
+
+_MOST_ALONE = 500
+"""How many jobs are rescued one by one; the rest is left to the next time."""
 
 
 def rescue_expired(maintenance: Maintenance, now: float) -> Routine:  # noqa: ARG001 - as all tasks
@@ -30,11 +42,56 @@ def rescue_expired(maintenance: Maintenance, now: float) -> Routine:  # noqa: AR
 
 
 def rescue_jobs(session: Session, context: ConsumerContext) -> list[Key]:
-    """Rescue jobs whose lease has expired, of any worker; the other consumers are notified of it."""
+    """Rescue jobs whose lease has expired, of any worker; the other consumers are notified of it.
+
+    If a twin of one of them is being enqueued, each is rescued by itself, so that the others need not wait for that.
+    """
+    spec = context.spec
+    unique = unique_key(spec)
+    if unique is None or not unique.returns_from_runs:
+        return _rescue(session, context, spec.strategy.rescue(spec))
+    try:
+        return _rescue(session, context, spec.strategy.rescue(spec), lock_timeout=MOMENT)
+    except DBAPIError as error:
+        session.rollback()
+        if not _meets_twin(error, spec):
+            raise
+    return _rescue_each(session, context)
+
+
+def _rescue_each(session: Session, context: ConsumerContext) -> list[Key]:
+    """Rescue one job after the other; those whose twin is not committed yet are left to the next time."""
+    spec, rescued = context.spec, list[Key]()
+    found = session.execute(_expired_keys(spec), bind_arguments=context.settings.bind_arguments).all()
+    session.rollback()
+    for row in found:
+        verb = spec.strategy.rescue_some(spec, [tuple(row)])
+        try:
+            rescued += _rescue(session, context, verb, lock_timeout=SHORTEST_MOMENT)
+        except DBAPIError as error:
+            session.rollback()
+            if not _meets_twin(error, spec):
+                raise
+    return rescued
+
+
+def _meets_twin(error: DBAPIError, spec: QueueSpec) -> bool:
+    return is_lock_or_timeout(error) or is_twin(error, spec)
+
+
+def _expired_keys(spec: QueueSpec) -> AnySelect:
+    expires = spec.column("lease_expires_at", "rescue()")
+    expired = sa.select(*spec.keys).where(spec.in_state("processing"), expires <= clock())
+    return expired.order_by(expires.desc()).limit(_MOST_ALONE)
+
+
+def _rescue(session: Session, context: ConsumerContext, verb: Verb, *, lock_timeout: str | None = None) -> list[Key]:
     settings, spec = context.settings, context.spec
-    rescuing = [backend().notification(spec, Signal.RESCUED)] if settings.notifies else []
-    limit_transaction(session, context, *rescuing)
-    statement = rescue(spec.model)
+    others: list[sa.ColumnElement[Any]] = [backend().notification(spec, Signal.RESCUED)] if settings.notifies else []
+    if lock_timeout is not None:
+        others.append(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
+    limit_transaction(session, context, *others)
+    statement = returning_keys(spec, verb)
     found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments).scalars()
     rescued = keys_from(found, len(spec.keys))
     # Some of them may have failed by that.

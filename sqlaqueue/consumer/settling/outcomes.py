@@ -16,6 +16,7 @@ from sqlaqueue.keys import Key
 from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.settle import delayed
 from sqlaqueue.strategies import Settlement
+from sqlaqueue.strategies.parts.twins import REASON
 
 Ending = Literal["completed", "retried", "failed", "cancelled", "released"]
 State = Literal["completed", "pending", "failed", "cancelled"]
@@ -92,6 +93,16 @@ class FinishedRun:
     """A commit was tried: if its reply was lost, the run may have been settled or not."""
     claim_committed: bool = True
     """The claim is known to be committed; a run of another claim is not reported."""
+    twin: str | None = None
+    """The key of the twin for which the job was cancelled instead of made pending."""
+
+    @property
+    def ended_as(self) -> Outcome:
+        """How the run has ended in the database."""
+        if self.twin is None:
+            return self.outcome
+        error = f"{REASON}: {self.twin}"
+        return Outcome("cancelled", error=error, cause=Cancel(error))
 
 
 def applies_to_batch(error: BaseException) -> bool:

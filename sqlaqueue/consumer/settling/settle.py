@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.configuration.statements import EXPECTED, KEYS, RUN_TOKEN, ConsumerStatements
-from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_transient, may_settle_later
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_transient, is_twin, may_settle_later
 from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.handler_misuse import check_rows, is_deleted, refuse_changed_rows
@@ -25,6 +25,13 @@ from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
 from sqlaqueue.statements.settle import settle_statement, with_run_details
 from sqlaqueue.strategies import ClaimedJobs
+from sqlaqueue.strategies.parts.unique_key import unique_key
+
+MOMENT = "500ms"
+"""The longest time to wait for a lock where others wait as well, or for a transaction that has enqueued a twin."""
+
+SHORTEST_MOMENT = "50ms"
+"""The same for one job of many, each of which may have a twin in the same transaction."""
 
 BESIDE_ORM = {"synchronize_session": False}
 """Consumers settle beside the ORM: the instances are not used any more."""
@@ -54,6 +61,10 @@ class Settler:
         self._settings, self._statements, self._rules = settings, statements, outcome_rules
         self._waiters, self._isolation = waiters, isolation
         self._spec, self._bind = settings.spec, settings.bind_arguments
+        unique = unique_key(self._spec)
+        self._may_meet_twins = unique is not None and unique.returns_from_runs
+        """Whether a run that becomes pending may meet a twin, and may have to wait for one that is not committed."""
+        self._cancels_for_twins = unique is not None and unique.config.on_return == "cancel"
 
     def settle(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
         """Write how runs ended; return those whose lease was lost, about which nothing was changed."""
@@ -65,6 +76,8 @@ class Settler:
                 lost += [one for one in group if one.run.key not in keys]
             if group[0].outcome.state != "pending":
                 notify_settled(session, self._spec, self._waiters, settled)
+            elif self._cancels_for_twins:
+                notify_settled(session, self._spec, self._waiters, [one.run.key for one in group if one.twin])
         return lost
 
     def _settle_alike(self, session: Session, group: Sequence[FinishedRun]) -> list[Key]:
@@ -83,8 +96,15 @@ class Settler:
         settlement = first.outcome.settlement(first.starts)
         settlement = with_run_details(spec, settlement, [one.run for one in group], self._settings.worker())
         statement = settle_statement(spec, ClaimedJobs(list(claims.items()), jobs), settlement)
-        found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=self._bind).scalars()
-        return keys_from(found, len(spec.keys))
+        found = session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=self._bind)
+        if not self._cancels_for_twins or first.outcome.state != "pending":
+            return keys_from(found.scalars(), len(spec.keys))
+        rows = found.all()
+        settled = keys_from([row[0] for row in rows], len(spec.keys))
+        twins = {key: row.twin for key, row in zip(settled, rows, strict=True)} if rows and len(rows[0]) > 1 else {}
+        for one in group:
+            one.twin = twins.get(one.run.key)
+        return settled
 
     def _complete(self, session: Session, token: Any, keys: list[Key]) -> list[Key]:
         """Complete runs of one claim, and return the keys of those that were still claimed."""
@@ -95,34 +115,49 @@ class Settler:
         return keys if number == len(keys) else [tuple(row[1:]) for row in rows if number]
 
     def settle_and_commit(
-        self, session: Session, finished: Sequence[FinishedRun], *, wait: bool = True
+        self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str | None = None
     ) -> list[FinishedRun]:
         """Settle runs in a transaction of their own; return those whose lease was lost.
 
-        :param wait: whether to wait for rows that another transaction has locked for more than a moment.
+        :param lock_timeout: how long to wait for other transactions; None for as long as it takes.
         """
-        if not wait:
-            session.execute(sa.text("SET LOCAL lock_timeout = '500ms'"), bind_arguments=self._bind)
-        lost = self.settle_again(session, finished)
+        lost = self.settle_again(session, finished, lock_timeout=lock_timeout)
         commit_settlements(session, finished)
         return lost
 
-    def settle_again(self, session: Session, finished: Sequence[FinishedRun]) -> list[FinishedRun]:
-        """Do what :meth:`settle` does, and check runs whose earlier commit had no reply: they may be settled."""
+    def settle_again(
+        self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str | None = None
+    ) -> list[FinishedRun]:
+        """Do what :meth:`settle` does, and check runs whose earlier commit had no reply: they may be settled.
+
+        It waits for a moment at most where another transaction may have enqueued a twin and not committed it.
+        """
+        if lock_timeout is None and self._may_meet_twin(finished):
+            lock_timeout = MOMENT
+        if lock_timeout is not None:
+            setting = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'")
+            session.execute(setting, bind_arguments=self._bind)
         lost = self.settle(session, finished)
         if not any(one.uncertain for one in lost):
             return lost
         return really_lost(session, self._spec, lost, self._bind)
 
+    def _may_meet_twin(self, finished: Sequence[FinishedRun]) -> bool:
+        return self._may_meet_twins and any(one.outcome.state == "pending" for one in finished)
+
     def settle_each(self, session: Session, finished: Sequence[FinishedRun], *, wait: bool = True) -> SettledEach:
         """Settle runs one by one, so that one that cannot be settled does not block the others."""
         result = SettledEach([], [], [])
         for one in finished:
+            limit = None if wait else MOMENT
+            if self._may_meet_twin([one]):
+                # The others must not wait for one transaction again and again.
+                limit = SHORTEST_MOMENT
             try:
-                result.lease_lost.extend(self.settle_and_commit(session, [one], wait=wait))
+                result.lease_lost.extend(self.settle_and_commit(session, [one], lock_timeout=limit))
             except DBAPIError as error:
                 session.rollback()
-                if is_lock_or_timeout(error):
+                if is_lock_or_timeout(error) or is_twin(error, self._spec):
                     result.later.append(one)
                     continue
                 if may_settle_later(error):

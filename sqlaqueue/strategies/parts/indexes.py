@@ -15,7 +15,12 @@ _OF_CLAIMS = {"claim", "quarantined", "lease"}
 
 
 def add_index(
-    spec: QueueSpec, purpose: str, columns: Sequence[sa.Column[Any]], where: sa.ColumnElement[bool] | None = None
+    spec: QueueSpec,
+    purpose: str,
+    columns: Sequence[sa.ColumnElement[Any]],
+    where: sa.ColumnElement[bool] | None = None,
+    *,
+    unique: bool = False,
 ) -> sa.Index:
     """Add an index to the model's table, named after its purpose.
 
@@ -26,7 +31,7 @@ def add_index(
     # The table of a class that is defined again still has the index of the class before.
     for known in [index for index in spec.table.indexes if index.name == name]:
         spec.table.indexes.discard(known)
-    index = sa.Index(name, *columns, postgresql_where=where)
+    index = sa.Index(name, *columns, unique=unique, postgresql_where=where)
     if purpose in _OF_CLAIMS:
         spec.claim_indexes.append(index)
     return index

@@ -19,7 +19,7 @@ from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, relationship
 from sqlaqueue import QueueConfig, QueueMixin, claim, purge
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.config import FINISHED
+from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.strategies import ClaimStrategy
 from sqlaqueue.testing.conformance.gate import DEADLINE, Gate
 

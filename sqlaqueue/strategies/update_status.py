@@ -210,7 +210,7 @@ class UpdateStatus(ClaimStrategy):
         :param among: limits the jobs; None for all.
         """
         expires, waits = spec.columns["lease_expires_at"], waits_for_twin(spec)
-        fails = sa.and_(~waits, self._is_spent(spec))
+        fails = sa.and_(~waits, self._is_spent(spec, self._ran_alone(spec)))
         expired = (
             sa.select(*named(spec.keys), waits.label("waits"), *columns_to_judge(spec, unique, ~fails))
             .where(spec.in_state("processing"), expires <= clock(), sa.true() if among is None else among)
@@ -234,7 +234,8 @@ class UpdateStatus(ClaimStrategy):
 
     def _rescued_values(self, spec: QueueSpec, expires: sa.Column[Any]) -> dict[sa.Column[Any], Any]:
         status = spec.columns["status"]
-        alone, spent = self._ran_alone(spec), self._is_spent(spec)
+        alone = self._ran_alone(spec)
+        spent = self._is_spent(spec, alone)
         # A CASE of literals has type text, which an enum column refuses. With the column as its last branch it has the
         # column's type, whatever type the model declares.
         branches = ((spent, spec.literal("failed")), (sa.true(), spec.literal("pending")))
@@ -255,9 +256,9 @@ class UpdateStatus(ClaimStrategy):
         rescued = {spec.columns[role]: value for role, value in values.items() if spec.has(role)}
         return {**rescued, expires: None}
 
-    def _is_spent(self, spec: QueueSpec) -> sa.ColumnElement[bool]:
+    def _is_spent(self, spec: QueueSpec, alone: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
         """Return the condition that a job ran alone and has no attempt left."""
-        return sa.and_(self._ran_alone(spec), self._attempts_spent(spec)) if spec.has("attempts") else sa.false()
+        return sa.and_(alone, self._attempts_spent(spec)) if spec.has("attempts") else sa.false()
 
     @staticmethod
     def _ran_alone(spec: QueueSpec) -> sa.ColumnElement[bool]:

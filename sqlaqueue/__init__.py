@@ -13,7 +13,7 @@ from sqlaqueue._version import __version__
 from sqlaqueue.consumer.core.events import JobEvent
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.copy.copy_in import copy_in
-from sqlaqueue.exc import Cancel, Fail, JobFailed, LeaseLost, Retry, Snooze, SqlaqueueError, WaitTimeout
+from sqlaqueue.exc import Cancel, Fail, JobExists, JobFailed, LeaseLost, Retry, Snooze, SqlaqueueError, WaitTimeout
 from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.postgresql import backend as _backend  # noqa: F401 - importing it registers it
@@ -26,11 +26,13 @@ from sqlaqueue.statements.claim import claim
 from sqlaqueue.statements.control import consumers, pause, paused, resume
 from sqlaqueue.statements.manage import cancel, purge, reconcile, requeue, rescue
 from sqlaqueue.statements.settle import complete, extend, fail, release, retry
+from sqlaqueue.unique.enqueue import Enqueued, enqueue
 from sqlaqueue.waiting.wait import wait
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.aio import AsyncConsumer
     from sqlaqueue.copy.async_copy_in import async_copy_in
+    from sqlaqueue.unique.async_enqueue import async_enqueue
     from sqlaqueue.waiting.async_wait import async_wait
 
 __all__ = [
@@ -38,9 +40,11 @@ __all__ = [
     "Cancel",
     "Constant",
     "Consumer",
+    "Enqueued",
     "Exponential",
     "Fail",
     "JobEvent",
+    "JobExists",
     "JobFailed",
     "JobResult",
     "LeaseLost",
@@ -56,12 +60,14 @@ __all__ = [
     "WaitTimeout",
     "__version__",
     "async_copy_in",
+    "async_enqueue",
     "async_wait",
     "cancel",
     "claim",
     "complete",
     "consumers",
     "copy_in",
+    "enqueue",
     "exc",
     "extend",
     "fail",
@@ -83,6 +89,7 @@ __all__ = [
 _ASYNC = {
     "AsyncConsumer": "sqlaqueue.consumer.aio",
     "async_copy_in": "sqlaqueue.copy.async_copy_in",
+    "async_enqueue": "sqlaqueue.unique.async_enqueue",
     "async_wait": "sqlaqueue.waiting.async_wait",
 }
 

@@ -53,6 +53,18 @@ class TransactionLostError(SqlaqueueError):
     """The connection of a test's transaction was lost while a handler ran, and with it all that the test had done."""
 
 
+class JobExists(SqlaqueueError):
+    """A job was not enqueued because a twin of it exists, and the caller had passed ``on_twin="raise"``.
+
+    :param job: the job that was given.
+    :param twin: the job that exists, or an earlier one of the same call.
+    """
+
+    def __init__(self, message: str, job: Any, twin: Any) -> None:
+        super().__init__(message)
+        self.job, self.twin = job, twin
+
+
 class LeaseLost(SqlaqueueError):
     """The lease of a run expired before its result arrived, and another run may have the job.
 

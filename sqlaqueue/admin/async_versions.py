@@ -15,7 +15,7 @@ from sqlaqueue.admin.job_filter import count
 from sqlaqueue.admin.job_listing import job, jobs
 from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
 from sqlaqueue.admin.statistics import stats
-from sqlaqueue.consumer.sessions.session_factory import check_session
+from sqlaqueue.session_types import check_session
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

@@ -10,11 +10,11 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, next_keys
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, select_jobs
+from sqlaqueue.write_routing import routing_to_primary
 
 NO_SYNCHRONIZATION = {"synchronize_session": False}
 """Execution options: the instances in the session are not synchronized, as the commit expires them."""

@@ -13,12 +13,12 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.bulk_changes import BATCH_SIZE, NO_SYNCHRONIZATION, unchanged_jobs
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, count, next_keys
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.keys import Key, key_value
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
+from sqlaqueue.write_routing import routing_to_primary
 
 _ACTIVE = JobFilter(states=("pending", "processing"))
 

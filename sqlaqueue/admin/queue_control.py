@@ -10,8 +10,8 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.bulk_changes import execute
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
 from sqlaqueue.statements import control, manage
+from sqlaqueue.write_routing import routing_to_primary
 
 
 @requires_session

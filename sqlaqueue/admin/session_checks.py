@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.sessions.session_factory import check_session
+from sqlaqueue.session_types import check_session
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -23,7 +23,6 @@ from sqlaqueue.consumer.in_flight import InFlight
 from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
-from sqlaqueue.consumer.sessions.write_routing import open_session
 from sqlaqueue.consumer.settling.completion_buffer import CompletionBuffer
 from sqlaqueue.consumer.settling.conflict_delays import ConflictDelays
 from sqlaqueue.consumer.settling.crash_journal import CrashJournal
@@ -33,6 +32,7 @@ from sqlaqueue.keys import Key
 from sqlaqueue.log import fields
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.write_routing import open_session
 
 
 class Runner(Protocol):

@@ -8,7 +8,7 @@ from sqlaqueue.postgresql import checks, claims, ddl, side_tables
 from sqlaqueue.postgresql.dialect_check import check_dialect, guarded
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace, insert_unless
-from sqlaqueue.postgresql.key_arrays import key_array
+from sqlaqueue.postgresql.key_arrays import key_array, numbered_rows
 from sqlaqueue.postgresql.notify import channel_of, notification
 from sqlaqueue.postgresql.periods import period
 from sqlaqueue.postgresql.sqlstate import sqlstate, violated_constraint
@@ -30,6 +30,7 @@ class PostgreSQL:
     notification = staticmethod(notification)
     object_name = staticmethod(object_name)
     key_array = staticmethod(key_array)
+    numbered_rows = staticmethod(numbered_rows)
     insert_or_ignore = staticmethod(insert_or_ignore)
     insert_or_replace = staticmethod(insert_or_replace)
     insert_unless = staticmethod(insert_unless)

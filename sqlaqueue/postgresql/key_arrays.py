@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -17,6 +17,18 @@ def key_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
     if isinstance(element, sa.Integer) or (isinstance(element, sa.Uuid) and element.as_uuid):
         return _TextArray(element)
     return ARRAY(element)
+
+
+def numbered_rows(columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]], number: str) -> sa.TableValuedAlias:
+    """Return given values as a table, with the number of each row, from 1.
+
+    One array for each column: a VALUES list would have a parameter for each value, and other SQL for each number of
+    rows.
+    """
+    arrays = [sa.bindparam(None, list(values), type_=key_array(type_)) for type_, values in columns.values()]
+    names = [sa.column(name, type_) for name, (type_, _) in columns.items()]
+    rows: sa.TableValuedAlias = sa.func.unnest(*arrays).table_valued(*names, with_ordinality=number, name="given")
+    return rows.render_derived()
 
 
 class _Array(ARRAY[Any]):
@@ -56,7 +68,7 @@ class _TextArray(TypeDecorator[Sequence[Any]]):
         if value is None:
             return None
         if isinstance(self.element, sa.Integer):
-            written = [str(int(key)) for key in value]
+            written = ["NULL" if key is None else str(int(key)) for key in value]
         else:
-            written = [(key if isinstance(key, UUID) else UUID(key)).hex for key in value]
+            written = ["NULL" if key is None else (key if isinstance(key, UUID) else UUID(key)).hex for key in value]
         return "{" + ",".join(written) + "}"

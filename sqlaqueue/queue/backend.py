@@ -287,6 +287,16 @@ class Backend(Protocol):
         """Return the beginning of the period to which ``moment`` belongs, for an index and for statements."""
         ...
 
+    def numbered_rows(
+        self, columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]], number: str
+    ) -> sa.TableValuedAlias:
+        """Return given values as a table.
+
+        :param columns: the name of each column with its type and its values.
+        :param number: the name of the column with the number of each row, from 1.
+        """
+        ...
+
     def insert_or_ignore(self, table: sa.Table, rows: Rows) -> sa.Insert:
         """Return an INSERT that leaves rows of the same primary key as they are."""
         ...

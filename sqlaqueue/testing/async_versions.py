@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.testing._types import Jobs
 from sqlaqueue.testing.crash import crash_in
 from sqlaqueue.testing.enqueued import enqueued
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 from sqlaqueue.testing.travel import travel
+from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
     from sqlaqueue.testing._types import AnyAsyncSession

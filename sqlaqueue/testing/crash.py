@@ -10,7 +10,6 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.claiming.job_buffer import runs_of
-from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.crash_journal import JournalEntry, write_entry
 from sqlaqueue.exc import NotClaimableError
 from sqlaqueue.keys import Key, key_text
@@ -25,6 +24,7 @@ from sqlaqueue.testing.in_transaction.joined_sessions import joined_session, res
 from sqlaqueue.testing.in_transaction.settings import read_settings, restore_settings
 from sqlaqueue.testing.in_transaction.transaction_guard import TransactionGuard
 from sqlaqueue.testing.in_transaction.worker import rescue_expired
+from sqlaqueue.write_routing import execute
 
 
 def crash(session: AnySession, job: Any) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.testing._types import AnySession, Handler, Jobs
 from sqlaqueue.testing.in_transaction.claimable import is_paused
@@ -16,6 +15,7 @@ from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 from sqlaqueue.testing.in_transaction.worker import WorkerInTest
 from sqlaqueue.testing.run_result import result_of
 from sqlaqueue.testing.travel import LONGEST, travel
+from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
     from sqlaqueue.testing._types import AnyAsyncSession, AsyncHandler

@@ -8,12 +8,12 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.exc import StatementError
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.testing._types import AnySession, Jobs
 from sqlaqueue.testing.in_transaction.earlier_jobs import enqueued_keys
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
+from sqlaqueue.write_routing import execute
 
 T = TypeVar("T")
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
-from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.testing._types import AnySession, Handler
@@ -17,6 +16,7 @@ from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 from sqlaqueue.testing.in_transaction.worker import WorkerInTest
 from sqlaqueue.testing.run_result import RunResult, result_of
 from sqlaqueue.waiting.job_end import read_state
+from sqlaqueue.write_routing import execute
 
 if TYPE_CHECKING:
     from sqlaqueue.testing._types import AnyAsyncSession, AsyncHandler

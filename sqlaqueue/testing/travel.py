@@ -11,7 +11,6 @@ from sqlalchemy.exc import DBAPIError, IntegrityError, UnboundExecutionError
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
-from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, backend
@@ -21,6 +20,7 @@ from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.in_transaction.earlier_jobs import remember_earlier_jobs
 from sqlaqueue.testing.in_transaction.instances import refresh_or_detach
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
+from sqlaqueue.write_routing import execute
 
 _TIMES = ("run_at", "created_at", "started_at", "finished_at", "lease_expires_at")
 """The roles whose columns are moved."""

@@ -14,12 +14,12 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.notifications.async_listener import AsyncListener, async_listener_of
 from sqlaqueue.consumer.runners.task_runner import wait_for_event
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
-from sqlaqueue.consumer.sessions.write_routing import execute, open_session, primary_bind
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.retry_policies import Delay
 from sqlaqueue.results import JobResult
 from sqlaqueue.waiting.job_end import Listen, wait_for_end
 from sqlaqueue.waiting.waiter import DEFAULT_TIMEOUT, Waiter, make_waiter
+from sqlaqueue.write_routing import execute, open_session, primary_bind
 
 T = TypeVar("T")
 AsyncSessionFactory = Callable[[], AsyncSession]

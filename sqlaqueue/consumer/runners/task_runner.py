@@ -30,10 +30,10 @@ from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
-from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.write_routing import execute
 
 _CANCELLATION = 5.0
 """Seconds that a handler has for its clean-up when it is cancelled."""

@@ -29,11 +29,11 @@ from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
-from sqlaqueue.consumer.sessions.write_routing import execute
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.write_routing import execute
 
 LONGEST_WAIT = 600.0
 """Seconds for which the main thread waits at most: not every system interrupts a wait for a signal."""

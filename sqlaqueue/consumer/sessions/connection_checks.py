@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 
 from sqlaqueue.consumer.sessions.isolation_level import SETTING, IsolationLevel
-from sqlaqueue.consumer.sessions.write_routing import has_own_routing, primary_bind
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.write_routing import has_own_routing, primary_bind
 
 _SHARED_CONNECTION_POOLS = (StaticPool, SingletonThreadPool, AssertionPool)
 

@@ -21,12 +21,12 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.consumer.core.database_errors import is_conflict
-from sqlaqueue.consumer.sessions.write_routing import primary_bind, routing_to_primary
 from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs, Settlement
+from sqlaqueue.write_routing import primary_bind, routing_to_primary
 
 READ_COMMITTED: Final = "READ COMMITTED"
 SETTING = sa.func.current_setting("transaction_isolation", type_=sa.Text())

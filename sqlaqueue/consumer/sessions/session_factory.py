@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.session_types import article, async_class, is_of_asyncio
 
 
 def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
@@ -19,19 +19,19 @@ def resolve_factory(session_factory: Any, what: str, *, is_async: bool) -> Any:
     """
     given: Any = getattr(session_factory, "session_factory", session_factory)
     maker = "async_sessionmaker" if is_async else "sessionmaker"
-    of_async = _is_of_asyncio(given, "AsyncEngine", "AsyncConnection", "AsyncSession")
+    of_async = is_of_asyncio(given, "AsyncEngine", "AsyncConnection", "AsyncSession")
     if of_async or isinstance(given, sa.Engine | sa.Connection | Session):
         fix = f"give {maker}(engine)"
         if of_async != is_async:
             create = "create_async_engine" if is_async else "create_engine"
             fix = f"give {maker}(engine) of an engine from {create}(), or use {_other_kind(what)}"
-        msg = f"{what}: {given!r} is {_article(given)}, where a session factory is needed; {fix}"
+        msg = f"{what}: {given!r} is {article(given)}, where a session factory is needed; {fix}"
         raise ConfigurationError(msg)
     if not callable(given):
         # Its value is left out, as a URL may contain a password.
-        msg = f"{what}: the session factory is {_article(given)}, which is not callable; give {maker}(engine)"
+        msg = f"{what}: the session factory is {article(given)}, which is not callable; give {maker}(engine)"
         raise ConfigurationError(msg)
-    if isinstance(given, sessionmaker) or _is_of_asyncio(given, "async_sessionmaker"):
+    if isinstance(given, sessionmaker) or is_of_asyncio(given, "async_sessionmaker"):
         made: Any = given.class_  # pyright: ignore[reportFunctionMemberAccess] # it narrows a callable to a function
         check_session_class(made, given, what, is_async=is_async)
     return given
@@ -43,7 +43,7 @@ def check_session_class(made: type[Any], factory: Any, what: str, *, is_async: b
     :param made: the class of its sessions.
     :raises ConfigurationError: if sync code was given AsyncSessions, or async code Sessions.
     """
-    if issubclass(made, _async_class("AsyncSession") if is_async else Session):
+    if issubclass(made, async_class("AsyncSession") if is_async else Session):
         return
     maker = "an async_sessionmaker" if is_async else "a sessionmaker"
     msg = f"{what}: {factory!r} makes {made.__name__}; give {maker}, or use {_other_kind(what)}"
@@ -55,47 +55,3 @@ def _other_kind(what: str) -> str:
     if what.lower().startswith("async"):
         return what.removeprefix("Async").removeprefix("async_")
     return f"Async{what}" if what[0].isupper() else f"async_{what}"
-
-
-def check_session(session: object, what: str, *, is_async: bool, has_async_version: bool = False) -> None:
-    """Refuse anything but a session, such as an engine or a session factory.
-
-    :param what: the function that was given it, for error messages.
-    :param has_async_version: whether there is such a function for an AsyncSession.
-    :raises ConfigurationError: if it is no session of this kind.
-    """
-    of_async = _is_of_asyncio(session, "AsyncSession", "async_scoped_session")
-    if of_async if is_async else isinstance(session, Session | scoped_session):
-        return
-    name = "AsyncSession" if is_async else "Session"
-    fix = f"give {_article_of(name)}, as in `{'async ' * is_async}with {name}(engine) as session`"
-    if of_async:
-        fix = f"use async_{what}()" if has_async_version else f"use `await session.run_sync({what}, ...)`"
-    elif isinstance(session, Session):
-        fix = f"use {what.removeprefix('async_')}()"
-    msg = f"{what}(): this is {_article(session)}; {fix}"
-    raise ConfigurationError(msg)
-
-
-def session_in_scope(session: Any) -> Any:
-    """Return the session itself; of a scoped session, the one of the current scope."""
-    is_scoped = isinstance(session, scoped_session) or _is_of_asyncio(session, "async_scoped_session")
-    return session.registry() if is_scoped else session
-
-
-def _is_of_asyncio(given: Any, *names: str) -> bool:
-    return any(isinstance(given, _async_class(name)) for name in names)
-
-
-def _async_class(name: str) -> Any:
-    # Not imported here, as sync code does not need greenlet. If nothing imported the module, there are no instances.
-    module = sys.modules.get("sqlalchemy.ext.asyncio")
-    return () if module is None else getattr(module, name)
-
-
-def _article(given: Any) -> str:
-    return _article_of(type(given).__name__)
-
-
-def _article_of(name: str) -> str:
-    return f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"

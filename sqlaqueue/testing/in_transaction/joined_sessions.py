@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.consumer.sessions.session_factory import check_session, session_in_scope
-from sqlaqueue.consumer.sessions.write_routing import routing_to_primary
+from sqlaqueue.session_types import check_session, session_in_scope
 from sqlaqueue.testing.in_transaction.transaction_guard import TransactionGuard
+from sqlaqueue.write_routing import routing_to_primary
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession

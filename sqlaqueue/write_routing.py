@@ -1,4 +1,4 @@
-"""Opens the sessions of a Consumer, and sends all of its statements to the engine for writes."""
+"""Opens sessions, and sends all of their statements to the engine for writes."""
 
 from __future__ import annotations
 

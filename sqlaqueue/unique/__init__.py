@@ -1,0 +1,1 @@
+"""Enqueue unique jobs: insert those that do not exist, and return the others."""

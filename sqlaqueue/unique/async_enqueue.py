@@ -1,0 +1,22 @@
+"""Enqueue unique jobs in async code: :func:`async_enqueue`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
+
+from sqlaqueue.session_types import check_session, session_in_scope
+from sqlaqueue.unique.enqueue import Enqueued, OnTwin, enqueue_in
+
+T = TypeVar("T")
+
+
+async def async_enqueue(
+    session: AsyncSession | async_scoped_session[Any], jobs: T | Iterable[T], /, *, on_twin: OnTwin = "skip"
+) -> list[Enqueued[T]]:
+    """Insert those jobs that have no twin, like :func:`~sqlaqueue.enqueue`, which documents parameters and errors."""
+    check_session(session, "async_enqueue", is_async=True)
+    result: list[Enqueued[T]] = await session_in_scope(session).run_sync(enqueue_in, jobs, on_twin)
+    return result

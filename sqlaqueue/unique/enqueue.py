@@ -1,0 +1,362 @@
+"""Enqueue jobs that are unique: :func:`enqueue`.
+
+::
+
+    [(reminder, created)] = enqueue(session, Reminder(customer_id=7, kind="invoice"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
+
+from sqlaqueue.exc import DatabaseNotReadyError, JobExists, StatementError
+from sqlaqueue.keys import Key, key_text
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.session_types import check_session, session_in_scope
+from sqlaqueue.statements.selection import instances
+from sqlaqueue.strategies.parts.unique_index import index_name
+from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
+from sqlaqueue.unique.insert import Row, complete_rows, insert_rows, make_persistent
+from sqlaqueue.unique.new_job import NewJob
+from sqlaqueue.unique.replace import lock_waiting, refuse_children, refuse_other_class, replace
+from sqlaqueue.unique.twin_search import Found, search
+from sqlaqueue.write_routing import execute
+
+T = TypeVar("T")
+
+OnTwin = Literal["skip", "raise", "replace", "replace_keep_time"]
+
+_NO_SUCH_INDEX = "42P10"
+_MOST_ROUNDS = 20
+
+
+class Enqueued(NamedTuple, Generic[T]):
+    """What became of one job that was given to :func:`enqueue`."""
+
+    job: T
+    """The given instance if it was inserted; otherwise the job that exists, as an instance of the session."""
+    created: bool
+    """Whether it was inserted."""
+
+
+def enqueue(
+    session: Session | scoped_session[Any], jobs: T | Iterable[T], /, *, on_twin: OnTwin = "skip"
+) -> list[Enqueued[T]]:
+    """Insert those jobs that have no twin, in the session's transaction, and return what became of each, in order.
+
+    Twins are as :class:`~sqlaqueue.Unique` says. Jobs are looked for first, so that the call does not wait for a twin
+    that can be seen, whatever another transaction does with it. It does wait for a transaction that has inserted a twin
+    and not committed it, up to the ``lock_timeout`` of the session. If that transaction is rolled back, the job is
+    inserted.
+
+    As ``session.add()`` and ``session.flush()`` do, it flushes the session, adds the objects that the jobs refer to,
+    and applies defaults. Do not add the jobs to the session yourself.
+
+    :param jobs: a new instance of a queue class, or several of one queue.
+    :param on_twin: what to do about a job that has a twin. ``"skip"`` returns the twin. ``"raise"`` inserts nothing,
+        and raises an error. ``"replace"`` moves the values of the new job to a twin that is pending: all columns but
+        its key, the attributes that make it unique, and those of the queue; its attempts count from 0.
+        ``"replace_keep_time"`` does so, and leaves its ``run_at``. A twin that is running is never changed.
+    :raises JobExists: with ``on_twin="raise"``, for the first job that has a twin.
+    :raises StatementError: for instances that are in the database, and for a queue that cannot replace.
+    :raises sqlalchemy.exc.DBAPIError: if the server refuses a row; under REPEATABLE READ and SERIALIZABLE with the
+        SQLSTATE 40001 if a twin was committed after the transaction had begun. Roll back, and repeat the transaction.
+    """
+    check_session(session, "enqueue", is_async=False, has_async_version=True)
+    return enqueue_in(session_in_scope(session), jobs, on_twin)
+
+
+def enqueue_in(session: Session, jobs: Any, on_twin: OnTwin) -> list[Enqueued[Any]]:
+    """Enqueue jobs as :func:`enqueue` documents."""
+    listed: list[Any] = instances(jobs, "enqueue")
+    if on_twin not in get_args(OnTwin):
+        msg = f"enqueue(on_twin={on_twin!r}): use one of {', '.join(map(repr, get_args(OnTwin)))}"
+        raise StatementError(msg)
+    if not listed:
+        return []
+    spec = spec_of(type(listed[0]))
+    _check_new(session, listed)
+    key = unique_key(spec)
+    if on_twin.startswith("replace"):
+        _check_can_replace(spec, key, on_twin)
+    if key is None:
+        session.add_all(listed)
+        session.flush()
+        return [Enqueued(job, created=True) for job in listed]
+    result: list[Enqueued[Any]] = execute(session, _Enqueueing(key, listed, on_twin).run)
+    return result
+
+
+def _check_new(session: Session, jobs: Sequence[Any]) -> None:
+    """Refuse instances that are no new jobs of this session.
+
+    :raises StatementError: naming the class and the fix.
+    """
+    seen: set[int] = set()
+    for job in jobs:
+        name, state = type(job).__name__, sa.inspect(job)
+        if id(job) in seen:
+            msg = f"enqueue(): the same {name} is given twice; make an instance for each job"
+            raise StatementError(msg)
+        seen.add(id(job))
+        if state.key is not None:
+            msg = f"enqueue(): this {name} is in the database already; give new instances"
+            raise StatementError(msg)
+        if state.session is not None and state.session is not session:
+            msg = f"enqueue(): this {name} was added to another session; do not add it, enqueue() does"
+            raise StatementError(msg)
+
+
+def _check_can_replace(spec: QueueSpec, key: UniqueKey | None, on_twin: OnTwin) -> None:
+    """Refuse to replace where there are no twins, or where a running job reads as pending.
+
+    :raises StatementError: naming the class and the fix.
+    """
+    what = f"enqueue(on_twin={on_twin!r}): {spec.model.__name__}"
+    if key is None:
+        msg = f"{what} is not unique, so its jobs have no twins; set QueueConfig(unique=Unique(...))"
+        raise StatementError(msg)
+    if not spec.strategy.tells_running_apart:
+        msg = (
+            f'{what}: under the strategy "{spec.strategy.name}" a running job still reads as pending, and its values '
+            'would change while it runs; use strategy="update_status", or on_twin="skip"'
+        )
+        raise StatementError(msg)
+
+
+class _Enqueueing:
+    """One call for a queue with ``QueueConfig(unique=...)``. Jobs are known by their place in the call."""
+
+    def __init__(self, key: UniqueKey, jobs: Sequence[Any], on_twin: OnTwin) -> None:
+        self.key, self.spec, self.on_twin = key, key.spec, on_twin
+        self.jobs = [NewJob(job) for job in jobs]
+        self.values: list[list[Any]] = []
+        self.rows: dict[int, Row] = {}
+        """The rows that were inserted."""
+        self.twins: dict[int, Key] = {}
+        """The keys of twins."""
+        self.found: dict[Key, Any] = {}
+        """The instances of twins by their keys."""
+        self.locked, self.running = set[Key](), set[Key]()
+        """The twins that are to be replaced, and those that cannot be."""
+
+    def run(self, session: Session) -> list[Enqueued[Any]]:
+        """Enqueue the jobs."""
+        inserted: set[NewJob] = set()
+        try:
+            with session.no_autoflush:
+                for job in self.jobs:
+                    job.take_out(session)
+            session.flush()
+            connection = session.connection(bind_arguments={"mapper": self.spec.mapper})
+            for job in self.jobs:
+                job.fill_foreign_keys()
+            inserted = self._insert(session, connection)
+        finally:
+            for job in self.jobs:
+                job.put_back(inserted=job in inserted)
+        # What refers to the new jobs.
+        session.flush()
+        return [
+            Enqueued(job.job, created=True)
+            if place not in self.twins
+            else Enqueued(self.found[self.twins[place]], created=False)
+            for place, job in enumerate(self.jobs)
+        ]
+
+    def _insert(self, session: Session, connection: sa.Connection) -> set[NewJob]:
+        """Insert the jobs that have no twin, and return them; find the twins of the others."""
+        self._set_created_at(connection)
+        self.values = [job.unique_values(self.key) for job in self.jobs]
+        alone = self._places_of_incomplete()
+        # An error of this function must not leave some of the rows in the transaction.
+        with nullcontext() if self.on_twin == "skip" else connection.begin_nested():
+            self._resolve(session, connection, [place for place in range(len(self.jobs)) if place not in alone])
+            rows = [(self.jobs[place], row) for place, row in sorted(self.rows.items())]
+            complete_rows(connection, self.key, rows)
+            replaced = self._replace(session, connection) if self._replaces else set()
+        created = [job for job, _ in rows]
+        make_persistent(session, created)
+        for job in created:
+            job.mapper.dispatch.after_insert(job.mapper, connection, instance_state(job.job))
+            if job in replaced:
+                session.refresh(job.job, [*job.columns()])
+        # No index refuses these, so the flush inserts them.
+        without_twins = [self.jobs[place] for place in alone]
+        session.add_all([job.job for job in without_twins])
+        return {*created, *without_twins}
+
+    @property
+    def _replaces(self) -> bool:
+        return self.on_twin.startswith("replace")
+
+    def _set_created_at(self, connection: sa.Connection) -> None:
+        """Set the time by which jobs belong to a period, so that it is the same when a job is looked for."""
+        if self.key.config.per is None:
+            return
+        column, now = self.spec.columns["created_at"], None
+        for job in self.jobs:
+            name = job.mapper.get_property_by_column(column).key
+            if job.given().get(name) is None and job.default_of(column) is None:
+                now = now or connection.scalar(sa.select(sa.cast(sa.func.now(), column.type)))
+                set_committed_value(job.job, name, now)
+
+    def _places_of_incomplete(self) -> set[int]:
+        """Return the jobs that have no twin, as one of their values is NULL."""
+        if not self.key.config.nulls_distinct:
+            return set()
+        return {place for place, values in enumerate(self.values) if None in values}
+
+    # -- to find twins, and to insert the others -----------------------------------------------------------------
+
+    def _resolve(self, session: Session, connection: sa.Connection, places: list[int]) -> None:
+        """Insert each job or find its twin; those whose twin ends meanwhile are tried again."""
+        for _ in range(_MOST_ROUNDS):
+            left = self._insert_or_find(session, connection, places)
+            if self._replaces:
+                left += self._lock(connection)
+            places = left or self._load(session)
+            if not places:
+                return
+        msg = (
+            f"enqueue(): a {self.jobs[places[0]].name} has a twin that cannot be seen; does row-level security hide it "
+            "from this role?"
+        )
+        raise StatementError(msg)
+
+    def _search(self, connection: sa.Connection, places: Sequence[int]) -> list[Found]:
+        return search(connection, self.key, [self.values[place] for place in places])
+
+    def _insert_or_find(self, session: Session, connection: sa.Connection, places: Sequence[int]) -> list[int]:
+        """Find twins, insert the jobs that have none, and return those whose twin has ended meanwhile."""
+        if not places:
+            return []
+        found = self._search(connection, places)
+        first_of = {place: places[one.first] for place, one in zip(places, found, strict=True)}
+        for place, one in zip(places, found, strict=True):
+            if one.twin is not None:
+                self.twins[place] = one.twin
+        if self.on_twin == "raise":
+            self._refuse_twins(session, first_of)
+        new = [place for place in places if place not in self.twins and first_of[place] == place]
+        order = {place: one.order for place, one in zip(places, found, strict=True)}
+        self._insert_new(connection, sorted(new, key=order.__getitem__))
+        if self.on_twin == "raise":
+            self._refuse_twins(session, first_of)
+        left = {place for place in new if place not in self.rows and place not in self.twins}
+        for place, first in first_of.items():
+            if first in left:
+                left.add(place)
+            elif first != place and place not in self.twins:
+                self.twins[place] = self._key_of(first)
+        return sorted(left)
+
+    def _insert_new(self, connection: sa.Connection, places: Sequence[int]) -> None:
+        """Insert rows, and find out which of them were inserted and which have met a twin."""
+        if not places:
+            return
+        for place in places:
+            job = self.jobs[place]
+            job.mapper.dispatch.before_insert(job.mapper, connection, instance_state(job.job))
+            # A listener may have changed them.
+            self.values[place] = job.unique_values(self.key)
+        try:
+            rows = insert_rows(connection, self.key, [self.jobs[place] for place in places])
+        except DBAPIError as error:
+            if backend().sqlstate(error) != _NO_SUCH_INDEX:
+                raise
+            msg = (
+                f"{self.spec.model.__name__}: the database lacks the index {index_name(self.spec.table)}, which makes "
+                f"jobs unique. Run {backend().checks.UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic"
+            )
+            raise DatabaseNotReadyError(msg) from error
+        if len(places) == len(rows) == 1:
+            self.rows[places[0]] = next(iter(rows.values()))
+            return
+        for place, one in zip(places, self._search(connection, places), strict=True):
+            if one.twin in rows:
+                self.rows[place] = rows[one.twin]
+            elif one.twin is not None:
+                self.twins[place] = one.twin
+
+    def _key_of(self, place: int) -> Key:
+        row = self.rows.get(place)
+        return self.twins[place] if row is None else tuple(row[key] for key in self.spec.keys)
+
+    def _load(self, session: Session) -> list[int]:
+        """Load the twins, and return the jobs whose twin has ended meanwhile."""
+        self.found |= {self._key_of(place): self.jobs[place].job for place in self.rows}
+        keys = dict.fromkeys(key for key in self.twins.values() if key not in self.found)
+        if keys:
+            twins = sa.select(self.spec.model).where(self.spec.key_in(self.spec.keys, list(keys)))
+            bind = {"mapper": self.spec.mapper}
+            options = {"populate_existing": True}
+            loaded = session.execute(twins, bind_arguments=bind, execution_options=options).unique().scalars()
+            self.found |= {tuple(sa.inspect(twin).identity): twin for twin in loaded}
+        ended = [place for place, twin in self.twins.items() if twin not in self.found]
+        for place in ended:
+            del self.twins[place]
+        return ended
+
+    def _refuse_twins(self, session: Session, first_of: Mapping[int, int]) -> None:
+        """Refuse jobs that have twins.
+
+        :raises JobExists: for the first of them.
+        """
+        again = [place for place, first in first_of.items() if place != first and place not in self.twins]
+        refused = sorted([*self.twins, *again])
+        if not refused:
+            return
+        place, job = refused[0], self.jobs[refused[0]]
+        if place in again:
+            twin, which = self.jobs[first_of[place]].job, "is given in the same call"
+        elif place in self._load(session):
+            return
+        else:
+            twin, which = self.found[self.twins[place]], f"has the key {key_text(self.twins[place])}"
+        names = ", ".join(f"{name}={getattr(job.job, name)!r}" for name in self.key.config.attributes)
+        msg = f"enqueue(on_twin='raise'): a {job.name} with {names} exists; it {which}"
+        raise JobExists(msg, job.job, twin)
+
+    # -- to replace the values of twins ----------------------------------------------------------------------------
+
+    def _lock(self, connection: sa.Connection) -> list[int]:
+        """Lock the twins that wait, and return the jobs whose twin has ended meanwhile, or is another one."""
+        known = self.locked | self.running
+        places = [place for place, twin in self.twins.items() if twin not in known]
+        if not places:
+            return []
+        self.locked |= lock_waiting(connection, self.key, [self.twins[place] for place in places])
+        rest = [place for place in places if self.twins[place] not in self.locked]
+        ended = []
+        for place, one in zip(rest, self._search(connection, rest) if rest else (), strict=True):
+            if one.twin == self.twins[place]:
+                self.running.add(one.twin)
+            else:
+                del self.twins[place]
+                ended.append(place)
+        return ended
+
+    def _replace(self, session: Session, connection: sa.Connection) -> set[NewJob]:
+        """Write the values of jobs into the rows of their twins; return the jobs of this call that are such twins."""
+        own = {self._key_of(place): self.jobs[place] for place in self.rows}
+        replaced = set()
+        for place, twin in sorted(self.twins.items()):
+            if twin in self.locked:
+                job = self.jobs[place]
+                refuse_other_class(job, self.found[twin])
+                refuse_children(job)
+                replace(connection, self.key, twin, job, keep_time=self.on_twin == "replace_keep_time")
+                replaced.add(twin)
+        self.found = {key: twin for key, twin in self.found.items() if key not in replaced or key in own}
+        self._load(session)
+        return {own[key] for key in replaced if key in own}

@@ -1,0 +1,100 @@
+"""Insert the rows of new jobs that have no twin, and make their instances persistent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
+
+from sqlaqueue.keys import Key
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.strategies.parts.unique_key import UniqueKey
+from sqlaqueue.unique.new_job import NewJob
+
+Row = dict[sa.Column[Any], Any]
+"""The columns of a row that the database has computed, and its key."""
+
+
+def insert_rows(connection: sa.Connection, key: UniqueKey, jobs: Sequence[NewJob]) -> dict[Key, Row]:
+    """Insert the rows of those jobs that have no twin, and return what was inserted, by key.
+
+    It waits for a transaction that has inserted or deleted a twin.
+    """
+    spec = key.spec
+    where = key.counts(spec.table) if spec.has("status") else None
+    insert = backend().insert_unless(spec.table, None, unique=key.values(spec.table), where=where)
+    rows: dict[Key, Row] = {}
+    for given, some in _grouped(jobs, spec.table):
+        rows |= _insert(connection, insert, spec.keys, given, some)
+    return rows
+
+
+def complete_rows(connection: sa.Connection, key: UniqueKey, inserted: Sequence[tuple[NewJob, Row]]) -> None:
+    """Set what the database has computed, and insert the rows of other tables (joined inheritance)."""
+    for job, row in inserted:
+        _set_values(job, row)
+    tables = dict.fromkeys(table for job, _ in inserted for table in job.mapper.tables)
+    for table in tables:
+        if table is key.spec.table or not isinstance(table, sa.Table):
+            continue
+        keys = list(table.primary_key)
+        there = [job for job, _ in inserted if table in job.mapper.tables]
+        by_key = {tuple(_value(job, column) for column in keys): job for job in there}
+        for given, some in _grouped(there, table):
+            for found, row in _insert(connection, sa.insert(table), keys, given, some).items():
+                _set_values(by_key[found], row)
+
+
+def make_persistent(session: Session, jobs: Sequence[NewJob]) -> None:
+    """Make the instances of inserted rows persistent, as a flush does: a rollback makes them transient again."""
+    session.add_all([job.job for job in jobs])
+    states = {instance_state(job.job) for job in jobs}
+    session._register_persistent(states)  # noqa: SLF001 - only a flush can do it, and it would insert the rows
+
+
+def _grouped(jobs: Iterable[NewJob], table: sa.Table) -> list[tuple[tuple[sa.Column[Any], ...], list[dict[str, Any]]]]:
+    """Return the values for rows of a table, in groups with the same columns."""
+    groups: dict[Any, tuple[tuple[sa.Column[Any], ...], list[dict[str, Any]]]] = {}
+    for number, job in enumerate(jobs):
+        values = {
+            column: value
+            for name, value in job.given().items()
+            for column in job.mapper.get_property(name).columns
+            if isinstance(column, sa.Column) and column.table is table
+        }
+        computed = any(isinstance(value, sa.ClauseElement) for value in values.values())
+        # An expression is part of the statement.
+        same = (number if computed else None, tuple(values))
+        groups.setdefault(same, (tuple(values), []))[1].append({column.key: value for column, value in values.items()})
+    return list(groups.values())
+
+
+def _insert(
+    connection: sa.Connection,
+    insert: sa.Insert,
+    keys: Sequence[sa.Column[Any]],
+    given: Sequence[sa.Column[Any]],
+    values: list[dict[str, Any]],
+) -> dict[Key, Row]:
+    table: sa.Table = insert.table  # type: ignore[assignment] # the caller has given a Table
+    computed = any(isinstance(value, sa.ClauseElement) for value in values[0].values())
+    known = () if computed else given
+    returned = [column for column in table.c if column in keys or column not in known]
+    statement = backend().guarded(insert.returning(*returned))
+    # With its values in the statement one row may contain expressions.
+    found = connection.execute(statement.values(values[0])) if computed else connection.execute(statement, values)
+    rows = [dict(zip(returned, row, strict=True)) for row in found]
+    return {tuple(row[column] for column in keys): row for row in rows}
+
+
+def _value(job: NewJob, column: sa.Column[Any]) -> Any:
+    return getattr(job.job, job.mapper.get_property_by_column(column).key)
+
+
+def _set_values(job: NewJob, row: Row) -> None:
+    for column, value in row.items():
+        if job.mapper.columns.contains_column(column):
+            set_committed_value(job.job, job.mapper.get_property_by_column(column).key, value)

@@ -1,0 +1,49 @@
+"""Search for the twins of jobs that are to be enqueued."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from sqlaqueue.keys import Key
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.strategies.parts.unique_key import UniqueKey
+
+_NUMBER = "sqlaqueue_number"
+_AT_ONCE = 10_000
+
+
+class Found(NamedTuple):
+    """What a search has found for one job."""
+
+    twin: Key | None
+    """The key of the job that counts already; None for none."""
+    first: int
+    """The place of the first job of the call with these values; its own for most."""
+    order: int
+    """The rank of the values: two calls that insert in this order do not wait for each other in a circle."""
+
+
+def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[Any]]) -> list[Found]:
+    """Look for jobs that count and have the given values.
+
+    The server compares them: values that differ in Python may be equal there, such as texts with a collation.
+
+    :param values: those of :attr:`UniqueKey.stored`, for each job.
+    """
+    spec = key.spec
+    columns = {column.key: (column.type, [row[place] for row in values]) for place, column in enumerate(key.stored)}
+    given = backend().numbered_rows(columns, _NUMBER)
+    parts = key.values(given)
+    found = sa.select(
+        sa.func.min(given.c[_NUMBER]).over(partition_by=parts),
+        sa.func.row_number().over(order_by=[*parts, given.c[_NUMBER]]),
+        *spec.keys,
+    ).select_from(given.outerjoin(spec.table, sa.and_(key.are_twins(spec.table, given), key.counts(spec.table))))
+    found = found.where(backend().claims.planned_anew()).order_by(given.c[_NUMBER])
+    return [
+        Found(None if row[2] is None else tuple(row[2:]), row[0] - 1, row[1])
+        for row in connection.execute(backend().guarded(found))
+    ]

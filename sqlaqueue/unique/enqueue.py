@@ -151,7 +151,6 @@ class _Enqueueing:
 
     def run(self, session: Session) -> list[Enqueued[Any]]:
         """Enqueue the jobs."""
-        inserted: set[NewJob] = set()
         try:
             with session.no_autoflush:
                 for job in self.jobs:
@@ -160,10 +159,10 @@ class _Enqueueing:
             connection = session.connection(bind_arguments={"mapper": self.spec.mapper})
             for job in self.jobs:
                 job.fill_foreign_keys()
-            inserted = self._insert(session, connection)
+            self._insert(session, connection)
         finally:
             for job in self.jobs:
-                job.put_back(inserted=job in inserted)
+                job.put_back(inserted=False)
         # What refers to the new jobs.
         session.flush()
         return [
@@ -173,8 +172,8 @@ class _Enqueueing:
             for place, job in enumerate(self.jobs)
         ]
 
-    def _insert(self, session: Session, connection: sa.Connection) -> set[NewJob]:
-        """Insert the jobs that have no twin, and return them; find the twins of the others."""
+    def _insert(self, session: Session, connection: sa.Connection) -> None:
+        """Insert the jobs that have no twin, and find the twins of the others."""
         self._set_created_at(connection)
         self.values = [job.unique_values(self.key) for job in self.jobs]
         alone = self._places_of_incomplete()
@@ -185,15 +184,19 @@ class _Enqueueing:
             complete_rows(connection, self.key, rows)
             replaced = self._replace(session, connection) if self._replaces else set()
         created = [job for job, _ in rows]
-        make_persistent(session, created)
+        # No index refuses these, so the flush inserts them.
+        without_twins = [self.jobs[place] for place in sorted(alone)]
+        with session.no_autoflush:
+            # Before they are in the session, where an attribute would load the same object from its foreign key, and
+            # the collections of that object would not be told.
+            for job in created + without_twins:
+                job.put_back(inserted=True)
+            make_persistent(session, created)
+            session.add_all([job.job for job in without_twins])
         for job in created:
             job.mapper.dispatch.after_insert(job.mapper, connection, instance_state(job.job))
             if job in replaced:
                 session.refresh(job.job, [*job.columns()])
-        # No index refuses these, so the flush inserts them.
-        without_twins = [self.jobs[place] for place in alone]
-        session.add_all([job.job for job in without_twins])
-        return {*created, *without_twins}
 
     @property
     def _replaces(self) -> bool:

@@ -37,7 +37,9 @@ class NewJob:
         """Take the job out of the session, and add what it refers to."""
         if self.job in session:
             for other in [self.job, *self._pending_children(session)]:
-                session.expunge(other)
+                # It may have gone with the job, by the cascade of the relationship.
+                if other in session:
+                    session.expunge(other)
         present = instance_state(self.job).dict
         for each in self._relationships():
             if each.key in present:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import sqlalchemy as sa
-from sqlalchemy.orm import ColumnProperty, RelationshipProperty
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.exc import ConfigurationError
@@ -51,16 +50,14 @@ def index_name(table: sa.Table) -> str:
 
 
 def _check_attribute(spec: QueueSpec, name: str) -> None:
-    model, found = spec.model.__name__, spec.mapper.attrs.get(name)
+    model, column = spec.model.__name__, spec.mapper.columns.get(name)
     what = f"{model}: Unique({name!r})"
-    if isinstance(found, RelationshipProperty):
-        names = ", ".join(repr(spec.mapper.get_property_by_column(each).key) for each in found.local_columns)
-        msg = f"{what}: {model}.{name} is a relationship; name the attributes of its columns: {names}"
-        raise ConfigurationError(msg)
-    column = found.columns[0] if isinstance(found, ColumnProperty) else None
     if not isinstance(column, sa.Column) or column.table is not spec.table:
-        msg = f"{what}: there is no such attribute with a column in {spec.table.name}"
-        raise ConfigurationError(msg + did_you_mean(name, spec.mapper.columns.keys()))
+        # Not mapper.attrs, which would configure the mappers of classes that refer to others not mapped yet.
+        is_other = column is None and spec.mapper.has_property(name)
+        hint = "; of a relationship, name the attributes of its foreign key" if is_other else ""
+        msg = f"{what}: there is no such attribute with a column in {spec.table.name}{hint}"
+        raise ConfigurationError(msg + ("" if is_other else did_you_mean(name, spec.mapper.columns.keys())))
     role = next((role for role, other in spec.columns.items() if other is column), None)
     if role is not None and role not in _UNCHANGED_ROLES:
         msg = f"{what}: {model}.{name} is the {role} of the queue, which changes while a job is in it; leave it out"

@@ -7,12 +7,17 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
-from sqlaqueue.copy.copy_in import copy_rows
+from sqlaqueue.copy.copy_in import OnTwin, copy_rows
 from sqlaqueue.exc import StatementError
 
 
 async def async_copy_in(
-    session: AsyncSession | async_scoped_session[Any], model: type[Any], rows: Iterable[Mapping[str, Any]], /
+    session: AsyncSession | async_scoped_session[Any],
+    model: type[Any],
+    rows: Iterable[Mapping[str, Any]],
+    /,
+    *,
+    on_twin: OnTwin = "raise",
 ) -> int:
     """Enqueue a job for each row by COPY, like :func:`~sqlaqueue.copy_in`, which documents parameters and errors.
 
@@ -23,4 +28,4 @@ async def async_copy_in(
     if not isinstance(session, AsyncSession):
         msg = f"async_copy_in({session!r}, ...): use an AsyncSession, or copy_in() for a Session"
         raise StatementError(msg)
-    return await session.run_sync(copy_rows, model, rows, "async_copy_in")
+    return await session.run_sync(copy_rows, model, rows, "async_copy_in", on_twin)

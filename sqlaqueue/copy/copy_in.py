@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
@@ -19,11 +19,23 @@ from sqlalchemy.orm import Session, scoped_session
 from sqlaqueue.copy.column_plan import make_column_plan
 from sqlaqueue.copy.drivers import Copy, check_driver, send
 from sqlaqueue.copy.rows import RowStream
+from sqlaqueue.copy.skip_twins import copy_without_twins
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
+
+OnTwin = Literal["raise", "skip"]
 
 
-def copy_in(session: Session | scoped_session[Any], model: type[Any], rows: Iterable[Mapping[str, Any]], /) -> int:
+def copy_in(
+    session: Session | scoped_session[Any],
+    model: type[Any],
+    rows: Iterable[Mapping[str, Any]],
+    /,
+    *,
+    on_twin: OnTwin = "raise",
+) -> int:
     """Enqueue a job for each row by COPY, in the session's transaction, and return the number of rows.
 
     The rows are streamed: a generator of millions of rows needs little memory. Pending changes of the session are
@@ -37,6 +49,9 @@ def copy_in(session: Session | scoped_session[Any], model: type[Any], rows: Iter
 
     :param model: a queue class whose rows are in one table.
     :param rows: mappings from attribute names to values. Without rows, no statement is sent.
+    :param on_twin: for a queue with ``QueueConfig(unique=...)``: ``"raise"`` raises an IntegrityError if a row has a
+        twin, as any INSERT does. ``"skip"`` leaves such rows out, and returns the number of the others; the rows are
+        copied into a temporary table first, which needs the privilege TEMPORARY on the database.
     :raises NotAQueueError: if ``model`` is not a queue.
     :raises StatementError: if a row is not a mapping, does not have the attributes of the first row, or has a value
         that cannot be written. The error contains the number of the row, from 1.
@@ -48,16 +63,17 @@ def copy_in(session: Session | scoped_session[Any], model: type[Any], rows: Iter
     if not isinstance(session, Session):
         msg = f"copy_in({session!r}, ...): use a Session, or async_copy_in() for an AsyncSession"
         raise StatementError(msg)
-    return copy_rows(session, model, rows, "copy_in")
+    return copy_rows(session, model, rows, "copy_in", on_twin)
 
 
-def copy_rows(session: Session, model: type[Any], rows: Iterable[Mapping[str, Any]], verb: str) -> int:
+def copy_rows(session: Session, model: type[Any], rows: Iterable[Mapping[str, Any]], verb: str, on_twin: OnTwin) -> int:
     """Enqueue a job for each row, as :func:`copy_in` documents.
 
     :param verb: the name of the called function, for errors.
     """
     spec = spec_of(model)
     mapper, what = sa.inspect(model), f"{verb}({model.__name__})"
+    unique = _unique_key(spec, on_twin, what)
     # Sessions with several engines choose one by these.
     target: dict[str, Any] = {"mapper": mapper, "clause": sa.insert(mapper.local_table)}
     check_driver(session.get_bind(**target).dialect, what)
@@ -70,7 +86,27 @@ def copy_rows(session: Session, model: type[Any], rows: Iterable[Mapping[str, An
         session.flush()
     connection = session.connection(bind_arguments=target)
     plan = make_column_plan(verb, spec, mapper, first, connection.dialect)
-    return send(Copy(connection, spec.table, RowStream(plan, mapper, chain((first,), remaining))))
+    stream = RowStream(plan, mapper, chain((first,), remaining))
+    return (
+        send(Copy(connection, spec.table, stream)) if unique is None else copy_without_twins(connection, unique, stream)
+    )
+
+
+def _unique_key(spec: QueueSpec, on_twin: object, what: str) -> UniqueKey | None:
+    """Return by what twins are found that are to be left out; None to copy all rows.
+
+    :raises StatementError: if ``on_twin`` has another value, or the queue is not unique.
+    """
+    if on_twin == "raise":
+        return None
+    if on_twin != "skip":
+        msg = f"{what}: on_twin={on_twin!r}: use 'raise' or 'skip'"
+        raise StatementError(msg)
+    unique = unique_key(spec)
+    if unique is None:
+        msg = f"{what}: on_twin='skip': {spec.model.__name__} is not unique; set QueueConfig(unique=Unique(...))"
+        raise StatementError(msg)
+    return unique
 
 
 def _iterate(what: str, rows: Any) -> Iterator[Any]:

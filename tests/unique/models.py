@@ -12,15 +12,16 @@ from sqlaqueue.strategies.existing_messages import ExistingMessages
 
 KINDS = ("update_status", "batch_select", "delete_returning", "existing_messages", "rows_are_messages")
 KEEPING_ROWS = KINDS[:-1]
+BY_KEY = Unique("key")
 
 
-def make_job(kind: str, unique: Unique | None = None, **options: Any) -> Any:
-    """Return a new class whose jobs are unique by ``key``, unless ``unique`` says otherwise."""
+def make_job(kind: str, unique: Unique | None = BY_KEY, **options: Any) -> Any:
+    """Return a new class of jobs."""
 
     class Base(DeclarativeBase):
         pass
 
-    options.setdefault("unique", unique or Unique("key"))
+    options["unique"] = unique
     if kind == "existing_messages":
 
         class Message(Base):

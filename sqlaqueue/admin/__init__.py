@@ -34,14 +34,13 @@ from sqlaqueue.admin.bulk_changes import (
     preview,
     purge,
     purge_some,
-    requeue,
-    requeue_some,
 )
 from sqlaqueue.admin.cancellation import Cancelled, cancel
 from sqlaqueue.admin.failure_groups import FailureGroup, failures
 from sqlaqueue.admin.job_filter import JobFilter, count
 from sqlaqueue.admin.job_listing import JobInfo, job, jobs
 from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
+from sqlaqueue.admin.requeueing import Requeued, requeue, requeue_some
 from sqlaqueue.admin.statistics import Stats, stats
 
 __all__ = [
@@ -49,6 +48,7 @@ __all__ = [
     "FailureGroup",
     "JobFilter",
     "JobInfo",
+    "Requeued",
     "Stats",
     "async_cancel",
     "async_consumers",

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.bulk_changes import purge, requeue
+from sqlaqueue.admin.bulk_changes import purge
 from sqlaqueue.admin.cancellation import cancel
 from sqlaqueue.admin.failure_groups import failures
 from sqlaqueue.admin.job_filter import count
 from sqlaqueue.admin.job_listing import job, jobs
 from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
+from sqlaqueue.admin.requeueing import requeue
 from sqlaqueue.admin.statistics import stats
 from sqlaqueue.session_types import check_session
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, next_keys
@@ -13,7 +12,7 @@ from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements import manage
-from sqlaqueue.statements.selection import instances, select_jobs
+from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary
 
 NO_SYNCHRONIZATION = {"synchronize_session": False}
@@ -54,29 +53,7 @@ def in_batches(
         after, left = keys[-1], None if left is None else left - len(keys)
 
 
-_FAILED, _FINISHED = JobFilter(states=("failed",)), JobFilter(states=FINISHED)
-
-
-@requires_session
-def requeue(
-    session: Session,
-    jobs: Any,
-    job_filter: JobFilter = _FAILED,
-    *,
-    batch_size: int = BATCH_SIZE,
-    limit: int | None = None,
-) -> int:
-    """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
-
-    :param jobs: a queue class, or ``select(Model).where(...)``; or instances.
-    :param job_filter: selects jobs of a class or a select; failed ones by default.
-    :param batch_size: number of jobs that are changed in one transaction.
-    :param limit: maximum number of jobs of a class or a select; None for all.
-    """
-    if isinstance(jobs, type | sa.Select):
-        return sum(in_batches(session, jobs, job_filter, requeue_some, size=batch_size, limit=limit))
-    listed = instances(jobs, "requeue")
-    return execute(session, type(listed[0]), manage.requeue(listed)) if listed else 0
+_FINISHED = JobFilter(states=FINISHED)
 
 
 @requires_session
@@ -96,12 +73,6 @@ def purge(
     :param limit: maximum number of jobs; None for all.
     """
     return sum(in_batches(session, model, job_filter, purge_some, size=batch_size, limit=limit))
-
-
-@requires_session
-def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> int:
-    """Make finished jobs pending again; a ``change`` for :func:`in_batches`."""
-    return _change(session, model, manage.requeue(unchanged_jobs(model, job_filter, keys)))
 
 
 @requires_session

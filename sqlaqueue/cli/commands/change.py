@@ -23,6 +23,7 @@ from sqlaqueue.cli.shared.options import (
 )
 from sqlaqueue.cli.shared.output import echo_json, jobs_text
 from sqlaqueue.cli.shared.targets import Target, load_targets
+from sqlaqueue.keys import key_text
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements import manage
 
@@ -72,7 +73,7 @@ def _bulk_options(function: F) -> F:
 @json_option
 def requeue(target: str, **options: Any) -> None:
     """Make finished jobs pending again, with no attempt counted; by default those that failed."""
-    _change_jobs(target, _bulk_change("requeue", "requeued", admin.requeue_some, options), **options)
+    _change_jobs(target, _bulk_change("requeue", "requeued", admin.requeue_some, options), execute=_requeue, **options)
 
 
 @click.command(short_help="Cancel pending and running jobs.")
@@ -169,6 +170,25 @@ def _execute_change(session: Session, target: Target, change: _BulkChange) -> tu
     )
     changed = sum(batches)
     return {"changed": changed}, f"{jobs_text(changed)} {change.participle}"
+
+
+def _requeue(session: Session, target: Target, change: _BulkChange) -> tuple[dict[str, Any], str]:
+    done = admin.requeue(session, target.model, change.job_filter, batch_size=change.batch_size, limit=change.limit)
+    text = f"{jobs_text(done)} {change.participle}"
+    result: dict[str, Any] = {"changed": int(done)}
+    if done.twins:
+        pairs = ", ".join(f"{_key_text(key)} (twin {twin})" for key, twin in done.twins.items())
+        text += f", {jobs_text(len(done.twins))} not, because of a twin: {pairs}"
+    if done.left:
+        keys = " ".join(map(_key_text, done.left))
+        text += f", {jobs_text(len(done.left))} not, as a twin is being enqueued: {keys}"
+    if done.twins or done.left:
+        result |= {"twins": {_key_text(key): twin for key, twin in done.twins.items()}, "left": done.left}
+    return result, text
+
+
+def _key_text(key: Any) -> str:
+    return key_text(key if isinstance(key, tuple) else (key,))
 
 
 def _cancel(session: Session, target: Target, change: _BulkChange) -> tuple[dict[str, Any], str]:

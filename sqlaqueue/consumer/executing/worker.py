@@ -138,10 +138,12 @@ def _claim(context: ConsumerContext, turn: WorkerTurn) -> Routine:
     finished = context.completions.take()
     try:
         return (yield WithSession(claim_leased_batch(context, turn, finished)))
-    except Exception:
+    except Exception as error:
         if context.completions.put_back(finished):
             # It is unknown which of the two failed, and they must not block each other.
             yield from settle_finished(context)
+            if context.settler.has_met_twin(error):
+                return True
         raise
 
 

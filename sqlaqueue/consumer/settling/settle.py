@@ -142,6 +142,10 @@ class Settler:
             return lost
         return really_lost(session, self._spec, lost, self._bind)
 
+    def has_met_twin(self, error: BaseException) -> bool:
+        """Return whether an error of a settlement is about a twin that was not committed when it began."""
+        return self._may_meet_twins and (is_lock_or_timeout(error) or is_twin(error, self._spec))
+
     def _may_meet_twin(self, finished: Sequence[FinishedRun]) -> bool:
         return self._may_meet_twins and any(one.outcome.state == "pending" for one in finished)
 

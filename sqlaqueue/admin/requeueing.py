@@ -1,0 +1,119 @@
+"""Make finished jobs pending again, and report those that have a twin by now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.bulk_changes import BATCH_SIZE, NO_SYNCHRONIZATION, in_batches, unchanged_jobs
+from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
+from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_twin
+from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
+from sqlaqueue.keys import Key, key_value
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.statements import manage
+from sqlaqueue.statements.selection import instances, key_of
+from sqlaqueue.strategies.parts.unique_key import unique_key
+from sqlaqueue.write_routing import routing_to_primary
+
+
+class Requeued(int):
+    """How many jobs are pending again. The other attributes are empty unless the queue is unique."""
+
+    twins: dict[Any, str]
+    """The keys of jobs that have a twin, each with the key of the twin as a text. They were cancelled, or left as they
+    were, as ``Unique(on_return=...)`` says. A key is a value, or a tuple for a composite primary key."""
+    left: list[Any]
+    """The keys of jobs that were left as they were, because a twin was being enqueued and was not committed yet."""
+
+    def __new__(cls, number: int = 0, twins: dict[Any, str] | None = None, left: Sequence[Any] = ()) -> Self:
+        """Return a number with the keys of the jobs that were not counted."""
+        made = super().__new__(cls, number)
+        made.twins, made.left = dict(twins or {}), list(left)
+        return made
+
+
+_FAILED = JobFilter(states=("failed",))
+
+
+@requires_session
+def requeue(
+    session: Session,
+    jobs: Any,
+    job_filter: JobFilter = _FAILED,
+    *,
+    batch_size: int = BATCH_SIZE,
+    limit: int | None = None,
+) -> Requeued:
+    """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
+
+    Of several twins the newest comes back, and the result names the others.
+
+    :param jobs: a queue class, or ``select(Model).where(...)``; or instances.
+    :param job_filter: selects jobs of a class or a select; failed ones by default.
+    :param batch_size: number of jobs that are changed in one transaction.
+    :param limit: maximum number of jobs of a class or a select; None for all.
+    """
+    if isinstance(jobs, type | sa.Select):
+        results = in_batches(session, jobs, job_filter, requeue_some, size=batch_size, limit=limit)
+        return _sum([one for one in results if isinstance(one, Requeued)])
+    listed = instances(jobs, "requeue")
+    if not listed:
+        return Requeued()
+    model: type[Any] = spec_of(type(listed[0])).model
+    done = _requeue_keys(session, model, JobFilter(), [key_of(job, "requeue") for job in listed])
+    session.commit()
+    return done
+
+
+@requires_session
+def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
+    """Make finished jobs pending again; a ``change`` for :func:`in_batches`."""
+    return _requeue_keys(session, model, job_filter, keys)
+
+
+def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
+    """Requeue jobs together; each by itself if a twin of one of them is being enqueued."""
+    with routing_to_primary(session):
+        if unique_key(spec_of(bind_arguments(model)["mapper"].class_)) is None:
+            return _execute(session, model, job_filter, keys)
+        done = _try(session, model, job_filter, keys, MOMENT)
+        if done is not None:
+            return done
+        # Backwards, so that of several twins among them the newest comes back.
+        tried = [(key, _try(session, model, job_filter, [key], SHORTEST_MOMENT)) for key in reversed(keys)]
+        found = _sum([one for _, one in tried if one is not None])
+        return Requeued(found, found.twins, [key_value(key) for key, one in tried if one is None])
+
+
+def _try(
+    session: Session, model: Any, job_filter: JobFilter, keys: Sequence[Key], lock_timeout: str
+) -> Requeued | None:
+    """Requeue jobs in a savepoint; return None if one of them meets a twin that was not committed when it began."""
+    bind = bind_arguments(model)
+    try:
+        with session.begin_nested():
+            setting = sa.func.set_config("lock_timeout", lock_timeout, sa.true())
+            session.execute(sa.select(setting), bind_arguments=bind)
+            return _execute(session, model, job_filter, keys)
+    except DBAPIError as error:
+        if is_lock_or_timeout(error) or is_twin(error, spec_of(bind["mapper"].class_)):
+            return None
+        raise
+
+
+def _execute(session: Session, model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
+    verb = manage.requeue(unchanged_jobs(model, job_filter, keys))
+    found = session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind_arguments(model)).all()
+    twins = {row[0]: row[1] for row in found if len(row) > 1 and row[1] is not None}
+    return Requeued(len(found) - len(twins), twins)
+
+
+def _sum(results: Sequence[Requeued]) -> Requeued:
+    twins = {key: twin for one in results for key, twin in one.twins.items()}
+    return Requeued(sum(results), twins, [key for one in results for key in one.left])

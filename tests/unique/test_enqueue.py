@@ -217,7 +217,9 @@ def test_on_twin_replace(engine: sa.Engine) -> None:
         assert first.note is None
         assert run_at < first.run_at < later
         session.commit()
-        result = enqueue(session, [job(key="b", note="1"), job(key="b", note="2"), job(key="b", note="3")], on_twin="replace")
+        result = enqueue(
+            session, [job(key="b", note="1"), job(key="b", note="2"), job(key="b", note="3")], on_twin="replace"
+        )
         assert [each.created for each in result] == [True, False, False]
         assert {id(each.job) for each in result} == {id(result[0].job)}
         assert result[0].job.note == "3"

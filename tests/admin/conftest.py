@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 import pytest
 import sqlalchemy as sa
 
+from tests.admin.models import Setup
+from tests.unique.models import KINDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -26,3 +29,8 @@ def engine(shared: Database) -> Iterator[sa.Engine]:
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
     engine.dispose()
+
+
+@pytest.fixture(params=KINDS)
+def setup(engine: sa.Engine, request: pytest.FixtureRequest) -> Setup:
+    return Setup.of(engine, request.param)

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin, admin
+from sqlaqueue import QueueConfig, QueueMixin, admin, claim
 from sqlaqueue.mapping.mixin import spec_of
 from tests.unique.models import create, make_job
 
@@ -69,6 +69,10 @@ class Setup:
         texts = [reason.text for reason in explanation.reasons if reason.code == code]
         assert texts, str(explanation)
         return texts[0]
+
+
+def claimed(session: Session, model: Any, number: int = 1) -> Any:
+    return session.scalars(claim(model, number)).all()
 
 
 def make_animals() -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from sqlaqueue.admin.async_versions import (
     async_cancel,
     async_consumers,
     async_count,
+    async_explain_job,
     async_failures,
     async_job,
     async_jobs,
@@ -36,6 +37,8 @@ from sqlaqueue.admin.bulk_changes import (
     purge_some,
 )
 from sqlaqueue.admin.cancellation import Cancelled, cancel
+from sqlaqueue.admin.explanation.explain_job import explain_job
+from sqlaqueue.admin.explanation.result import Explanation, Reason
 from sqlaqueue.admin.failure_groups import FailureGroup, failures
 from sqlaqueue.admin.job_filter import JobFilter, count
 from sqlaqueue.admin.job_listing import JobInfo, job, jobs
@@ -45,14 +48,17 @@ from sqlaqueue.admin.statistics import Stats, stats
 
 __all__ = [
     "Cancelled",
+    "Explanation",
     "FailureGroup",
     "JobFilter",
     "JobInfo",
+    "Reason",
     "Requeued",
     "Stats",
     "async_cancel",
     "async_consumers",
     "async_count",
+    "async_explain_job",
     "async_failures",
     "async_job",
     "async_jobs",
@@ -69,6 +75,7 @@ __all__ = [
     "consumers",
     "count",
     "execute",
+    "explain_job",
     "failures",
     "in_batches",
     "job",

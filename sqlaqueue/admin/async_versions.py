@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.bulk_changes import purge
 from sqlaqueue.admin.cancellation import cancel
+from sqlaqueue.admin.explanation.explain_job import explain_job
 from sqlaqueue.admin.failure_groups import failures
 from sqlaqueue.admin.job_filter import count
 from sqlaqueue.admin.job_listing import job, jobs
@@ -40,6 +41,7 @@ def _async_version(
 async_cancel = _async_version(cancel)
 async_consumers = _async_version(consumers)
 async_count = _async_version(count)
+async_explain_job = _async_version(explain_job)
 async_failures = _async_version(failures)
 async_job = _async_version(job)
 async_jobs = _async_version(jobs)

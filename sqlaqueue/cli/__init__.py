@@ -16,6 +16,7 @@ from sqlaqueue.cli.commands.demo import alembic_template, demo
 from sqlaqueue.cli.commands.inspect import failed, stats, workers
 from sqlaqueue.cli.commands.jobs import job, jobs
 from sqlaqueue.cli.commands.pause_resume import pause, resume
+from sqlaqueue.cli.commands.why import why
 from sqlaqueue.cli.commands.worker import worker
 from sqlaqueue.cli.shared.settings import apply_settings
 
@@ -41,6 +42,7 @@ for command in (
     failed,
     jobs,
     job,
+    why,
     workers,
     requeue,
     cancel,

@@ -60,16 +60,16 @@ class DeleteReturning(MessageStrategy):
             spec.claim_indexes.append(sa.Index(conv(backend().object_name("ix", messages.name, "claim")), *order))
         backend().triggers.attach_message_triggers(spec, messages)
 
-    @staticmethod
-    def _messages(spec: QueueSpec) -> MessageTable:
+    def messages(self, spec: QueueSpec) -> MessageTable:
+        """Return the message table, whose triggers copy the claim order of the jobs into it."""
         table = spec.side_tables[MESSAGES]
         keys = [table.c[key.key] for key in spec.keys]
-        return MessageTable(table, keys, keys)
+        return MessageTable(table, keys, keys, [table.c[column.key] for column in spec.claim_order])
 
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first messages with their jobs, delete the messages, return the jobs."""
         spec, candidates = request.spec, request.candidates
-        messages = self._messages(spec)
+        messages = self.messages(spec)
         table = messages.table
         waiting = self.pick(spec, candidates, *spec.table.c).where(*messages.of_pending_jobs(spec))
         # take() locks the job first: a job that is locked must be passed over before its message is locked for the
@@ -110,7 +110,7 @@ class DeleteReturning(MessageStrategy):
 
     def reconcile_range(self, spec: QueueSpec, part: KeyRange) -> Verb:
         """Do the same for the jobs and the messages whose keys are in ``part``."""
-        messages = self._messages(spec)
+        messages = self.messages(spec)
         without_message = ~sa.exists().where(self.same_key(spec, messages.ids, spec.table)).correlate(spec.table)
         waiting = (
             sa.select(*spec.keys, *(spec.columns[role] for role in spec.order_roles))

@@ -71,7 +71,7 @@ class ExistingMessages(MessageStrategy):
     def attach(self, spec: QueueSpec) -> None:
         """Add the claim's index to the message table."""
         super().attach(spec)
-        messages = self._messages(spec)
+        messages = self.messages(spec)
         if spec.has("priority"):
             without = "columns={'priority': None}" if spec.config.adopt is None else "adopt={... without 'priority'}"
             msg = (
@@ -91,7 +91,7 @@ class ExistingMessages(MessageStrategy):
     def required_privileges(self, spec: QueueSpec) -> Iterator[RequiredPrivilege]:
         """Return those of all strategies, and those to delete and insert messages."""
         yield from super().required_privileges(spec)
-        messages = self._messages(spec)
+        messages = self.messages(spec)
         for each in everything(messages.table):
             generated = [key for key in messages.ids if key.identity is None] if each.privilege == "INSERT" else []
             yield replace(each, generated=generated)
@@ -99,7 +99,7 @@ class ExistingMessages(MessageStrategy):
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first messages with their jobs, delete the messages, return the jobs."""
         spec, scan_range = request.spec, request.scan_range
-        messages = self._messages(spec)
+        messages = self.messages(spec)
         part = () if scan_range is None else (scan_range(spec.claim_order),)
         due = spec.due(spec.columns.get("run_at"))
         waiting = (
@@ -150,18 +150,18 @@ class ExistingMessages(MessageStrategy):
 
         The messages of a job that another transaction has locked are left alone: it may be about to become pending.
         """
-        messages = self._messages(spec)
+        messages = self.messages(spec)
         named_keys = (column.label(key.key) for column, key in zip(messages.jobs, spec.keys, strict=True))
         consumed = messages.consume_orphans(spec).returning(*named_keys).cte("consumed")
         return sa.select(*consumed.c)
 
     def _insert(self, spec: QueueSpec, keys: AnySelect) -> sa.Insert:
         """Return the INSERT of a message for each of ``keys``."""
-        messages = self._messages(spec)
+        messages = self.messages(spec)
         names = [*(column.key for column in messages.jobs), *messages.waiting]
         return sa.insert(messages.table).from_select(names, keys.add_columns(*messages.waiting.values()))
 
-    def _messages(self, spec: QueueSpec) -> MessageTable:
+    def messages(self, spec: QueueSpec) -> MessageTable:
         """Return the message table.
 
         :raises ConfigurationError: when a column is missing, or does not fit.

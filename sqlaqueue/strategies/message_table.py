@@ -74,6 +74,10 @@ class MessageTable:
 class MessageStrategy(HeldStrategy):
     """Base of the strategies with a message table."""
 
+    def messages(self, spec: QueueSpec) -> MessageTable:
+        """Return the message table."""
+        raise NotImplementedError
+
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Settle the runs, and insert a message for each job that becomes pending again.
 

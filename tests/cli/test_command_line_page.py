@@ -59,7 +59,7 @@ def test_the_commands_of_the_page(database: Database, tmp_path: Path) -> None:
                 code = f"engine = create_engine({database.url()!r})\n{code}"
             (tmp_path / "script.py").write_text(f"from app import *\n{code}")
             run("script.py")
-    assert ran == 11
+    assert ran == 12
 
 
 def test_the_page_documents_every_command_and_option() -> None:

@@ -82,6 +82,17 @@ def test_a_list_of_consumers_is_drained(shop: Shop) -> None:
     assert "finished runs: 2" in drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
 
 
+@pytest.mark.parametrize("target", ["Email", "Letter"])
+def test_a_paused_queue_is_drained(shop: Shop, target: str) -> None:
+    """With a Consumer and with an AsyncConsumer."""
+    shop.add(Email(), Letter())
+    shop.ok("pause", f"{MODELS}:{target}")
+    output = drained(shop, f"{QUEUES}:both", SQLAQUEUE_URL=None)
+    assert f"WARNING queue {target.lower()} is paused, so none of its jobs is claimed" in output
+    assert output.count("is paused") == 1
+    assert "finished runs: 1" in output
+
+
 def test_jobs_enqueued_by_a_handler_are_drained_as_well(shop: Shop) -> None:
     shop.add(Email())
     handlers = ("--handler", f"{TASKS}:send", "--handler", f"{TASKS}:send_on")

@@ -15,10 +15,11 @@ from rich.text import Text
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
+from sqlaqueue.admin.explanation.texts import duration_text
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument, targets_argument, url_option
-from sqlaqueue.cli.shared.output import add_row, ago, console, duration_text, echo_json, table
+from sqlaqueue.cli.shared.output import add_row, ago, console, echo_json, table
 from sqlaqueue.cli.shared.targets import Target, load_targets
 from sqlaqueue.keys import key_text
 from sqlaqueue.queue.backend import backend

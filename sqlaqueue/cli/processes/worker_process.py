@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
+from sqlaqueue import admin
 from sqlaqueue.cli.processes.consumers import make_consumers
 from sqlaqueue.cli.processes.process_settings import configure_logging, tune_interpreter
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
@@ -29,7 +30,7 @@ from sqlaqueue.consumer.startup import check_ready
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec
 
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class WorkerProcess:
                 self._on_start()
                 tune_interpreter()
                 self._run_consumers(consumers)
+                if self._options.drain and self._failure is None:
+                    _log_paused_queues(consumers)
             finally:
                 _dispose_engines(consumers)
         if self._failure is not None:
@@ -161,6 +164,19 @@ def _check_database(consumer: ConsumerBase) -> None:
     target = Target(consumer.queue, consumer.model, consumer)
     with Database(consumer.session_factory) as database, command_errors(target.spec):
         database.run(check, target.spec)
+
+
+def _log_paused_queues(consumers: Sequence[ConsumerBase]) -> None:
+    """Log which queues are paused: no due job was found in them, however many there are."""
+    for consumer in consumers:
+        spec = Target(consumer.queue, consumer.model, consumer).spec
+        if CONTROL not in spec.side_tables:
+            continue
+        with Database(consumer.session_factory) as database, command_errors(spec):
+            paused = database.run(admin.paused, consumer.model)
+        if paused:
+            text = "queue %s is paused, so none of its jobs is claimed; `sqlaqueue resume` ends that"
+            logger.warning(text, consumer.queue, extra=fields("paused", queue=consumer.queue))
 
 
 def _dispose_engines(consumers: Sequence[ConsumerBase]) -> None:

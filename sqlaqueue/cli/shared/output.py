@@ -13,13 +13,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from sqlaqueue.admin.explanation.texts import duration_text
+
 _PIPE_WIDTH = 200
 """Columns of a file or a pipe, where nothing is to be cut off."""
 
 _WIDE_TERMINAL = 100
 """Columns from which there is room for wider gaps."""
-
-_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
 
 
 def console() -> Console:
@@ -53,19 +53,6 @@ def _to_json(value: object) -> object:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     return value.isoformat() if isinstance(value, datetime) else str(value)
-
-
-def duration_text(seconds: float | None) -> str:
-    """Return a duration in its two largest units, ``-`` for None."""
-    if seconds is None:
-        return "-"
-    left = int(max(seconds, 0))
-    parts: list[str] = []
-    for unit, size in _UNITS:
-        number, left = divmod(left, size)
-        if number or (unit == "s" and not parts):
-            parts.append(f"{number} {unit}")
-    return " ".join(parts[:2])
 
 
 def ago(moment: datetime | None) -> str:

@@ -1,0 +1,95 @@
+"""Why a new instance of a queue class would not be enqueued: its twin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Mapper, RelationshipDirection, Session
+from sqlalchemy.orm.attributes import instance_state, set_committed_value
+
+from sqlaqueue.admin.explanation.result import Reason
+from sqlaqueue.admin.explanation.texts import moment_text
+from sqlaqueue.admin.job_listing import job
+from sqlaqueue.keys import Key, key_text
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
+from sqlaqueue.unique.new_job import NewJob
+from sqlaqueue.unique.twin_search import search
+
+
+def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:
+    """Return whether a twin keeps a new instance from being enqueued. The instance is left as it is.
+
+    :raises StatementError: if the database computes a value that makes the job unique.
+    """
+    spec = spec_of(type(given))
+    key = unique_key(spec)
+    if key is None:
+        return (
+            Reason(
+                "ready",
+                f"Nothing keeps it from being enqueued: {spec.name} has no QueueConfig(unique=...), so no twins.",
+            ),
+        )
+    connection = session.connection(bind_arguments={"mapper": spec.mapper})
+    new = NewJob(_copy(given))
+    _set_created_at(new, key, connection)
+    values = new.unique_values(key)
+    pairs = ", ".join(f"{name}={getattr(new.job, name)!r}" for name in key.config.attributes)
+    if key.config.nulls_distinct and None in values:
+        return (
+            Reason("ready", f"It has no twin, as it has a None in {pairs} and NULLs differ; enqueue() inserts it."),
+        )
+    twin = search(connection, key, [values])[0].twin
+    if twin is not None:
+        return (_twin(session, key, twin, pairs),)
+    return (
+        Reason(
+            "ready",
+            f"No job with {pairs} counts, so enqueue() inserts it; it would wait for a transaction that has inserted "
+            "one and is not committed.",
+        ),
+    )
+
+
+def _twin(session: Session, key: UniqueKey, twin: Key, pairs: str) -> Reason:
+    found = job(session, key.spec.model, twin)
+    info = None if found is None else found[0]
+    state = "gone since" if info is None else info.state
+    since = "" if info is None or info.created_at is None else f", enqueued at {moment_text(info.created_at)}"
+    until = "" if key.config.per is None else f", or the period of {key.config.per} is over"
+    return Reason(
+        "twin",
+        f"Job {key_text(twin)} has {pairs} as well and is {state}{since}: enqueue() returns it and inserts nothing, "
+        f"and an INSERT fails, until it is no longer {' or '.join(key.states)}{until}.",
+    )
+
+
+def _copy(given: Any) -> Any:
+    """Return a copy of an instance with its values, in no session: defaults are set on this one only."""
+    mapper: Mapper[Any] = sa.inspect(given).mapper
+    copy = mapper.class_manager.new_instance()
+    present = instance_state(given).dict
+    for name, value in NewJob(given).given().items():
+        set_committed_value(copy, name, value)
+    for each in mapper.relationships:
+        parent = present.get(each.key)
+        if each.direction is not RelationshipDirection.MANYTOONE or each.viewonly or parent is None:
+            continue
+        # A flush would do so.
+        there: Mapper[Any] = sa.inspect(parent).mapper
+        for local, remote in each.local_remote_pairs or ():
+            value = getattr(parent, there.get_property_by_column(remote).key)
+            set_committed_value(copy, mapper.get_property_by_column(local).key, value)
+    return copy
+
+
+def _set_created_at(new: NewJob, key: UniqueKey, connection: sa.Connection) -> None:
+    """Set the time by which the job belongs to a period to the present, as an INSERT would."""
+    if key.config.per is None:
+        return
+    column = key.spec.columns["created_at"]
+    name = new.mapper.get_property_by_column(column).key
+    if new.given().get(name) is None and new.default_of(column) is None:
+        set_committed_value(new.job, name, connection.scalar(sa.select(sa.cast(sa.func.now(), column.type))))

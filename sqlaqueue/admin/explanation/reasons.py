@@ -1,0 +1,311 @@
+"""The reasons why a job does not run: pure functions of its facts.
+
+To add a reason, write a function that yields it, and put it into :data:`REASONS`. If it needs another fact, add that to
+:class:`~sqlaqueue.admin.explanation.facts.Facts` and read it in :mod:`sqlaqueue.admin.explanation.read_facts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import sqlalchemy as sa
+
+from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, text_of
+from sqlaqueue.admin.explanation.result import Reason
+from sqlaqueue.admin.explanation.texts import duration_text, moment_text
+from sqlaqueue.keys import key_text
+from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.strategies.existing_messages import ExistingMessages
+from sqlaqueue.strategies.parts.job_listing import OTHER
+from sqlaqueue.strategies.parts.twins import REASON as TWIN
+
+_MOST_NAMES = 3
+"""Number of Consumers that a sentence names."""
+
+
+def _missing(facts: Facts) -> Iterator[Reason]:
+    if facts.state is not None:
+        return
+    ways = ["it was never enqueued", "the transaction that inserts it is not committed", "it was deleted"]
+    spec = facts.spec
+    if not spec.strategy.keeps_rows:
+        ways.append(
+            "it is completed, as a claim deletes the row and only failed and cancelled jobs become dead letters"
+        )
+    elif spec.config.on_complete == "delete":
+        ways.append('it is completed, as on_complete="delete" deletes the rows of completed jobs')
+    if spec.config.retention:
+        ways.append(f"it has finished ({', '.join(spec.config.retention)}) and its retention time is over")
+    yield Reason("missing", f"There is no job {text_of(facts.key)} in {spec.name}: {', or '.join(ways)}.")
+
+
+def _finished(facts: Facts) -> Iterator[Reason]:
+    info = facts.info
+    if info is None or info.state not in FINISHED:
+        return
+    when = f" at {moment_text(info.finished_at)}" if info.finished_at is not None else ""
+    verb = {"completed": "was completed", "failed": "failed", "cancelled": "was cancelled"}[info.state]
+    error = (info.last_error or "").splitlines()[:1]
+    after = f" after {info.attempts} attempts" if info.state == "failed" and info.attempts else ""
+    said = f" with the last error {error[0]!r}" if error else ""
+    yield Reason("finished", f"It {verb}{when}{after}{said}; requeue() makes it pending again.")
+
+
+def _cancelled_for_twin(facts: Facts) -> Iterator[Reason]:
+    info = facts.info
+    if info is None or info.state != "cancelled" or facts.spec.config.unique is None:
+        return
+    kind, colon, twin = (info.last_error or "").partition(": ")
+    if kind == TWIN and colon:
+        names = ", ".join(facts.spec.config.unique.attributes)
+        yield Reason(
+            "twin",
+            f"It was cancelled when it was to be pending again, since job {twin} had the same {names} and counted "
+            'already; Unique(on_return="wait") would let it wait instead.',
+        )
+
+
+def _unknown_status(facts: Facts) -> Iterator[Reason]:
+    if facts.state != OTHER:
+        return
+    column = facts.spec.columns["status"]
+    yield Reason(
+        "unknown_status",
+        f"Its {column.name} is {facts.row.get(column.name)!r}, which is no status value of the queue, so no claim "
+        "takes it; write the value for pending into the row, or name this value in QueueConfig(states=States(...)).",
+    )
+
+
+def _unknown_class(facts: Facts) -> Iterator[Reason]:
+    mapper = facts.spec.mapper
+    column = mapper.polymorphic_on
+    if facts.state in {None, *FINISHED} or not isinstance(column, sa.Column):
+        return
+    value = facts.row.get(column.name)
+    # NULL loads the class of the queue itself.
+    if value is not None and value not in mapper.polymorphic_map:
+        known = ", ".join(repr(each) for each in mapper.polymorphic_map)
+        yield Reason(
+            "unknown_class",
+            f"Its {column.name} is {value!r}, which is none of the classes mapped in this process ({known}): a claim "
+            "of it cannot load the instance; import the class with this polymorphic_identity in the worker, or correct "
+            "the row.",
+        )
+
+
+def _uncommitted(facts: Facts) -> Iterator[Reason]:
+    if facts.state is not None and facts.written_here and not facts.claimed_here:
+        yield Reason(
+            "uncommitted",
+            "The transaction of this session has written the row and is not committed, so no worker sees the job as it "
+            "is here; commit.",
+        )
+
+
+def _waits_for_twin(facts: Facts) -> Iterator[Reason]:
+    unique = facts.spec.config.unique
+    if not facts.waits_for_twin or unique is None:
+        return
+    start = 'A run of it has ended, and as Unique(on_return="wait") says it waits'
+    if facts.twin is None:
+        yield Reason(
+            "waits_for_twin",
+            f"{start} until its twin does not count any more; the twin is gone, so the next rescue of a Consumer, or "
+            "rescue(), makes it pending.",
+        )
+        return
+    yield Reason(
+        "waits_for_twin",
+        f"{start} for job {key_text(facts.twin.key)}, which has the same {', '.join(unique.attributes)} and is "
+        f"{facts.twin.state}; when that does not count any more, a rescue makes this job pending.",
+    )
+
+
+def _lease_expired(facts: Facts) -> Iterator[Reason]:
+    info = facts.info
+    if info is None or not _has_expired(facts):
+        return
+    rescue = (
+        f"one of the live Consumers ({_names([each.name for each in facts.consumers])}) rescues it soon"
+        if facts.consumers
+        else "no live Consumer is there to rescue it: start one, or call rescue()"
+    )
+    owner = "" if info.claimed_by is None else f" of {info.claimed_by}"
+    when = f"{moment_text(info.lease_expires_at)}, {duration_text(-(facts.lease_left or 0))} ago"
+    yield Reason(
+        "lease_expired",
+        f"The lease{owner} expired at {when}: its worker died or lost the database; {rescue}.",
+    )
+
+
+def _has_expired(facts: Facts) -> bool:
+    running = facts.state == "processing" and not facts.waits_for_twin
+    return running and facts.lease_left is not None and facts.lease_left <= 0
+
+
+def _running(facts: Facts) -> Iterator[Reason]:
+    info = facts.info
+    if info is None or info.state != "processing" or facts.waits_for_twin or _has_expired(facts):
+        return
+    if facts.spec.strategy.holds_transaction:
+        name = facts.spec.strategy.name
+        yield Reason(
+            "running",
+            f'Its row reads as processing, which the strategy "{name}" never writes, so no claim takes it; set it to '
+            "pending if no other program runs it.",
+        )
+        return
+    since = "" if info.started_at is None else f" since {moment_text(info.started_at)}"
+    text = f"It is running{since}, claimed by {info.claimed_by or 'an unknown worker'}"
+    if facts.lease_left is None:
+        text += "; it has no lease, so nothing rescues it if its worker has died"
+    else:
+        text += f", with a lease until {moment_text(info.lease_expires_at)}, in {duration_text(facts.lease_left)}"
+    yield Reason("running", f"{text}. {_owner(facts, info.claimed_by)}")
+
+
+def _owner(facts: Facts, name: str | None) -> str:
+    """Return a sentence about the worker that holds a job."""
+    if facts.runners():
+        return f"The Consumer {_names(facts.runners())} was running its handler at the last heartbeat."
+    if any(each.name == name for each in facts.consumers or ()):
+        return "That Consumer is alive, and had not called the handler at its last heartbeat."
+    return (
+        "No live Consumer has this name: it is a program that calls claim() itself, or it has died and the job is "
+        "rescued after the end of the lease."
+    )
+
+
+def _held(facts: Facts) -> Iterator[Reason]:
+    if facts.claimed_here:
+        yield Reason("running", "The transaction of this session has claimed it; settle the run, and commit.")
+    elif facts.is_held and facts.runners():
+        yield Reason("running", f"The Consumer {_names(facts.runners())} runs it in a transaction that is open.")
+    elif facts.is_held:
+        claimed = [each.name for each in facts.consumers or () if each.claimed]
+        holder = "one that has written the row and is not committed"
+        if facts.spec.strategy.holds_transaction:
+            holder += ", or that of a worker which has claimed it"
+        if claimed:
+            holder += f" ({_names(claimed)} had claimed jobs that were not running at the last heartbeat)"
+        yield Reason(
+            "locked",
+            f"Another transaction has locked it, so claims pass over it: {holder}; pg_stat_activity shows open "
+            "transactions.",
+        )
+
+
+def _no_message(facts: Facts) -> Iterator[Reason]:
+    if facts.has_message or facts.claimed_here:
+        return
+    fix = "reconcile(), which Consumers execute regularly, inserts it"
+    if isinstance(facts.spec.strategy, ExistingMessages):
+        fix = "the application inserts the messages, so it has to insert one for this job"
+    yield Reason("no_message", f"It is pending and has no message, without which no claim finds it; {fix}.")
+
+
+def _paused(facts: Facts) -> Iterator[Reason]:
+    if facts.state == "pending" and facts.paused_since is not None:
+        yield Reason(
+            "paused",
+            f"The queue {facts.spec.name} has been paused since {moment_text(facts.paused_since)}, so no claim takes a "
+            "job; resume() or `sqlaqueue resume` ends that.",
+        )
+
+
+def _not_due(facts: Facts) -> Iterator[Reason]:
+    if facts.info is not None and facts.state == "pending" and not facts.is_due:
+        attempts = facts.info.attempts
+        after = f"; its attempt {attempts} has failed or was released" if attempts else ""
+        yield Reason(
+            "not_due",
+            f"It is due at {moment_text(facts.info.run_at)}, in {duration_text(facts.due_in)}{after}.",
+        )
+
+
+def _no_consumer(facts: Facts) -> Iterator[Reason]:
+    if facts.state == "pending" and not facts.is_held and facts.consumers is not None and not facts.consumers:
+        yield Reason(
+            "no_consumer",
+            f"No live Consumer serves {facts.spec.name}: none has sent a heartbeat recently; start one, for instance "
+            "with `sqlaqueue worker`.",
+        )
+
+
+def _quarantined(facts: Facts) -> Iterator[Reason]:
+    if facts.quarantined and facts.state == "pending" and not facts.is_held:
+        yield Reason(
+            "quarantined",
+            "The worker that ran it last has died, so Consumers claim it apart from other jobs, a few of these at a "
+            "time.",
+        )
+
+
+def _jobs_before(facts: Facts) -> Iterator[Reason]:
+    if facts.before:
+        number = f"at least {MOST_COUNTED}" if facts.before >= MOST_COUNTED else str(facts.before)
+        jobs = "1 due job is" if facts.before == 1 else f"{number} due jobs are"
+        yield Reason("jobs_before", f"{jobs} before it in the claim order; more workers would reach it sooner.")
+
+
+def _busy(facts: Facts) -> Iterator[Reason]:
+    if facts.may_be_claimed and facts.consumers and all(each.running for each in facts.consumers):
+        parts = [f"{each.name} ({len(each.running)} running, {each.claimed} claimed)" for each in facts.consumers]
+        yield Reason(
+            "busy",
+            f"Every live Consumer was running jobs at its last heartbeat: {_names(parts)}; if their handlers are all "
+            "in use, the job waits for the end of one.",
+        )
+
+
+def _polling(facts: Facts) -> Iterator[Reason]:
+    if facts.may_be_claimed and facts.consumers and not any(each.listening for each in facts.consumers):
+        yield Reason(
+            "polling",
+            f"The live Consumers ({_names([each.name for each in facts.consumers])}) receive no notifications and only "
+            "poll, so they find the job at their next poll_interval.",
+        )
+
+
+def _names(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMES
+    return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
+
+
+REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
+    _missing,
+    _unknown_class,
+    _unknown_status,
+    _cancelled_for_twin,
+    _finished,
+    _uncommitted,
+    _waits_for_twin,
+    _lease_expired,
+    _running,
+    _held,
+    _no_message,
+    _paused,
+    _not_due,
+    _no_consumer,
+    _quarantined,
+    _jobs_before,
+    _busy,
+    _polling,
+)
+"""The functions that yield reasons, in the order of their importance."""
+
+
+def reasons_of(facts: Facts) -> tuple[Reason, ...]:
+    """Return all reasons; if there is none, that the job is ready."""
+    found = tuple(reason for function in REASONS for reason in function(facts))
+    return found or (_ready(facts),)
+
+
+def _ready(facts: Facts) -> Reason:
+    text = "It is due, and nothing stands against it: the next claim takes it, unless the Consumers select other jobs."
+    if facts.locked is None:
+        text += (
+            " Whether another transaction has locked it is not known, since this session may not lock it (the "
+            "privilege UPDATE is missing, or the transaction is read-only)."
+        )
+    return Reason("ready", text)

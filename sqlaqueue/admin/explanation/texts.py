@@ -1,0 +1,29 @@
+"""Times and durations as texts."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def duration_text(seconds: float | None) -> str:
+    """Return a duration in its two largest units, ``-`` for None."""
+    if seconds is None:
+        return "-"
+    left = int(max(seconds, 0))
+    parts: list[str] = []
+    for unit, size in _UNITS:
+        number, left = divmod(left, size)
+        if number or (unit == "s" and not parts):
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2])
+
+
+def moment_text(moment: datetime | None) -> str:
+    """Return a moment to the second, in UTC if it has a time zone; ``an unknown time`` for None."""
+    if moment is None:
+        return "an unknown time"
+    if moment.tzinfo is None:
+        return moment.isoformat(" ", "seconds")
+    return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(' ', 'seconds')} UTC"

@@ -1,0 +1,339 @@
+"""``admin.explain_job()`` of jobs that are in the database, or were."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from sqlaqueue import Unique, admin, complete, fail, pause, rescue, retry
+from sqlaqueue.exc import NotAQueueError, StatementError
+from sqlaqueue.mapping.mixin import spec_of
+from tests.admin.models import Setup, claimed, make_animals, make_rows
+from tests.servers import Database
+from tests.unique.models import KEEPING_ROWS
+
+HOUR = timedelta(hours=1)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+def test_a_job_that_is_ready(setup: Setup) -> None:
+    setup.add(setup.model(id=1))
+    setup.add_consumer()
+    for key in (1, "1", (1,)):
+        explanation = setup.explain(key)
+        assert (explanation.queue, explanation.key, explanation.state) == ("job", 1, "pending")
+        assert [reason.code for reason in explanation.reasons] == ["ready"]
+    assert str(explanation).startswith("job 1 is pending\n  ready: It is due, and nothing stands against it")
+    with Session(setup.engine) as session:
+        job = session.get_one(setup.model, 1)
+        assert admin.explain_job(session, job) == explanation
+
+
+def test_a_job_that_does_not_exist(setup: Setup) -> None:
+    explanation = setup.explain("7")
+    assert (explanation.key, explanation.state) == ("7", "missing")
+    assert [reason.code for reason in explanation.reasons] == ["missing"]
+    assert "There is no job 7 in job: it was never enqueued" in explanation.reasons[0].text
+    assert ("dead letters" in explanation.reasons[0].text) == (not spec_of(setup.model).strategy.keeps_rows)
+
+
+def test_a_job_whose_completion_or_retention_deletes_it(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status", on_complete="delete", retention={"failed": 60})
+    text = setup.text("missing")
+    assert 'on_complete="delete" deletes' in text
+    assert "it has finished (failed) and its retention time is over" in text
+
+
+def test_a_paused_queue(setup: Setup) -> None:
+    setup.add(setup.model(id=1))
+    setup.add_consumer()
+    with Session(setup.engine) as session:
+        session.execute(pause(setup.model))
+        session.commit()
+    assert setup.codes() == ["paused"]
+    assert f"The queue job has been paused since {now():%Y-%m-%d %H}" in setup.text("paused")
+
+
+def test_a_job_that_is_not_due(setup: Setup) -> None:
+    setup.add(setup.model(id=1, run_at=now() + 2 * HOUR, attempts=3))
+    setup.add_consumer()
+    assert setup.codes() == ["not_due"]
+    text = setup.text("not_due")
+    assert "in 1 h 59 min" in text
+    assert "UTC" in text
+    assert "its attempt 3 has failed or was released" in text
+
+
+def test_no_consumer(setup: Setup) -> None:
+    setup.add(setup.model(id=1))
+    assert setup.codes() == ["no_consumer"]
+    setup.add_consumer()
+    setup.execute("UPDATE sqlaqueue_consumer SET expires_at = now()")
+    assert setup.codes() == ["no_consumer"]
+
+
+def test_consumers_that_only_poll(setup: Setup) -> None:
+    setup.add(setup.model(id=1))
+    setup.add_consumer("web:1", listening=False)
+    assert setup.codes() == ["polling"]
+    assert "(web:1) receive no notifications" in setup.text("polling")
+    setup.add_consumer("web:2")
+    assert setup.codes() == ["ready"]
+
+
+def test_busy_consumers(setup: Setup) -> None:
+    setup.add(setup.model(id=1))
+    for number in range(5):
+        setup.add_consumer(f"web:{number}", running=[["8"], ["9"]], claimed=3)
+    assert setup.codes() == ["busy"]
+    assert "web:0 (2 running, 3 claimed), web:1" in setup.text("busy")
+    assert "and 2 more" in setup.text("busy")
+    setup.add_consumer("web:9")
+    assert setup.codes() == ["ready"]
+
+
+def test_jobs_before_it(setup: Setup) -> None:
+    early = now() - HOUR
+    later = [setup.model(id=9, run_at=now() + HOUR)]
+    setup.add(*(setup.model(id=number, run_at=early) for number in range(1, 5)), *later)
+    setup.add_consumer()
+    with Session(setup.engine) as worker:
+        claimed(worker, setup.model)
+        # A held job still reads as pending, and counts.
+        if not spec_of(setup.model).strategy.holds_transaction:
+            worker.rollback()
+        assert setup.text("jobs_before", 4).startswith("3 due jobs are before it")
+        assert setup.text("jobs_before", 2).startswith("1 due job is before it")
+    assert setup.codes(1) == ["ready"]
+
+
+def test_jobs_before_it_are_counted_up_to_a_limit(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status")
+    setup.add(*(setup.model(id=number, run_at=now() - HOUR) for number in range(1, 1003)))
+    assert setup.text("jobs_before", 1002).startswith("at least 1000 due jobs are")
+
+
+def test_jobs_before_it_where_the_order_has_null(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status")
+    setup.execute("ALTER TABLE job ALTER run_at DROP NOT NULL")
+    setup.add(*(setup.model(id=number, run_at=now() - HOUR) for number in (1, 2, 3, 4)))
+    setup.execute("UPDATE job SET run_at = NULL WHERE id IN (2, 3)")
+    # A job without a time comes after those with one, and after those without one and a smaller key.
+    spec = spec_of(setup.model)
+    spec.columns["run_at"].nullable = True
+    assert setup.text("jobs_before", 2).startswith("2 due jobs")
+    assert setup.text("jobs_before", 3).startswith("3 due jobs")
+    assert setup.text("jobs_before", 4).startswith("1 due job ")
+
+
+def test_a_job_of_this_transaction(setup: Setup) -> None:
+    setup.add_consumer()
+    with Session(setup.engine) as session:
+        job = setup.model(id=1)
+        session.add(job)
+        session.flush()
+        found = [reason.code for reason in admin.explain_job(session, job).reasons]
+        assert found[0] == "uncommitted"
+
+
+@pytest.mark.parametrize("kind", KEEPING_ROWS)
+def test_finished_jobs(engine: sa.Engine, kind: str) -> None:
+    setup = Setup.of(engine, kind)
+    setup.add(setup.model(id=1), setup.model(id=2), setup.model(id=3))
+    with Session(engine) as session:
+        admin.cancel(session, [session.get_one(setup.model, 3)])
+        first, second = claimed(session, setup.model, 2)
+        session.execute(complete(first))
+        session.execute(fail(second, error="ValueError: no\nTraceback"))
+        session.commit()
+    assert [setup.explain(key).state for key in (1, 2, 3)] == ["completed", "failed", "cancelled"]
+    assert [setup.codes(key) for key in (1, 2, 3)] == [["finished"]] * 3
+    assert setup.text("finished", 1).startswith(f"It was completed at {now():%Y-%m-%d}")
+    failed = setup.text("finished", 2)
+    assert "after 1 attempts with the last error 'ValueError: no';" in failed
+    assert setup.text("finished", 3).startswith("It was cancelled at")
+
+
+def test_a_dead_letter(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "rows_are_messages")
+    setup.add(setup.model(id=1))
+    with Session(engine) as session:
+        session.execute(fail(claimed(session, setup.model), error="ValueError: no"))
+        session.commit()
+    assert (setup.explain().state, setup.codes()) == ("failed", ["finished"])
+    assert "with the last error 'ValueError: no'" in setup.text("finished")
+
+
+def test_a_job_that_was_cancelled_for_its_twin(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status", unique=Unique("key", states=("pending",)))
+    setup.add(setup.model(id=1, key="a"))
+    with Session(engine) as session:
+        jobs = claimed(session, setup.model)
+        session.commit()
+        setup.add(setup.model(id=2, key="a"))
+        session.execute(retry(jobs)).all()
+        session.commit()
+    assert setup.codes() == ["twin", "finished"]
+    assert "since job 2 had the same key" in setup.text("twin")
+
+
+def test_a_job_that_waits_for_its_twin(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status", unique=Unique("key", states=("pending",), on_return="wait"))
+    setup.add(setup.model(id=1, key="a"))
+    setup.add_consumer()
+    with Session(engine) as session:
+        jobs = claimed(session, setup.model)
+        session.commit()
+        setup.add(setup.model(id=2, key="a"))
+        session.execute(retry(jobs)).all()
+        session.commit()
+        assert (setup.explain().state, setup.codes()) == ("processing", ["waits_for_twin"])
+        assert "it waits for job 2, which has the same key and is pending" in setup.text("waits_for_twin")
+        setup.execute("DELETE FROM job WHERE id = 2")
+        assert setup.codes() == ["waits_for_twin"]
+        assert "the twin is gone" in setup.text("waits_for_twin")
+        assert session.execute(rescue(setup.model)).all()
+        session.commit()
+    assert setup.codes() == ["ready"]
+
+
+def test_a_running_job(engine: sa.Engine) -> None:
+    columns = {"started_at": "started_at"}
+    setup = Setup.of(engine, "update_status", columns=columns)
+    setup.add(setup.model(id=1))
+    with Session(engine) as session:
+        [job] = claimed(session, setup.model)
+        session.commit()
+        name = job.claimed_by
+    assert setup.codes() == ["running"]
+    text = setup.text("running")
+    assert f"It is running since {now():%Y-%m-%d}" in text
+    assert f"claimed by {name}, with a lease until" in text
+    assert "in 59 s" in text
+    assert "No live Consumer has this name" in text
+    setup.add_consumer(name)
+    assert "That Consumer is alive, and had not called the handler" in setup.text("running")
+    setup.execute("""UPDATE sqlaqueue_consumer SET running = '[["1"]]'""")
+    assert f"The Consumer {name} was running its handler" in setup.text("running")
+
+
+def test_an_expired_lease(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status")
+    setup.add(setup.model(id=1))
+    with Session(engine) as session:
+        claimed(session, setup.model)
+        session.commit()
+    setup.execute("UPDATE job SET lease_expires_at = now() - interval '5 minutes', claimed_by = 'web:4'")
+    assert setup.codes() == ["lease_expired"]
+    text = setup.text("lease_expired")
+    assert "The lease of web:4 expired at" in text
+    assert "5 min" in text
+    assert "no live Consumer is there to rescue it" in text
+    setup.add_consumer("web:5")
+    assert "one of the live Consumers (web:5) rescues it" in setup.text("lease_expired")
+
+
+@pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
+def test_a_status_that_the_strategy_never_writes(engine: sa.Engine, kind: str) -> None:
+    setup = Setup.of(engine, kind)
+    setup.add(setup.model(id=1))
+    setup.execute("UPDATE job SET status = 'processing'")
+    assert setup.codes() == ["running"]
+    assert f'which the strategy "{kind}" never writes' in setup.text("running")
+
+
+@pytest.mark.parametrize("kind", KEEPING_ROWS)
+def test_an_unknown_status(engine: sa.Engine, kind: str) -> None:
+    setup = Setup.of(engine, kind)
+    setup.add(setup.model(id=1))
+    setup.execute("UPDATE job SET status = 'odd'")
+    assert (setup.explain().state, setup.codes()) == ("other", ["unknown_status"])
+    assert "Its status is 'odd', which is no status value" in setup.text("unknown_status")
+
+
+def test_an_unknown_class(engine: sa.Engine) -> None:
+    animal, dog = make_animals()
+    setup = Setup(engine, animal)
+    setup.add(animal(id=1), dog(id=2))
+    setup.add_consumer()
+    assert setup.codes(1) == ["ready"]
+    assert setup.codes(2) == ["jobs_before"]
+    setup.execute("UPDATE animal SET kind = 'cat' WHERE id = 1")
+    assert setup.codes(1) == ["unknown_class"]
+    assert "Its kind is 'cat', which is none of the classes mapped" in setup.text("unknown_class")
+    setup.execute("UPDATE animal SET kind = NULL WHERE id = 1")
+    assert setup.codes(1) == ["ready"]
+    with Session(engine) as session:
+        # The job of a subclass, by the instance.
+        assert admin.explain_job(session, session.get_one(animal, 2)).state == "pending"
+
+
+def test_a_composite_key(engine: sa.Engine) -> None:
+    row = make_rows()
+    setup = Setup(engine, row)
+    setup.add(row(year=1, name="a,b"), row(year=1, name="c"))
+    setup.add_consumer()
+    explanation = setup.explain((1, "a,b"))
+    assert (explanation.key, [reason.code for reason in explanation.reasons]) == ((1, "a,b"), ["ready"])
+    assert str(explanation).startswith('row 1,"a,b" is pending')
+    assert setup.explain('1,"a,b"') == explanation
+    assert setup.codes("1,c") == ["jobs_before"]
+    with Session(engine) as worker:
+        claimed(worker, row)
+        assert setup.codes((1, "a,b")) == ["locked"]
+
+
+def test_the_reasons_are_in_order(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "delete_returning")
+    setup.add(setup.model(id=1, run_at=now() + HOUR))
+    setup.execute("DELETE FROM sqlaqueue_message_job")
+    with Session(engine) as session:
+        admin.pause(session, setup.model)
+    assert setup.codes() == ["no_message", "paused", "not_due", "no_consumer"]
+
+
+def test_the_session_is_not_flushed(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status")
+    setup.add(setup.model(id=1))
+    with Session(engine) as session:
+        job = session.get_one(setup.model, 1)
+        job.note = "new"
+        session.add(setup.model(id=2))
+        admin.explain_job(session, job)
+        assert session.dirty
+        assert session.new
+
+
+def test_wrong_arguments(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status")
+    setup.add(setup.model(id=1))
+    with Session(engine) as session:
+        with pytest.raises(StatementError, match=r"explain_job\(Job\): give the key of the job as well"):
+            admin.explain_job(session, setup.model)
+        with pytest.raises(StatementError, match=r"explain_job\(Job\(...\), key=1\): an instance has its key"):
+            admin.explain_job(session, session.get_one(setup.model, 1), 1)
+        with pytest.raises(NotAQueueError, match="is not a mapped class"):
+            admin.explain_job(session, "job", 1)
+        job = setup.model(id=2)
+        session.add(job)
+        with pytest.raises(StatementError, match="this Job waits in a session to be inserted; flush"):
+            admin.explain_job(session, job)
+
+
+async def test_the_async_version(shared: Database, engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "batch_select")
+    setup.add(setup.model(id=1))
+    async_engine = create_async_engine(shared.url("asyncpg"))
+    async with AsyncSession(async_engine) as session:
+        explanation = await admin.async_explain_job(session, setup.model, 1)
+        assert [reason.code for reason in explanation.reasons] == ["no_consumer"]
+        job = await session.get_one(setup.model, 1)
+        assert await admin.async_explain_job(session, job) == explanation
+    await async_engine.dispose()

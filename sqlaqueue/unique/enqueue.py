@@ -28,7 +28,7 @@ from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
 from sqlaqueue.unique.insert import Row, complete_rows, insert_rows, make_persistent
 from sqlaqueue.unique.new_job import NewJob
 from sqlaqueue.unique.replace import lock_waiting, refuse_children, refuse_other_class, replace
-from sqlaqueue.unique.twin_search import Found, search
+from sqlaqueue.unique.twin_search import Found, search, with_keys
 from sqlaqueue.write_routing import execute
 
 T = TypeVar("T")
@@ -300,7 +300,7 @@ class _Enqueueing:
         self.found |= {self._key_of(place): self.jobs[place].job for place in self.rows}
         keys = dict.fromkeys(key for key in self.twins.values() if key not in self.found)
         if keys:
-            twins = sa.select(self.spec.model).where(self.spec.key_in(self.spec.keys, list(keys)))
+            twins = with_keys(self.spec, sa.select(self.spec.model), list(keys))
             bind = {"mapper": self.spec.mapper}
             options = {"populate_existing": True}
             loaded = session.execute(twins, bind_arguments=bind, execution_options=options).unique().scalars()

@@ -12,6 +12,7 @@ from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
+from sqlaqueue.unique.twin_search import with_keys
 
 _OF_THE_QUEUE = (
     "status",
@@ -28,7 +29,7 @@ _OF_THE_QUEUE = (
 def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]) -> set[Key]:
     """Lock those of ``twins`` that wait, and return their keys; in the order of keys, as all that lock several."""
     spec = key.spec
-    waiting = sa.select(*spec.keys).where(spec.key_in(spec.keys, list(twins)), spec.in_state("pending"))
+    waiting = with_keys(spec, sa.select(*spec.keys), list(dict.fromkeys(twins))).where(spec.in_state("pending"))
     locked = waiting.order_by(*spec.keys).with_for_update(of=spec.table, key_share=True)
     return {tuple(row) for row in connection.execute(backend().guarded(locked))}
 

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.strategies.parts.columns import same
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 
 _NUMBER = "sqlaqueue_number"
-_AT_ONCE = 10_000
 
 
 class Found(NamedTuple):
@@ -47,3 +49,13 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
         Found(None if row[2] is None else tuple(row[2:]), row[0] - 1, row[1])
         for row in connection.execute(backend().guarded(found))
     ]
+
+
+def with_keys(spec: QueueSpec, jobs: AnySelect, keys: Sequence[Key]) -> AnySelect:
+    """Return those of ``jobs``, a SELECT from the table, that have these keys.
+
+    By a join: for the condition that a key is in an array, the server compares each row with each key.
+    """
+    columns = {column.key: (column.type, [key[place] for key in keys]) for place, column in enumerate(spec.keys)}
+    given = backend().numbered_rows(columns, _NUMBER)
+    return jobs.join(given, same(spec.keys, [given.c[column.key] for column in spec.keys]))

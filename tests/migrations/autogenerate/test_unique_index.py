@@ -41,7 +41,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+THOROUGH = {"one more attribute", "no period", "distinct nulls"}
+
+
+@pytest.mark.parametrize(
+    "change", [pytest.param(each, marks=pytest.mark.thorough) if each in THOROUGH else each for each in CHANGES]
+)
 def test_a_change_of_the_configuration(database: Database, make: Any, change: str) -> None:
     before, after = (unique(each) for each in CHANGES[change])
     changed(make(before), after)

@@ -186,6 +186,26 @@ def test_an_interrupted_live_migration_is_run_again(database: Database, make: An
     assert dump(database) == wanted(queue(Unique("article", per=HOUR)), database)
 
 
+def test_an_index_beside_a_live_table_is_created_again(make: Any) -> None:
+    """An interrupted migration has committed it with the first step of the other table."""
+
+    def model(config: QueueConfig | None, unique: Unique | None) -> type[Any]:
+        first = order(config)
+        body = {
+            "__tablename__": "other",
+            "__queue__": QueueConfig(unique=unique),
+            "id": mapped_column(sa.Integer, primary_key=True),
+            "article": mapped_column(sa.Text, nullable=False),
+        }
+        type("Other", (QueueMixin, first.__bases__[-1]), body)
+        return first
+
+    project = make(model(None, None))
+    revise(project, model(QueueConfig(), Unique("article")), live=True)
+    project.edit("existing_rows=...", "existing_rows='completed'")
+    upgrade_with_interruption(project)
+
+
 @live_or_not
 def test_a_downgrade_that_restores_an_index_finds_twins(
     database: Database, make: Any, engine: sa.Engine, *, live: bool

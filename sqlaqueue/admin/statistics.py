@@ -43,7 +43,8 @@ class Stats:
     consumers: int
     """The number of live Consumers."""
     missing_indexes: list[str]
-    """The indexes for claims and rescues that the database lacks; without them these read the whole table."""
+    """The indexes that the database lacks: without those of claims and rescues these read the whole table, and without
+    that of ``QueueConfig(unique=...)`` jobs are not unique."""
 
 
 @requires_session

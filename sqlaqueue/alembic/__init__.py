@@ -28,7 +28,11 @@ except ImportError as missing:
     raise ImportError(msg) from missing
 
 from sqlaqueue.alembic.autogenerate import compare_queues, remember_table
-from sqlaqueue.alembic.operations import implementations, render  # noqa: F401 - the imports register them with Alembic
+from sqlaqueue.alembic.operations import (  # noqa: F401 - the imports register them with Alembic
+    implementations,
+    render,
+    unique_index_builds,
+)
 
 __all__ = ["NAME", "setup"]
 

@@ -14,7 +14,14 @@ from alembic.util import PriorityDispatchResult
 
 from sqlaqueue.alembic.compare import enums, storage_parameters, tables, triggers
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, remembered_tables, take_tables
-from sqlaqueue.alembic.migration_steps import escaping, existing_tables, live_tables, other_plugins, strategy_change
+from sqlaqueue.alembic.migration_steps import (
+    escaping,
+    existing_tables,
+    live_tables,
+    other_plugins,
+    strategy_change,
+    unique_indexes,
+)
 from sqlaqueue.postgresql.catalog.reader import CatalogReader
 
 
@@ -55,6 +62,7 @@ def compare_queues(
     strategy_change.move_jobs(diff)
     strategy_change.sort_dropped_columns(diff)
     existing_tables.ask_for_status(diff)
+    unique_indexes.search_for_twins(diff)
     live_tables.split_into_steps(diff)
     escaping.escape_status_values(diff)
     alembic_changes = [op for op in upgrade.ops if not (isinstance(op, alembic_ops.ModifyTableOps) and op.is_empty())]

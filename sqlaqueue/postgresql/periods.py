@@ -14,10 +14,10 @@ _MONDAY = 4 * 86400
 def period(length: timedelta, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     """Return the beginning of the period to which ``moment`` belongs.
 
-    The length and the origin are written as the server prints them, independently of the session's time zone, so that
-    a migration finds the index unchanged.
+    The length and the origin are written as the server prints them by default, so that Alembic finds the index
+    unchanged.
     """
-    origin: sa.ColumnElement[Any] = sa.literal_column(f"to_timestamp(({_MONDAY})::double precision)")
+    origin: sa.ColumnElement[Any] = sa.literal_column(f"to_timestamp({_MONDAY}::double precision)")
     if not getattr(moment.type, "timezone", False):
         origin = sa.literal_column("'1970-01-05 00:00:00'::timestamp without time zone")
     return sa.func.date_bin(sa.literal_column(f"'{_clock_text(length)}'::interval"), moment, origin, type_=moment.type)

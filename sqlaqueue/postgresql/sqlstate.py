@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 INSUFFICIENT_PRIVILEGE = "42501"
+UNIQUE_VIOLATION = "23505"
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
 

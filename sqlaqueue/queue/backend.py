@@ -207,7 +207,7 @@ class Checks(Protocol):
         ...
 
     def missing_indexes(self, session: Any, spec: Spec) -> list[sa.Index]:
-        """Return the indexes of claims and rescues that the database lacks."""
+        """Return the indexes of claims and rescues, and of unique jobs, that the database lacks."""
         ...
 
     def missing_index_advice(self, session: Any, spec: Spec) -> str | None:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, admin
+from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, Unique, admin
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks.indexes import missing_index_advice
@@ -140,6 +140,45 @@ def test_a_missing_index_of_the_job_table_is_reported(engine: sa.Engine) -> None
         assert text is not None
         assert "indexes of this queue: ix_job_queue_claim of job, ix_job_queue_lease of job" in text
         connection.exec_driver_sql(text.partition("let the owner execute: ")[2])
+        assert missing_index_advice(connection, spec_of(Job)) is None
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "DROP INDEX ix_job_queue_unique",
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_job_queue_unique'::regclass",
+    ],
+)
+def test_a_missing_unique_index_is_reported(
+    engine: sa.Engine, statement: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With a statement that creates it, and replaces an invalid one."""
+
+    class Other(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Other):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(unique=Unique("key", per=3600, nulls_distinct=False))
+        id: Mapped[int] = mapped_column(primary_key=True)
+        key: Mapped[str | None]
+
+    Other.metadata.create_all(engine)
+    with engine.begin() as connection:
+        assert missing_index_advice(connection, spec_of(Job)) is None
+        connection.exec_driver_sql(statement)
+    assert Consumer(Job, handle, sessionmaker(engine)).drain() == 0
+    (text,) = [record.message for record in caplog.records if "an index of this queue" in record.message]
+    assert "ix_job_queue_unique of job, so jobs are not unique, and enqueue() fails. Run `alembic" in text
+    with Session(engine) as session:
+        assert admin.stats(session, Job).missing_indexes == ["ix_job_queue_unique"]
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP INDEX ix_job_queue_claim")
+        both = missing_index_advice(connection, spec_of(Job))
+        assert both is not None
+        assert "so claims may read the whole table, jobs are not unique, and enqueue() fails" in both
+        connection.exec_driver_sql(both.partition("let the owner execute: ")[2])
         assert missing_index_advice(connection, spec_of(Job)) is None
 
 

@@ -71,6 +71,11 @@ class ComparedTable:
         return {each.name: each for each in self.objects if isinstance(each, Trigger)}
 
     @property
+    def unique_index(self) -> str:
+        """The name of the index of unique jobs, whether or not it exists."""
+        return object_name("ix", self.name, "queue", "unique")
+
+    @property
     def belongs_to_queue(self) -> bool:
         """Whether the table is a queue in the models, or a table of this library."""
         return self.spec is not None or self.name.startswith(PREFIX)

@@ -14,7 +14,7 @@ from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, i
 from sqlaqueue.alembic.compare.normalize import normalizing
 from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
 from sqlaqueue.postgresql.catalog.reader import ReflectedCheck
-from sqlaqueue.postgresql.ddl.sql_template import literal_sql, server_default_sql
+from sqlaqueue.postgresql.ddl.sql_template import index_definition, literal_sql, server_default_sql
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class _Comparison:
     normalizer: ExpressionNormalizer
 
     def indexes(self) -> Iterator[alembic_ops.MigrateOperation]:
-        """Yield the operations that replace indexes which are invalid or have another predicate."""
+        """Yield the operations that replace indexes which are invalid or differ in what Alembic does not compare."""
         reflected = {str(index.name): index for index in self.database_table.indexes}
         changed_by_alembic = {
             str(op.index_name)
@@ -51,19 +51,52 @@ class _Comparison:
         }
         for index in sorted(self.model_table.indexes, key=lambda index: str(index.name)):
             name = str(index.name)
-            if name not in reflected or name in changed_by_alembic or not self._is_included(index, reflected[name]):
+            if name not in reflected or not self._is_included(index, reflected[name]):
                 continue
-            valid, predicate = self.diff.catalog.index(self.table.qualified_name, name) or (True, None)
-            where = index.dialect_options["postgresql"]["where"]
-            wanted = None if where is None else literal_sql(where)
-            if not valid:
-                log.info("Detected invalid index %r on %r: its creation was interrupted", name, self.table.name)
-            elif not self.normalizer.same(self.normalizer.index_predicate, predicate, wanted):
-                log.info("Detected changed predicate of index %r on %r", name, self.table.name)
+            if name == self.table.unique_index:
+                changed = self._unique_index_is_changed(index)
+                if not changed:
+                    self._remove_changes(name)
             else:
-                continue
-            yield alembic_ops.DropIndexOp.from_index(reflected[name])
-            yield alembic_ops.CreateIndexOp.from_index(index)
+                changed = name not in changed_by_alembic and self._index_is_changed(index)
+            if changed and name not in changed_by_alembic:
+                yield alembic_ops.DropIndexOp.from_index(reflected[name])
+                yield alembic_ops.CreateIndexOp.from_index(index)
+
+    def _index_is_changed(self, index: sa.Index) -> bool:
+        """Return whether an index is invalid or has another predicate."""
+        name = str(index.name)
+        valid, predicate = self.diff.catalog.index(self.table.qualified_name, name) or (True, None)
+        where = index.dialect_options["postgresql"]["where"]
+        wanted = None if where is None else literal_sql(where)
+        if not valid:
+            log.info("Detected invalid index %r on %r: its creation was interrupted", name, self.table.name)
+            return True
+        if not self.normalizer.same(self.normalizer.index_predicate, predicate, wanted):
+            log.info("Detected changed predicate of index %r on %r", name, self.table.name)
+            return True
+        return False
+
+    def _unique_index_is_changed(self, index: sa.Index) -> bool:
+        """Return whether the index of unique jobs is invalid or differs in anything."""
+        if self._index_is_changed(index):
+            return True
+        stored = self.diff.catalog.unique_index(self.table.qualified_name, str(index.name))
+        if self.normalizer.same(self.normalizer.unique_index, stored, index_definition(index)):
+            return False
+        log.info("Detected changed definition of index %r on %r", str(index.name), self.table.name)
+        return True
+
+    def _remove_changes(self, index: str) -> None:
+        """Remove the operations on an index that does not differ.
+
+        Alembic compares expressions as text, which PostgreSQL prints in another way, depending on the session.
+        """
+        self.table.modify_ops.ops = [
+            op
+            for op in self.table.modify_ops.ops
+            if not isinstance(op, alembic_ops.CreateIndexOp | alembic_ops.DropIndexOp) or str(op.index_name) != index
+        ]
 
     def _is_included(self, index: sa.Index, reflected: sa.Index) -> bool:
         """Return whether the filters of ``env.py`` include an index."""

@@ -9,7 +9,7 @@ from alembic.util import CommandError
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, is_queue_column
-from sqlaqueue.postgresql.ddl.sql_template import literal_sql
+from sqlaqueue.alembic.migration_steps.index_arguments import columns_of, options_of, predicate_of
 
 
 def split_into_steps(diff: DiffContext) -> None:
@@ -42,7 +42,8 @@ def split_into_steps(diff: DiffContext) -> None:
 
 
 def _refuse_indexes_of_partitioned_tables(diff: DiffContext, table: ComparedTable) -> None:
-    indexes = [op for op in table.modify_ops.ops if isinstance(op, alembic_ops.CreateIndexOp)]
+    creations = (alembic_ops.CreateIndexOp, ops.CreateUniqueIndex)
+    indexes = [op for op in table.modify_ops.ops if isinstance(op, creations)]
     if indexes and diff.catalog.is_partitioned(table.qualified_name):
         raise CommandError(
             f"-x live={table.name}: the table is partitioned, and PostgreSQL cannot create an index on such a table "
@@ -60,14 +61,17 @@ def _take_steps(table: ComparedTable, *, is_queue: bool) -> list[MigrateOperatio
     remaining: list[MigrateOperation] = []
     added: list[sa.Column[object]] = []
     dropped: list[sa.Column[object]] = []
+    needed = {name for op in table.modify_ops.ops for name in _indexed_columns(op)} if is_queue else set()
     for op in table.modify_ops.ops:
         if isinstance(op, ops.AddColumns):
             op.live = True
             steps.insert(0, op)
-        elif isinstance(op, alembic_ops.AddColumnOp) and is_queue_column(op.column):
+        elif isinstance(op, alembic_ops.AddColumnOp) and (is_queue_column(op.column) or op.column.name in needed):
             added.append(op.column)
         elif isinstance(op, alembic_ops.DropColumnOp) and not is_queue:
             dropped.insert(0, op.to_column())
+        elif isinstance(op, ops.CreateUniqueIndex | ops.DropIndex):
+            steps.append(op)
         elif isinstance(op, alembic_ops.CreateIndexOp):
             steps.append(_concurrent(op))
         elif isinstance(op, alembic_ops.DropIndexOp):
@@ -84,28 +88,28 @@ def _take_steps(table: ComparedTable, *, is_queue: bool) -> list[MigrateOperatio
     return steps
 
 
+def _indexed_columns(op: MigrateOperation) -> set[str]:
+    """Return the columns of an index that is created."""
+    if isinstance(op, alembic_ops.CreateIndexOp):
+        return {column.name for column in op.to_index().columns}
+    return {each for each in op.columns if isinstance(each, str)} if isinstance(op, ops.CreateUniqueIndex) else set()
+
+
 def _concurrent(op: alembic_ops.CreateIndexOp) -> ops.CreateIndex:
     index = op.to_index()
-    options = {
-        name: [getattr(each, "name", each) for each in value] if isinstance(value, list | tuple) else value
-        for name, value in index.dialect_kwargs.items()
-        if name != "postgresql_where" and value
-    }
-    where = index.dialect_options["postgresql"]["where"]
-    columns = [part.name if isinstance(part, sa.Column) else sa.text(literal_sql(part)) for part in index.expressions]
     return ops.CreateIndex(
         str(index.name),
         op.table_name,
-        columns,
+        columns_of(index),
         unique=bool(index.unique),
-        where=None if where is None else literal_sql(where),
-        options=options,
+        where=predicate_of(index),
+        options=options_of(index),
         schema=op.schema,
     )
 
 
 def _make_repeatable(op: MigrateOperation) -> None:
-    """Add IF EXISTS or IF NOT EXISTS."""
+    """Add IF EXISTS or IF NOT EXISTS, or let an operation replace its earlier result."""
     if isinstance(op, alembic_ops.CreateTableOp | alembic_ops.CreateIndexOp | alembic_ops.AddColumnOp):
         op.if_not_exists = True
     elif isinstance(
@@ -113,6 +117,8 @@ def _make_repeatable(op: MigrateOperation) -> None:
         alembic_ops.DropTableOp | alembic_ops.DropIndexOp | alembic_ops.DropColumnOp | alembic_ops.DropConstraintOp,
     ):
         op.if_exists = True
-    elif isinstance(op, alembic_ops.ModifyTableOps):
+    elif isinstance(op, ops.CreateUniqueIndex):
+        op.replace = True
+    elif isinstance(op, alembic_ops.OpContainer):
         for each in op.ops:
             _make_repeatable(each)

@@ -28,6 +28,7 @@ from sqlaqueue.alembic.operations.triggers import (
     TriggerDefinition,
     trigger_definition,
 )
+from sqlaqueue.alembic.operations.unique_indexes import CreateUniqueIndex
 
 __all__ = [
     "AddColumns",
@@ -35,6 +36,7 @@ __all__ = [
     "CreateFunction",
     "CreateIndex",
     "CreateTriggers",
+    "CreateUniqueIndex",
     "DropColumns",
     "DropEnum",
     "DropFunction",

@@ -30,7 +30,7 @@ def autocommit(op: Operations) -> Iterator[None]:
     :raises CommandError: when the transaction was not begun by Alembic.
     """
     context = op.get_context()
-    connection = _connection(op)
+    connection = connection_of(op)
     if connection is not None and connection.get_isolation_level() == "AUTOCOMMIT":
         yield
         return
@@ -79,14 +79,14 @@ def _missing_privilege(op: Operations, elements: Sequence[DDLElement], grant: st
     )
 
 
-def _connection(op: Operations) -> sa.Connection | None:
+def connection_of(op: Operations) -> sa.Connection | None:
     """Return the connection to the database, None when a script is written."""
     context = op.get_context()
     return None if context.as_sql else context.connection
 
 
 def _role(op: Operations) -> str:
-    connection = _connection(op)
+    connection = connection_of(op)
     role = "the role of the migration" if connection is None else connection.scalar(sa.text("SELECT current_user"))
     return op.get_context().dialect.identifier_preparer.quote(str(role))
 
@@ -202,13 +202,13 @@ def _drop_columns(op: Operations, operation: ops.DropColumns) -> None:
 
 @Operations.implementation_for(ops.CreateIndex)
 def _create_index(op: Operations, operation: ops.CreateIndex) -> None:
-    connection, table = _connection(op), bare_table(operation.table, operation.schema)
+    connection, table = connection_of(op), bare_table(operation.table, operation.schema)
     with autocommit(op):
         valid = None if connection is None else index_validity(connection, table, operation.index)
         if valid:
             return
         if valid is False:
-            _drop_concurrently(op, operation.index, table)
+            drop_concurrently(op, operation.index, table)
         op.create_index(
             operation.index,
             operation.table,
@@ -223,10 +223,11 @@ def _create_index(op: Operations, operation: ops.CreateIndex) -> None:
 @Operations.implementation_for(ops.DropIndex)
 def _drop_index(op: Operations, operation: ops.DropIndex) -> None:
     with autocommit(op):
-        _drop_concurrently(op, operation.index, bare_table(operation.table, operation.schema))
+        drop_concurrently(op, operation.index, bare_table(operation.table, operation.schema))
 
 
-def _drop_concurrently(op: Operations, index: str, table: sa.Table) -> None:
+def drop_concurrently(op: Operations, index: str, table: sa.Table) -> None:
+    """Drop an index CONCURRENTLY if it exists."""
     op.drop_index(index, table.name, schema=table.schema, if_exists=True, postgresql_concurrently=True)
 
 

@@ -17,14 +17,14 @@ _INDEX = system_table("pg_index", "indexrelid", "indrelid", "indkey", "indisvali
 _RELATION = system_table("pg_class", "oid", "relname")
 
 
-def index_validity(connection: sa.Connection, table: sa.Table, name: str) -> bool | None:
+def index_validity(session: Session | sa.Connection, table: sa.Table, name: str) -> bool | None:
     """Return whether an index of a table is valid, None if the table has no index of this name."""
     found: sa.Select[Any] = (
         sa.select(_INDEX.c.indisvalid)
         .join_from(_INDEX, _RELATION, _RELATION.c.oid == _INDEX.c.indexrelid)
         .where(_INDEX.c.indrelid == TableId(table), _RELATION.c.relname == name)
     )
-    valid: bool | None = connection.scalar(found)
+    valid: bool | None = session.scalar(found)
     return valid
 
 

@@ -60,6 +60,17 @@ class ExpressionNormalizer:
             "SELECT pg_get_expr(indpred, indrelid) FROM pg_index WHERE indrelid = '{copy}'::regclass",
         )
 
+    def unique_index(self, definition: str) -> str | None:
+        """Return the definition of a unique index as PostgreSQL prints it; None if the table cannot have it.
+
+        :param definition: what follows the name of the table in CREATE INDEX.
+        """
+        return self._created(
+            f"CREATE UNIQUE INDEX ON {{copy}} {definition}",
+            "SELECT substring(pg_get_indexdef(indexrelid) FROM ' USING .*') FROM pg_index"
+            " WHERE indrelid = '{copy}'::regclass",
+        )
+
     def check_constraint(self, text: str) -> str | None:
         """Return the condition of a constraint as PostgreSQL prints it; None if the table cannot have it."""
         return self._created(

@@ -59,12 +59,14 @@ PARTITIONED_TABLES = sa.text("""
 """)
 
 INDEXES = sa.text("""
-    SELECT n.nspname, i.relname, x.indisvalid, pg_get_expr(x.indpred, x.indrelid)
+    SELECT n.nspname, i.relname, x.indisvalid, pg_get_expr(x.indpred, x.indrelid),
+           CASE WHEN x.indisunique THEN substring(pg_get_indexdef(x.indexrelid) FROM ' USING .*') END
     FROM pg_index AS x
     JOIN pg_class AS i ON i.oid = x.indexrelid
     JOIN pg_namespace AS n ON n.oid = i.relnamespace
     WHERE n.nspname = ANY (:schemas)
 """)
+"""Indexes, with their predicates; of unique ones the definition after the name of the table."""
 
 CHECK_CONSTRAINTS = sa.text("""
     SELECT n.nspname, c.relname, k.conname, pg_get_expr(k.conbin, k.conrelid),

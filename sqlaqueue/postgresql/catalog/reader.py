@@ -62,9 +62,12 @@ class CatalogReader:
             for schema, table, options in self._rows(queries.STORAGE_PARAMETERS)
         }
         self._partitioned = {(schema, table) for schema, table in self._rows(queries.PARTITIONED_TABLES)}
-        self._indexes: dict[ResolvedName, ReflectedIndex] = {
-            (schema, name): (valid, predicate) for schema, name, valid, predicate in self._rows(queries.INDEXES)
-        }
+        self._indexes: dict[ResolvedName, ReflectedIndex] = {}
+        self._unique_indexes: dict[ResolvedName, str] = {}
+        for schema, name, valid, predicate, unique_definition in self._rows(queries.INDEXES):
+            self._indexes[schema, name] = (valid, predicate)
+            if unique_definition is not None:
+                self._unique_indexes[schema, name] = unique_definition
         self._checks: dict[ResolvedName, dict[str, ReflectedCheck]] = {}
         for schema, table, name, text, columns in self._rows(queries.CHECK_CONSTRAINTS):
             self._checks.setdefault((schema, table), {})[name] = (text, columns or [])
@@ -88,6 +91,10 @@ class CatalogReader:
     def index(self, table: QualifiedName, name: str) -> ReflectedIndex | None:
         """Return the index ``name`` of a table."""
         return self._indexes.get((self.resolve(table)[0], name))
+
+    def unique_index(self, table: QualifiedName, name: str) -> str | None:
+        """Return the definition of a unique index of a table, without the names; None if there is no such index."""
+        return self._unique_indexes.get((self.resolve(table)[0], name))
 
     def checks_of(self, table: QualifiedName) -> Mapping[str, ReflectedCheck]:
         """Return the check constraints of a table by name."""

@@ -56,6 +56,13 @@ def literal_sql(expression: Any) -> str:
     return str(element.compile(dialect=NEUTRAL, compile_kwargs=options))
 
 
+def index_definition(index: sa.Index) -> str:
+    """Return what follows the name of the table in CREATE INDEX."""
+    create = str(sa.schema.CreateIndex(index).compile(dialect=NEUTRAL))
+    table = NEUTRAL.identifier_preparer.format_table(index.table)  # type: ignore[arg-type] # every index of a model has a table
+    return create.partition(f" ON {table} ")[2]
+
+
 def server_default_sql(column: sa.Column[Any]) -> str | None:
     """Return the server default of a column as SQL text."""
     compiler = NEUTRAL.ddl_compiler(NEUTRAL, None)  # type: ignore[arg-type] # only a part of a statement is compiled

@@ -352,14 +352,12 @@ class _Enqueueing:
     def _replace(self, session: Session, connection: sa.Connection) -> set[NewJob]:
         """Write the values of jobs into the rows of their twins; return the jobs of this call that are such twins."""
         own = {self._key_of(place): self.jobs[place] for place in self.rows}
-        replaced = set()
-        for place, twin in sorted(self.twins.items()):
-            if twin in self.locked:
-                job = self.jobs[place]
-                refuse_other_class(job, self.found[twin])
-                refuse_children(job)
-                replace(connection, self.key, twin, job, keep_time=self.on_twin == "replace_keep_time")
-                replaced.add(twin)
+        # The last of several jobs with one twin counts.
+        replaced = {twin: self.jobs[place] for place, twin in sorted(self.twins.items()) if twin in self.locked}
+        for twin, job in replaced.items():
+            refuse_other_class(job, self.found[twin])
+            refuse_children(job)
+        replace(connection, self.key, replaced, keep_time=self.on_twin == "replace_keep_time")
         self.found = {key: twin for key, twin in self.found.items() if key not in replaced or key in own}
         self._load(session)
         return {own[key] for key in replaced if key in own}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +13,9 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
 from sqlaqueue.unique.twin_search import with_keys
+
+_NULL, _DEFAULT = sa.null(), sa.text("DEFAULT")
+"""One object each, so that rows with the same columns share a statement."""
 
 _OF_THE_QUEUE = (
     "status",
@@ -34,34 +37,58 @@ def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]
     return {tuple(row) for row in connection.execute(backend().guarded(locked))}
 
 
-def replace(connection: sa.Connection, key: UniqueKey, twin: Key, job: NewJob, *, keep_time: bool) -> None:
-    """Write the values of a new job into the row of its twin, which is locked.
+def replace(connection: sa.Connection, key: UniqueKey, twins: Mapping[Key, NewJob], *, keep_time: bool) -> None:
+    """Write the values of new jobs into the rows of their twins, which are locked.
 
-    :param keep_time: whether the twin keeps its ``run_at``.
+    :param keep_time: whether the twins keep their ``run_at``.
     """
+    groups: dict[tuple[sa.Table, tuple[Any, ...]], list[dict[str, Any]]] = {}
+    for twin, job in twins.items():
+        given = job.given()
+        for table in job.mapper.tables:
+            if isinstance(table, sa.Table):
+                values = _values(key, job, table, given, keep_time=keep_time)
+                bound = {column: value for column, value in values.items() if not isinstance(value, sa.ClauseElement)}
+                # Values that are SQL are part of the statement.
+                parts = tuple((column, None if column in bound else value) for column, value in values.items())
+                parameters = {f"value_{number}": bound.get(column) for number, (column, _) in enumerate(parts)}
+                parameters |= {f"key_{number}": part for number, part in enumerate(twin)}
+                groups.setdefault((table, parts), []).append(parameters)
+    for (table, parts), parameters_of_rows in groups.items():
+        here = sa.and_(*(column == sa.bindparam(f"key_{number}") for number, column in enumerate(table.primary_key)))
+        changes = {
+            column: sa.bindparam(f"value_{number}", type_=column.type) if value is None else value
+            for number, (column, value) in enumerate(parts)
+        }
+        used = {f"key_{number}" for number, _ in enumerate(table.primary_key)}
+        used |= {f"value_{number}" for number, (_, value) in enumerate(parts) if value is None}
+        if changes:
+            rows = [{name: row[name] for name in used} for row in parameters_of_rows]
+            connection.execute(sa.update(table).where(here).values(changes), rows)
+
+
+def _values(
+    key: UniqueKey, job: NewJob, table: sa.Table, given: Mapping[str, Any], *, keep_time: bool
+) -> dict[sa.Column[Any], Any]:
+    """Return what is written into a row of a table."""
     spec = key.spec
-    kept = {spec.columns[role] for role in _OF_THE_QUEUE if spec.has(role)} | {*key.columns, *spec.keys}
+    kept = {spec.columns[role] for role in _OF_THE_QUEUE if spec.has(role)} | {*key.columns, *table.primary_key}
     if keep_time and spec.has("run_at"):
         kept.add(spec.columns["run_at"])
-    if job.mapper.polymorphic_on is not None:
-        kept |= {column for column in spec.table.c if column is job.mapper.polymorphic_on}
-    given = job.given()
-    for table in job.mapper.tables:
-        values: dict[sa.Column[Any], Any] = {}
-        for name in job.columns():
-            for column in job.mapper.get_property(name).columns:
-                if isinstance(column, sa.Column) and column.table is table and column not in kept:
-                    values[column] = _value(job, column, given.get(name))
-        if table is spec.table:
-            values |= {spec.columns[role]: fresh for role, fresh in _FRESH.items() if spec.has(role)}
-        keys = list(table.primary_key)
-        values = {column: value for column, value in values.items() if column not in keys}
-        if values and isinstance(table, sa.Table):
-            here = sa.and_(*(column == part for column, part in zip(keys, twin, strict=True)))
-            connection.execute(sa.update(table).where(here).values(values))
+    values = {
+        column: _value(job, column, given.get(name))
+        for name in job.columns()
+        for column in job.mapper.get_property(name).columns
+        if isinstance(column, sa.Column)
+        and column.table is table
+        and column not in kept
+        and column is not job.mapper.polymorphic_on
+    }
+    fresh = {spec.columns[role]: value for role, value in _FRESH.items() if spec.has(role)}
+    return values | (fresh if table is spec.table else {})
 
 
-_FRESH = {"attempts": 0, "last_error": None}
+_FRESH: dict[str, Any] = {"attempts": 0, "last_error": _NULL}
 """The values of a job that has not run: what failed before had other arguments."""
 
 
@@ -97,4 +124,4 @@ def _value(job: NewJob, column: sa.Column[Any], given: Any) -> Any:
     default = job.default_of(column)
     if default is not None:
         return default
-    return sa.null() if column.server_default is None else sa.text("DEFAULT")
+    return _NULL if column.server_default is None else _DEFAULT

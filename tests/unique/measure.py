@@ -8,6 +8,7 @@ Each round measures all ways, one after the other; printed are the median of the
 from __future__ import annotations
 
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +63,7 @@ def main() -> None:
         engine.dispose()
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     for name, median in medians.items():
-        print(f"{name:40} {median:6.2f} s {median / medians['insert()']:6.2f}")
+        sys.stdout.write(f"{name:40} {median:6.2f} s {median / medians['insert()']:6.2f}\n")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,16 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin.beside_twins import attempt
 from sqlaqueue.admin.bulk_changes import execute
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.consumer.maintenance.rescue import expired_keys
+from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.statements import control, manage
+from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.statements.selection import select_jobs
+from sqlaqueue.strategies.parts.unique_key import unique_key
 from sqlaqueue.write_routing import routing_to_primary
 
 
@@ -44,8 +50,24 @@ def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
 
 @requires_session
 def rescue(session: Session, model: type[Any]) -> int:
-    """Make jobs whose lease has expired pending again, commit, and return their number."""
-    return execute(session, model, manage.rescue(model))
+    """Make jobs whose lease has expired pending again, commit, and return their number.
+
+    A job of a unique queue that has a twin by now counts as well; one whose twin is not committed yet is left as it is.
+    """
+    spec = select_jobs(model, "rescue").spec
+    unique = unique_key(spec)
+    if unique is None or not unique.returns_from_runs:
+        return execute(session, model, manage.rescue(model))
+    with routing_to_primary(session):
+        rows = attempt(session, model, manage.rescue(model), lock_timeout=MOMENT)
+        number = 0 if rows is None else len(rows)
+        if rows is None:
+            keys = session.execute(expired_keys(spec), bind_arguments=bind_arguments(model)).all()
+            for key in keys:
+                verb = returning_keys(spec, spec.strategy.rescue_some(spec, [tuple(key)]))
+                number += len(attempt(session, model, verb, lock_timeout=SHORTEST_MOMENT) or ())
+    session.commit()
+    return number
 
 
 @requires_session

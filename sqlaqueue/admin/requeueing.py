@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin.beside_twins import Rows, attempt
 from sqlaqueue.admin.bulk_changes import BATCH_SIZE, NO_SYNCHRONIZATION, in_batches, unchanged_jobs
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_twin
 from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.keys import Key, key_value
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.statements import manage
-from sqlaqueue.statements.selection import instances, key_of
+from sqlaqueue.statements.selection import instances, key_of, select_jobs
 from sqlaqueue.strategies.parts.unique_key import unique_key
 from sqlaqueue.write_routing import routing_to_primary
 
@@ -79,39 +78,27 @@ def requeue_some(session: Session, model: type[Any], job_filter: JobFilter, keys
 
 def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
     """Requeue jobs together; each by itself if a twin of one of them is being enqueued."""
+
+    def verb(some: Sequence[Key]) -> Any:
+        return manage.requeue(unchanged_jobs(model, job_filter, some))
+
     with routing_to_primary(session):
-        if unique_key(spec_of(bind_arguments(model)["mapper"].class_)) is None:
-            return _execute(session, model, job_filter, keys)
-        done = _try(session, model, job_filter, keys, MOMENT)
-        if done is not None:
-            return done
+        if unique_key(select_jobs(model, "requeue").spec) is None:
+            bind = bind_arguments(model)
+            found = session.execute(verb(keys), execution_options=NO_SYNCHRONIZATION, bind_arguments=bind)
+            return Requeued(len(found.all()))
+        rows = attempt(session, model, verb(keys), lock_timeout=MOMENT)
+        if rows is not None:
+            return _requeued(rows)
         # Backwards, so that of several twins among them the newest comes back.
-        tried = [(key, _try(session, model, job_filter, [key], SHORTEST_MOMENT)) for key in reversed(keys)]
-        found = _sum([one for _, one in tried if one is not None])
-        return Requeued(found, found.twins, [key_value(key) for key, one in tried if one is None])
+        tried = {key: attempt(session, model, verb([key]), lock_timeout=SHORTEST_MOMENT) for key in reversed(keys)}
+    done = _sum([_requeued(rows) for rows in tried.values() if rows is not None])
+    return Requeued(done, done.twins, [key_value(key) for key, rows in tried.items() if rows is None])
 
 
-def _try(
-    session: Session, model: Any, job_filter: JobFilter, keys: Sequence[Key], lock_timeout: str
-) -> Requeued | None:
-    """Requeue jobs in a savepoint; return None if one of them meets a twin that was not committed when it began."""
-    bind = bind_arguments(model)
-    try:
-        with session.begin_nested():
-            setting = sa.func.set_config("lock_timeout", lock_timeout, sa.true())
-            session.execute(sa.select(setting), bind_arguments=bind)
-            return _execute(session, model, job_filter, keys)
-    except DBAPIError as error:
-        if is_lock_or_timeout(error) or is_twin(error, spec_of(bind["mapper"].class_)):
-            return None
-        raise
-
-
-def _execute(session: Session, model: Any, job_filter: JobFilter, keys: Sequence[Key]) -> Requeued:
-    verb = manage.requeue(unchanged_jobs(model, job_filter, keys))
-    found = session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind_arguments(model)).all()
-    twins = {row[0]: row[1] for row in found if len(row) > 1 and row[1] is not None}
-    return Requeued(len(found) - len(twins), twins)
+def _requeued(rows: Rows) -> Requeued:
+    twins = {row[0]: row[1] for row in rows if row[1] is not None}
+    return Requeued(len(rows) - len(twins), twins)
 
 
 def _sum(results: Sequence[Requeued]) -> Requeued:

@@ -342,7 +342,7 @@ class _Enqueueing:
         rest = [place for place in places if self.twins[place] not in self.locked]
         ended = []
         for place, one in zip(rest, self._search(connection, rest) if rest else (), strict=True):
-            if one.twin == self.twins[place]:
+            if one.twin is not None and one.twin == self.twins[place]:
                 self.running.add(one.twin)
             else:
                 del self.twins[place]

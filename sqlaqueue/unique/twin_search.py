@@ -45,10 +45,8 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
         *spec.keys,
     ).select_from(given.outerjoin(spec.table, sa.and_(key.are_twins(spec.table, given), key.counts(spec.table))))
     found = found.where(backend().claims.planned_anew()).order_by(given.c[_NUMBER])
-    return [
-        Found(None if row[2] is None else tuple(row[2:]), row[0] - 1, row[1])
-        for row in connection.execute(backend().guarded(found))
-    ]
+    rows: Any = connection.execute(backend().guarded(found))
+    return [Found(None if twin[0] is None else tuple(twin), first - 1, order) for first, order, *twin in rows]
 
 
 def with_keys(spec: QueueSpec, jobs: AnySelect, keys: Sequence[Key]) -> AnySelect:

@@ -139,7 +139,8 @@ class Driver:
         self.engine, self.kind, self.unique = engine, kind, unique
         self.job = make_job(kind, unique)
         create(engine, self.job)
-        self.tables = ", ".join(table.name for table in self.job.metadata.sorted_tables)
+        # Quicker than TRUNCATE for a few rows.
+        self.clear = "; ".join(f"DELETE FROM {table.name}" for table in reversed(self.job.metadata.sorted_tables))
         self.with_leases = kind == "update_status"
         self.observer = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         self.pool = ThreadPoolExecutor(1)
@@ -173,7 +174,7 @@ class Driver:
         """Create the jobs that operations need, and return the claimed ones."""
         needed = {self._job_of(one) for one in operations}
         claimed: dict[int, Any] = {}
-        self.observer.exec_driver_sql(f"TRUNCATE {self.tables}")
+        self.observer.exec_driver_sql(self.clear)
         with Session(self.engine, expire_on_commit=False) as session:
             for key in (FAILED, RUNNING, EXPIRED):
                 if key in needed:

@@ -147,7 +147,7 @@ def test_a_relationship() -> None:
         (
             "update_status",
             Unique("key", per=timedelta(days=1, seconds=0.5)),
-            "(key, date_bin('24:00:00.5'::interval, created_at, to_timestamp((345600)::double precision))) WHERE",
+            "(key, date_bin('24:00:00.5'::interval, created_at, to_timestamp(345600::double precision))) WHERE",
         ),
     ],
 )

@@ -193,3 +193,17 @@ def test_admin_requeue_names_twins_and_waits_for_none(engine: sa.Engine, other: 
         done = admin.requeue(session, session.get_one(job, 2))
         assert (done, done.twins, done.left) == (0, {2: "12"}, [])
         assert status_of(engine, job)[2] == "cancelled"
+
+
+def test_admin_rescue_waits_for_no_twin(engine: sa.Engine, job: Any, other: sa.Connection) -> None:
+    with Session(engine) as session:
+        session.add_all([job(id=number, key=str(number)) for number in (1, 2)])
+        session.commit()
+        session.execute(extend(session.scalars(claim(job, 3)).all(), lease=0))
+        session.commit()
+        insert_twin(other, job, 12, "2", delay=3600)
+        assert admin.rescue(session, job) == 1
+        assert status_of(engine, job) == {1: "pending", 2: "processing"}
+        other.commit()
+        assert admin.rescue(session, job) == 1
+        assert status_of(engine, job) == {1: "pending", 2: "cancelled", 12: "pending"}

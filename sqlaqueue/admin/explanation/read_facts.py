@@ -155,10 +155,6 @@ def _is_locked(session: Session, spec: QueueSpec, key: Key, messages: MessageTab
     """Return whether another transaction has locked a job or its message; None if this session may not lock it."""
     rows = sa.select(*spec.keys).where(spec.key_in(spec.keys, [key]))
     locked = spec.strategy.lock(spec, rows)
-    if messages is not None:
-        # A job without a message has no lock on it; it is not claimed either way.
-        its = sa.select(*messages.ids).where(spec.key_in(messages.jobs, [key]), *messages.waits)
-        free_messages = its.with_for_update(of=messages.table, skip_locked=True)
     connection = session.connection(bind_arguments=_bind(spec))
     try:
         # Not Session.begin_nested(), which flushes. Rolling back the savepoint releases the lock.
@@ -168,8 +164,10 @@ def _is_locked(session: Session, spec: QueueSpec, key: Key, messages: MessageTab
                 return True
             if messages is None:
                 return False
-            free, there = len(connection.execute(free_messages).all()), connection.execute(its).all()
-            return bool(there) and not free
+            # A job without a message has no lock on it; it is not claimed either way.
+            its = sa.select(*messages.ids).where(spec.key_in(messages.jobs, [key]), *messages.waits)
+            free = connection.execute(its.with_for_update(of=messages.table, skip_locked=True)).all()
+            return not free and bool(connection.execute(its).all())
         finally:
             savepoint.rollback()
     except DBAPIError as error:

@@ -109,7 +109,7 @@ def purge(target: str, **options: Any) -> None:
 @json_option
 def rescue(target: str, **options: Any) -> None:
     """Make jobs whose lease has expired pending again, as Consumers do regularly."""
-    _execute_verb(target, manage.rescue, "rescued", **options)
+    _execute_verb(target, manage.rescue, "rescued", run=admin.rescue, **options)
 
 
 @click.command(short_help="Repair the message table.")
@@ -119,7 +119,7 @@ def rescue(target: str, **options: Any) -> None:
 @json_option
 def reconcile(target: str, **options: Any) -> None:
     """Insert missing messages and delete superfluous ones, as Consumers do regularly."""
-    _execute_verb(target, manage.reconcile, "reconciled", **options)
+    _execute_verb(target, manage.reconcile, "reconciled", run=admin.reconcile, **options)
 
 
 def _bulk_change(
@@ -202,13 +202,22 @@ def _cancel(session: Session, target: Target, change: _BulkChange) -> tuple[dict
 
 
 def _execute_verb(
-    text: str, verb: Callable[[type[Any]], Any], participle: str, *, url: str | None, dry_run: bool, json: bool
+    text: str,
+    verb: Callable[[type[Any]], Any],
+    participle: str,
+    *,
+    run: Callable[[Session, type[Any]], int],
+    url: str | None,
+    dry_run: bool,
+    json: bool,
 ) -> None:
     rows = []
     for target in load_targets([text]):
         with Database.of(target, url) as database, command_errors(target.spec):
-            run = admin.preview if dry_run else admin.execute
-            number = database.run(run, target.model, verb(target.model))
+            if dry_run:
+                number = database.run(admin.preview, target.model, verb(target.model))
+            else:
+                number = database.run(run, target.model)
         _print(f"{target.spec.name}: {jobs_text(number)} {'would be ' if dry_run else ''}{participle}", json=json)
         rows.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
     if json:

@@ -62,7 +62,7 @@ def rescue_jobs(session: Session, context: ConsumerContext) -> list[Key]:
 def _rescue_each(session: Session, context: ConsumerContext) -> list[Key]:
     """Rescue one job after the other; those whose twin is not committed yet are left to the next time."""
     spec, rescued = context.spec, list[Key]()
-    found = session.execute(_expired_keys(spec), bind_arguments=context.settings.bind_arguments).all()
+    found = session.execute(expired_keys(spec), bind_arguments=context.settings.bind_arguments).all()
     session.rollback()
     for row in found:
         verb = spec.strategy.rescue_some(spec, [tuple(row)])
@@ -79,7 +79,8 @@ def _meets_twin(error: DBAPIError, spec: QueueSpec) -> bool:
     return is_lock_or_timeout(error) or is_twin(error, spec)
 
 
-def _expired_keys(spec: QueueSpec) -> AnySelect:
+def expired_keys(spec: QueueSpec) -> AnySelect:
+    """Return a SELECT of the keys of jobs whose lease has expired, as many as are rescued one by one."""
     expires = spec.column("lease_expires_at", "rescue()")
     expired = sa.select(*spec.keys).where(spec.in_state("processing"), expires <= clock())
     return expired.order_by(expires.desc()).limit(_MOST_ALONE)

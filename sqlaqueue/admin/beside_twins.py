@@ -1,0 +1,32 @@
+"""Make jobs of a unique queue pending again without waiting for a twin that is not committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION
+from sqlaqueue.admin.job_filter import bind_arguments
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_twin
+from sqlaqueue.statements.selection import select_jobs
+
+Rows = Sequence[Sequence[Any]]
+"""The results of a verb: the key of each job, and the key of its twin."""
+
+
+def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str) -> Rows | None:
+    """Execute a verb in a savepoint; return None if a job meets a twin that was not committed when it began."""
+    spec, bind = select_jobs(model, "attempt").spec, bind_arguments(model)
+    setting = sa.select(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
+    try:
+        with session.begin_nested():
+            session.execute(setting, bind_arguments=bind)
+            return session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all()
+    except DBAPIError as error:
+        if is_lock_or_timeout(error) or is_twin(error, spec):
+            return None
+        raise

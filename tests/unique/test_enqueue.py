@@ -252,3 +252,45 @@ def test_ten_thousand_jobs(engine: sa.Engine) -> None:
     assert [each.created for each in result] == [False, True] * 5000
     assert len(statements) < 15
     assert count(engine, job) == 10_000
+
+
+def test_a_visible_twin_is_not_waited_for(engine: sa.Engine, job: Any) -> None:
+    with Session(engine) as session, Session(engine) as other:
+        enqueue(session, job(key="a", note="first"))
+        session.commit()
+        other.execute(sa.delete(job))
+        session.execute(sa.text("SET lock_timeout = '1ms'"))
+        assert not enqueue(session, job(key="a"))[0].created
+        other.rollback()
+
+
+def test_an_uncommitted_twin_is_waited_for_up_to_the_lock_timeout(engine: sa.Engine, job: Any) -> None:
+    with Session(engine) as session, Session(engine) as other:
+        enqueue(other, job(key="a"))
+        mine = job(key="a")
+        session.execute(sa.text("SET LOCAL lock_timeout = '20ms'"))
+        with pytest.raises(sa.exc.OperationalError, match="lock timeout"):
+            enqueue(session, mine)
+        session.rollback()
+        other.rollback()
+        assert enqueue(session, mine) == [(mine, True)]
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_transaction_with_a_snapshot_is_repeated(engine: sa.Engine, job: Any, level: Any) -> None:
+    jobs = [job(key="a"), job(key="b")]
+    with Session(engine) as session, Session(engine) as other:
+        for time in ("first", "second"):
+            session.connection(execution_options={"isolation_level": level})
+            session.execute(sa.text("SELECT 1"))
+            if time == "first":
+                enqueue(other, job(key="b"))
+                other.commit()
+                with pytest.raises(sa.exc.OperationalError) as raised:
+                    enqueue(session, jobs)
+                assert getattr(raised.value.orig, "sqlstate", None) == "40001"
+                session.rollback()
+            else:
+                assert [each.created for each in enqueue(session, jobs)] == [True, False]
+                session.commit()
+    assert count(engine, job) == 2

@@ -76,6 +76,9 @@ def test_on_return_wait_leaves_the_requeued_job_as_it_is(engine: sa.Engine, kind
         fail_jobs(session, job, job(id=1, key="a"), job(id=2, key="c"))
         session.add(job(id=3, key="a"))
         session.commit()
+        version = sa.select(sa.literal_column("xmin::text", sa.Text())).select_from(job).where(job.id == 1)
+        before = session.scalar(version)
         assert sorted(session.execute(requeue(job)).all()) == [(1, "3"), (2, None)]
         session.commit()
+        assert session.scalar(version) == before, "the row was written"
     assert status_of(engine, job) == {1: "failed", 2: "pending", 3: "pending"}

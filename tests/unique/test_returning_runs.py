@@ -106,3 +106,15 @@ def test_a_poisonous_run_fails_beside_a_twin(engine: sa.Engine) -> None:
         assert sorted(session.execute(rescue(job)).all()) == [(1, None), (2, None)]
         session.commit()
     assert status_of(engine, job) == {1: "pending", 2: "failed"}
+
+
+def test_a_run_without_attempts_fails_although_it_has_a_twin(engine: sa.Engine, job: Any) -> None:
+    with Session(engine) as session:
+        session.add(job(id=1, key="a", max_attempts=1))
+        session.commit()
+        session.execute(extend(session.scalars(claim(job, 1)).all(), lease=0))
+        session.add(job(id=2, key="a"))
+        session.commit()
+        assert session.execute(rescue(job)).all() == [(1, None)]
+        session.commit()
+    assert status_of(engine, job) == {1: "failed", 2: "pending"}

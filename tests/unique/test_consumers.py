@@ -69,9 +69,9 @@ def test_a_retry_beside_a_twin_is_cancelled(engine: sa.Engine, job: Any, signal:
 
 @pytest.mark.parametrize("commits", [True, False])
 def test_a_retry_waits_for_a_twin_that_is_not_committed(
-    engine: sa.Engine, job: Any, other: sa.Connection, commits: Any
+    engine: sa.Engine, job: Any, other: sa.Connection, commits: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Meanwhile the run keeps its lease, and other runs are settled."""
+    """Meanwhile the run keeps its lease, other runs are settled, and nothing is logged as an error."""
     begun = threading.Event()
 
     def handle(session: Session, each: Any) -> None:
@@ -96,6 +96,7 @@ def test_a_retry_waits_for_a_twin_that_is_not_committed(
         eventually(lambda: status_of(engine, job)[1] == ("cancelled" if commits else "pending"))
     with engine.connect() as connection:
         assert connection.scalar(sa.select(job.attempts).where(job.id == 1)) == 1
+    assert "LockNotAvailable" not in caplog.text
 
 
 @pytest.mark.parametrize("commits", [True, False])

@@ -14,7 +14,7 @@ from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
-from sqlalchemy.orm.attributes import instance_state, set_committed_value
+from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import DatabaseNotReadyError, JobExists, StatementError
 from sqlaqueue.keys import Key, key_text
@@ -26,7 +26,7 @@ from sqlaqueue.statements.selection import instances
 from sqlaqueue.strategies.parts.unique_index import index_name
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
 from sqlaqueue.unique.insert import Row, complete_rows, insert_rows, make_persistent
-from sqlaqueue.unique.new_job import NewJob
+from sqlaqueue.unique.new_job import NewJob, set_created_at
 from sqlaqueue.unique.replace import lock_waiting, refuse_children, refuse_other_class, replace
 from sqlaqueue.unique.twin_search import Found, search, with_keys
 from sqlaqueue.write_routing import execute
@@ -174,7 +174,7 @@ class _Enqueueing:
 
     def _insert(self, session: Session, connection: sa.Connection) -> None:
         """Insert the jobs that have no twin, and find the twins of the others."""
-        self._set_created_at(connection)
+        set_created_at(connection, self.key, self.jobs)
         self.values = [job.unique_values(self.key) for job in self.jobs]
         alone = self._places_of_incomplete()
         # An error of this function must not leave some of the rows in the transaction.
@@ -201,17 +201,6 @@ class _Enqueueing:
     @property
     def _replaces(self) -> bool:
         return self.on_twin.startswith("replace")
-
-    def _set_created_at(self, connection: sa.Connection) -> None:
-        """Set the time by which jobs belong to a period, so that it is the same when a job is looked for."""
-        if self.key.config.per is None:
-            return
-        column, now = self.spec.columns["created_at"], None
-        for job in self.jobs:
-            name = job.mapper.get_property_by_column(column).key
-            if job.given().get(name) is None and job.default_of(column) is None:
-                now = now or connection.scalar(sa.select(sa.cast(sa.func.now(), column.type)))
-                set_committed_value(job.job, name, now)
 
     def _places_of_incomplete(self) -> set[int]:
         """Return the jobs that have no twin, as one of their values is NULL."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -54,10 +54,7 @@ class NewJob:
     def fill_foreign_keys(self) -> None:
         """Set the foreign keys from the objects that the job refers to, which are flushed."""
         for each, parent in self._parents():
-            there: Mapper[Any] = sa.inspect(parent).mapper
-            for local, remote in each.local_remote_pairs or ():
-                value = getattr(parent, there.get_property_by_column(remote).key)
-                set_committed_value(self.job, self.mapper.get_property_by_column(local).key, value)
+            set_foreign_key(self.job, each, parent)
 
     def put_back(self, *, inserted: bool) -> None:
         """Set the relationships again; those of a job that is not inserted, without telling the other objects."""
@@ -138,6 +135,27 @@ class NewJob:
         if default.is_callable:
             return default.arg(_DefaultContext(self))
         return default.arg
+
+
+def set_foreign_key(job: Any, relationship: RelationshipProperty[Any], parent: Any) -> None:
+    """Set the foreign key of a job to an object that it refers to, as a flush does."""
+    mine: Mapper[Any] = sa.inspect(job).mapper
+    there: Mapper[Any] = sa.inspect(parent).mapper
+    for local, remote in relationship.local_remote_pairs or ():
+        value = getattr(parent, there.get_property_by_column(remote).key)
+        set_committed_value(job, mine.get_property_by_column(local).key, value)
+
+
+def set_created_at(connection: sa.Connection, key: UniqueKey, jobs: Iterable[NewJob]) -> None:
+    """Set the time by which jobs belong to a period, so that it is the same when they are looked for."""
+    if key.config.per is None:
+        return
+    column, now = key.spec.columns["created_at"], None
+    for job in jobs:
+        name = job.mapper.get_property_by_column(column).key
+        if job.given().get(name) is None and job.default_of(column) is None:
+            now = now or connection.scalar(sa.select(sa.cast(sa.func.now(), column.type)))
+            set_committed_value(job.job, name, now)
 
 
 def _copied(collection: Any) -> Any:

@@ -1,34 +1,19 @@
-"""An engine on a database that the tests of a module share; each test finds it empty."""
+"""Each test finds an empty database; ``setup`` is a queue of each kind in it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy as sa
 
 from tests.admin.models import Setup
+from tests.shared_database import engine, shared
 from tests.unique.models import KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import sqlalchemy as sa
 
-    from tests.servers import Database, Server
-
-
-@pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[Database]:
-    with server.database() as database:
-        yield database
-
-
-@pytest.fixture
-def engine(shared: Database) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(shared.url(), pool_size=10)
-    yield engine
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    engine.dispose()
+__all__ = ["engine", "setup", "shared"]
 
 
 @pytest.fixture(params=KINDS)

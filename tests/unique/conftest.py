@@ -1,28 +1,5 @@
-"""An engine on a database that the tests of a module share; each test finds it empty."""
+"""Each test finds an empty database."""
 
-from __future__ import annotations
+from tests.shared_database import engine, shared
 
-from typing import TYPE_CHECKING
-
-import pytest
-import sqlalchemy as sa
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Database, Server
-
-
-@pytest.fixture(scope="module")
-def shared(server: Server) -> Iterator[Database]:
-    with server.database() as database:
-        yield database
-
-
-@pytest.fixture
-def engine(shared: Database) -> Iterator[sa.Engine]:
-    engine = sa.create_engine(shared.url(), pool_size=10)
-    yield engine
-    with engine.begin() as connection:
-        connection.exec_driver_sql("DROP SCHEMA public CASCADE; CREATE SCHEMA public")
-    engine.dispose()
+__all__ = ["engine", "shared"]

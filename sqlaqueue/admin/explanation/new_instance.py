@@ -14,7 +14,7 @@ from sqlaqueue.admin.job_listing import job
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
-from sqlaqueue.unique.new_job import NewJob
+from sqlaqueue.unique.new_job import NewJob, set_created_at, set_foreign_key
 from sqlaqueue.unique.twin_search import search
 
 
@@ -34,7 +34,7 @@ def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:
         )
     connection = session.connection(bind_arguments={"mapper": spec.mapper})
     new = NewJob(_copy(given))
-    _set_created_at(new, key, connection)
+    set_created_at(connection, key, [new])
     values = new.unique_values(key)
     pairs = ", ".join(f"{name}={getattr(new.job, name)!r}" for name in key.config.attributes)
     if key.config.nulls_distinct and None in values:
@@ -77,19 +77,5 @@ def _copy(given: Any) -> Any:
         parent = present.get(each.key)
         if each.direction is not RelationshipDirection.MANYTOONE or each.viewonly or parent is None:
             continue
-        # A flush would do so.
-        there: Mapper[Any] = sa.inspect(parent).mapper
-        for local, remote in each.local_remote_pairs or ():
-            value = getattr(parent, there.get_property_by_column(remote).key)
-            set_committed_value(copy, mapper.get_property_by_column(local).key, value)
+        set_foreign_key(copy, each, parent)
     return copy
-
-
-def _set_created_at(new: NewJob, key: UniqueKey, connection: sa.Connection) -> None:
-    """Set the time by which the job belongs to a period to the present, as an INSERT would."""
-    if key.config.per is None:
-        return
-    column = key.spec.columns["created_at"]
-    name = new.mapper.get_property_by_column(column).key
-    if new.given().get(name) is None and new.default_of(column) is None:
-        set_committed_value(new.job, name, connection.scalar(sa.select(sa.cast(sa.func.now(), column.type))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -208,3 +209,24 @@ def test_admin_rescue_waits_for_no_twin(engine: sa.Engine, job: Any, other: sa.C
         other.commit()
         assert admin.rescue(session, job) == 1
         assert status_of(engine, job) == {1: "pending", 2: "cancelled", 12: "pending"}
+
+
+@pytest.mark.parametrize("change", [admin.requeue, admin.rescue])
+def test_a_twin_that_is_committed_while_it_is_waited_for(
+    engine: sa.Engine, job: Any, other: sa.Connection, change: Callable[[Session, Any], int]
+) -> None:
+    """The UPDATE violates the index then; repeated, it sees the twin."""
+    with Session(engine) as session, engine.connect() as observer, ThreadPoolExecutor(1) as thread:
+        session.add(job(id=1, key="1"))
+        session.commit()
+        claimed = session.scalars(claim(job, 1)).all()
+        session.execute(fail(claimed) if change is admin.requeue else extend(claimed, lease=0))
+        session.commit()
+        insert_twin(other, job, 11, "1")
+        pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
+        session.connection()
+        call = thread.submit(change, session, job)
+        eventually(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
+        other.commit()
+        call.result(20)
+    assert status_of(engine, job) == {1: "cancelled", 11: "pending"}

@@ -96,6 +96,14 @@ class Pair(QueueMixin, Base):
     data: Mapped[dict[str, Any]] = mapped_column(postgresql.JSONB)
 
 
+class Optional(QueueMixin, Base):
+    __tablename__ = "optional"
+    __queue__ = QueueConfig(unique=Unique("number", "ident", nulls_distinct=False))
+    id: Mapped[int] = mapped_column(primary_key=True)
+    number: Mapped[int | None]
+    ident: Mapped[uuid.UUID | None]
+
+
 class DataBase(MappedAsDataclass, DeclarativeBase):
     pass
 
@@ -265,3 +273,14 @@ def test_values_that_are_sql(engine: sa.Engine) -> None:
         assert all(each.created for each in enqueue(session, jobs))
         session.commit()
         assert [job.priority for job in jobs] == [0, 1, 2]
+
+
+@pytest.mark.usefixtures("tables")
+def test_nulls_of_numbers_and_uuids(engine: sa.Engine) -> None:
+    ident = uuid.uuid4()
+    values: list[dict[str, Any]] = [{}, {"number": 1}, {"ident": ident}, {"number": 1, "ident": ident}]
+    with Session(engine) as session:
+        first = enqueue(session, [Optional(**each) for each in values])
+        assert all(each.created for each in first)
+        second = enqueue(session, [Optional(**each) for each in values])
+        assert [(each.job, each.created) for each in second] == [(each.job, False) for each in first]

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import Unique, claim, fail, requeue
+from sqlaqueue import Unique, admin, claim, fail, requeue
 from tests.unique.models import KEEPING_ROWS, KINDS, create, make_job, status_of
 
 
@@ -49,6 +49,8 @@ def test_the_newest_of_failed_twins_comes_back(engine: sa.Engine, kind: str, nul
         assert sorted(found) == [(1, "2"), (2, None), (3, None), (4, last), (5, None)]
         assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
         session.rollback()
+        ended = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
+        assert {(info.key, info.last_error) for info in ended} >= {((1,), "twin: 2")}
         assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, "2")]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -28,7 +29,8 @@ class Requeued(int):
     """The keys of jobs that have a twin, each with the key of the twin as a text. They were cancelled, or left as they
     were, as ``Unique(on_return=...)`` says. A key is a value, or a tuple for a composite primary key."""
     left: list[Any]
-    """The keys of jobs that were left as they were, because a twin was being enqueued and was not committed yet."""
+    """The keys of jobs that were left as they were, because a twin was being enqueued and was not committed yet, or
+    because there were too many such jobs in their batch. Requeue them again later."""
 
     def __new__(cls, number: int = 0, twins: dict[Any, str] | None = None, left: Sequence[Any] = ()) -> Self:
         """Return a number with the keys of the jobs that were not counted."""
@@ -38,6 +40,8 @@ class Requeued(int):
 
 
 _FAILED = JobFilter(states=("failed",))
+_LONGEST = 5.0
+"""For how many seconds the jobs of a batch are tried one by one; what has been requeued is locked meanwhile."""
 
 
 @requires_session
@@ -51,7 +55,7 @@ def requeue(
 ) -> Requeued:
     """Make finished jobs pending again, with no attempt counted; commit each batch, and return their number.
 
-    Of several twins the newest comes back, and the result names the others.
+    Of several twins in a batch the newest comes back, and the result names the others.
 
     :param jobs: a queue class, or ``select(Model).where(...)``; or instances.
     :param job_filter: selects jobs of a class or a select; failed ones by default.
@@ -91,7 +95,11 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
         if rows is not None:
             return _requeued(rows)
         # Backwards, so that of several twins among them the newest comes back.
-        tried = {key: attempt(session, model, verb([key]), lock_timeout=SHORTEST_MOMENT) for key in reversed(keys)}
+        tried: dict[Key, Rows | None] = dict.fromkeys(reversed(keys))
+        until = time.monotonic() + _LONGEST
+        for key in tried:
+            if time.monotonic() < until:
+                tried[key] = attempt(session, model, verb([key]), lock_timeout=SHORTEST_MOMENT)
     done = _sum([_requeued(rows) for rows in tried.values() if rows is not None])
     return Requeued(done, done.twins, [key_value(key) for key, rows in tried.items() if rows is None])
 

@@ -10,6 +10,7 @@ from sqlaqueue.copy.column_plan import translated_name
 from sqlaqueue.copy.drivers import Copy, send
 from sqlaqueue.copy.rows import RowStream
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 
 _STAGING = "sqlaqueue_copy"
@@ -35,7 +36,8 @@ def copy_without_twins(connection: sa.Connection, key: UniqueKey, rows: RowStrea
         where=key.counts(spec.table) if spec.has("status") else None,
     )
     counted = backend().guarded(insert).execution_options(preserve_rowcount=True)
-    number: int = connection.execute(counted).rowcount
+    with explaining_missing_index(spec):
+        number: int = connection.execute(counted).rowcount
     connection.execute(sa.text(f"DROP TABLE pg_temp.{_STAGING}"))
     return number
 

@@ -139,11 +139,13 @@ def _merge_runs(mapper: Mapper[Any], cls: type[Any]) -> None:  # noqa: ARG001 - 
 @event.listens_for(QueueMixin, "load", propagate=True, raw=True)
 def _on_load(state: InstanceState[Any], context: QueryContext | None) -> None:
     # The context is None for Session.merge().
-    if context is not None and CLAIM_OPTION in context.query.get_execution_options():
+    # A composite() that is read after a flush sends the event with an object in place of the context.
+    if isinstance(context, QueryContext) and CLAIM_OPTION in context.query.get_execution_options():
         record_run(state, context.session)
 
 
 @event.listens_for(QueueMixin, "refresh", propagate=True, raw=True)
 def _on_refresh(state: InstanceState[Any], context: QueryContext | None, attributes: Any) -> None:  # noqa: ARG001 - the event's signature
-    if context is not None and CLAIM_OPTION in context.query.get_execution_options():
+    # A composite() that is read after a flush sends the event with an object in place of the context.
+    if isinstance(context, QueryContext) and CLAIM_OPTION in context.query.get_execution_options():
         record_run(state, context.session)

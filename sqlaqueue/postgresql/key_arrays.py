@@ -16,7 +16,8 @@ def key_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
     """Return the type of an array of keys, for ``key = ANY(array)``."""
     if isinstance(element, sa.Integer) or (isinstance(element, sa.Uuid) and element.as_uuid):
         return _TextArray(element)
-    return ARRAY(element)
+    # Its elements may be lists, such as those of JSONB, which are no further dimension.
+    return ARRAY(element, dimensions=1)
 
 
 def numbered_rows(columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]], number: str) -> sa.TableValuedAlias:

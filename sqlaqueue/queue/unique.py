@@ -79,7 +79,9 @@ class Unique:
 def _checked_attributes(given: tuple[object, ...]) -> tuple[str, ...]:
     names = [name for name in given if isinstance(name, str) and name]
     if not given or len(names) != len(given):
-        msg = f"Unique({', '.join(map(repr, given))}): name at least one attribute, as in Unique('customer_id', 'kind')"
+        msg = (
+            f"Unique({', '.join(map(repr, given))}): give the names of attributes, as in Unique('customer_id', 'kind')"
+        )
         raise ConfigurationError(msg)
     twice = [name for name in names if names.count(name) > 1]
     if twice:

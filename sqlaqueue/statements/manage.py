@@ -40,10 +40,14 @@ def cancel(jobs: Any, /) -> Any:
 def requeue(jobs: Any, /) -> Any:
     """Return a statement that makes finished jobs pending again, with 0 attempts.
 
+    For a queue with ``QueueConfig(unique=...)`` the statement returns a second column ``twin``: the key of the twin, as
+    a text, for a job that has one and is not pending therefore, and None for the others.
+
     :param jobs: instances, a queue class, or ``select(Model).where(...)``.
     """
-    spec, select = _spec_and_select(jobs, "requeue")
-    return returning_nothing() if spec is None else returning_keys(spec, spec.strategy.requeue(spec, select))
+    listed = () if isinstance(jobs, type | sa.Select) else instances(jobs, "requeue")
+    spec, select = _spec_and_select(listed or jobs, "requeue")
+    return returning_nothing() if spec is None else returning_keys(spec, spec.strategy.requeue(spec, select), listed)
 
 
 def rescue(model: type[Any], /) -> Any:

@@ -248,18 +248,27 @@ class ClaimStrategy:
         if unique is not None:
             rows = self.lock(spec, finished.add_columns(*columns_to_judge(spec, unique)), skip_locked=False)
             judged = judge(spec, unique, rows)
-            instead = self.values_for_twin(spec, judged) if unique.config.on_return == "cancel" else {}
-            return update_judged(spec, judged, {**back, spec.columns["status"]: spec.literal("pending")}, instead)
+            error = spec.columns.get("last_error")
+            instead = self.values_for_twin(spec, judged, error) if unique.config.on_return == "cancel" else {}
+            # What is completed stays completed.
+            where = [sa.or_(judged.c[TWIN].is_(None), ~spec.in_state("completed"))]
+            pending = {**back, spec.columns["status"]: spec.literal("pending")}
+            return update_judged(spec, judged, pending, instead, where=where)
         return (
             sa.update(spec.model)
             .where(self.among(spec, spec.keys, self.lock(spec, finished, skip_locked=False)))
             .values(back)
         )
 
-    def values_for_twin(self, spec: QueueSpec, judged: sa.CTE) -> dict[sa.Column[Any], Any]:
-        """Return the values that cancel jobs of a unique queue whose place a twin has taken; they count no attempt."""
+    def values_for_twin(
+        self, spec: QueueSpec, judged: sa.CTE, error: sa.ColumnElement[Any] | None = None
+    ) -> dict[sa.Column[Any], Any]:
+        """Return the values that cancel jobs of a unique queue whose place a twin has taken; they count no attempt.
+
+        :param error: the error of the last run, which is kept.
+        """
         status = {spec.columns["status"]: spec.literal("cancelled")}
-        values = self.settled_values(spec, Settlement("cancelled", error=reason(judged.c[TWIN]))) | status
+        values = self.settled_values(spec, Settlement("cancelled", error=reason(judged.c[TWIN], error))) | status
         return {column: value for column, value in values.items() if column is not spec.columns.get("attempts")}
 
     def purge(self, spec: QueueSpec, chosen: AnySelect, states: Sequence[str], age: Any, limit: Any) -> Verb:

@@ -33,6 +33,7 @@ from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
 LEASE_EXPIRED = "the lease expired: its worker died or lost the database"
 """The ``last_error`` of a rescued job."""
 
+_WAITS = "sqlaqueue_waits"
 _WAITS_SINCE = sa.func.to_timestamp(0, type_=sa.DateTime(timezone=True))
 """The end of the lease of a job that waits for its twin. No run has such a lease."""
 
@@ -150,7 +151,8 @@ class UpdateStatus(ClaimStrategy):
         judged = judge(spec, unique, self.lock(spec, mine.order_by(*spec.keys), skip_locked=False))
         back = {**self.settled_values(spec, settlement), spec.columns["status"]: spec.literal("pending")}
         if unique.config.on_return == "cancel":
-            return update_judged(spec, judged, back, self._attempts_in(spec, back) | self.values_for_twin(spec, judged))
+            instead = self.values_for_twin(spec, judged, settlement.error)
+            return update_judged(spec, judged, back, self._attempts_in(spec, back) | instead)
         return update_judged(spec, judged, back, back | self._waiting_values(spec))
 
     @staticmethod
@@ -212,12 +214,12 @@ class UpdateStatus(ClaimStrategy):
         expires, waits = spec.columns["lease_expires_at"], waits_for_twin(spec)
         fails = sa.and_(~waits, self._is_spent(spec, self._ran_alone(spec)))
         expired = (
-            sa.select(*named(spec.keys), waits.label("waits"), *columns_to_judge(spec, unique, ~fails))
+            sa.select(*named(spec.keys), waits.label(_WAITS), *columns_to_judge(spec, unique, ~fails))
             .where(spec.in_state("processing"), expires <= clock(), sa.true() if among is None else among)
             .order_by(*spec.keys)
         )
-        judged = judge(spec, unique, self.lock(spec, expired), "waits")
-        rescued, waited = self._rescued_values(spec, expires), judged.c.waits
+        judged = judge(spec, unique, self.lock(spec, expired), _WAITS)
+        rescued, waited = self._rescued_values(spec, expires), judged.c[_WAITS]
         back: dict[sa.Column[Any], Any] = {
             column: sa.case((waited, column), else_=value) for column, value in rescued.items()
         }

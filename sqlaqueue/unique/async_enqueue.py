@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
@@ -13,10 +13,16 @@ from sqlaqueue.unique.enqueue import Enqueued, OnTwin, enqueue_in
 T = TypeVar("T")
 
 
+@overload
 async def async_enqueue(
-    session: AsyncSession | async_scoped_session[Any], jobs: T | Iterable[T], /, *, on_twin: OnTwin = "skip"
-) -> list[Enqueued[T]]:
+    session: AsyncSession | async_scoped_session[Any], jobs: Iterable[T], /, *, on_twin: OnTwin = "skip"
+) -> list[Enqueued[T]]: ...
+@overload
+async def async_enqueue(
+    session: AsyncSession | async_scoped_session[Any], jobs: T, /, *, on_twin: OnTwin = "skip"
+) -> list[Enqueued[T]]: ...
+async def async_enqueue(session: Any, jobs: Any, /, *, on_twin: OnTwin = "skip") -> list[Enqueued[Any]]:
     """Insert those jobs that have no twin, like :func:`~sqlaqueue.enqueue`, which documents parameters and errors."""
     check_session(session, "async_enqueue", is_async=True)
-    result: list[Enqueued[T]] = await session_in_scope(session).run_sync(enqueue_in, jobs, on_twin)
+    result: list[Enqueued[Any]] = await session_in_scope(session).run_sync(enqueue_in, jobs, on_twin)
     return result

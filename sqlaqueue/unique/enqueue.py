@@ -9,24 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Generic, Literal, NamedTuple, TypeVar, get_args, overload
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.orm.attributes import instance_state
 
-from sqlaqueue.exc import DatabaseNotReadyError, JobExists, StatementError
+from sqlaqueue.exc import JobExists, StatementError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.session_types import check_session, session_in_scope
 from sqlaqueue.statements.selection import instances
-from sqlaqueue.strategies.parts.unique_index import index_name
+from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
 from sqlaqueue.unique.insert import Row, complete_rows, insert_rows, make_persistent
 from sqlaqueue.unique.new_job import NewJob, set_created_at
+from sqlaqueue.unique.relationships import refuse_referrers
 from sqlaqueue.unique.replace import lock_waiting, refuse_children, refuse_other_class, replace
 from sqlaqueue.unique.twin_search import Found, search, with_keys
 from sqlaqueue.write_routing import execute
@@ -35,7 +34,6 @@ T = TypeVar("T")
 
 OnTwin = Literal["skip", "raise", "replace", "replace_keep_time"]
 
-_NO_SUCH_INDEX = "42P10"
 _MOST_ROUNDS = 20
 
 
@@ -48,9 +46,13 @@ class Enqueued(NamedTuple, Generic[T]):
     """Whether it was inserted."""
 
 
+@overload
 def enqueue(
-    session: Session | scoped_session[Any], jobs: T | Iterable[T], /, *, on_twin: OnTwin = "skip"
-) -> list[Enqueued[T]]:
+    session: Session | scoped_session[Any], jobs: Iterable[T], /, *, on_twin: OnTwin = "skip"
+) -> list[Enqueued[T]]: ...
+@overload
+def enqueue(session: Session | scoped_session[Any], jobs: T, /, *, on_twin: OnTwin = "skip") -> list[Enqueued[T]]: ...
+def enqueue(session: Any, jobs: Any, /, *, on_twin: OnTwin = "skip") -> list[Enqueued[Any]]:
     """Insert those jobs that have no twin, in the session's transaction, and return what became of each, in order.
 
     Twins are as :class:`~sqlaqueue.Unique` says. Jobs are looked for first, so that the call does not wait for a twin
@@ -109,7 +111,10 @@ def _check_new(session: Session, jobs: Sequence[Any]) -> None:
             raise StatementError(msg)
         seen.add(id(job))
         if state.key is not None:
-            msg = f"enqueue(): this {name} is in the database already; give new instances"
+            msg = (
+                f"enqueue(): this {name} is in the database already; give new instances, and do not add them to the "
+                "session, which flushes them before a query"
+            )
             raise StatementError(msg)
         if state.session is not None and state.session is not session:
             msg = f"enqueue(): this {name} was added to another session; do not add it, enqueue() does"
@@ -152,17 +157,19 @@ class _Enqueueing:
     def run(self, session: Session) -> list[Enqueued[Any]]:
         """Enqueue the jobs."""
         try:
+            ids = {id(job.job) for job in self.jobs}
             with session.no_autoflush:
                 for job in self.jobs:
-                    job.take_out(session)
+                    job.relationships.take_out(session, ids)
+                refuse_referrers(session, ids)
             session.flush()
             connection = session.connection(bind_arguments={"mapper": self.spec.mapper})
             for job in self.jobs:
-                job.fill_foreign_keys()
+                job.prepare()
             self._insert(session, connection)
         finally:
             for job in self.jobs:
-                job.put_back(inserted=False)
+                job.relationships.keep()
         # What refers to the new jobs.
         session.flush()
         return [
@@ -175,8 +182,8 @@ class _Enqueueing:
     def _insert(self, session: Session, connection: sa.Connection) -> None:
         """Insert the jobs that have no twin, and find the twins of the others."""
         set_created_at(connection, self.key, self.jobs)
-        self.values = [job.unique_values(self.key) for job in self.jobs]
-        alone = self._places_of_incomplete()
+        self.values = [job.unique_values(self.key, connection) for job in self.jobs]
+        alone = self._places_without_twins()
         # An error of this function must not leave some of the rows in the transaction.
         with nullcontext() if self.on_twin == "skip" else connection.begin_nested():
             self._resolve(session, connection, [place for place in range(len(self.jobs)) if place not in alone])
@@ -187,11 +194,11 @@ class _Enqueueing:
         # No index refuses these, so the flush inserts them.
         without_twins = [self.jobs[place] for place in sorted(alone)]
         with session.no_autoflush:
-            # Before they are in the session, where an attribute would load the same object from its foreign key, and
-            # the collections of that object would not be told.
             for job in created + without_twins:
-                job.put_back(inserted=True)
+                job.relationships.put_parents_back(forget=job in replaced)
             make_persistent(session, created)
+            for job in created + without_twins:
+                job.relationships.put_others_back()
             session.add_all([job.job for job in without_twins])
         for job in created:
             job.mapper.dispatch.after_insert(job.mapper, connection, instance_state(job.job))
@@ -202,11 +209,18 @@ class _Enqueueing:
     def _replaces(self) -> bool:
         return self.on_twin.startswith("replace")
 
-    def _places_of_incomplete(self) -> set[int]:
-        """Return the jobs that have no twin, as one of their values is NULL."""
+    def _places_without_twins(self) -> set[int]:
+        """Return the jobs that have no twin: one of their values is NULL, or their state does not count."""
+        names = (
+            [] if not self.spec.has("status") else [getattr(self.spec.config.states, each) for each in self.key.states]
+        )
+        other = {place for place, job in enumerate(self.jobs) if self._status_of(job) not in [None, *names]}
         if not self.key.config.nulls_distinct:
-            return set()
-        return {place for place, values in enumerate(self.values) if None in values}
+            return other
+        return other | {place for place, values in enumerate(self.values) if None in values}
+
+    def _status_of(self, job: NewJob) -> Any:
+        return job.given().get(self.spec.attributes.get("status", ""))
 
     # -- to find twins, and to insert the others -----------------------------------------------------------------
 
@@ -217,11 +231,11 @@ class _Enqueueing:
             if self._replaces:
                 left += self._lock(connection)
             places = left or self._load(session)
-            if not places:
+            if not places and not self._waits_again():
                 return
         msg = (
             f"enqueue(): a {self.jobs[places[0]].name} has a twin that cannot be seen; does row-level security hide it "
-            "from this role?"
+            "from this role, or does a trigger or a type change its unique values?"
         )
         raise StatementError(msg)
 
@@ -258,26 +272,22 @@ class _Enqueueing:
             return
         for place in places:
             job = self.jobs[place]
-            job.mapper.dispatch.before_insert(job.mapper, connection, instance_state(job.job))
+            with job.relationships.shown():
+                job.mapper.dispatch.before_insert(job.mapper, connection, instance_state(job.job))
+            job.prepare()
             # A listener may have changed them.
-            self.values[place] = job.unique_values(self.key)
-        try:
+            self.values[place] = job.unique_values(self.key, connection)
+        with explaining_missing_index(self.spec):
             rows = insert_rows(connection, self.key, [self.jobs[place] for place in places])
-        except DBAPIError as error:
-            if backend().sqlstate(error) != _NO_SUCH_INDEX:
-                raise
-            msg = (
-                f"{self.spec.model.__name__}: the database lacks the index {index_name(self.spec.table)}, which makes "
-                f"jobs unique. Run {backend().checks.UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic"
-            )
-            raise DatabaseNotReadyError(msg) from error
         if len(places) == len(rows) == 1:
             self.rows[places[0]] = next(iter(rows.values()))
             return
         for place, one in zip(places, self._search(connection, places), strict=True):
-            if one.twin in rows:
-                self.rows[place] = rows[one.twin]
+            row = None if one.twin is None else rows.pop(one.twin, None)
+            if row is not None:
+                self.rows[place] = row
             elif one.twin is not None:
+                # Also for a second job whose values only the server knows to be equal.
                 self.twins[place] = one.twin
 
     def _key_of(self, place: int) -> Key:
@@ -338,13 +348,26 @@ class _Enqueueing:
                 ended.append(place)
         return ended
 
+    def _waits_again(self) -> bool:
+        """Return whether a twin that was running is pending by now, so that it can be replaced after all."""
+        status = self.spec.attributes.get("status", "")
+        pending = self.spec.config.states.pending
+        again = {twin for twin in self.running if getattr(self.found.get(twin), status, None) == pending}
+        self.running -= again
+        self.found = {key: twin for key, twin in self.found.items() if key not in again}
+        return bool(again)
+
     def _replace(self, session: Session, connection: sa.Connection) -> set[NewJob]:
         """Write the values of jobs into the rows of their twins; return the jobs of this call that are such twins."""
         own = {self._key_of(place): self.jobs[place] for place in self.rows}
         # The last of several jobs with one twin counts.
-        replaced = {twin: self.jobs[place] for place, twin in sorted(self.twins.items()) if twin in self.locked}
-        for twin, job in replaced.items():
-            refuse_other_class(job, self.found[twin])
+        replaced = {
+            twin: (self.jobs[place], self.found[twin])
+            for place, twin in sorted(self.twins.items())
+            if twin in self.locked
+        }
+        for job, twin in replaced.values():
+            refuse_other_class(job, twin)
             refuse_children(job)
         replace(connection, self.key, replaced, keep_time=self.on_twin == "replace_keep_time")
         self.found = {key: twin for key, twin in self.found.items() if key not in replaced or key in own}

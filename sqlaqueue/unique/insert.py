@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
-from sqlalchemy.orm.attributes import instance_state, set_committed_value
+from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
@@ -42,6 +42,8 @@ def complete_rows(connection: sa.Connection, key: UniqueKey, inserted: Sequence[
             continue
         keys = list(table.primary_key)
         there = [job for job, _ in inserted if table in job.mapper.tables]
+        for job in there:
+            _link(job, table)
         by_key = {tuple(_value(job, column) for column in keys): job for job in there}
         for given, some in _grouped(there, table):
             for found, row in _insert(connection, sa.insert(table), keys, given, some).items():
@@ -53,6 +55,17 @@ def make_persistent(session: Session, jobs: Sequence[NewJob]) -> None:
     session.add_all([job.job for job in jobs])
     states = {instance_state(job.job) for job in jobs}
     session._register_persistent(states)  # noqa: SLF001 - only a flush can do it, and it would insert the rows
+    for job in jobs:
+        # Mutable types wrap the values that the database has computed.
+        job.mapper.class_manager.dispatch.refresh_flush(instance_state(job.job), None, [*job.columns()])
+
+
+def _link(job: NewJob, table: sa.Table) -> None:
+    """Set the key in a subclass's table to the key in the table of its parent class."""
+    for column in table.primary_key:
+        for foreign in column.foreign_keys:
+            if foreign.column.table in job.mapper.tables:
+                job.set_value(column, _value(job, foreign.column))
 
 
 def _grouped(jobs: Iterable[NewJob], table: sa.Table) -> list[tuple[tuple[sa.Column[Any], ...], list[dict[str, Any]]]]:
@@ -97,4 +110,4 @@ def _value(job: NewJob, column: sa.Column[Any]) -> Any:
 def _set_values(job: NewJob, row: Row) -> None:
     for column, value in row.items():
         if job.mapper.columns.contains_column(column):
-            set_committed_value(job.job, job.mapper.get_property_by_column(column).key, value)
+            job.set_value(column, value)

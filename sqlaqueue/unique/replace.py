@@ -14,6 +14,9 @@ from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
 from sqlaqueue.unique.twin_search import with_keys
 
+_KEPT = object()
+"""For a column that is left as it is, or to its ``onupdate``."""
+
 _NULL, _DEFAULT = sa.null(), sa.text("DEFAULT")
 """One object each, so that rows with the same columns share a statement."""
 
@@ -37,17 +40,21 @@ def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]
     return {tuple(row) for row in connection.execute(backend().guarded(locked))}
 
 
-def replace(connection: sa.Connection, key: UniqueKey, twins: Mapping[Key, NewJob], *, keep_time: bool) -> None:
+def replace(
+    connection: sa.Connection, key: UniqueKey, twins: Mapping[Key, tuple[NewJob, Any]], *, keep_time: bool
+) -> None:
     """Write the values of new jobs into the rows of their twins, which are locked.
 
+    :param twins: the new job and the instance of the twin, by the twin's key.
     :param keep_time: whether the twins keep their ``run_at``.
     """
     groups: dict[tuple[sa.Table, tuple[Any, ...]], list[dict[str, Any]]] = {}
-    for twin, job in twins.items():
+    for twin, (job, instance) in twins.items():
+        job.set_defaults(connection)
         given = job.given()
         for table in job.mapper.tables:
             if isinstance(table, sa.Table):
-                values = _values(key, job, table, given, keep_time=keep_time)
+                values = _values(key, job, table, given, keep_time=keep_time) | _next_version(job, table, instance)
                 bound = {column: value for column, value in values.items() if not isinstance(value, sa.ClauseElement)}
                 # Values that are SQL are part of the statement.
                 parts = tuple((column, None if column in bound else value) for column, value in values.items())
@@ -76,13 +83,15 @@ def _values(
     if keep_time and spec.has("run_at"):
         kept.add(spec.columns["run_at"])
     values = {
-        column: _value(job, column, given.get(name))
+        column: value
         for name in job.columns()
         for column in job.mapper.get_property(name).columns
         if isinstance(column, sa.Column)
         and column.table is table
         and column not in kept
         and column is not job.mapper.polymorphic_on
+        and column is not job.mapper.version_id_col
+        and (value := given[name] if name in given else _default(column)) is not _KEPT
     }
     fresh = {spec.columns[role]: value for role, value in _FRESH.items() if spec.has(role)}
     return values | (fresh if table is spec.table else {})
@@ -97,7 +106,7 @@ def refuse_children(job: NewJob) -> None:
 
     :raises StatementError: naming the class and the fix.
     """
-    if job.has_children:
+    if job.relationships.has_others:
         msg = (
             f"enqueue(on_twin='replace'): a {job.name} has objects that refer to it, and only its columns move to a "
             "twin; use on_twin='skip', and change the twin that it returns"
@@ -118,10 +127,19 @@ def refuse_other_class(job: NewJob, twin: Any) -> None:
         raise StatementError(msg)
 
 
-def _value(job: NewJob, column: sa.Column[Any], given: Any) -> Any:
-    if given is not None:
-        return given
-    default = job.default_of(column)
-    if default is not None:
-        return default
+def _next_version(job: NewJob, table: sa.Table, twin: Any) -> dict[sa.Column[Any], Any]:
+    """Return the version that follows that of the twin, for a class with ``version_id_col``."""
+    version, generate = job.mapper.version_id_col, job.mapper.version_id_generator
+    if not isinstance(version, sa.Column) or version.table is not table or not callable(generate):
+        return {}
+    return {version: generate(getattr(twin, job.mapper.get_property_by_column(version).key))}
+
+
+def _default(column: sa.Column[Any]) -> Any:
+    """Return what is written for an attribute that the new job does not set, and for which Python has no value."""
+    default: Any = column.default
+    if column.onupdate is not None or (default is not None and default.is_sequence):
+        return _KEPT
+    if default is not None and default.is_clause_element:
+        return default.arg
     return _NULL if column.server_default is None else _DEFAULT

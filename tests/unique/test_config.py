@@ -24,8 +24,8 @@ ENDED = ("pending", "processing", "completed")
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (Unique, r"Unique\(\): name at least one attribute"),
-        (lambda: Unique("a", 1), r"Unique\('a', 1\): name at least one attribute"),  # type: ignore[arg-type] # wrong on purpose
+        (Unique, r"Unique\(\): give the names of attributes"),
+        (lambda: Unique("a", 1), r"Unique\('a', 1\): give the names of attributes"),  # type: ignore[arg-type] # wrong on purpose
         (lambda: Unique("a", "a"), "the attribute 'a' is named twice"),
         (lambda: Unique("a", states="pending"), "use a tuple of states"),
         (lambda: Unique("a", states=("pending", "done")), "there is no state 'done'; use some of pending, processing"),

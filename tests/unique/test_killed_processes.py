@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, admin
+from sqlaqueue.strategies.parts.twins import twin_in
 from tests.unique.models import create, make_job
 from tests.unique.random_process import CONFIGURATIONS
 
@@ -131,4 +132,4 @@ def check_nothing_is_lost(engine: sa.Engine, job: Any, enqueued: set[int]) -> No
         if "waiting" in str(job.__queue__.unique.states):
             assert twins
         for error in twins:
-            assert int(str(error).removeprefix("twin: ") or 0) in enqueued
+            assert int(twin_in(error) or 0) in enqueued

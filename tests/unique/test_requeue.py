@@ -50,7 +50,7 @@ def test_the_newest_of_failed_twins_comes_back(engine: sa.Engine, kind: str, nul
         assert {each.id for each in session.scalars(claim(job, 9))} == {2, 3, 5} | ({4} if nulls_distinct else set())
         session.rollback()
         ended = admin.jobs(session, job, admin.JobFilter(states=("cancelled",)))
-        assert {(info.key, info.last_error) for info in ended} >= {((1,), "twin: 2")}
+        assert {(info.key, info.last_error) for info in ended} >= {((1,), "twin: 2\nfailed")}
         assert session.execute(requeue(sa.select(job).where(job.id == 1))).all() == [(1, "2")]
 
 
@@ -65,7 +65,7 @@ def test_a_twin_that_waits_cancels_the_requeued_job(engine: sa.Engine, kind: str
         older = session.get_one(job, 1)
         assert session.execute(requeue(older)).all() == [(1, "2")]
         session.commit()
-        assert (older.status, older.last_error, older.attempts) == ("cancelled", "twin: 2", 1)
+        assert (older.status, older.last_error, older.attempts) == ("cancelled", "twin: 2\nfailed", 1)
         assert older.finished_at is not None
     assert status_of(engine, job) == {1: "cancelled", 2: "pending", 3: "pending"}
 
@@ -84,3 +84,28 @@ def test_on_return_wait_leaves_the_requeued_job_as_it_is(engine: sa.Engine, kind
         session.commit()
         assert session.scalar(version) == before, "the row was written"
     assert status_of(engine, job) == {1: "failed", 2: "pending", 3: "pending"}
+
+
+def test_an_error_names_one_twin_however_often_the_job_is_requeued(engine: sa.Engine) -> None:
+    job = make_job("update_status")
+    create(engine, job)
+    with Session(engine) as session:
+        fail_jobs(session, job, job(id=1, key="a"))
+        session.add(job(id=2, key="a"))
+        session.commit()
+        for _ in range(2):
+            session.execute(requeue(sa.select(job).where(job.id == 1)))
+            session.commit()
+        assert session.get_one(job, 1).last_error == "twin: 2\nfailed"
+
+
+@pytest.mark.parametrize("kind", KEEPING_ROWS)
+def test_a_completed_job_stays_completed(engine: sa.Engine, kind: str) -> None:
+    job = make_job(kind)
+    create(engine, job)
+    with Session(engine) as session:
+        session.add_all([job(id=1, key="a", status="completed"), job(id=2, key="a")])
+        session.commit()
+        assert session.execute(requeue(job)).all() == [(1, "2")]
+        session.commit()
+    assert status_of(engine, job) == {1: "completed", 2: "pending"}

@@ -45,7 +45,8 @@ def test_a_run_ends_beside_a_twin(engine: sa.Engine, job: Any, on_return: str, e
         first, second = claimed
         assert (second.status, second.lease_expires_at) == ("pending", None)
         if on_return == "cancel":
-            assert (first.status, first.last_error, first.lease_token) == ("cancelled", "twin: 3", None)
+            error = "twin: 3\nagain" if end == "retry" else "twin: 3"
+            assert (first.status, first.last_error, first.lease_token) == ("cancelled", error, None)
             return
         assert first.status == "processing"
         assert session.execute(rescue(job)).all() == []

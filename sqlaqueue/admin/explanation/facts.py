@@ -59,7 +59,7 @@ class Facts:
     waits_for_twin: bool = False
     """Whether it waits until a twin does not count any more."""
     twin: JobInfo | None = None
-    """The twin that it waits for; None if that is gone."""
+    """The twin that counts, of a job that waits for it or has finished; None if there is none."""
     before: int = 0
     """The number of due jobs with an earlier place in the claim order, at most :data:`MOST_COUNTED`."""
 

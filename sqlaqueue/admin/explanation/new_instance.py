@@ -14,7 +14,8 @@ from sqlaqueue.admin.job_listing import job
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
-from sqlaqueue.unique.new_job import NewJob, set_created_at, set_foreign_key
+from sqlaqueue.unique.new_job import NewJob, set_created_at
+from sqlaqueue.unique.relationships import set_foreign_key
 from sqlaqueue.unique.twin_search import search
 
 
@@ -35,7 +36,7 @@ def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:
     connection = session.connection(bind_arguments={"mapper": spec.mapper})
     new = NewJob(_copy(given))
     set_created_at(connection, key, [new])
-    values = new.unique_values(key)
+    values = new.unique_values(key, connection)
     pairs = ", ".join(f"{name}={getattr(new.job, name)!r}" for name in key.config.attributes)
     if key.config.nulls_distinct and None in values:
         return (

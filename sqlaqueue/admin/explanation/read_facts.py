@@ -41,7 +41,7 @@ def read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bo
     info, row = found
     facts = Facts(spec=spec, key=info.key, info=info, row=row, claimed_here=claimed_here)
     if info.state in FINISHED:
-        return facts
+        return replace(facts, twin=_twin(session, spec, info.key)) if spec.has("status") else facts
     circumstances = session.execute(_circumstances(spec, info.key), bind_arguments=_bind(spec)).mappings().first()
     if circumstances is None:
         # It was deleted after the first statement.

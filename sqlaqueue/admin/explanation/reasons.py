@@ -17,7 +17,7 @@ from sqlaqueue.keys import key_text
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.strategies.parts.job_listing import OTHER
-from sqlaqueue.strategies.parts.twins import REASON as TWIN
+from sqlaqueue.strategies.parts.twins import twin_in
 
 _MOST_NAMES = 3
 """Number of Consumers that a sentence names."""
@@ -48,15 +48,18 @@ def _finished(facts: Facts) -> Iterator[Reason]:
     error = (info.last_error or "").splitlines()[:1]
     after = f" after {info.attempts} attempts" if info.state == "failed" and info.attempts else ""
     said = f" with the last error {error[0]!r}" if error else ""
-    yield Reason("finished", f"It {verb}{when}{after}{said}; requeue() makes it pending again.")
+    again = "requeue() makes it pending again"
+    if facts.twin is not None:
+        again = f"requeue() does not make it pending again while its twin, job {key_text(facts.twin.key)}, counts"
+    yield Reason("finished", f"It {verb}{when}{after}{said}; {again}.")
 
 
 def _cancelled_for_twin(facts: Facts) -> Iterator[Reason]:
     info = facts.info
     if info is None or info.state != "cancelled" or facts.spec.config.unique is None:
         return
-    kind, colon, twin = (info.last_error or "").partition(": ")
-    if kind == TWIN and colon:
+    twin = twin_in(info.last_error)
+    if twin is not None:
         names = ", ".join(facts.spec.config.unique.attributes)
         yield Reason(
             "twin",

@@ -150,7 +150,8 @@ def _change_jobs(
             summary = f"{target.spec.name}: {jobs_text(number)}{_by_state(counts, change.limit)}"
             result: dict[str, Any] = {"changed": 0}
             if dry_run:
-                _print(f"{summary} would be {change.participle}", json=json)
+                unless = ", unless they have a twin" if execute is _requeue and target.spec.config.unique else ""
+                _print(f"{summary} would be {change.participle}{unless}", json=json)
             # `cancel` reports keys without a job.
             elif (execute is _cancel and change.job_filter.keys and not number) or (
                 number and (yes or _confirmed(f"{summary} will be {change.participle}. Continue?"))

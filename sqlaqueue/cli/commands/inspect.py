@@ -99,7 +99,8 @@ def _stats_table(rows: Sequence[admin.Stats]) -> RenderableType:
         if row.missing_indexes:
             names = ", ".join(row.missing_indexes)
             fix = backend().checks.UPDATE_COMMAND
-            notes.append(Text(f"{row.queue}: claims may read the whole table, missing indexes: {names}; {fix}"))
+            what = "claims may read the whole table, or jobs are not unique"
+            notes.append(Text(f"{row.queue}: {what}, missing indexes: {names}; {fix}"))
         if row.failed_by_attempts:
             parts = (f"{jobs} after {attempts}" for attempts, jobs in row.failed_by_attempts.items())
             notes.append(Text(f"{row.queue}: failed by attempts: {', '.join(parts)}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import sqlalchemy as sa
@@ -25,8 +26,8 @@ from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.parts.unique_key import unique_key
 
-_MOST_ALONE = 500
-"""How many jobs are rescued one by one; the rest is left to the next time."""
+_MOST_ALONE, _LONGEST = 500, 1.0
+"""How many jobs are rescued one by one, and for how many seconds; the rest is left to the next time."""
 
 
 def rescue_expired(maintenance: Maintenance, now: float) -> Routine:  # noqa: ARG001 - as all tasks
@@ -64,7 +65,11 @@ def _rescue_each(session: Session, context: ConsumerContext) -> list[Key]:
     spec, rescued = context.spec, list[Key]()
     found = session.execute(expired_keys(spec), bind_arguments=context.settings.bind_arguments).all()
     session.rollback()
+    # The thread that rescues also extends the leases of live runs.
+    until = time.monotonic() + min(_LONGEST, context.settings.lease.total_seconds() / 8)
     for row in found:
+        if context.workers_ended or time.monotonic() > until:
+            break
         verb = spec.strategy.rescue_some(spec, [tuple(row)])
         try:
             rescued += _rescue(session, context, verb, lock_timeout=SHORTEST_MOMENT)
@@ -83,7 +88,8 @@ def expired_keys(spec: QueueSpec) -> AnySelect:
     """Return a SELECT of the keys of jobs whose lease has expired, as many as are rescued one by one."""
     expires = spec.column("lease_expires_at", "rescue()")
     expired = sa.select(*spec.keys).where(spec.in_state("processing"), expires <= clock())
-    return expired.order_by(expires.desc()).limit(_MOST_ALONE)
+    # In any order, so that the same ones are not tried each time.
+    return expired.order_by(sa.func.random()).limit(_MOST_ALONE)
 
 
 def _rescue(session: Session, context: ConsumerContext, verb: Verb, *, lock_timeout: str | None = None) -> list[Key]:

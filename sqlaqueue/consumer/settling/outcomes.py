@@ -102,7 +102,10 @@ class FinishedRun:
         if self.twin is None:
             return self.outcome
         error = f"{REASON}: {self.twin}"
-        return Outcome("cancelled", error=error, cause=Cancel(error))
+        cancelled = Cancel(error)
+        # The log and the listeners must not lose what the handler raised.
+        cancelled.__cause__ = self.outcome.cause
+        return Outcome("cancelled", error=error, cause=cancelled)
 
 
 def applies_to_batch(error: BaseException) -> bool:

@@ -30,7 +30,7 @@ from sqlaqueue.strategies.parts.unique_key import unique_key
 MOMENT = "500ms"
 """The longest time to wait for a lock where others wait as well, or for a transaction that has enqueued a twin."""
 
-SHORTEST_MOMENT = "50ms"
+SHORTEST_MOMENT = "10ms"
 """The same for one job of many, each of which may have a twin in the same transaction."""
 
 BESIDE_ORM = {"synchronize_session": False}

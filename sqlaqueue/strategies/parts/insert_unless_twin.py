@@ -19,9 +19,9 @@ def insert_again(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> AnySelect:
     """Return the statement that inserts ``rows``, with all columns of the table, or buries them."""
     back, inserted = _inserted(spec, key, rows)
     twin = _twin_of(spec, key, back, inserted)
-    left_out = sa.select(*back.c).where(~_is_among(spec, back, inserted)).cte("left_out")
+    left_out = sa.select(*back.c).where(~_is_among(spec, back, inserted)).cte("sqlaqueue_left_out")
     error = reason(_twin_of(spec, key, left_out, inserted))
-    buried = backend().side_tables.bury(spec, left_out, "cancelled", error).cte("buried")
+    buried = backend().side_tables.bury(spec, left_out, "cancelled", error).cte("sqlaqueue_buried")
     return _judged(spec, back, inserted, twin).add_cte(buried)
 
 
@@ -34,23 +34,23 @@ def requeue_letters(spec: QueueSpec, key: UniqueKey, letters: sa.CTE, rows: AnyS
     dead = spec.side_tables[DEAD_LETTER]
     here = sa.and_(dead.c.queue == letters.c.letter_queue, dead.c.key == letters.c.letter_key)
     is_back = _is_among(spec, letters, inserted)
-    opened = sa.delete(dead).where(here, is_back).cte("opened")
+    opened = sa.delete(dead).where(here, is_back).cte("sqlaqueue_opened")
     twin = _twin_of(spec, key, letters, inserted)
     marked = (
         sa.update(dead)
         .where(here, ~is_back)
-        .values(state="cancelled", error=reason(twin), created_at=clock())
-        .cte("marked")
+        .values(state="cancelled", error=reason(twin, dead.c.error), created_at=clock())
+        .cte("sqlaqueue_marked")
     )
     return _judged(spec, back, inserted, _twin_of(spec, key, back, inserted)).add_cte(opened, marked)
 
 
 def _inserted(spec: QueueSpec, key: UniqueKey, rows: AnySelect) -> tuple[sa.CTE, sa.CTE]:
-    back = rows.cte("back")
+    back = rows.cte("sqlaqueue_back")
     names = [column.key for column in back.c]
     insert = backend().insert_unless(spec.table, (names, sa.select(*back.c)), unique=key.values(spec.table), where=None)
     returned = dict.fromkeys([*spec.keys, *key.stored])
-    return back, insert.returning(*named(returned)).cte("inserted")
+    return back, insert.returning(*named(returned)).cte("sqlaqueue_inserted")
 
 
 def _judged(spec: QueueSpec, back: sa.CTE, inserted: sa.CTE, twin: sa.ColumnElement[str]) -> AnySelect:
@@ -65,7 +65,7 @@ def _is_among(spec: QueueSpec, rows: sa.FromClause, inserted: sa.CTE) -> sa.Colu
 
 def _twin_of(spec: QueueSpec, key: UniqueKey, rows: sa.FromClause, inserted: sa.CTE) -> sa.ColumnElement[str]:
     """Return the key of a twin that was there, or is among the rows that the statement inserts."""
-    table = spec.table.alias("twin")
+    table = spec.table.alias("sqlaqueue_twin_row")
     found = [
         sa.select(key_text_of(spec, each)).where(key.are_twins(each, rows)).correlate(rows).limit(1).scalar_subquery()
         for each in (table, inserted)

@@ -50,8 +50,8 @@ def judge(spec: QueueSpec, key: UniqueKey, rows: AnySelect, *more: str) -> sa.CT
     :param rows: a SELECT of the keys and of :func:`columns_to_judge`, with the rows locked.
     :param more: names of further columns of it that are kept.
     """
-    back = rows.cte("back")
-    twin = spec.table.alias("twin")
+    back = rows.cte("sqlaqueue_back")
+    twin = spec.table.alias("sqlaqueue_twin_row")
     another = sa.or_(*(twin.c[column.key] != back.c[column.key] for column in spec.keys))
     first_twin = sa.select(key_text_of(spec, twin)).where(key.are_twins(twin, back), key.counts(twin), another).limit(1)
     mine, values = key_text_of(spec, back), key.values(back)
@@ -63,7 +63,7 @@ def judge(spec: QueueSpec, key: UniqueKey, rows: AnySelect, *more: str) -> sa.CT
         *(back.c[column.key] for column in spec.keys),
         *(back.c[name] for name in more),
         sa.case((competes, place)).label(TWIN),
-    ).cte("judged")
+    ).cte("sqlaqueue_judged")
 
 
 def update_judged(
@@ -84,12 +84,27 @@ def update_judged(
     }
     mine = same(spec.keys, [judged.c[key.key] for key in spec.keys])
     update = sa.update(spec.table).where(mine, *where).values(values)
-    return sa.select(*(judged.c[key.key] for key in spec.keys), twin).add_cte(update.cte("updated"))
+    return sa.select(*(judged.c[key.key] for key in spec.keys), twin).add_cte(update.cte("sqlaqueue_updated"))
 
 
-def reason(twin: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
-    """Return the text for ``last_error`` of a job that was cancelled because of a twin."""
-    return sa.func.concat(f"{REASON}: ", twin, type_=sa.Text())
+def reason(twin: sa.ColumnElement[str], error: sa.ColumnElement[Any] | None = None) -> sa.ColumnElement[str]:
+    """Return the text for ``last_error`` of a job that was cancelled because of a twin.
+
+    :param error: the error of its last run, which follows in the next line.
+    """
+    parts: list[Any] = [f"{REASON}: ", twin]
+    if error is not None:
+        # Without the line that an earlier requeue has added.
+        former = sa.func.regexp_replace(sa.cast(error, sa.Text()), f"^{REASON}: [^\n]*\n?", "", type_=sa.Text())
+        parts.append(sa.literal("\n", sa.Text()) + sa.func.nullif(former, ""))
+    return sa.func.concat(*parts, type_=sa.Text())
+
+
+def twin_in(error: str | None) -> str | None:
+    """Return the key of the twin for which a job was cancelled, as its ``last_error`` names it; None for others."""
+    first, *_ = (error or "").split("\n")
+    kind, colon, twin = first.partition(": ")
+    return twin if kind == REASON and colon else None
 
 
 def _newest(spec: QueueSpec) -> list[sa.Column[Any]]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.elements import conv
 
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import did_you_mean
 from sqlaqueue.queue.retry_policies import seconds
@@ -19,6 +21,7 @@ from sqlaqueue.strategies.parts.indexes import add_index
 from sqlaqueue.strategies.parts.unique_key import unique_key
 
 PURPOSE = "unique"
+_NO_SUCH_INDEX = "42P10"
 
 _UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
 """The roles that the library does not change while a job is in the queue."""
@@ -47,6 +50,24 @@ def attach_unique(spec: QueueSpec, strategy: Strategy) -> None:
 def index_name(table: sa.Table) -> str:
     """Return the name of the unique index of a queue's table."""
     return conv(backend().object_name("ix", table.name, "queue", PURPOSE))
+
+
+@contextlib.contextmanager
+def explaining_missing_index(spec: QueueSpec) -> Iterator[None]:
+    """Explain the error of an INSERT that names the index, if the database lacks it.
+
+    :raises DatabaseNotReadyError: with the fix.
+    """
+    try:
+        yield
+    except DBAPIError as error:
+        if backend().sqlstate(error) != _NO_SUCH_INDEX:
+            raise
+        msg = (
+            f"{spec.model.__name__}: the database lacks the index {index_name(spec.table)}, which makes jobs unique. "
+            f"Run {backend().checks.UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic"
+        )
+        raise DatabaseNotReadyError(msg) from error
 
 
 def _check_attribute(spec: QueueSpec, name: str) -> None:

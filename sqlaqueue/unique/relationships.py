@@ -66,6 +66,13 @@ class Relationships:
                 )
                 raise StatementError(msg)
 
+        for each in self._mapper.relationships:
+            if each.lazy in _UNLOADED and sa.inspect(self._job).attrs[each.key].history.added:
+                msg = (
+                    f"enqueue(): {name}.{each.key} has objects, and is no collection of the instance; add them after it"
+                )
+                raise StatementError(msg)
+
     def parents(self) -> Iterator[tuple[RelationshipProperty[Any], Any]]:
         """Return the objects to which the job refers, with the relationships."""
         for each in self._all():

@@ -103,8 +103,14 @@ def test_what_a_queue_cannot_keep(kind: str, unique: Unique, options: dict[str, 
         make_job(kind, unique, **options)
 
 
+class Wrapped(sa.types.TypeDecorator[Any]):
+    impl = sa.JSON
+    cache_ok = True
+
+
 @pytest.mark.parametrize(
-    ("type_", "message"), [(sa.JSON(), "use JSONB"), (sa.ARRAY(sa.Integer), "use a text or JSONB")]
+    ("type_", "message"),
+    [(sa.JSON(), "use JSONB"), (Wrapped(), "use JSONB"), (sa.ARRAY(sa.Integer), "use a text or JSONB")],
 )
 def test_types_that_cannot_be_compared(type_: Any, message: str) -> None:
     class Base(DeclarativeBase):

@@ -143,3 +143,25 @@ def test_a_twin_is_replaced_or_running(engine: sa.Engine, job: Any) -> None:
             worker.commit()
             [(twin, created)] = call.result(20)
         assert (twin.status, twin.note, created) == ("processing", "first", False)
+
+
+def test_a_running_twin_that_is_pending_again_is_replaced(engine: sa.Engine, job: Any) -> None:
+    """It runs when it is to be locked, and has been retried when it is loaded."""
+    with Session(engine) as session:
+        enqueue(session, job(key="a", note="first"))
+        session.commit()
+        session.execute(claim(job, 1))
+        session.commit()
+    retried = []
+
+    def retry_once(_: Any, __: Any, statement: str, *___: Any) -> None:
+        if statement.startswith("SELECT job.id, job.key") and not retried:
+            retried.append(statement)
+            with engine.begin() as other:
+                other.exec_driver_sql("UPDATE job SET status = 'pending', lease_token = NULL")
+
+    with Session(engine) as session:
+        sa.event.listen(engine, "before_cursor_execute", retry_once)
+        [(twin, created)] = enqueue(session, job(key="a", note="second"), on_twin="replace")
+        assert (twin.status, twin.note, created, len(retried)) == ("pending", "second", False, 1)
+        session.commit()

@@ -185,6 +185,11 @@ def test_objects_that_cannot_wait_are_refused(engine: sa.Engine) -> None:
         with pytest.raises(StatementError, match=r"Job\.files has objects that are in the database"):
             enqueue(session, Job(key="b", files=[job.files[0]]))
         session.rollback()
+        logged = Job(key="c")
+        logged.logs.add(Log())
+        with pytest.raises(StatementError, match=r"Job\.logs has objects, and is no collection of the instance"):
+            enqueue(session, logged)
+        session.rollback()
         first = Job(key="c")
         with pytest.raises(StatementError, match=r"Job\.parent is another job of the same call"):
             enqueue(session, [first, Job(key="d", parent=first)])

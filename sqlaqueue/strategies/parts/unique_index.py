@@ -83,10 +83,11 @@ def _check_attribute(spec: QueueSpec, name: str) -> None:
     if role is not None and role not in _UNCHANGED_ROLES:
         msg = f"{what}: {model}.{name} is the {role} of the queue, which changes while a job is in it; leave it out"
         raise ConfigurationError(msg)
-    if isinstance(column.type, sa.ARRAY):
+    stored = getattr(column.type, "impl_instance", column.type)
+    if isinstance(stored, sa.ARRAY):
         msg = f"{what}: enqueue() cannot look for values of type ARRAY; use a text or JSONB for {model}.{name}"
         raise ConfigurationError(msg)
-    if getattr(column.type, "__visit_name__", "") == "JSON":
+    if getattr(stored, "__visit_name__", "") == "JSON":
         msg = f"{what}: PostgreSQL compares no values of type JSON; use JSONB for {model}.{name}"
         raise ConfigurationError(msg)
 

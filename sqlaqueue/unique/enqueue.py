@@ -233,6 +233,9 @@ class _Enqueueing:
             places = left or self._load(session)
             if not places and not self._waits_again():
                 return
+        if not places:
+            # A twin that was running and waiting in turn: it is returned as it is.
+            return
         msg = (
             f"enqueue(): a {self.jobs[places[0]].name} has a twin that cannot be seen; does row-level security hide it "
             "from this role, or does a trigger or a type change its unique values?"

@@ -297,6 +297,9 @@ that commits; executed after the commit, its outcome is B. Where the first trans
 second one does its work, as if there had been no other; operations that pass over locked rows have found nothing. An
 empty cell is a pair that cannot occur, as both operations need a job that counts.
 
+Under `SERIALIZABLE` the outcomes are those of `REPEATABLE READ`, or one of the two transactions fails with 40001: which
+one depends on the plans of the statements.
+
 *IntegrityError* is the error of a violated unique index, and 40001 the SQLSTATE of a failed serialization: roll back,
 and repeat the transaction. A Consumer does that itself when it settles and rescues.
 """
@@ -349,7 +352,7 @@ def write() -> None:
             with servers.shared(version).database() as database:
                 engine = sa.create_engine(database.url())
                 driver = Driver(engine, kind, unique)
-                sections += [f"{heading(name, each)}\n\n{grid(driver, each)}\n" for each in ISOLATIONS]
+                sections += [f"{heading(name, each)}\n\n{grid(driver, each)}\n" for each in ISOLATIONS[:2]]
                 driver.close()
                 engine.dispose()
     PAGE.write_text("\n".join(sections))

@@ -30,5 +30,16 @@ def test_the_outcomes_are_those_of_the_page(engine: sa.Engine, name: str, isolat
         found = grid(driver, isolation)
     finally:
         driver.close()
-    section = PAGE.read_text().partition(f"{heading(name, isolation)}\n")[2].partition("\n## ")[0]
-    assert found.splitlines() == section.strip().splitlines()
+    in_page = "REPEATABLE READ" if isolation == "SERIALIZABLE" else isolation
+    section = PAGE.read_text().partition(f"{heading(name, in_page)}\n")[2].partition("\n## ")[0]
+    expected = section.strip().splitlines()
+    if isolation == "SERIALIZABLE":
+        # A transaction may fail for reasons that depend on the plans.
+        found = "\n".join(map(without_failures, found.splitlines(), expected, strict=True))
+    assert found.splitlines() == expected
+
+
+def without_failures(line: str, expected: str) -> str:
+    """Return a row of the table, with the expected cells in place of those of transactions that have failed."""
+    pairs = zip(line.split("|"), expected.split("|"), strict=True)
+    return "|".join(wanted if "40001" in cell or "40001" in wanted else cell for cell, wanted in pairs)

@@ -26,7 +26,8 @@ from sqlaqueue.statements.claim import claim
 from sqlaqueue.statements.control import consumers, pause, paused, resume
 from sqlaqueue.statements.manage import cancel, purge, reconcile, requeue, rescue
 from sqlaqueue.statements.settle import complete, extend, fail, release, retry
-from sqlaqueue.unique.enqueue import Enqueued, enqueue
+from sqlaqueue.unique.enqueue import enqueue
+from sqlaqueue.unique.enqueueing import Enqueued
 from sqlaqueue.waiting.wait import wait
 
 if TYPE_CHECKING:

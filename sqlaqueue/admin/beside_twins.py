@@ -11,8 +11,11 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION
 from sqlaqueue.admin.job_filter import bind_arguments
-from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_twin
+from sqlaqueue.consumer.core.database_errors import is_twin
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.statements.selection import select_jobs
+
+_LOCK_NOT_AVAILABLE = "55P03"
 
 Rows = Sequence[Sequence[Any]]
 """The results of a verb: the key of each job, and the key of its twin."""
@@ -21,12 +24,19 @@ Rows = Sequence[Sequence[Any]]
 def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str) -> Rows | None:
     """Execute a verb in a savepoint; return None if a job meets a twin that was not committed when it began."""
     spec, bind = select_jobs(model, "attempt").spec, bind_arguments(model)
-    setting = sa.select(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
+    former = session.scalar(sa.select(sa.func.current_setting("lock_timeout")), bind_arguments=bind)
     try:
         with session.begin_nested():
-            session.execute(setting, bind_arguments=bind)
-            return session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all()
+            session.execute(_set_timeout(lock_timeout), bind_arguments=bind)
+            rows = session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all()
+            # It would outlive the savepoint.
+            session.execute(_set_timeout(former), bind_arguments=bind)
+            return rows
     except DBAPIError as error:
-        if is_lock_or_timeout(error) or is_twin(error, spec):
+        if backend().sqlstate(error) == _LOCK_NOT_AVAILABLE or is_twin(error, spec):
             return None
         raise
+
+
+def _set_timeout(value: Any) -> Any:
+    return sa.select(sa.func.set_config("lock_timeout", value, sa.true()))

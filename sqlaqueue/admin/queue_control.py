@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.parts.unique_key import unique_key
 from sqlaqueue.write_routing import routing_to_primary
+
+_LONGEST = 5.0
+"""For how many seconds jobs are rescued one by one; what has been rescued is locked meanwhile."""
 
 
 @requires_session
@@ -52,7 +56,8 @@ def consumers(session: Session, model: type[Any]) -> Sequence[Any]:
 def rescue(session: Session, model: type[Any]) -> int:
     """Make jobs whose lease has expired pending again, commit, and return their number.
 
-    A job of a unique queue that has a twin by now counts as well; one whose twin is not committed yet is left as it is.
+    A job of a unique queue that has a twin by now counts as well. One whose twin is not committed yet is left as it is;
+    if there are many of these, other jobs may be left to the next call.
     """
     spec = select_jobs(model, "rescue").spec
     unique = unique_key(spec)
@@ -63,7 +68,10 @@ def rescue(session: Session, model: type[Any]) -> int:
         number = 0 if rows is None else len(rows)
         if rows is None:
             keys = session.execute(expired_keys(spec), bind_arguments=bind_arguments(model)).all()
+            until = time.monotonic() + _LONGEST
             for key in keys:
+                if time.monotonic() > until:
+                    break
                 verb = returning_keys(spec, spec.strategy.rescue_some(spec, [tuple(key)]))
                 number += len(attempt(session, model, verb, lock_timeout=SHORTEST_MOMENT) or ())
     session.commit()

@@ -29,8 +29,8 @@ class Requeued(int):
     """The keys of jobs that have a twin, each with the key of the twin as a text. They were cancelled, or left as they
     were, as ``Unique(on_return=...)`` says. A key is a value, or a tuple for a composite primary key."""
     left: list[Any]
-    """The keys of jobs that were left as they were, because a twin was being enqueued and was not committed yet, or
-    because there were too many such jobs in their batch. Requeue them again later."""
+    """The keys of jobs that were left as they were: a twin was being enqueued and was not committed yet, another
+    transaction had locked the job, or there were too many such jobs in their batch. Requeue them again later."""
 
     def __new__(cls, number: int = 0, twins: dict[Any, str] | None = None, left: Sequence[Any] = ()) -> Self:
         """Return a number with the keys of the jobs that were not counted."""
@@ -101,12 +101,14 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
             if time.monotonic() < until:
                 tried[key] = attempt(session, model, verb([key]), lock_timeout=SHORTEST_MOMENT)
     done = _sum([_requeued(rows) for rows in tried.values() if rows is not None])
-    return Requeued(done, done.twins, [key_value(key) for key, rows in tried.items() if rows is None])
+    return Requeued(done, done.twins, done.left + [key_value(key) for key, rows in tried.items() if rows is None])
 
 
 def _requeued(rows: Rows) -> Requeued:
-    twins = {row[0]: row[1] for row in rows if row[1] is not None}
-    return Requeued(len(rows) - len(twins), twins)
+    twins = {row[0]: row[1] for row in rows if row[1]}
+    # Without a key: a twin that was committed after the statement had begun.
+    left = [row[0] for row in rows if row[1] == ""]
+    return Requeued(len(rows) - len(twins) - len(left), twins, left)
 
 
 def _sum(results: Sequence[Requeued]) -> Requeued:

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
-from sqlaqueue.copy.copy_in import OnTwin, copy_rows
+from sqlaqueue.copy.copy_in import CopyOnTwin, copy_rows
 from sqlaqueue.exc import StatementError
 
 
@@ -17,7 +17,7 @@ async def async_copy_in(
     rows: Iterable[Mapping[str, Any]],
     /,
     *,
-    on_twin: OnTwin = "raise",
+    on_twin: CopyOnTwin = "raise",
 ) -> int:
     """Enqueue a job for each row by COPY, like :func:`~sqlaqueue.copy_in`, which documents parameters and errors.
 

@@ -25,7 +25,7 @@ from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
 
-OnTwin = Literal["raise", "skip"]
+CopyOnTwin = Literal["raise", "skip"]
 
 
 def copy_in(
@@ -34,7 +34,7 @@ def copy_in(
     rows: Iterable[Mapping[str, Any]],
     /,
     *,
-    on_twin: OnTwin = "raise",
+    on_twin: CopyOnTwin = "raise",
 ) -> int:
     """Enqueue a job for each row by COPY, in the session's transaction, and return the number of rows.
 
@@ -51,7 +51,7 @@ def copy_in(
     :param rows: mappings from attribute names to values. Without rows, no statement is sent.
     :param on_twin: for a queue with ``QueueConfig(unique=...)``: ``"raise"`` raises an IntegrityError if a row has a
         twin, as any INSERT does. ``"skip"`` leaves such rows out, and returns the number of the others; the rows are
-        copied into a temporary table first, which needs the privilege TEMPORARY on the database.
+        copied into a temporary table first, which needs SELECT on the table and TEMPORARY on the database.
     :raises NotAQueueError: if ``model`` is not a queue.
     :raises StatementError: if a row is not a mapping, does not have the attributes of the first row, or has a value
         that cannot be written. The error contains the number of the row, from 1.
@@ -66,7 +66,9 @@ def copy_in(
     return copy_rows(session, model, rows, "copy_in", on_twin)
 
 
-def copy_rows(session: Session, model: type[Any], rows: Iterable[Mapping[str, Any]], verb: str, on_twin: OnTwin) -> int:
+def copy_rows(
+    session: Session, model: type[Any], rows: Iterable[Mapping[str, Any]], verb: str, on_twin: CopyOnTwin
+) -> int:
     """Enqueue a job for each row, as :func:`copy_in` documents.
 
     :param verb: the name of the called function, for errors.

@@ -197,8 +197,8 @@ class ClaimStrategy:
         return sa.select(spec.model).where(sa.false())
 
     def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
-        """Return the same for some jobs; for a strategy that has :attr:`tells_running_apart`."""
-        return self.rescue(spec)
+        """Return the same for some jobs; called only for a strategy that has :attr:`tells_running_apart`."""
+        raise NotImplementedError
 
     def reconcile(self, spec: QueueSpec) -> Verb:
         """Return the statement that repairs what bypassed the triggers; without triggers it changes nothing."""

@@ -8,7 +8,8 @@ from typing import Any, TypeVar, overload
 from sqlalchemy.ext.asyncio import AsyncSession, async_scoped_session
 
 from sqlaqueue.session_types import check_session, session_in_scope
-from sqlaqueue.unique.enqueue import Enqueued, OnTwin, enqueue_in
+from sqlaqueue.unique.enqueue import enqueue_in
+from sqlaqueue.unique.enqueueing import Enqueued, OnTwin
 
 T = TypeVar("T")
 

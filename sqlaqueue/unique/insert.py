@@ -74,7 +74,7 @@ def _grouped(jobs: Iterable[NewJob], table: sa.Table) -> list[tuple[tuple[sa.Col
     for number, job in enumerate(jobs):
         values = {
             column: value
-            for name, value in job.given().items()
+            for name, value in {**dict.fromkeys(job.without_defaults()), **job.given()}.items()
             for column in job.mapper.get_property(name).columns
             if isinstance(column, sa.Column) and column.table is table
         }

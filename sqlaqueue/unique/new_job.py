@@ -53,12 +53,27 @@ class NewJob:
         set_committed_value(self.job, self.mapper.get_property_by_column(column).key, value)
 
     def prepare(self) -> None:
-        """Set what a flush sets: foreign keys, from objects that are flushed, and the first version."""
+        """Set what a flush sets: foreign keys, from objects that are flushed, the first version, and missing values.
+
+        With None for each column without a default, nearly all rows of a call have the same columns.
+        """
         for each, parent in self.relationships.parents():
             set_foreign_key(self.job, each, parent)
         version, generate = self.mapper.version_id_col, self.mapper.version_id_generator
         if isinstance(version, sa.Column) and callable(generate):
             self.set_value(version, generate(None))
+        present = instance_state(self.job).dict
+        for name in self.without_defaults():
+            present.setdefault(name, None)
+
+    def without_defaults(self) -> dict[str, sa.Column[Any]]:
+        """Return the columns that are NULL if nothing else is given, by attribute."""
+        return {
+            name: column
+            for name, column in self.columns().items()
+            if not (column.primary_key or column.default or column.server_default or column.identity)
+            and not column.type.should_evaluate_none
+        }
 
     def set_defaults(self, connection: sa.Connection) -> None:
         """Set the defaults that Python computes, in the order of the columns, each of which may read those before."""
@@ -119,7 +134,8 @@ class _DefaultContext:
 
     def __init__(self, job: NewJob, connection: sa.Connection) -> None:
         columns = job.columns()
-        self.current_parameters = {columns[name].key: value for name, value in job.given().items()}
+        self.current_parameters = {column.key: None for column in job.without_defaults().values()}
+        self.current_parameters |= {columns[name].key: value for name, value in job.given().items()}
         self.connection, self.dialect = connection, connection.dialect
 
     def get_current_parameters(self, isolate_multiinsert_groups: bool = True) -> dict[str, Any]:  # noqa: FBT001, FBT002 - the signature in SQLAlchemy

@@ -69,7 +69,8 @@ class Relationships:
         for each in self._mapper.relationships:
             if each.lazy in _UNLOADED and sa.inspect(self._job).attrs[each.key].history.added:
                 msg = (
-                    f"enqueue(): {name}.{each.key} has objects, and is no collection of the instance; add them after it"
+                    f"enqueue(): {name}.{each.key} has objects, and its loader is {each.lazy!r}; add them to the job "
+                    "that enqueue() returns"
                 )
                 raise StatementError(msg)
 

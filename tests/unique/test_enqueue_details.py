@@ -165,3 +165,60 @@ def test_a_running_twin_that_is_pending_again_is_replaced(engine: sa.Engine, job
         [(twin, created)] = enqueue(session, job(key="a", note="second"), on_twin="replace")
         assert (twin.status, twin.note, created, len(retried)) == ("pending", "second", False, 1)
         session.commit()
+
+
+@pytest.mark.parametrize("change", [{"key": None}, {"status": "cancelled"}])
+def test_a_listener_after_which_a_job_has_no_twin(engine: sa.Engine, job: Any, change: dict[str, Any]) -> None:
+    def clear(_: Any, __: Any, target: Any) -> None:
+        if target.key != "a":
+            for name, value in change.items():
+                setattr(target, name, value)
+
+    sa.event.listen(job, "before_insert", clear)
+    try:
+        with Session(engine) as session:
+            result = enqueue(session, [job(key="x"), job(key="a"), job(key="y")])
+            assert [each.created for each in result] == [True, True, True]
+            assert len({each.job.id for each in result}) == 3
+            session.commit()
+            assert session.scalar(sa.select(sa.func.count()).select_from(job)) == 3
+    finally:
+        sa.event.remove(job, "before_insert", clear)
+
+
+def test_a_trigger_that_changes_a_unique_value(engine: sa.Engine, job: Any) -> None:
+    with engine.begin() as connection:
+        connection.exec_driver_sql(
+            "CREATE FUNCTION fold() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN NEW.key := lower(NEW.key); RETURN NEW; END $$"
+        )
+        connection.exec_driver_sql("CREATE TRIGGER fold BEFORE INSERT ON job FOR EACH ROW EXECUTE FUNCTION fold()")
+    with Session(engine) as session:
+        with pytest.raises(StatementError, match="was inserted with other unique values than it was given"):
+            enqueue(session, [job(key="B"), job(key="c")])
+        session.commit()
+        assert session.scalar(sa.select(sa.func.count()).select_from(job)) == 0
+
+
+def test_an_after_insert_listener_that_raises(engine: sa.Engine, job: Any) -> None:
+    def refuse(_: Any, __: Any, target: Any) -> None:
+        raise ValueError(target.key)
+
+    sa.event.listen(job, "after_insert", refuse)
+    mine = job(key="a")
+    try:
+        with Session(engine) as session:
+            with pytest.raises(ValueError, match="a"):
+                enqueue(session, mine)
+            assert sa.inspect(mine).transient
+            session.commit()
+            assert session.scalar(sa.select(sa.func.count()).select_from(job)) == 0
+    finally:
+        sa.event.remove(job, "after_insert", refuse)
+
+
+def test_autocommit(engine: sa.Engine, job: Any) -> None:
+    with Session(engine.execution_options(isolation_level="AUTOCOMMIT")) as session:
+        assert [each.created for each in enqueue(session, [job(key="a"), job(key="a")])] == [True, False]
+        with pytest.raises(StatementError, match="it needs a transaction, and the engine has AUTOCOMMIT"):
+            enqueue(session, job(key="a"), on_twin="raise")

@@ -10,7 +10,7 @@ from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.admin.explanation.result import Reason
 from sqlaqueue.admin.explanation.texts import moment_text
-from sqlaqueue.admin.job_listing import job
+from sqlaqueue.admin.job_listing import JobInfo, job
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
@@ -43,8 +43,9 @@ def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:
             Reason("ready", f"It has no twin, as it has a None in {pairs} and NULLs differ; enqueue() inserts it."),
         )
     twin = search(connection, key, [values])[0].twin
-    if twin is not None:
-        return (_twin(session, key, twin, pairs),)
+    found = None if twin is None else job(session, spec.model, twin)
+    if twin is not None and found is not None:
+        return (_twin(key, twin, found[0], pairs),)
     return (
         Reason(
             "ready",
@@ -54,16 +55,13 @@ def reasons_of_new(session: Session, given: Any) -> tuple[Reason, ...]:
     )
 
 
-def _twin(session: Session, key: UniqueKey, twin: Key, pairs: str) -> Reason:
-    found = job(session, key.spec.model, twin)
-    info = None if found is None else found[0]
-    state = "gone since" if info is None else info.state
-    since = "" if info is None or info.created_at is None else f", enqueued at {moment_text(info.created_at)}"
+def _twin(key: UniqueKey, twin: Key, info: JobInfo, pairs: str) -> Reason:
+    since = "" if info.created_at is None else f", enqueued at {moment_text(info.created_at)}"
     until = "" if key.config.per is None else f", or the period of {key.config.per} is over"
     return Reason(
         "twin",
-        f"Job {key_text(twin)} has {pairs} as well and is {state}{since}: enqueue() returns it and inserts nothing, "
-        f"and an INSERT fails, until it is no longer {' or '.join(key.states)}{until}.",
+        f"Job {key_text(twin)} has {pairs} as well and is {info.state}{since}: enqueue() returns it and inserts "
+        f"nothing, and an INSERT fails, until it is no longer {' or '.join(key.states)}{until}.",
     )
 
 

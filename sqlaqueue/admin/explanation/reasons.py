@@ -49,6 +49,8 @@ def _finished(facts: Facts) -> Iterator[Reason]:
     after = f" after {info.attempts} attempts" if info.state == "failed" and info.attempts else ""
     said = f" with the last error {error[0]!r}" if error else ""
     again = "requeue() makes it pending again"
+    if facts.spec.config.unique is not None and not facts.spec.has("status"):
+        again += ", unless a twin of it counts by then"
     if facts.twin is not None:
         again = f"requeue() does not make it pending again while its twin, job {key_text(facts.twin.key)}, counts"
     yield Reason("finished", f"It {verb}{when}{after}{said}; {again}.")
@@ -63,8 +65,7 @@ def _cancelled_for_twin(facts: Facts) -> Iterator[Reason]:
         names = ", ".join(facts.spec.config.unique.attributes)
         yield Reason(
             "twin",
-            f"It was cancelled when it was to be pending again, since job {twin} had the same {names} and counted "
-            'already; Unique(on_return="wait") would let it wait instead.',
+            f"It was cancelled when it was to be pending again, since job {twin} had the same {names} and counted.",
         )
 
 

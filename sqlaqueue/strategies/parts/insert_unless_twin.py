@@ -38,7 +38,8 @@ def requeue_letters(spec: QueueSpec, key: UniqueKey, letters: sa.CTE, rows: AnyS
     twin = _twin_of(spec, key, letters, inserted)
     marked = (
         sa.update(dead)
-        .where(here, ~is_back)
+        # A twin that was committed after the statement had begun is not known yet: the letter stays as it is.
+        .where(here, ~is_back, twin.is_not(None))
         .values(state="cancelled", error=reason(twin, dead.c.error), created_at=clock())
         .cte("sqlaqueue_marked")
     )

@@ -57,8 +57,13 @@ class Enqueueing:
         try:
             ids = {id(job.job) for job in self.jobs}
             with session.no_autoflush:
+                # All of them at each step: what one job refers to may take others along.
                 for job in self.jobs:
-                    job.relationships.take_out(session, ids)
+                    job.relationships.read(ids)
+                for job in self.jobs:
+                    job.relationships.add_parents(session)
+                for job in self.jobs:
+                    job.relationships.take_out(session)
                 refuse_referrers(session, ids)
             session.flush()
             connection = session.connection(bind_arguments={"mapper": self.spec.mapper})

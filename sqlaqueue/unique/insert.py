@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
+from sqlalchemy.orm.exc import UnmappedColumnError
 
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
@@ -36,8 +38,10 @@ def complete_rows(connection: sa.Connection, key: UniqueKey, inserted: Sequence[
     """Set what the database has computed, and insert the rows of other tables (joined inheritance)."""
     for job, row in inserted:
         _set_values(job, row)
-    tables = dict.fromkeys(table for job, _ in inserted for table in job.mapper.tables)
-    for table in tables:
+    # Those of parent classes first.
+    mappers = dict.fromkeys(job.mapper for job, _ in inserted)
+    lines = (reversed([*mapper.iterate_to_root()]) for mapper in mappers)
+    for table in dict.fromkeys(mapper.local_table for line in lines for mapper in line):
         if table is key.spec.table or not isinstance(table, sa.Table):
             continue
         keys = list(table.primary_key)
@@ -109,5 +113,6 @@ def _value(job: NewJob, column: sa.Column[Any]) -> Any:
 
 def _set_values(job: NewJob, row: Row) -> None:
     for column, value in row.items():
-        if job.mapper.columns.contains_column(column):
+        # Other classes in the same table have columns of their own.
+        with contextlib.suppress(UnmappedColumnError):
             job.set_value(column, value)

@@ -28,8 +28,8 @@ class Relationships:
         self._mapper: Mapper[Any] = sa.inspect(job).mapper
         self._values: dict[str, Any] = {}
 
-    def take_out(self, session: Session, jobs: Collection[int]) -> None:
-        """Take the job out of the session, and add its parents.
+    def read(self, jobs: Collection[int]) -> None:
+        """Read the attributes.
 
         :param jobs: the ids of all instances of the call.
         :raises StatementError: for objects that cannot wait until the job is inserted.
@@ -37,19 +37,32 @@ class Relationships:
         present = instance_state(self._job).dict
         self._values = {each.key: present[each.key] for each in self._all() if each.key in present}
         self._refuse(jobs)
-        children = _pending_children(self._children(), session)
-        for each in self._all():
-            if each.key in self._values:
-                if each.uselist:
-                    # Deleting the attribute empties the collection.
-                    self._values[each.key] = _copied(self._values[each.key])
-                # An event removes the job from the collection of the other object.
-                del_attribute(self._job, each.key)
-        mine = [instance_state(one) for one in (self._job, *children) if one in session]
-        session._expunge_states(mine)  # noqa: SLF001 - expunge() would take objects of the application along
+
+    def add_parents(self, session: Session) -> None:
+        """Add the parents to the session. It may take jobs along, which :meth:`take_out` takes out again."""
         for each, parent in self.parents():
             if parent not in session and "save-update" in each.cascade:
                 session.add(parent)
+
+    def take_out(self, session: Session) -> None:
+        """Take the job out of the session, and out of the collections of other objects."""
+        state = instance_state(self._job)
+        children = _pending_children(self._children(), session)
+        for each in self._all():
+            if each.key not in self._values:
+                continue
+            if each.direction is RelationshipDirection.ONETOMANY or self._is_settled(each):
+                # Without events, as a collection may number its members. The children leave the session, too.
+                del state.dict[each.key]
+                state.committed_state.pop(each.key, None)
+                continue
+            if each.uselist:
+                # Deleting the attribute empties the collection.
+                self._values[each.key] = _copied(self._values[each.key])
+            # An event removes the job from the collection of the other object.
+            del_attribute(self._job, each.key)
+        mine = [instance_state(one) for one in (self._job, *children) if one in session]
+        session._expunge_states(mine)  # noqa: SLF001 - expunge() would take objects of the application along
 
     def _refuse(self, jobs: Collection[int]) -> None:
         name = self._mapper.class_.__name__
@@ -59,6 +72,9 @@ class Relationships:
                 raise StatementError(msg)
         for each in self._all():
             children = self._objects(each) if each.direction is RelationshipDirection.ONETOMANY else []
+            if any(id(child) in jobs for child in children):
+                msg = f"enqueue(): {name}.{each.key} has another job of the same call; enqueue this one first"
+                raise StatementError(msg)
             if any(instance_state(child).key is not None for child in children):
                 msg = (
                     f"enqueue(): {name}.{each.key} has objects that are in the database, and would lose them "
@@ -95,6 +111,13 @@ class Relationships:
         present = instance_state(self._job).dict
         self._values = {each.key: present.pop(each.key) for each in self._all() if each.key in present}
 
+    def _is_settled(self, each: RelationshipProperty[Any]) -> bool:
+        """Return whether the collection of a parent has the job as a member that is no change: after a rollback."""
+        parent, back = self._values.get(each.key), each.back_populates
+        if each.direction is not RelationshipDirection.MANYTOONE or parent is None or back is None:
+            return False
+        return any(other is self._job for other in sa.inspect(parent).attrs[back].history.unchanged or ())
+
     def put_parents_back(self, *, forget: bool = False) -> None:
         """Set the parents of a job that has been inserted, before it is in the session.
 
@@ -104,8 +127,10 @@ class Relationships:
         """
         for each in self._all():
             if each.direction is RelationshipDirection.MANYTOONE and each.key in self._values:
-                value = self._values.pop(each.key)
-                if not forget:
+                settled, value = self._is_settled(each), self._values.pop(each.key)
+                if settled:
+                    set_committed_value(self._job, each.key, value)
+                elif not forget:
                     set_attribute(self._job, each.key, value)
 
     def put_others_back(self) -> None:
@@ -115,13 +140,17 @@ class Relationships:
                 value = self._values.pop(each.key)
                 # A new row has none; otherwise they would be loaded.
                 set_committed_value(self._job, each.key, () if each.uselist else None)
-                set_attribute(self._job, each.key, value)
+                set_attribute(self._job, each.key, _copied(value) if each.uselist else value)
 
     def keep(self) -> None:
         """Set the attributes of a job that is not inserted; no other object is told."""
-        for name, value in self._values.items():
-            set_committed_value(self._job, name, _items(value))
-        self._values.clear()
+        for each in self._all():
+            if each.key in self._values:
+                value = self._values.pop(each.key)
+                if each.direction is RelationshipDirection.ONETOMANY:
+                    instance_state(self._job).dict[each.key] = value
+                else:
+                    set_committed_value(self._job, each.key, _items(value))
 
     def _all(self) -> Iterator[RelationshipProperty[Any]]:
         return (each for each in self._mapper.relationships if not each.viewonly and each.lazy not in _UNLOADED)

@@ -40,13 +40,19 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
     given = backend().numbered_rows(columns, _NUMBER)
     parts = key.values(given)
     found = sa.select(
+        given.c[_NUMBER],
         sa.func.min(given.c[_NUMBER]).over(partition_by=parts),
         sa.func.row_number().over(order_by=[*parts, given.c[_NUMBER]]),
         *spec.keys,
     ).select_from(given.outerjoin(spec.table, sa.and_(key.are_twins(spec.table, given), key.counts(spec.table))))
     found = found.where(backend().claims.planned_anew()).order_by(given.c[_NUMBER])
     rows: Any = connection.execute(backend().guarded(found))
-    return [Found(None if twin[0] is None else tuple(twin), first - 1, order) for first, order, *twin in rows]
+    # One for each: without the index there may be several twins, which the INSERT finds out.
+    answers = {
+        number: Found(None if twin[0] is None else tuple(twin), first - 1, order)
+        for number, first, order, *twin in rows
+    }
+    return list(answers.values())
 
 
 def with_keys(spec: QueueSpec, jobs: AnySelect, keys: Sequence[Key]) -> AnySelect:

@@ -125,7 +125,8 @@ def check_nothing_is_lost(engine: sa.Engine, job: Any, enqueued: set[int]) -> No
     """Each job that was committed has an end; a cancelled one names a twin that existed."""
     with Session(engine) as session:
         found = {info.key[0]: info for info in admin.jobs(session, job, limit=10**6)}
-        assert len(found) > 10
+        # Of rows that a claim deletes, only the dead letters are left.
+        assert len(found) > (10 if "status" in job.__table__.c else 0)
         assert found.keys() <= enqueued
         assert {info.state for info in found.values()} <= {"completed", "failed", "cancelled"}
         twins = [info.last_error for info in found.values() if str(info.last_error).startswith("twin: ")]

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.ext.mutable import MutableDict
+from sqlalchemy.ext.orderinglist import ordering_list
 from sqlalchemy.orm import (
     DeclarativeBase,
     DynamicMapped,
@@ -68,6 +69,7 @@ class Owner(Base):
     __tablename__ = "owner"
     id: Mapped[int] = mapped_column(primary_key=True)
     name: Mapped[str]
+    jobs: Mapped[list[Job]] = relationship(back_populates="owner")
 
 
 class Job(QueueMixin, Base):
@@ -84,12 +86,13 @@ class Job(QueueMixin, Base):
     from_made: Mapped[str] = mapped_column(default=lambda context: f"from {context.current_parameters['made']}")
     updated: Mapped[str] = mapped_column(sa.String, onupdate="updated", server_default="new")
     owner_id: Mapped[int | None] = mapped_column(sa.ForeignKey("owner.id"))
-    owner: Mapped[Owner | None] = relationship()
+    owner: Mapped[Owner | None] = relationship(back_populates="jobs")
     parent_id: Mapped[int | None] = mapped_column(sa.ForeignKey("job.id"))
     parent: Mapped[Job | None] = relationship(remote_side="Job.id")
     tags: Mapped[list[Tag]] = relationship(secondary=tagged)
     files: Mapped[list[File]] = relationship(cascade="all, delete-orphan")
     by_name: Mapped[dict[str, Named]] = relationship(collection_class=attribute_keyed_dict("name"))
+    steps: Mapped[list[Step]] = relationship(order_by="Step.place", collection_class=ordering_list("place"))
     logs: DynamicMapped[Log] = relationship()
     __mapper_args__: ClassVar[dict[str, Any]] = {"version_id_col": version}
 
@@ -106,6 +109,13 @@ class Page(Base):
     __tablename__ = "page"
     id: Mapped[int] = mapped_column(primary_key=True)
     file_id: Mapped[int] = mapped_column(sa.ForeignKey("file.id"))
+
+
+class Step(Base):
+    __tablename__ = "step"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    job_id: Mapped[int] = mapped_column(sa.ForeignKey("job.id"))
+    place: Mapped[int]
 
 
 class Named(Base):
@@ -141,6 +151,18 @@ class Child(Root):
     __tablename__ = "child"
     child_id: Mapped[int] = mapped_column(sa.ForeignKey("root.id"), primary_key=True)
     __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "child"}
+
+
+class Grandchild(Child):
+    __tablename__ = "grandchild"
+    grandchild_id: Mapped[int] = mapped_column(sa.ForeignKey("child.child_id"), primary_key=True)
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "grandchild"}
+
+
+class Great(Grandchild):
+    __tablename__ = "great"
+    grandchild_id: Mapped[int] = mapped_column(sa.ForeignKey("grandchild.grandchild_id"), primary_key=True)
+    __mapper_args__: ClassVar[dict[str, Any]] = {"polymorphic_identity": "great"}
 
 
 @pytest.fixture(autouse=True)
@@ -268,3 +290,41 @@ def test_a_job_in_a_state_that_does_not_count(engine: sa.Engine) -> None:
         jobs = [Job(key="a", status="completed"), Job(key="a"), Job(key="a", status="failed")]
         assert [each.created for each in enqueue(session, jobs)] == [True, True, True]
         session.commit()
+
+
+def test_a_subclass_of_a_subclass(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        jobs = [Great(key=1), Grandchild(key=2), Great(key=3)]
+        assert all(each.created for each in enqueue(session, jobs))
+        session.commit()
+        assert all(each.grandchild_id == each.child_id == each.id for each in jobs)
+
+
+def test_an_instance_with_a_new_parent_after_a_rollback(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        owner = Owner(name="o")
+        job = Job(key="a", owner=owner, files=[File(name="f")])
+        for _ in range(2):
+            enqueue(session, job)
+            session.rollback()
+        assert enqueue(session, job) == [(job, True)]
+        assert job.owner is owner
+        session.commit()
+        assert (job.owner_id, [each.name for each in job.files]) == (owner.id, ["f"])
+
+
+def test_siblings_in_one_call(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        owner = Owner(name="o")
+        jobs = [Job(key=key, owner=owner) for key in "aab"]
+        assert [each.created for each in enqueue(session, jobs)] == [True, False, True]
+        session.commit()
+        assert owner.jobs == [jobs[0], jobs[2]]
+
+
+def test_a_collection_that_numbers_its_members(engine: sa.Engine) -> None:
+    with Session(engine) as session:
+        job, twin = Job(key="a", steps=[Step(), Step(), Step()]), Job(key="a", steps=[Step(), Step()])
+        enqueue(session, [job, twin])
+        session.commit()
+        assert ([each.place for each in job.steps], [each.place for each in twin.steps]) == ([0, 1, 2], [0, 1])

@@ -13,9 +13,13 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 
 
 def key_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Return the type of an array of keys, for ``key = ANY(array)``."""
+    """Return the type of an array of keys, for ``key = ANY(array)``; none of them is NULL."""
+    return _array(element, nullable=False)
+
+
+def _array(element: TypeEngine[Any], *, nullable: bool) -> TypeEngine[Any]:
     if isinstance(element, sa.Integer) or (isinstance(element, sa.Uuid) and element.as_uuid):
-        return _TextArray(element)
+        return _TextArray(element, nullable=nullable)
     # Its elements may be lists, such as those of JSONB, which are no further dimension.
     return ARRAY(element, dimensions=1)
 
@@ -26,7 +30,9 @@ def numbered_rows(columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]], 
     One array for each column: a VALUES list would have a parameter for each value, and other SQL for each number of
     rows.
     """
-    arrays = [sa.bindparam(None, list(values), type_=key_array(type_)) for type_, values in columns.values()]
+    arrays = [
+        sa.bindparam(None, list(values), type_=_array(type_, nullable=True)) for type_, values in columns.values()
+    ]
     names = [sa.column(name, type_) for name, (type_, _) in columns.items()]
     rows: sa.TableValuedAlias = sa.func.unnest(*arrays).table_valued(*names, with_ordinality=number, name="given")
     return rows.render_derived()
@@ -58,9 +64,9 @@ class _TextArray(TypeDecorator[Sequence[Any]]):
     impl = sa.Text
     cache_ok = True
 
-    def __init__(self, element: TypeEngine[Any]) -> None:
+    def __init__(self, element: TypeEngine[Any], *, nullable: bool) -> None:
         super().__init__()
-        self.element = element
+        self.element, self.nullable = element, nullable
 
     def bind_expression(self, bindparam: sa.BindParameter[Any]) -> sa.ColumnElement[Any]:
         return sa.cast(bindparam, _Array(self.element))
@@ -68,8 +74,14 @@ class _TextArray(TypeDecorator[Sequence[Any]]):
     def process_bind_param(self, value: Sequence[Any] | None, dialect: sa.Dialect) -> str | None:
         if value is None:
             return None
-        if isinstance(self.element, sa.Integer):
-            written = ["NULL" if key is None else str(int(key)) for key in value]
-        else:
-            written = ["NULL" if key is None else (key if isinstance(key, UUID) else UUID(key)).hex for key in value]
+        write = _integer if isinstance(self.element, sa.Integer) else _uuid
+        written = ["NULL" if key is None and self.nullable else write(key) for key in value]
         return "{" + ",".join(written) + "}"
+
+
+def _integer(key: Any) -> str:
+    return str(int(key))
+
+
+def _uuid(key: Any) -> str:
+    return (key if isinstance(key, UUID) else UUID(key)).hex

@@ -14,6 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, JobEvent, Retry, Snooze, Unique, admin, claim, enqueue, extend, fail, retry
+from sqlaqueue.consumer.maintenance import rescue as rescue_task
+from sqlaqueue.strategies.update_status import UpdateStatus
 from tests.unique.models import KINDS, create, make_job, status_of
 
 
@@ -230,3 +232,44 @@ def test_a_twin_that_is_committed_while_it_is_waited_for(
         other.commit()
         call.result(20)
     assert status_of(engine, job) == {1: "cancelled", 11: "pending"}
+
+
+def test_a_dead_letter_whose_twin_is_committed_while_it_is_waited_for(engine: sa.Engine, other: sa.Connection) -> None:
+    """The statement does not know the twin's key, so it leaves the letter as it is, and so the caller's settings."""
+    job = make_job("rows_are_messages")
+    create(engine, job)
+    with Session(engine) as session, engine.connect() as observer, ThreadPoolExecutor(1) as thread:
+        session.add(job(id=1, key="1"))
+        session.commit()
+        session.execute(fail(session.scalars(claim(job, 1)).all(), error="failed"))
+        session.commit()
+        insert_twin(other, job, 11, "1")
+        pid = session.scalar(sa.select(sa.func.pg_backend_pid()))
+        session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
+        call = thread.submit(admin.requeue_some, session, job, admin.JobFilter(), [(1,)])
+        eventually(lambda: observer.scalar(sa.select(sa.func.cardinality(sa.func.pg_blocking_pids(pid)))))
+        other.commit()
+        done = call.result(20)
+        assert (done, done.twins, done.left) == (0, {}, [1])
+        assert session.scalar(sa.text("SHOW lock_timeout")) == "7s"
+        assert [info.last_error for info in admin.jobs(session, job, admin.JobFilter(states=("failed",)))] == ["failed"]
+
+
+def test_rescues_one_by_one_end_after_their_time(
+    engine: sa.Engine, job: Any, other: sa.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that rescues also extends leases, so many jobs beside one open transaction must not keep it."""
+    together, alone = list[int](), list[int]()
+    rescue, rescue_some = UpdateStatus.rescue, UpdateStatus.rescue_some
+    monkeypatch.setattr(UpdateStatus, "rescue", lambda *args: together.append(1) or rescue(*args))
+    monkeypatch.setattr(UpdateStatus, "rescue_some", lambda *args: alone.append(1) or rescue_some(*args))
+    monkeypatch.setattr(rescue_task, "_LONGEST", -1.0)
+    with Session(engine) as session:
+        session.add(job(id=1, key="1"))
+        session.commit()
+        session.execute(extend(session.scalars(claim(job, 1)).all(), lease=0))
+        session.commit()
+    insert_twin(other, job, 11, "1")
+    with Consumer(job, lambda session, each: None, sessionmaker(engine), poll_interval=0.1):
+        eventually(lambda: len(together) > 1)
+    assert not alone

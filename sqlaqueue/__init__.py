@@ -22,6 +22,9 @@ from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryP
 from sqlaqueue.queue.states import States
 from sqlaqueue.queue.unique import Unique
 from sqlaqueue.results import JobResult
+from sqlaqueue.scheduler import Scheduler
+from sqlaqueue.schedules.definition import Schedule
+from sqlaqueue.schedules.tick import Tick, tick_of
 from sqlaqueue.statements.claim import claim
 from sqlaqueue.statements.control import consumers, pause, paused, resume
 from sqlaqueue.statements.manage import cancel, purge, reconcile, requeue, rescue
@@ -31,6 +34,7 @@ from sqlaqueue.unique.enqueueing import Enqueued
 from sqlaqueue.waiting.wait import wait
 
 if TYPE_CHECKING:
+    from sqlaqueue.async_scheduler import AsyncScheduler
     from sqlaqueue.consumer.aio import AsyncConsumer
     from sqlaqueue.copy.async_copy_in import async_copy_in
     from sqlaqueue.unique.async_enqueue import async_enqueue
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncConsumer",
+    "AsyncScheduler",
     "Cancel",
     "Constant",
     "Consumer",
@@ -54,9 +59,12 @@ __all__ = [
     "QueueMixin",
     "Retry",
     "RetryPolicy",
+    "Schedule",
+    "Scheduler",
     "Snooze",
     "SqlaqueueError",
     "States",
+    "Tick",
     "Unique",
     "WaitTimeout",
     "__version__",
@@ -82,6 +90,7 @@ __all__ = [
     "rescue",
     "resume",
     "retry",
+    "tick_of",
     "wait",
 ]
 
@@ -89,6 +98,7 @@ __all__ = [
 # SQLAlchemy's asyncio extension needs greenlet; sync code must be able to import this package without it.
 _ASYNC = {
     "AsyncConsumer": "sqlaqueue.consumer.aio",
+    "AsyncScheduler": "sqlaqueue.async_scheduler",
     "async_copy_in": "sqlaqueue.copy.async_copy_in",
     "async_enqueue": "sqlaqueue.unique.async_enqueue",
     "async_wait": "sqlaqueue.waiting.async_wait",

@@ -41,6 +41,7 @@ class ConsumerBase:
         name: str | None = None,
         batch: bool = False,
         signals: bool = True,
+        schedules: Sequence[Any] = (),
     ) -> None:
         by_class = dict(handler) if isinstance(handler, Mapping) else None
         for each in [handler] if by_class is None else by_class.values():
@@ -57,6 +58,7 @@ class ConsumerBase:
             retry=retry,
             name=name,
             batch=batch,
+            schedules=schedules,
         )
         self._settings = settings
         self._parts = ConsumerParts(settings, make_statements(settings))
@@ -133,8 +135,8 @@ class ConsumerBase:
 
     @property
     def connections(self) -> int:
-        """The most connections it uses at once: one per handler and one for its maintenance."""
-        return self._settings.concurrency + 1
+        """The most connections it uses at once: for each handler, for its maintenance, and for its schedules."""
+        return self._settings.connections
 
     @property
     def _handlers(self) -> Sequence[Callable[..., Any]]:

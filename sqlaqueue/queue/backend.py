@@ -18,7 +18,7 @@ from sqlalchemy.types import TypeEngine
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.notify_payloads import Payload
-from sqlaqueue.queue.strategy_protocol import ClaimRequest, ScanRange, Spec
+from sqlaqueue.queue.strategy_protocol import ClaimRequest, RequiredPrivilege, ScanRange, Spec
 
 CONTROL = "sqlaqueue_control"
 """The side table of cancellation requests, and of paused queues."""
@@ -28,6 +28,10 @@ CRASH_JOURNAL = "sqlaqueue_crash_journal"
 """The side table of batches that are about to run in a held transaction."""
 DEAD_LETTER = "sqlaqueue_dead_letter"
 """The side table of jobs that failed for good in a queue whose claims delete rows."""
+SCHEDULE = "sqlaqueue_schedule"
+"""The table of schedules; it belongs to no queue, but to all of a MetaData and schema."""
+TICK = "sqlaqueue_tick"
+"""The table of the ticks that schedules have fired."""
 
 Prefixed = TypeVar("Prefixed", bound=HasPrefixes)
 Rows = Mapping[str, Any] | tuple[Sequence[str], AnySelect]
@@ -149,11 +153,21 @@ class SideTables(Protocol):
 
     PAUSE: sa.ColumnElement[Any]
     """The key of the row that pauses a queue; no job has it."""
+    SCHEDULE_CHANNEL: str
+    """The channel on which changes of schedules are announced."""
 
     def control(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
     def consumers(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
     def crash_journal(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
     def dead_letter(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
+
+    def schedule_tables(self, metadata: sa.MetaData, schema: str | None) -> tuple[sa.Table, sa.Table]:
+        """Return the tables of schedules and of ticks of a MetaData and schema."""
+        ...
+
+    def schedule_notification(self, payload: Payload) -> sa.ColumnElement[str]:
+        """Return the call that sends ``payload`` to the processes that fire schedules."""
+        ...
 
     def as_json(self, text: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
         """Return JSON in a text as a value of a side table."""
@@ -192,6 +206,22 @@ class Checks(Protocol):
 
     def check_complete(self, session: Any, spec: Spec) -> None:
         """Raise DatabaseNotReadyError if the database lacks tables, columns or triggers of a queue."""
+        ...
+
+    def check_tables(self, session: Any, tables: Sequence[sa.Table], needed_by: str) -> None:
+        """Raise DatabaseNotReadyError if the database lacks tables or columns of them."""
+        ...
+
+    def outdated_triggers_of(self, session: Any, table: sa.Table, needed_by: str) -> str | None:
+        """Return what is wrong with the triggers of a table, and how to fix it."""
+        ...
+
+    def grants_for(self, connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:
+        """Return the GRANTs for those of the required privileges that the role lacks."""
+        ...
+
+    def policies_for(self, connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:
+        """Return the row-level security policies that the role lacks for the required privileges."""
         ...
 
     def split_schemas(self, session: Any, spec: Spec) -> str | None:

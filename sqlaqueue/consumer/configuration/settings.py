@@ -13,6 +13,8 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import check_lease, is_count
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.schedules.definition import Schedule
+from sqlaqueue.schedules.group import ScheduleGroup, schedule_groups
 from sqlaqueue.statements.claim import worker_name
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 
@@ -32,6 +34,7 @@ class ConsumerOptions(TypedDict, total=False):
     retry: RetryPolicy | None
     name: str | None
     signals: bool
+    schedules: Sequence[Schedule[Any] | type[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +56,8 @@ class ConsumerSettings:
     concurrency: int
     poll_interval: float
     grace: float
+    schedules: Sequence[ScheduleGroup] = ()
+    """The schedules that it fires."""
     dispatch: Dispatch | None = None
     """Calls the handler of a job's class, where each class has its own."""
 
@@ -88,8 +93,8 @@ class ConsumerSettings:
 
     @property
     def connections(self) -> int:
-        """How many connections it may need at once: one for each handler, and one for maintenance."""
-        return self.concurrency + 1
+        """How many connections it may need at once: for each handler, for maintenance, and for schedules."""
+        return self.concurrency + (2 if self.schedules else 1)
 
     def timeout_error(self) -> JobTimeout:
         """Return the error of a run whose handler has exceeded the timeout."""
@@ -117,6 +122,7 @@ def make_settings(
     retry: RetryPolicy | None,
     name: str | None,
     batch: bool,
+    schedules: Sequence[Any] = (),
 ) -> ConsumerSettings:
     """Check and resolve the arguments of a Consumer.
 
@@ -163,6 +169,7 @@ def make_settings(
         concurrency=concurrency,
         poll_interval=interval,
         grace=seconds(grace, "Consumer(grace=...)"),
+        schedules=schedule_groups(schedules, "Consumer"),
         dispatch=dispatch,
     )
 

@@ -45,15 +45,16 @@ class CallHandler:
     """An :class:`~sqlaqueue.consumer.executing.executor.Executor`."""
 
 
-WaitFor = Literal["stop", "maintenance", "poll", "change"]
+WaitFor = Literal["stop", "maintenance", "schedules", "poll", "change"]
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
     """Wait until something happens, the consumer stops, or a number of seconds has passed.
 
-    ``"stop"`` waits for the stop only, ``"maintenance"`` for a maintenance task that is due, ``"poll"`` for a poll that
-    is due, and ``"change"`` for a change of the shared state by another worker.
+    ``"stop"`` waits for the stop only, ``"maintenance"`` for a maintenance task that is due, ``"schedules"`` for a
+    change of the schedules, ``"poll"`` for a poll that is due, and ``"change"`` for a change of the shared state by
+    another worker.
     """
 
     on: WaitFor

@@ -6,8 +6,9 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -30,6 +31,8 @@ from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
+from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
@@ -52,10 +55,19 @@ class TaskRunner:
         self._handler = handler
         self._loop = asyncio.get_running_loop()
         self._poll, self._stopped, self._maintenance = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._schedules = asyncio.Event()
+        self._schedule_engines: list[sa.Engine] = []
         self._waiting: dict[asyncio.Event, None] = {}
         """What wakes the workers that wait for a change; the first one has waited longest."""
         self.context = ConsumerContext(name, parts, factory, self, draining=draining)
         self._grace = GracePeriod(self.context)
+        self._firing: FiringProcess | None = None
+        """Fires the schedules; None without any, and while a queue is drained."""
+        schedules = parts.settings.schedules
+        if schedules and not draining:
+            self._firing = FiringProcess(
+                schedules, self.context.isolation, self._schedules.set, self._listen_to_schedules
+            )
 
     # -- what routines ask for -------------------------------------------------------------------------------------
 
@@ -93,6 +105,8 @@ class TaskRunner:
     def _wake_all(self) -> None:
         self._stopped.set()
         self.wake_poller()
+        if self._firing is not None:
+            self._firing.stop()
         self.wake_workers(self.context.settings.concurrency)
 
     # -- tasks -----------------------------------------------------------------------------------------------------
@@ -104,7 +118,9 @@ class TaskRunner:
         workers = [
             asyncio.create_task(self._task(work(context, reconcile_all))) for _ in range(context.settings.concurrency)
         ]
-        maintenance = asyncio.create_task(self._task(maintain(context)))
+        beside = [asyncio.create_task(self._task(maintain(context)))]
+        if self._firing is not None:
+            beside.append(asyncio.create_task(self._task(fire_schedules(self._firing))))
         with signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals):
             try:
                 await self._wait_for(workers)
@@ -119,10 +135,12 @@ class TaskRunner:
                 self._grace.begin()
                 context.workers_ended = True
                 self.wake_maintenance()
-                await _end([*workers, maintenance], max(context.settings.grace, _LONGEST_STATEMENT))
+                await _end([*workers, *beside], max(context.settings.grace, _LONGEST_STATEMENT))
                 await self._drive(shut_down(context))
                 if context.polls.peers.subscribed:
                     await async_listener_of(context.engine).remove(context.polls)
+                for engine in self._schedule_engines:
+                    await async_listener_of(engine).remove(cast("FiringProcess", self._firing))
                 self._grace.log_stopped()
         if context.error is not None:
             raise context.error
@@ -130,6 +148,11 @@ class TaskRunner:
     async def execute(self, routine: Routine) -> Any:
         """Run one routine in the caller's task, as a worker does, and return what it returns."""
         return await self._drive(routine)
+
+    def _listen_to_schedules(self, engine: sa.Engine) -> None:
+        if self._firing is not None:
+            self._schedule_engines.append(engine)
+            async_listener_of(engine).add(backend().side_tables.SCHEDULE_CHANNEL, self._firing)
 
     async def _task(self, routine: Routine) -> None:
         try:
@@ -193,6 +216,9 @@ class TaskRunner:
             case "maintenance":
                 await wait_for_event(self._maintenance, effect.seconds)
                 self._maintenance.clear()
+            case "schedules":
+                await wait_for_event(self._schedules, effect.seconds)
+                self._schedules.clear()
             case "poll":
                 await wait_for_event(self._poll, effect.seconds)
                 self._poll.clear()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
+import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
@@ -29,6 +30,8 @@ from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
+from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
@@ -52,11 +55,20 @@ class ThreadRunner:
         self._handler = handler
         self._changed = threading.Condition()
         self._poll, self._stopped, self._maintenance = threading.Event(), threading.Event(), threading.Event()
+        self._schedules = threading.Event()
+        self._schedule_engines: list[sa.Engine] = []
         self._waker = Waker()
         self._deadlines = StatementDeadlines(self._waker.wake)
         self._working: set[threading.Thread] = set()
         self.context = ConsumerContext(name, parts, factory, self, draining=draining)
         self._grace = GracePeriod(self.context)
+        self._firing: FiringProcess | None = None
+        """Fires the schedules; None without any, and while a queue is drained."""
+        schedules = parts.settings.schedules
+        if schedules and not draining:
+            self._firing = FiringProcess(
+                schedules, self.context.isolation, self._schedules.set, self._listen_to_schedules
+            )
 
     # -- what routines ask for -------------------------------------------------------------------------------------
 
@@ -87,6 +99,8 @@ class ThreadRunner:
         """Wake everything that waits."""
         self._stopped.set()
         self.wake_poller()
+        if self._firing is not None:
+            self._firing.stop()
         self.wake_workers(self.context.settings.concurrency)
         self._waker.wake()
 
@@ -100,11 +114,13 @@ class ThreadRunner:
             self._thread(work(context, reconcile_all), f"{name}-{number}")
             for number in range(context.settings.concurrency)
         ]
-        maintenance = self._thread(maintain(context), f"{name}-maintenance")
+        beside = [self._thread(maintain(context), f"{name}-maintenance")]
+        if self._firing is not None:
+            beside.append(self._thread(fire_schedules(self._firing), f"{name}-schedules"))
         with signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals):
             context.fork_guard.watch(context.engine)
             self._working.update(workers)
-            for thread in (*workers, maintenance):
+            for thread in (*workers, *beside):
                 thread.start()
             try:
                 self._wait_for(workers)
@@ -113,11 +129,14 @@ class ThreadRunner:
                 self._grace.begin()
                 context.workers_ended = True
                 self.wake_maintenance()
-                # It ends with its last statement, in a moment, or the database does not answer.
-                maintenance.join(timeout=max(context.settings.grace, _LONGEST_STATEMENT))
+                for thread in beside:
+                    # It ends with its last statement, in a moment, or the database does not answer.
+                    thread.join(timeout=max(context.settings.grace, _LONGEST_STATEMENT))
                 self._drive(shut_down(context))
                 if context.polls.peers.subscribed:
                     listener.unlisten(context.engine, context.polls)
+                for engine in self._schedule_engines:
+                    listener.unlisten(engine, cast("FiringProcess", self._firing))
                 self._grace.log_stopped()
         if context.error is not None:
             raise context.error
@@ -129,6 +148,11 @@ class ThreadRunner:
     def close(self) -> None:
         """Free what only a running consumer needs."""
         self._waker.close()
+
+    def _listen_to_schedules(self, engine: sa.Engine) -> None:
+        if self._firing is not None:
+            self._schedule_engines.append(engine)
+            listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, self._firing)
 
     def _thread(self, routine: Routine, name: str) -> threading.Thread:
         def run() -> None:
@@ -193,6 +217,9 @@ class ThreadRunner:
             case "maintenance":
                 self._maintenance.wait(effect.seconds)
                 self._maintenance.clear()
+            case "schedules":
+                self._schedules.wait(effect.seconds)
+                self._schedules.clear()
             case "poll":
                 self._poll.wait(effect.seconds)
                 self._poll.clear()

@@ -5,15 +5,29 @@ from __future__ import annotations
 from sqlaqueue.postgresql.catalog.foreign_keys import ForeignKey, foreign_keys_to
 from sqlaqueue.postgresql.catalog.table_id import sees_all
 from sqlaqueue.postgresql.checks.indexes import has_index, missing_index_advice, missing_indexes
-from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND, check_complete, missing_objects, split_schemas
-from sqlaqueue.postgresql.checks.privileges import missing_grants, missing_policies, missing_schema_grants
-from sqlaqueue.postgresql.checks.versions import outdated_triggers, undefined_object_advice
+from sqlaqueue.postgresql.checks.missing_objects import (
+    UPDATE_COMMAND,
+    check_complete,
+    check_tables,
+    missing_objects,
+    split_schemas,
+)
+from sqlaqueue.postgresql.checks.privileges import (
+    grants_for,
+    missing_grants,
+    missing_policies,
+    missing_schema_grants,
+    policies_for,
+)
+from sqlaqueue.postgresql.checks.versions import outdated_triggers, outdated_triggers_of, undefined_object_advice
 
 __all__ = [
     "UPDATE_COMMAND",
     "ForeignKey",
     "check_complete",
+    "check_tables",
     "foreign_keys_to",
+    "grants_for",
     "has_index",
     "missing_grants",
     "missing_index_advice",
@@ -22,6 +36,8 @@ __all__ = [
     "missing_policies",
     "missing_schema_grants",
     "outdated_triggers",
+    "outdated_triggers_of",
+    "policies_for",
     "sees_all",
     "split_schemas",
     "undefined_object_advice",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
@@ -22,15 +24,14 @@ def missing_objects(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     The triggers that wake idle Consumers are left out: without them Consumers poll, see :mod:`.versions`.
     """
     tables = [spec.table, *spec.side_tables.values()]
-    missing = queue_objects.missing_tables(session, tables)
+    missing = _missing_tables(session, tables)
     if missing:
-        return [f"the table {table.fullname}{_other_schemas(session, table)}" for table in missing]
-    columns = queue_objects.missing_columns(session, tables)
+        return missing
     triggers = queue_objects.trigger_names(session, spec.table)
     names = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
     wanted = [name for name in names if not name.startswith(wake_triggers.PREFIX)]
     return [
-        *(f"the column {column.table.fullname}.{column.name}" for column in columns),
+        *_missing_columns(session, tables),
         *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
     ]
 
@@ -40,12 +41,33 @@ def check_complete(session: Session | sa.Connection, spec: QueueSpec) -> None:
 
     :raises DatabaseNotReadyError: naming what is missing, and the command that creates it.
     """
-    missing = missing_objects(session, spec)
+    _refuse(missing_objects(session, spec), spec.model.__name__)
+
+
+def check_tables(session: Session | sa.Connection, tables: Sequence[sa.Table], needed_by: str) -> None:
+    """Raise an error if the database lacks tables or columns of them.
+
+    :param needed_by: what needs them, for the error.
+    :raises DatabaseNotReadyError: naming what is missing, and the command that creates it.
+    """
+    _refuse(_missing_tables(session, tables) or _missing_columns(session, tables), needed_by)
+
+
+def _missing_tables(session: Session | sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
+    missing = queue_objects.missing_tables(session, tables)
+    return [f"the table {table.fullname}{_other_schemas(session, table)}" for table in missing]
+
+
+def _missing_columns(session: Session | sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
+    columns = queue_objects.missing_columns(session, tables)
+    return [f"the column {column.table.fullname}.{column.name}" for column in columns]
+
+
+def _refuse(missing: Sequence[str], needed_by: str) -> None:
     if missing:
         msg = (
-            f"the database lacks what {spec.model.__name__} needs: {', '.join(missing)}; {UPDATE_COMMAND} makes it, "
-            "where env.py has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not "
-            "there yet"
+            f"the database lacks what {needed_by} needs: {', '.join(missing)}; {UPDATE_COMMAND} makes it, where env.py "
+            "has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet"
         )
         raise DatabaseNotReadyError(msg)
 

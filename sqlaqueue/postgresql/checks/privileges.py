@@ -30,7 +30,14 @@ def missing_schema_grants(connection: sa.Connection, spec: QueueSpec) -> list[st
 
 def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     """Return the GRANTs for the privileges that a Consumer of this queue needs and the role lacks."""
-    required = list(spec.strategy.required_privileges(spec))
+    return grants_for(connection, list(spec.strategy.required_privileges(spec)), notifies=wakes(spec))
+
+
+def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege], *, notifies: bool = True) -> list[str]:
+    """Return the GRANTs for those of the required privileges that the role lacks.
+
+    :param notifies: whether it has to send notifications.
+    """
     has = [
         sa.func.has_table_privilege(TableId(each.table), sa.literal_column(f"'{each.privilege}'")) for each in required
     ]
@@ -49,7 +56,7 @@ def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     statements = [f"GRANT {', '.join(each)} ON TABLE {names[table]} TO {role}" for table, each in grants.items()]
     sequences = _sequences(connection, [each for each in required if each.privilege == "INSERT"])
     statements += [f"GRANT USAGE ON SEQUENCE {sequence} TO {role}" for sequence in sequences]
-    if wakes(spec) and not may_notify:
+    if notifies and not may_notify:
         statements.append(f"GRANT EXECUTE ON FUNCTION pg_notify(text, text) TO {role}")
     return statements
 
@@ -59,7 +66,11 @@ def missing_policies(connection: sa.Connection, spec: QueueSpec) -> list[str]:
 
     Whether an existing policy shows all jobs is not checked: a role may be meant to run some of them only.
     """
-    required = list(spec.strategy.required_privileges(spec))
+    return policies_for(connection, list(spec.strategy.required_privileges(spec)))
+
+
+def policies_for(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:
+    """Return the policies that the role needs for the required privileges."""
     tables = list(dict.fromkeys(each.table for each in required))
     active = [sa.func.row_security_active(TableName(table)) for table in tables]
     row: Any = connection.execute(sa.select(quoted_role(), *active)).one()

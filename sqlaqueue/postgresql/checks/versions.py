@@ -23,27 +23,35 @@ def outdated_triggers(session: Session | sa.Connection, spec: QueueSpec) -> str 
 
     It sends two small queries of the catalog, and none for a queue without triggers.
     """
-    objects = objects_of(spec.table)
+    return outdated_triggers_of(session, spec.table, spec.model.__name__)
+
+
+def outdated_triggers_of(session: Session | sa.Connection, table: sa.Table, needed_by: str) -> str | None:
+    """Return what is wrong with the triggers of one table, as above.
+
+    :param needed_by: what needs them, for the text.
+    """
+    objects = objects_of(table)
     functions = {each.name: each for each in objects if isinstance(each, TriggerFunction)}
     triggers = [each.name for each in objects if isinstance(each, Trigger)]
     if not functions and not triggers:
         return None
-    comments = queue_objects.function_comments(session, spec.table, [*functions])
+    comments = queue_objects.function_comments(session, table, [*functions])
     for name, function in functions.items():
         wanted = version_in(function.comment)
         found = version_in(comments.get(name))
         if name not in comments or found < wanted:
             there = f"is of version {found}" if name in comments else "is missing"
-            return _outdated(spec, f"the trigger function {name} {there}, and version {wanted} is needed")
+            return _outdated(table, needed_by, f"the trigger function {name} {there}, and version {wanted} is needed")
         if found > wanted:
             return (
-                f"{spec.model.__name__}: the trigger function {name} is of version {found}, and this process knows "
+                f"{needed_by}: the trigger function {name} is of version {found}, and this process knows "
                 f"version {wanted}: its sqlaqueue is older than the one that the database was migrated for; upgrade it"
             )
-    enabled = queue_objects.trigger_names(session, spec.table, enabled_only=True)
+    enabled = queue_objects.trigger_names(session, table, enabled_only=True)
     silent = [name for name in triggers if name not in enabled]
     if silent:
-        return _outdated(spec, f"these triggers are missing or disabled: {', '.join(silent)}")
+        return _outdated(table, needed_by, f"these triggers are missing or disabled: {', '.join(silent)}")
     return None
 
 
@@ -60,8 +68,8 @@ def undefined_object_advice(error: BaseException, spec: QueueSpec) -> str | None
     )
 
 
-def _outdated(spec: QueueSpec, what: str) -> str:
+def _outdated(table: sa.Table, needed_by: str, what: str) -> str:
     return (
-        f"{spec.model.__name__}: the table {spec.table.fullname} is not up to date: {what}. Run {UPDATE_COMMAND}; "
+        f"{needed_by}: the table {table.fullname} is not up to date: {what}. Run {UPDATE_COMMAND}; "
         "env.py needs the line `import sqlaqueue.alembic` for that"
     )

@@ -11,10 +11,12 @@ from sqlaqueue.postgresql.side_tables.control import (
     request_cancellation,
 )
 from sqlaqueue.postgresql.side_tables.dead_letters import bury, stored_rows
+from sqlaqueue.postgresql.side_tables.schedules import SCHEDULE_CHANNEL, schedule_notification, schedule_tables
 from sqlaqueue.postgresql.side_tables.tables import consumers, control, crash_journal, dead_letter
 
 __all__ = [
     "PAUSE",
+    "SCHEDULE_CHANNEL",
     "as_json",
     "bury",
     "consumers",
@@ -25,5 +27,7 @@ __all__ = [
     "key_json",
     "pause",
     "request_cancellation",
+    "schedule_notification",
+    "schedule_tables",
     "stored_rows",
 ]

@@ -1,0 +1,97 @@
+"""Fires schedules in async code: :class:`AsyncScheduler`, with the same routine as :class:`~sqlaqueue.Scheduler`."""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from sqlaqueue.consumer.core.driver import adrive
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.notifications.async_listener import async_listener_of
+from sqlaqueue.consumer.runners.task_runner import wait_for_event
+from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.scheduler import SchedulerBase
+from sqlaqueue.write_routing import execute, open_session
+
+
+class AsyncScheduler(SchedulerBase):
+    """Fires schedules in an event loop; :class:`~sqlaqueue.Scheduler` has the parameters.
+
+    ``async with AsyncScheduler(...):`` runs it in a task until the block ends, and leaves signals to the program.
+
+    :raises ConfigurationError: for an invalid argument.
+    """
+
+    _is_async = True
+
+    async def run(self) -> None:
+        """Fire schedules until :meth:`stop` is called, the task is cancelled, or a signal arrives.
+
+        :raises ConfigurationError: if the database lacks the tables of schedules, or privileges on them.
+        """
+        await self._serve(*self._start(), signals=self.handles_signals)
+
+    def _start(self) -> tuple[FiringProcess, asyncio.Event, list[sa.Engine]]:
+        woken, engines, loop = asyncio.Event(), list[sa.Engine](), asyncio.get_running_loop()
+
+        def listen(process: FiringProcess, engine: sa.Engine) -> None:
+            engines.append(engine)
+            async_listener_of(engine).add(backend().side_tables.SCHEDULE_CHANNEL, process)
+
+        # stop() may be called from another thread or a signal handler.
+        return self._begin(lambda: loop.call_soon_threadsafe(woken.set), listen), woken, engines
+
+    async def _serve(
+        self, process: FiringProcess, woken: asyncio.Event, engines: list[sa.Engine], *, signals: bool
+    ) -> None:
+        async def perform(effect: Any) -> Any:
+            match effect:
+                case ExecuteInOwnSession():
+                    async with open_session(self._factory) as session:
+                        await session.run_sync(process.isolation.begin)
+                        return await session.run_sync(execute, effect.operation, effect.arguments)
+                case Wait():
+                    await wait_for_event(woken, effect.seconds)
+                    woken.clear()
+            return None
+
+        try:
+            with signal_handlers.stop_on_signal(process.stop, wanted=signals):
+                async with open_session(self._factory) as session:
+                    self._check(session, session.sync_session)
+                await adrive(fire_schedules(process), perform)
+        finally:
+            self._process = None
+            for engine in engines:
+                await async_listener_of(engine).remove(process)
+
+    async def __aenter__(self) -> Self:
+        """Fire schedules in a task until the block ends."""
+        self._task = asyncio.create_task(self._serve(*self._start(), signals=False), name="sqlaqueue-scheduler")
+        self._task.add_done_callback(self._log_end)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop, and raise the error that ended it, unless the block raised one."""
+        self.stop()
+        try:
+            await asyncio.wait([self._task])
+        except asyncio.CancelledError:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+            raise
+        if error is None:
+            self._task.result()
+
+    def _log_end(self, task: asyncio.Task[None]) -> None:
+        failure = None if task.cancelled() else task.exception()
+        if failure is not None:
+            self._log_failure(failure)

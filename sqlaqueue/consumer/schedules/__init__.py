@@ -1,0 +1,1 @@
+"""Fires schedules: for a Consumer that has some, and for a Scheduler."""

@@ -1,0 +1,71 @@
+"""The log records about schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.log import fields, logger
+from sqlaqueue.schedules.declare import Declared
+from sqlaqueue.schedules.fire import Firing
+from sqlaqueue.schedules.upkeep import Moved
+
+
+def log_error(error: Exception) -> None:
+    """Log an error of the database; the process tries again."""
+    kind = type(error).__name__
+    logger.warning("schedules: %s: %s", kind, error, extra=fields("schedules_error", error_kind=kind))
+
+
+def log_declared(declared: Declared) -> None:
+    """Log which definitions of the program were written, and which were kept as they are."""
+    for name in declared.written:
+        logger.info("schedule %r: written into the database", name, extra=fields("schedule_written", schedule=name))
+    for name in declared.kept:
+        text = (
+            "schedule %r: the program has changed it, but it was changed at run time as well, which is kept; "
+            "`sqlaqueue schedules reset` replaces it"
+        )
+        logger.warning(text, name, extra=fields("schedule_kept", schedule=name))
+
+
+def log_moved(moved: Moved) -> None:
+    """Log a tick that an upgrade of the rules moves."""
+    text = (
+        "schedule %r: its next tick, %s, was computed by %s; by %s of this process it would be %s. The stored one is "
+        "fired, and the ticks after it follow the new rules"
+    )
+    extra = fields("schedule_moved", schedule=moved.schedule)
+    logger.warning(text, moved.schedule, moved.next_tick, moved.before, moved.rules, moved.computed, extra=extra)
+
+
+def log_unknown(process: FiringProcess, names: Sequence[str]) -> None:
+    """Log once which overdue schedules the process cannot fire."""
+    for name in names:
+        if name not in process.reported:
+            text = (
+                "schedule %r is overdue, and this process cannot fire it: it has not imported the class of its jobs, "
+                "or has no schedule with the function that makes them"
+            )
+            logger.warning(text, name, extra=fields("schedule_unknown", schedule=name))
+    process.reported = set(names)
+
+
+def log_firing(firing: Firing) -> None:
+    """Log the ticks of one transaction."""
+    for name, first in firing.missed:
+        text = "schedule %r: ticks from %s on were missed, and are passed over"
+        logger.warning(text, name, first, extra=fields("ticks_missed", schedule=name))
+    for fired in firing.fired:
+        text = "schedule %r fired for %s" if fired.key is not None else "schedule %r: no job for %s, as one is there"
+        extra = fields("schedule_fired", schedule=fired.schedule, delay=fired.late.total_seconds())
+        logger.debug(text, fired.schedule, fired.tick, extra=extra)
+
+
+def log_failure(name: str, error: Exception) -> str:
+    """Log why a schedule could not be fired, and return it."""
+    kind = type(error).__name__
+    text = f"{kind}: {error}"
+    extra = fields("schedule_failed", schedule=name, error_kind=kind)
+    logger.warning("the schedule %r cannot be fired and stays due: %s", name, text, extra=extra)
+    return text

@@ -1,0 +1,107 @@
+"""The tables of schedules: ``sqlaqueue_schedule`` and ``sqlaqueue_tick``, and the trigger that announces changes.
+
+They exist in each MetaData and schema for whose queues a schedule is declared. The trigger wakes the processes that
+fire schedules when a definition is changed, by whatever means.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+
+from sqlaqueue.notify_payloads import Payload, Signal
+from sqlaqueue.postgresql.ddl.attach import attach
+from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_comment
+from sqlaqueue.queue.backend import SCHEDULE, TICK
+
+SCHEDULE_CHANNEL = "sqlaqueue_schedule"
+"""The channel on which changes of schedules are announced."""
+
+_VERSION = 1
+"""Raise it whenever the text of the trigger function changes."""
+
+_EDITED = ("queue", "model", "cron", "every", "timezone", "values", "factory", "paused_at")
+_OLD, _NEW = (f"ROW({', '.join(f'{row}.{name}' for name in _EDITED)})" for row in ("OLD", "NEW"))
+_WHEN = (
+    f"{_OLD} IS DISTINCT FROM {_NEW}"
+    " OR (NEW.run_requested_at IS NOT NULL AND OLD.run_requested_at IS DISTINCT FROM NEW.run_requested_at)"
+    # A firing moves both.
+    " OR (NEW.next_tick IS DISTINCT FROM OLD.next_tick AND NEW.last_tick IS NOT DISTINCT FROM OLD.last_tick)"
+)
+_BODY = f"""\
+BEGIN
+  PERFORM pg_catalog.pg_notify('{SCHEDULE_CHANNEL}', '{Signal.POLL}');
+  RETURN NULL;
+END
+"""
+
+
+def schedule_tables(metadata: sa.MetaData, schema: str | None) -> tuple[sa.Table, sa.Table]:
+    """Return the tables of schedules and of ticks, which are defined once in each MetaData and schema."""
+    prefix = f"{schema}." if schema else ""
+    known = [metadata.tables.get(f"{prefix}{name}") for name in (SCHEDULE, TICK)]
+    schedules = _schedules(metadata, schema) if known[0] is None else known[0]
+    ticks = _ticks(metadata, schema) if known[1] is None else known[1]
+    return schedules, ticks
+
+
+def schedule_notification(payload: Payload) -> sa.ColumnElement[str]:
+    """Return the call that sends ``payload`` to the processes that fire schedules."""
+    sent: sa.ColumnElement[str] = sa.func.pg_notify(SCHEDULE_CHANNEL, str(payload), type_=sa.Text())
+    return sent
+
+
+def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
+    moment, span = sa.DateTime(timezone=True), sa.Interval()
+    table = sa.Table(
+        SCHEDULE,
+        metadata,
+        sa.Column("name", sa.Text(), primary_key=True),
+        sa.Column("queue", sa.Text(), nullable=False),
+        sa.Column("model", sa.Text()),
+        sa.Column("cron", sa.Text()),
+        sa.Column("every", span),
+        sa.Column("timezone", sa.Text(), nullable=False, server_default=sa.text("'UTC'")),
+        sa.Column("values", JSONB(), nullable=False, server_default=sa.text("'{}'")),
+        sa.Column("factory", sa.Text()),
+        sa.Column("jitter", span, nullable=False, server_default=sa.text("'00:00:00'")),
+        sa.Column("catch_up", sa.Integer(), nullable=False, server_default=sa.text("1")),
+        sa.Column("grace", span, nullable=False, server_default=sa.text("'00:01:00'")),
+        sa.Column("skip_unfinished", sa.Boolean(), nullable=False, server_default=sa.false()),
+        sa.Column("paused_at", moment),
+        sa.Column("run_requested_at", moment),
+        sa.Column("last_tick", moment),
+        sa.Column("next_tick", moment),
+        sa.Column("planned_for", sa.Text()),
+        sa.Column("rules", sa.Text()),
+        sa.Column("code", JSONB(none_as_null=True)),
+        sa.Column("last_error", sa.Text()),
+        sa.Column("created_at", moment, nullable=False, server_default=sa.func.now()),
+        sa.CheckConstraint("(cron IS NULL) <> (every IS NULL)", name=f"ck_{SCHEDULE}_cron_or_every"),
+        sa.CheckConstraint("every >= interval '1 second'", name=f"ck_{SCHEDULE}_every"),
+        schema=schema or sa.BLANK_SCHEMA,
+    )
+    function = TriggerFunction(table, f"{SCHEDULE}_changed", _BODY, comment=version_comment(_VERSION))
+    attach(table, function)
+    attach(table, Trigger(table, f"{SCHEDULE}_insert", "INSERT", function))
+    # The server rewrites a condition when it stores it, so its digest in the name tells whether it has changed.
+    digest = hashlib.sha256(_WHEN.encode()).hexdigest()[:8]
+    attach(table, Trigger(table, f"{SCHEDULE}_update_{digest}", "UPDATE", function, when=_WHEN))
+    return table
+
+
+def _ticks(metadata: sa.MetaData, schema: str | None) -> sa.Table:
+    moment = sa.DateTime(timezone=True)
+    return sa.Table(
+        TICK,
+        metadata,
+        sa.Column("schedule", sa.Text(), primary_key=True),
+        sa.Column("tick", moment, primary_key=True),
+        sa.Column("queue", sa.Text(), nullable=False),
+        sa.Column("key", JSONB(none_as_null=True)),
+        sa.Column("fired_at", moment, nullable=False, server_default=sa.func.now()),
+        sa.Index(f"ix_{TICK}_job", "queue", "key"),
+        schema=schema or sa.BLANK_SCHEMA,
+    )

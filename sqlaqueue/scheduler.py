@@ -1,0 +1,188 @@
+"""A process that only fires schedules: :class:`Scheduler`.
+
+::
+
+    Scheduler(sessionmaker(engine), [nightly, hourly]).run()
+
+Consumers fire schedules as well: ``Consumer(..., schedules=[nightly])``. Any number of both may run at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.core.driver import drive
+from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.notifications import listener
+from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.sessions.connection_checks import check_engine
+from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
+from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
+from sqlaqueue.consumer.signals import signal_handlers
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import database_text, fields, logger
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.schedules.definition import Schedule
+from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.write_routing import execute, open_session
+
+
+class SchedulerBase:
+    """The part of a Scheduler that needs no I/O."""
+
+    _is_async = False
+
+    def __init__(
+        self,
+        session_factory: Any,
+        schedules: Iterable[Schedule[Any] | type[Any]],
+        *,
+        reset: bool = False,
+        signals: bool = True,
+    ) -> None:
+        kind = type(self).__name__
+        self.groups = schedule_groups(schedules, kind)
+        if not self.groups:
+            msg = f"{kind}: schedules=[]: give at least one Schedule, or a queue class for those added at run time"
+            raise ConfigurationError(msg)
+        self._factory = resolve_factory(session_factory, kind, is_async=self._is_async)
+        self.reset, self.handles_signals = reset, signals
+        self._process: FiringProcess | None = None
+
+    @property
+    def session_factory(self) -> Any:
+        """The factory of its sessions."""
+        return self._factory
+
+    def stop(self) -> None:
+        """Fire no more, and make ``run()`` return; may be called from any thread and from a signal handler."""
+        if self._process is not None:
+            self._process.stop()
+
+    def __repr__(self) -> str:
+        number = sum(len(group.declared) for group in self.groups)
+        return f"<{type(self).__name__} of {number} schedules>"
+
+    def _begin(self, wake: Callable[[], object], listen: Callable[[FiringProcess, sa.Engine], object]) -> FiringProcess:
+        if self._process is not None:
+            msg = f"{self!r} is running already"
+            raise ConfigurationError(msg)
+        process = FiringProcess(
+            self.groups,
+            IsolationLevel(self.groups[0].spec),
+            wake,
+            lambda engine: listen(process, engine),
+            reset=self.reset,
+        )
+        self._process = process
+        return process
+
+    def _check(self, made: Any, session: Session) -> None:
+        """Refuse sessions and engines with which schedules cannot be fired, and log the start.
+
+        :param made: a session of the factory.
+        :param session: the sync session in it.
+        """
+        check_session_class(type(made), self._factory, type(self).__name__, is_async=self._is_async)
+        for group in self.groups:
+            engine = check_engine(session, group.spec.mapper, type(self).__name__)
+            names = ", ".join(repr(name) for name in sorted(group.declared)) or "those of the database"
+            where = database_text(engine)
+            logger.info(
+                "schedules: started, %s, fires %s", where, names, extra=fields("scheduler_started", database=where)
+            )
+
+    def _log_failure(self, error: BaseException) -> None:
+        kind = type(error).__name__
+        extra = fields("scheduler_failed", error_kind=kind)
+        logger.error("%r raised %s: %s; it fires no more", self, kind, error, extra=extra)
+
+
+class Scheduler(SchedulerBase):
+    """Fires schedules.
+
+    :param session_factory: creates sessions, such as a ``sessionmaker(engine)``.
+    :param schedules: the Schedules of the program. They are written into the database at the start. Those that others
+        have stored beside them are fired as well, if this process has imported the classes of their jobs. A queue class
+        in the list stands for schedules that are only added at run time.
+    :param reset: write the program's definitions even where they were changed at run time.
+    :param signals: whether SIGTERM and SIGINT stop it while it runs in the main thread.
+    :raises ConfigurationError: for an invalid argument.
+
+    ``with Scheduler(...):`` runs it in a background thread until the block ends, and leaves signals to the program.
+    """
+
+    def run(self) -> None:
+        """Fire schedules until :meth:`stop` is called or, in the main thread, SIGTERM or SIGINT arrives.
+
+        While the database is unavailable, it tries again.
+
+        :raises ConfigurationError: if the database lacks the tables of schedules, or privileges on them.
+        """
+        self._serve(*self._start(), signals=self.handles_signals)
+
+    def _start(self) -> tuple[FiringProcess, threading.Event, list[sa.Engine]]:
+        woken, engines = threading.Event(), list[sa.Engine]()
+
+        def listen(process: FiringProcess, engine: sa.Engine) -> None:
+            engines.append(engine)
+            listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, process)
+
+        return self._begin(woken.set, listen), woken, engines
+
+    def _serve(
+        self, process: FiringProcess, woken: threading.Event, engines: list[sa.Engine], *, signals: bool
+    ) -> None:
+        def perform(effect: Any) -> Any:
+            match effect:
+                case ExecuteInOwnSession():
+                    with open_session(self._factory) as session:
+                        process.isolation.begin(session)
+                        return execute(session, effect.operation, effect.arguments)
+                case Wait():
+                    woken.wait(effect.seconds)
+                    woken.clear()
+            return None
+
+        try:
+            with signal_handlers.stop_on_signal(process.stop, wanted=signals):
+                with open_session(self._factory) as session:
+                    self._check(session, session)
+                drive(fire_schedules(process), perform)
+        finally:
+            self._process = None
+            for engine in engines:
+                listener.unlisten(engine, process)
+
+    def __enter__(self) -> Self:
+        """Fire schedules in a background thread until the block ends."""
+        started = self._start()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(
+            target=self._serve_in_background, args=started, name="sqlaqueue-scheduler", daemon=True
+        )
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Stop, and raise the error that ended it, unless the block raised one."""
+        self.stop()
+        self._thread.join()
+        if error is None and self._error is not None:
+            raise self._error
+
+    def _serve_in_background(self, *started: Any) -> None:
+        try:
+            self._serve(*started, signals=False)
+        except BaseException as error:  # noqa: BLE001 - it is raised in the program's thread
+            self._error = error
+            self._log_failure(error)

@@ -1,0 +1,43 @@
+"""SQL about the rows of schedules: which are due, and which a process can fire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.schedules.group import ScheduleGroup
+
+PAUSED = "paused"
+"""The ``planned_for`` of a paused schedule, whose ticks are passed over until it is resumed."""
+
+
+def plan(table: sa.FromClause) -> sa.ColumnElement[str]:
+    """Return what ``next_tick`` depends on, as a text.
+
+    It is stored in ``planned_for`` with each ``next_tick``, so a row whose text differs was changed since, by whatever
+    means, and its next tick has to be computed again.
+    """
+    seconds: sa.ColumnElement[Any] = sa.extract("epoch", table.c.every)
+    timing = sa.func.concat_ws("|", table.c.cron, seconds, table.c.timezone)
+    return sa.case((table.c.paused_at.is_(None), timing), else_=sa.literal_column(f"'{PAUSED}'"))
+
+
+def due_in(table: sa.FromClause) -> sa.ColumnElement[Any]:
+    """Return the seconds after which a schedule has to be looked at; negative for one that is late, NULL for never."""
+    until_tick = sa.case((table.c.paused_at.is_(None), _until(table.c.next_tick)))
+    soonest = sa.func.least(_until(table.c.run_requested_at), until_tick)
+    return sa.case((table.c.planned_for.is_distinct_from(plan(table)), sa.literal_column("0")), else_=soonest)
+
+
+def is_known(group: ScheduleGroup, table: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Return the condition that this process has the class of a schedule's jobs, and the function that makes them."""
+    model = sa.func.coalesce(table.c.model, "", type_=sa.Text())
+    classes = [sa.and_(table.c.queue == queue, model == name) for queue, name in group.tables.classes()]
+    factories = sorted(group.factories)
+    return sa.and_(sa.or_(*classes), sa.or_(table.c.factory.is_(None), table.c.factory.in_(factories)))
+
+
+def _until(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    return sa.extract("epoch", moment - clock())

@@ -1,0 +1,177 @@
+"""The ticks of a schedule: the moments at which a cron expression or an interval wants a job.
+
+Cron expressions are computed by `cronsim <https://github.com/cuu508/cronsim>`_, which follows Debian's cron where the
+clock changes: a fixed time that does not exist moves to the end of the gap, one that exists twice is meant once, and an
+expression with ``*`` in its minutes or hours goes by elapsed time.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import zoneinfo
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sqlaqueue.exc import ConfigurationError
+
+_ALIASES = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+}
+_FIRST_SPAN = timedelta(minutes=1)
+SHORTEST = timedelta(seconds=1)
+"""The shortest interval of a schedule."""
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """When a schedule ticks.
+
+    :param cron: a cron expression of five fields, or six with seconds first; None for an interval.
+    :param every: the interval; None for a cron expression.
+    :param timezone: the time zone of the cron expression.
+    :param origin: the moment from which an interval is counted, by its second; in UTC, as all moments here: the sum
+        of a moment of another zone and an interval goes by the clock of that zone.
+    """
+
+    cron: str | None
+    every: timedelta | None
+    timezone: str
+    origin: datetime
+
+    def check(self) -> None:
+        """Refuse a recurrence without ticks.
+
+        :raises ConfigurationError: naming the argument that is wrong.
+        """
+        if (self.cron is None) == (self.every is None):
+            msg = "give either cron= or every="
+            raise ConfigurationError(msg)
+        if self.every is not None:
+            if self.every < SHORTEST:
+                msg = f"every={self.every!r}: the shortest interval is one second"
+                raise ConfigurationError(msg)
+            zone(self.timezone)
+        elif self.after(self.origin) is None:
+            msg = f"cron={self.cron!r}: no date of the next 50 years matches"
+            raise ConfigurationError(msg)
+
+    def after(self, moment: datetime) -> datetime | None:
+        """Return the first tick after ``moment``; None if there is none.
+
+        :raises ConfigurationError: for an invalid expression or time zone.
+        """
+        return next(self._ticks(moment), None)
+
+    def newest(self, first: datetime, until: datetime, since: datetime, number: int, most: int) -> list[datetime]:
+        """Return the newest ticks from ``first``, which is one, to ``until``, in order.
+
+        These are all ticks from ``since`` on, and before it as many as make ``number``; but no more than ``most``.
+        After a long time without firing, the ticks before these are not computed.
+        """
+        span, found = _FIRST_SPAN, list[datetime]()
+        while True:
+            start = until - span
+            whole = start <= first
+            found = [first] if whole else []
+            found = [*deque((*found, *self._between(first if whole else start, until)), maxlen=most)]
+            if whole or len(found) == most or (start < since and len(found) >= number):
+                return found
+            span *= 4
+
+    def in_words(self) -> str:
+        """Return the recurrence in words."""
+        if self.every is not None:
+            return f"every {self.every}"
+        words: str = _cronsim().CronSim(self._expression, datetime.now(UTC)).explain()
+        return f"{words[:1].lower()}{words[1:]}, {self.timezone}"
+
+    def rules(self) -> str | None:
+        """Return the versions of the rules that the ticks follow; None for an interval, which follows none."""
+        return None if self.cron is None else _rules()
+
+    @property
+    def _expression(self) -> str:
+        cron = (self.cron or "").strip()
+        return _ALIASES.get(cron.lower(), cron)
+
+    def _between(self, start: datetime, until: datetime) -> Iterator[datetime]:
+        for tick in self._ticks(start):
+            if tick > until:
+                return
+            yield tick
+
+    def _ticks(self, after: datetime) -> Iterator[datetime]:
+        if self.every is not None:
+            origin = self.origin.replace(microsecond=0)
+            tick = origin + self.every * ((after - origin) // self.every + 1)
+            while True:
+                yield tick
+                tick += self.every
+        local = zone(self.timezone)
+        library = _cronsim()
+        try:
+            ticks = library.CronSim(self._expression, after.astimezone(local))
+        except library.CronSimError as error:
+            reason = str(error)
+            msg = f"cron={self.cron!r}: {reason[:1].lower()}{reason[1:]}; write it as minute hour day month weekday"
+            raise ConfigurationError(msg) from None
+        # In an hour that the clock repeats, the library may return a time of the first pass during the second one.
+        yield from (moment for tick in ticks if (moment := tick.astimezone(UTC)) > after)
+
+
+def zone(name: str) -> zoneinfo.ZoneInfo:
+    """Return a time zone.
+
+    :raises ConfigurationError: if there is none of this name.
+    """
+    try:
+        return zoneinfo.ZoneInfo(name)
+    except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError, TypeError):
+        known = zoneinfo.available_timezones()
+        close = difflib.get_close_matches(str(name), known, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ", such as 'Europe/Berlin'"
+        if not known:
+            hint = "; this system has no time zones: pip install tzdata"
+        msg = f"timezone={name!r}: this is not the name of a time zone{hint}"
+        raise ConfigurationError(msg) from None
+
+
+def _cronsim() -> Any:
+    try:
+        import cronsim  # noqa: PLC0415 - intervals do without it
+    except ModuleNotFoundError:
+        msg = "cron= needs cronsim: pip install 'sqlaqueue[cron]'; every= does without it"
+        raise ConfigurationError(msg) from None
+    return cronsim
+
+
+@functools.cache
+def _rules() -> str:
+    """Return the versions of the cron library and of the time zone data, where it can be known."""
+    return f"cronsim {metadata.version('cronsim')}, tzdata {_tzdata_version()}"
+
+
+def _tzdata_version() -> str:
+    for directory in zoneinfo.TZPATH:
+        path = Path(directory) / "tzdata.zi"
+        if path.is_file():
+            with path.open(encoding="utf-8") as file:
+                return file.readline().removeprefix("# version ").strip()
+        if (Path(directory) / "UTC").is_file():
+            return "of the system"
+    try:
+        return metadata.version("tzdata")
+    except metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,53 @@
+"""The tick of a job: :class:`Tick`, and :func:`tick_of` for handlers."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, scoped_session
+
+from sqlaqueue.exc import StatementError
+from sqlaqueue.mapping.mixin import QueueMixin, spec_of
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.schedules.tables import ScheduleTables
+from sqlaqueue.session_types import check_session
+
+
+class Tick(NamedTuple):
+    """The moment at which a schedule wanted a job."""
+
+    schedule: str
+    """The name of the schedule."""
+    at: datetime
+    """The moment, in UTC."""
+    late: timedelta
+    """The time from then until now, by the database's clock."""
+
+
+def tick_of(session: Session | scoped_session[Any], job: Any) -> Tick | None:
+    """Return the tick for which a schedule has enqueued a job; None for any other job.
+
+    Ticks are kept for a week, and the newest hundred of each schedule for ever. In async code:
+    ``await session.run_sync(tick_of, job)``.
+
+    :param job: an instance that is in the database.
+    :raises NotAQueueError: if it is no instance of a queue class.
+    :raises StatementError: if it is not in the database.
+    """
+    check_session(session, "tick_of", is_async=False)
+    spec = spec_of(type(job) if isinstance(job, QueueMixin) else job)
+    key = sa.inspect(job).identity
+    if key is None:
+        msg = f"tick_of(): this {type(job).__name__} is not in the database"
+        raise StatementError(msg)
+    ticks = ScheduleTables.look_up(spec).ticks
+    parts = [sa.cast(sa.literal(part, column.type), column.type) for part, column in zip(key, spec.keys, strict=True)]
+    same = (ticks.c.queue == spec.name, ticks.c.key == backend().side_tables.key_json(parts))
+    found = session.execute(
+        sa.select(ticks.c.schedule, ticks.c.tick, clock() - ticks.c.tick).where(*same),
+        bind_arguments={"mapper": spec.mapper},
+    ).one_or_none()
+    return None if found is None else Tick(found[0], found[1].astimezone(UTC), found[2])

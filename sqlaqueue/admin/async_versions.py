@@ -16,6 +16,17 @@ from sqlaqueue.admin.job_filter import count
 from sqlaqueue.admin.job_listing import job, jobs
 from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
 from sqlaqueue.admin.requeueing import requeue
+from sqlaqueue.admin.schedules import (
+    add_schedule,
+    edit_schedule,
+    pause_schedule,
+    remove_schedule,
+    reset_schedule,
+    resume_schedule,
+    run_schedule,
+    schedule,
+    schedules,
+)
 from sqlaqueue.admin.statistics import stats
 from sqlaqueue.session_types import check_session
 
@@ -38,18 +49,27 @@ def _async_version(
     return run
 
 
+async_add_schedule = _async_version(add_schedule)
 async_cancel = _async_version(cancel)
 async_consumers = _async_version(consumers)
 async_count = _async_version(count)
+async_edit_schedule = _async_version(edit_schedule)
 async_explain_job = _async_version(explain_job)
 async_failures = _async_version(failures)
 async_job = _async_version(job)
 async_jobs = _async_version(jobs)
 async_pause = _async_version(pause)
+async_pause_schedule = _async_version(pause_schedule)
 async_paused = _async_version(paused)
 async_purge = _async_version(purge)
 async_reconcile = _async_version(reconcile)
+async_remove_schedule = _async_version(remove_schedule)
 async_requeue = _async_version(requeue)
 async_rescue = _async_version(rescue)
+async_reset_schedule = _async_version(reset_schedule)
 async_resume = _async_version(resume)
+async_resume_schedule = _async_version(resume_schedule)
+async_run_schedule = _async_version(run_schedule)
+async_schedule = _async_version(schedule)
+async_schedules = _async_version(schedules)
 async_stats = _async_version(stats)

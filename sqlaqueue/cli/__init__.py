@@ -16,6 +16,8 @@ from sqlaqueue.cli.commands.demo import alembic_template, demo
 from sqlaqueue.cli.commands.inspect import failed, stats, workers
 from sqlaqueue.cli.commands.jobs import job, jobs
 from sqlaqueue.cli.commands.pause_resume import pause, resume
+from sqlaqueue.cli.commands.scheduler import scheduler
+from sqlaqueue.cli.commands.schedules import schedules
 from sqlaqueue.cli.commands.why import why
 from sqlaqueue.cli.commands.worker import worker
 from sqlaqueue.cli.shared.settings import apply_settings
@@ -38,6 +40,8 @@ def main(context: click.Context) -> None:
 
 for command in (
     worker,
+    scheduler,
+    schedules,
     stats,
     failed,
     jobs,

@@ -28,6 +28,8 @@ DEFINITION = (
 )
 """The columns that a definition consists of."""
 
+_SPANS = ("every", "jitter", "grace")
+
 
 class Declared(NamedTuple):
     """What was found and written."""
@@ -35,15 +37,19 @@ class Declared(NamedTuple):
     written: list[str]
     """The schedules that were new, or were changed in the program since it had last started."""
     kept: list[str]
-    """Those that the program has changed, but that were changed at run time as well, and so are left alone."""
+    """Those that the program has changed, but that were changed or added at run time as well, and so are kept."""
 
 
 def as_json(values: Mapping[Any, Any]) -> dict[str, Any]:
     """Return a definition as JSON, to be stored as the last one of the program and compared with it."""
-    return {
-        name: values[name].total_seconds() if isinstance(values[name], timedelta) else values[name]
-        for name in DEFINITION
-    }
+    spans = {name: values[name].total_seconds() for name in _SPANS if values[name] is not None}
+    return {name: values[name] for name in DEFINITION} | spans
+
+
+def from_code(code: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a definition that :func:`as_json` has written."""
+    spans = {name: timedelta(seconds=code[name]) for name in _SPANS if code[name] is not None}
+    return {name: code[name] for name in DEFINITION} | spans
 
 
 def is_edited(row: Mapping[Any, Any]) -> bool:
@@ -74,11 +80,14 @@ def declare(session: Session, group: ScheduleGroup, *, reset: bool = False) -> D
         wanted = as_json(schedule.columns())
         if row["code"] == wanted and not (reset and is_edited(row)):
             continue
+        values = _values(name, schedule)
         if is_edited(row) and as_json(row) != wanted and not reset:
+            # The new definition is stored beside the edited one, for a reset.
+            values = {"code": wanted}
             result.kept.append(name)
-            continue
-        _update(session, group, row, schedule)
-        result.written.append(name)
+        else:
+            result.written.append(name)
+        _update(session, group, row, values)
     session.commit()
     return result
 
@@ -88,9 +97,9 @@ def _values(name: str, schedule: Schedule[Any]) -> dict[str, Any]:
     return {"name": name, **columns, "code": as_json(columns)}
 
 
-def _update(session: Session, group: ScheduleGroup, row: Mapping[Any, Any], schedule: Schedule[Any]) -> None:
+def _update(session: Session, group: ScheduleGroup, row: Mapping[Any, Any], values: Mapping[str, Any]) -> None:
     table = group.tables.schedules
     # Compared once more: it may have been changed since it was read.
     unchanged = [table.c[name].is_not_distinct_from(sa.literal(row[name], table.c[name].type)) for name in DEFINITION]
-    statement = sa.update(table).where(table.c.name == row["name"], *unchanged)
-    session.execute(statement.values(_values(row["name"], schedule)), bind_arguments=group.bind)
+    statement = sa.update(table).where(table.c.name == row["name"], *unchanged).values(values)
+    session.execute(statement, bind_arguments=group.bind)

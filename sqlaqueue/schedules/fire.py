@@ -27,7 +27,7 @@ from sqlaqueue.unique.enqueue import enqueue_in
 BATCH = 100
 """How many schedules are fired in one transaction, at most."""
 
-_LIMITS = {"lock_timeout": "5s", "idle_in_transaction_session_timeout": "30s"}
+LIMITS = {"lock_timeout": "5s", "idle_in_transaction_session_timeout": "30s"}
 """Other processes pass over the rows that a firing has locked, so it must not wait for long, nor stand still."""
 
 
@@ -62,7 +62,7 @@ def fire(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (
     :param failing: the names of schedules to leave out.
     :param only: the name of one schedule to look at.
     """
-    limits = [sa.func.set_config(name, value, sa.true()) for name, value in _LIMITS.items()]
+    limits = [sa.func.set_config(name, value, sa.true()) for name, value in LIMITS.items()]
     session.execute(sa.select(*limits), bind_arguments=group.bind)
     rows = _lock(session, group, failing, only)
     firing = Firing(len(rows))

@@ -2,8 +2,9 @@
 
 The functions work in the transaction of a test's session, so that its rollback leaves the database as it was: which
 jobs the code under test has enqueued (:func:`enqueued`), how a handler ends (:func:`run_job`, :func:`drain`), what
-happens later (:func:`travel`) and after a crash (:func:`crash`). :func:`wait_until` is for workers that really run,
-and :func:`check_handlers` needs no database. All but the last have an async version.
+happens later (:func:`travel`), what schedules enqueue (:func:`fire_schedules`), and what follows a crash
+(:func:`crash`). :func:`wait_until` is for workers that really run, and :func:`check_handlers` needs no database. All
+but the last have an async version.
 
 :class:`StrategyConformance` tests a claim strategy against its contract. Only it, and the fixtures of the pytest
 plug-in in :mod:`sqlaqueue.testing.pytest_plugin`, need pytest.
@@ -12,11 +13,12 @@ plug-in in :mod:`sqlaqueue.testing.pytest_plugin`, need pytest.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from sqlaqueue.testing.async_versions import async_crash, async_enqueued, async_travel
+from sqlaqueue.testing.async_versions import async_crash, async_enqueued, async_fire_schedules, async_travel
 from sqlaqueue.testing.check_handlers import check_handlers
 from sqlaqueue.testing.crash import crash
 from sqlaqueue.testing.drain import async_drain, drain
 from sqlaqueue.testing.enqueued import enqueued
+from sqlaqueue.testing.fire_schedules import fire_schedules
 from sqlaqueue.testing.run_job import async_run_job, run_job
 from sqlaqueue.testing.run_result import RunResult
 from sqlaqueue.testing.travel import travel
@@ -33,6 +35,7 @@ __all__ = [
     "async_crash",
     "async_drain",
     "async_enqueued",
+    "async_fire_schedules",
     "async_run_job",
     "async_travel",
     "async_wait_until",
@@ -40,6 +43,7 @@ __all__ = [
     "crash",
     "drain",
     "enqueued",
+    "fire_schedules",
     "run_job",
     "travel",
     "wait_until",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlaqueue.queue.retry_policies import Delay
+from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.testing._types import Jobs
 from sqlaqueue.testing.crash import crash_in
 from sqlaqueue.testing.enqueued import enqueued
+from sqlaqueue.testing.fire_schedules import fire_in
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
 from sqlaqueue.testing.travel import travel
 from sqlaqueue.write_routing import execute
@@ -23,6 +26,13 @@ async def async_enqueued(session: AnyAsyncSession, model: Jobs[T], /, **columns:
     """Do what :func:`enqueued` does."""
     own = resolve_session(session, "async_enqueued", is_async=True)
     jobs: list[T] = await own.run_sync(enqueued, model, **columns)
+    return jobs
+
+
+async def async_fire_schedules(session: AnyAsyncSession, schedules: Sequence[Schedule[Any] | type[Any]]) -> list[Any]:
+    """Do what :func:`fire_schedules` does."""
+    own = resolve_session(session, "async_fire_schedules", is_async=True)
+    jobs: list[Any] = await own.run_sync(fire_in, schedules, "async_fire_schedules")
     return jobs
 
 

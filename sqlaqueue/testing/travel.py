@@ -13,7 +13,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, backend
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, SCHEDULE, TICK, backend
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.testing._types import AnySession
@@ -37,7 +37,8 @@ def travel(session: AnySession, delta: Delay) -> None:
     """Let ``delta`` pass for all queues: every stored time of theirs becomes that much earlier.
 
     No clock is replaced, so the statements under test are those of production. Moved are the times that sqlaqueue
-    keeps: due times, leases, and when jobs were created, began and ended; columns of your own are not.
+    keeps: due times, leases, when jobs were created, began and ended, and the ticks of schedules;
+    columns of your own are not. The ticks of a cron expression keep their time of day if ``delta`` is of whole days.
 
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param delta: seconds or a timedelta.
@@ -116,6 +117,11 @@ def _tables(session: Session) -> Iterator[tuple[QueueSpec, sa.Table, list[sa.Col
         for name, table in spec.side_tables.items():
             if name in _SIDE_TABLES:
                 yield spec, table, _times_of(table)
+        schema = f"{spec.table.schema}." if spec.table.schema else ""
+        for name in (SCHEDULE, TICK):
+            shared = spec.table.metadata.tables.get(f"{schema}{name}")
+            if shared is not None:
+                yield spec, shared, _times_of(shared)
 
 
 def _queues() -> list[QueueSpec]:

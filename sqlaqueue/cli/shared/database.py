@@ -106,8 +106,9 @@ class Database:
             from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - as above
 
             return cls(async_sessionmaker(engine), engine)
-        if target.consumer is not None:
-            return cls(target.consumer.session_factory)
+        user = target.consumer or target.scheduler
+        if user is not None:
+            return cls(user.session_factory)
         raise InputError(
             f"{target.text}: the database is missing; give --url {_EXAMPLE}, set SQLAQUEUE_URL, or "
             "name a Consumer instead"

@@ -37,23 +37,35 @@ def _candidates() -> list[Path]:
 
 
 def _defaults(table: dict[str, Any], group: click.Group, where: str) -> dict[str, Any]:
-    options = {name: _options(command) for name, command in group.commands.items()}
+    # A setting of a group of commands applies to those of its commands that have such an option.
+    options = {
+        name: set[str]().union(*map(_options, command.commands.values()))
+        if isinstance(command, click.Group)
+        else _options(command)
+        for name, command in group.commands.items()
+    }
     common = {key: value for key, value in table.items() if not isinstance(value, dict)}
     defaults: dict[str, Any] = {name: {} for name in options}
-    known = set().union(*(names for command, names in options.items() if command not in _OWN_DATABASE))
+    known = set().union(*(names for each, names in options.items() if each not in _OWN_DATABASE))
     for key, value in common.items():
         name = _checked(key, known, f"{where}]")
-        for command, names in options.items():
-            if name in names and command not in _OWN_DATABASE:
-                defaults[command][name] = value
-    for command, values in table.items():
+        for each, names in options.items():
+            if name in names and each not in _OWN_DATABASE:
+                defaults[each][name] = value
+    for section, values in table.items():
         if not isinstance(values, dict):
             continue
-        if command not in options:
-            raise InputError(f"{where}.{command}]: unknown command; known are {', '.join(options)}")
-        defaults[command] |= {
-            _checked(key, options[command], f"{where}.{command}]"): value for key, value in values.items()
+        if section not in options:
+            raise InputError(f"{where}.{section}]: unknown command; known are {', '.join(options)}")
+        defaults[section] |= {
+            _checked(key, options[section], f"{where}.{section}]"): value for key, value in values.items()
         }
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            defaults[name] = {
+                each: {key: value for key, value in defaults[name].items() if key in _options(one)}
+                for each, one in command.commands.items()
+            }
     return defaults
 
 

@@ -19,6 +19,7 @@ from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.exc import NotAQueueError
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.scheduler import SchedulerBase
 
 _EXAMPLE = "give module:attribute, such as app.models:Email"
 
@@ -32,6 +33,8 @@ class Target:
     """The queue class."""
     consumer: ConsumerBase | None = None
     """The Consumer, if the target names one."""
+    scheduler: SchedulerBase | None = None
+    """The Scheduler, if the target names one."""
 
     @property
     def spec(self) -> QueueSpec:

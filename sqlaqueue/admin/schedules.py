@@ -1,0 +1,253 @@
+"""Show and change the stored schedules of a queue's tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.job_filter import bind_arguments
+from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.exc import ConfigurationError, StatementError
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import clock
+from sqlaqueue.schedules.attribute_values import from_json
+from sqlaqueue.schedules.conditions import PAUSED
+from sqlaqueue.schedules.decide import recurrence_of
+from sqlaqueue.schedules.declare import from_code, is_edited
+from sqlaqueue.schedules.definition import Schedule
+from sqlaqueue.schedules.recurrence import Recurrence
+from sqlaqueue.schedules.tables import ScheduleTables, in_utc
+from sqlaqueue.write_routing import routing_to_primary
+
+Origin = Literal["program", "edited", "added"]
+
+_CHANGEABLE = ("cron", "every", "timezone", "values", "jitter", "catch_up", "grace", "skip_unfinished")
+
+
+@dataclass(frozen=True)
+class ScheduleInfo:
+    """A stored schedule."""
+
+    name: str
+    queue: str
+    model: str | None
+    """The name of the class of its jobs; None for the class of the queue."""
+    cron: str | None
+    every: timedelta | None
+    timezone: str
+    values: Mapping[str, Any]
+    factory: str | None
+    """The name of the function that makes its jobs; None if their values are stored."""
+    jitter: timedelta
+    catch_up: int
+    grace: timedelta
+    skip_unfinished: bool
+    words: str
+    """When it ticks, in words; or what is wrong with its definition."""
+    origin: Origin
+    """Whether the definition is a program's, was edited at run time since, or was added at run time."""
+    paused_at: datetime | None
+    run_requested_at: datetime | None
+    last_tick: datetime | None
+    next_tick: datetime | None
+    late: timedelta | None
+    """For how long it has been overdue; None if it is not."""
+    last_error: str | None
+    """Why it could not be fired."""
+    rules: str | None
+    """The versions of the rules by which its next tick was computed."""
+    created_at: datetime
+
+    def next_ticks(self, number: int = 5) -> list[datetime]:
+        """Return its next ticks in UTC, from the stored one on; none while it is paused or its definition is wrong."""
+        recurrence = Recurrence(self.cron, self.every, self.timezone, self.created_at)
+        found: list[datetime] = []
+        tick = self.next_tick
+        try:
+            while tick is not None and len(found) < number:
+                found.append(tick)
+                tick = recurrence.after(tick)
+        except ConfigurationError:
+            return []
+        return found
+
+
+@requires_session
+def schedules(session: Session, model: type[Any]) -> list[ScheduleInfo]:
+    """Return all schedules in the tables of a queue, by name; they may be of other queues as well."""
+    table = _table(model)
+    rows = session.execute(
+        sa.select(table, clock().label("now")).order_by(table.c.name), bind_arguments=bind_arguments(model)
+    )
+    return [_info(in_utc(row)) for row in rows.mappings()]
+
+
+@requires_session
+def schedule(session: Session, model: type[Any], name: str) -> ScheduleInfo:
+    """Return one schedule.
+
+    :raises StatementError: if there is none of this name.
+    """
+    return _info(_row(session, model, name))
+
+
+@requires_session
+def add_schedule(session: Session, schedule: Schedule[Any]) -> None:
+    """Store a schedule, and commit. Running processes fire it that have imported the class of its jobs.
+
+    :raises StatementError: if there is one of this name.
+    """
+    model = schedule.model
+    with routing_to_primary(session):
+        insert = backend().insert_or_ignore(_table(model), {"name": schedule.name, **schedule.columns()})
+        written = session.execute(insert.returning(sa.literal(1)), bind_arguments=bind_arguments(model)).all()
+    if not written:
+        session.rollback()
+        msg = f"add_schedule(): there is a schedule {schedule.name!r} already; use edit_schedule(), or another name"
+        raise StatementError(msg)
+    session.commit()
+
+
+@requires_session
+def edit_schedule(session: Session, /, model: type[Any], name: str, **changes: Any) -> None:
+    """Change the definition of a schedule, and commit.
+
+    What a program declares under this name has no effect from then on, until :func:`reset_schedule`.
+
+    :param changes: new values of ``cron``, ``every``, ``timezone``, ``values``, ``jitter``, ``catch_up``, ``grace``
+        and ``skip_unfinished``, as in :class:`~sqlaqueue.Schedule`. ``cron`` replaces ``every``, and vice versa.
+    :raises StatementError: if there is no schedule of this name, or nothing that can be changed under these names.
+    :raises ConfigurationError: for an invalid value.
+    """
+    unknown = [each for each in changes if each not in _CHANGEABLE]
+    if unknown or not changes:
+        msg = f"edit_schedule(..., {', '.join(unknown)}): what can be changed is {', '.join(_CHANGEABLE)}"
+        raise StatementError(msg)
+    row = _row(session, model, name)
+    given: dict[str, Any] = {each: row[each] for each in _CHANGEABLE}
+    if changes.get("cron") is not None:
+        given["every"] = None
+    if changes.get("every") is not None:
+        given["cron"] = None
+    of = ScheduleTables.look_up(spec_of(model)).classes().get((row["queue"], row["model"] or ""))
+    if of is None:
+        msg = f"edit_schedule({name!r}): its class {row['model'] or row['queue']} is not imported here"
+        raise StatementError(msg)
+    if "values" not in changes:
+        given["values"] = from_json(spec_of(of), sa.inspect(of), row["values"])
+    edited = Schedule(name, of, **(given | changes), make=None if row["factory"] is None else _unused)
+    columns = edited.columns()
+    _update(session, model, name, {each: columns[each] for each in _CHANGEABLE})
+
+
+@requires_session
+def pause_schedule(session: Session, model: type[Any], name: str) -> None:
+    """Pause a schedule, and commit. The ticks until it is resumed are passed over.
+
+    :raises StatementError: if there is none of this name.
+    """
+    table = _table(model)
+    _update(session, model, name, {"paused_at": sa.func.coalesce(table.c.paused_at, clock())})
+
+
+@requires_session
+def resume_schedule(session: Session, model: type[Any], name: str) -> None:
+    """Resume a paused schedule with its next tick, and commit.
+
+    :raises StatementError: if there is none of this name.
+    """
+    table = _table(model)
+    planned = sa.case((table.c.paused_at.is_not(None), PAUSED), else_=table.c.planned_for)
+    _update(session, model, name, {"paused_at": None, "planned_for": planned})
+
+
+@requires_session
+def run_schedule(session: Session, model: type[Any], name: str) -> None:
+    """Let a running process fire a schedule now, beside its ticks and even if it is paused, and commit.
+
+    :raises StatementError: if there is none of this name.
+    """
+    _update(session, model, name, {"run_requested_at": clock()})
+
+
+@requires_session
+def reset_schedule(session: Session, model: type[Any], name: str) -> None:
+    """Replace what was changed at run time by the definition of the program, and commit.
+
+    :raises StatementError: if there is none of this name, or no program has declared it.
+    """
+    code = _row(session, model, name)["code"]
+    if code is None:
+        msg = f"reset_schedule({name!r}): it was added at run time, and no program has declared it since"
+        raise StatementError(msg)
+    _update(session, model, name, from_code(code))
+
+
+@requires_session
+def remove_schedule(session: Session, model: type[Any], name: str) -> None:
+    """Delete a schedule, and commit. A program that still declares it stores it again when it starts.
+
+    :raises StatementError: if there is none of this name.
+    """
+    _row(session, model, name)
+    table = _table(model)
+    with routing_to_primary(session):
+        session.execute(sa.delete(table).where(table.c.name == name), bind_arguments=bind_arguments(model))
+    session.commit()
+
+
+def _table(model: type[Any]) -> sa.Table:
+    return ScheduleTables.look_up(spec_of(model)).schedules
+
+
+def _row(session: Session, model: type[Any], name: str) -> dict[str, Any]:
+    table = _table(model)
+    query = sa.select(table, clock().label("now")).where(table.c.name == name)
+    row = session.execute(query, bind_arguments=bind_arguments(model)).mappings().one_or_none()
+    if row is None:
+        names = session.scalars(sa.select(table.c.name).order_by(table.c.name), bind_arguments=bind_arguments(model))
+        raise _unknown(name, names.all())
+    return in_utc(row)
+
+
+def _unknown(name: str, names: Sequence[str]) -> StatementError:
+    known = f"there are {', '.join(map(repr, names))}" if names else "there is none at all"
+    return StatementError(f"there is no schedule {name!r}; {known}")
+
+
+def _update(session: Session, model: type[Any], name: str, values: Mapping[str, Any]) -> None:
+    table = _table(model)
+    statement = sa.update(table).where(table.c.name == name).values({**values, "last_error": None})
+    with routing_to_primary(session):
+        found = session.execute(statement.returning(table.c.name), bind_arguments=bind_arguments(model)).all()
+    if not found:
+        _row(session, model, name)
+    session.commit()
+
+
+def _info(row: Mapping[str, Any]) -> ScheduleInfo:
+    names = [each for each in ScheduleInfo.__dataclass_fields__ if each in row]
+    paused, now = row["paused_at"] is not None, row["now"]
+    next_tick = None if paused else row["next_tick"]
+    overdue = next_tick is not None and next_tick < now - row["grace"]
+    try:
+        words = recurrence_of(row).in_words()
+    except ConfigurationError as error:
+        words = str(error)
+    return ScheduleInfo(
+        **{each: row[each] for each in names if each != "next_tick"},
+        words=words,
+        origin="added" if row["code"] is None else "edited" if is_edited(row) else "program",
+        next_tick=next_tick,
+        late=now - next_tick if overdue else None,
+    )
+
+
+def _unused(_: Any) -> Any:
+    """Stand for the function of a schedule, which may be another program's."""

@@ -144,6 +144,10 @@ def _enqueue(
     for (each, tick), (job, created) in zip(wanted, enqueue_in(session, jobs, "skip"), strict=True):
         new = (job, tuple(sa.inspect(job).identity)) if created else ()
         fired.append(Fired(each.name, tick, each.row["now"] - tick, *new))
+    keys = [each.key for each in fired if each.key is not None]
+    messages = spec.strategy.insert_new_messages(spec, keys) if keys else None
+    if messages is not None:
+        session.execute(messages, bind_arguments=group.bind)
     if fired:
         _write_ticks(session, group, spec, fired)
     return fired

@@ -137,6 +137,10 @@ class ClaimStrategy:
         waiting = [spec.in_state("pending")] if spec.has("status") else []
         return backend().claims.upcoming_times(spec, spec.table, waiting, limit)
 
+    def insert_new_messages(self, spec: QueueSpec, keys: Sequence[Key]) -> sa.Insert | None:
+        """Return the INSERT of what scheduled jobs need beside their rows; None if triggers insert it, or nothing."""
+        return None
+
     # -- settling and extending runs -----------------------------------------------------------------------
 
     def fence(self, spec: QueueSpec, held: ClaimedJobs) -> sa.ColumnElement[bool]:

@@ -23,6 +23,7 @@ from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
@@ -134,6 +135,12 @@ class ExistingMessages(MessageStrategy):
     def insert_messages(self, spec: QueueSpec, jobs: sa.ColumnElement[bool], settlement: Settlement) -> sa.Insert:
         """Return the INSERT of the messages."""
         return self._insert(spec, sa.select(*spec.keys).where(jobs))
+
+    def insert_new_messages(self, spec: QueueSpec, keys: Sequence[Key]) -> sa.Insert:
+        """Return the INSERT of a message for each of these jobs for which the application has inserted none."""
+        messages = self.messages(spec)
+        there = sa.exists().where(same(messages.jobs, spec.keys), *messages.waits)
+        return self._insert(spec, sa.select(*spec.keys).where(spec.key_in(spec.keys, keys), ~there))
 
     def requeue(self, spec: QueueSpec, chosen: AnySelect) -> Verb:
         """Make finished jobs pending again, each with another message."""

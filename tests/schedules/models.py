@@ -1,0 +1,125 @@
+"""The models of the tests, and what they do with schedules."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from sqlaqueue import QueueConfig, QueueMixin, Schedule
+from sqlaqueue.queue.backend import SCHEDULE, TICK
+from sqlaqueue.schedules.declare import declare
+from sqlaqueue.schedules.fire import BATCH, Fired, fire
+from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.strategies.existing_messages import ExistingMessages
+
+KINDS = ("update_status", "batch_select", "delete_returning", "existing_messages", "rows_are_messages")
+MINUTE, HOUR, DAY = timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
+
+
+def make_report(kind: str = "update_status", **options: Any) -> Any:
+    """Return a new class of jobs, in a MetaData of its own."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    if kind == "existing_messages":
+
+        class Message(Base):
+            __tablename__ = "message"
+            id: Mapped[int] = mapped_column(primary_key=True)
+            job_id: Mapped[int]
+
+        options |= {"strategy": ExistingMessages(Message, job="job_id"), "columns": {"priority": None}}
+    elif kind == "rows_are_messages":
+        options |= {"strategy": "delete_returning", "rows_are_messages": True}
+    else:
+        options["strategy"] = kind
+
+    class Report(QueueMixin, Base):
+        __tablename__ = "report"
+        __queue__ = QueueConfig(**options)
+        id: Mapped[int] = mapped_column(primary_key=True)
+        kind: Mapped[str]
+        day: Mapped[date | None]
+        token: Mapped[uuid.UUID | None]
+
+    return Report
+
+
+def create(engine: sa.Engine, model: Any) -> None:
+    """Create the tables of a class, with those of its schedules if any was declared."""
+    model.metadata.create_all(engine)
+
+
+def hourly(model: Any, name: str = "hourly", **options: Any) -> Schedule[Any]:
+    """Return a schedule."""
+    options = {"every": HOUR, "values": {"kind": "sales"}, **options}
+    return Schedule(name, model, **options)
+
+
+def start(engine: sa.Engine, schedules: Sequence[Any], *, reset: bool = False) -> Any:
+    """Do what a process does when it starts with schedules of one MetaData; return what was written and kept."""
+    [group] = schedule_groups(schedules, "the test")
+    with Session(engine) as session:
+        return declare(session, group, reset=reset)
+
+
+def fire_due(engine: sa.Engine, schedules: Sequence[Any], **options: Any) -> list[Fired]:
+    """Fire what is due, as a process with these schedules does."""
+    [group] = schedule_groups(schedules, "the test")
+    fired: list[Fired] = []
+    while True:
+        with Session(engine, expire_on_commit=False) as session:
+            firing = fire(session, group, **options)
+        fired += firing.fired
+        if firing.schedules < BATCH:
+            return fired
+
+
+def pass_time(engine: sa.Engine, span: timedelta) -> None:
+    """Make all moments in the tables of schedules earlier, as if time had passed."""
+    moments = {
+        SCHEDULE: ("created_at", "last_tick", "next_tick", "paused_at", "run_requested_at"),
+        TICK: ("tick", "fired_at"),
+    }
+    with engine.begin() as connection:
+        for table, columns in moments.items():
+            # Away and back, as the key of ticks contains a moment.
+            for sign, extra in (("-", timedelta(days=9999)), ("+", timedelta(days=9999))):
+                moved = -span - extra if sign == "-" else extra
+                values = ", ".join(f"{name} = {name} + :moved" for name in columns)
+                connection.execute(sa.text(f"UPDATE {table} SET {values}"), {"moved": moved})
+
+
+def execute(engine: sa.Engine, text: str, **parameters: Any) -> None:
+    """Execute a statement, and commit."""
+    with engine.begin() as connection:
+        connection.execute(sa.text(text), parameters)
+
+
+def stored(engine: sa.Engine, name: str = "hourly") -> dict[str, Any]:
+    """Return the row of a schedule, with its moments in UTC."""
+    with engine.connect() as connection:
+        rows = connection.execute(sa.text(f"SELECT * FROM {SCHEDULE} WHERE name = :name"), {"name": name})
+        row = rows.mappings().one()
+    return {key: value.astimezone(UTC) if isinstance(value, datetime) else value for key, value in row.items()}
+
+
+def ticks_in(engine: sa.Engine, name: str = "hourly") -> list[tuple[datetime, Any]]:
+    """Return the ticks of a schedule with the keys of their jobs."""
+    with engine.connect() as connection:
+        rows = connection.execute(
+            sa.text(f"SELECT tick, key FROM {TICK} WHERE schedule = :name ORDER BY tick"), {"name": name}
+        )
+        return [(tick.astimezone(UTC), key) for tick, key in rows]
+
+
+def count_jobs(engine: sa.Engine, model: Any) -> int:
+    """Return the number of rows of jobs."""
+    with engine.connect() as connection:
+        return connection.scalar(sa.select(sa.func.count()).select_from(model.__table__)) or 0

@@ -1,0 +1,416 @@
+"""One firing: which jobs it enqueues, which ticks it writes, and when the next one is."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Tick, Unique, tick_of
+from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
+from sqlaqueue.schedules.fire import BATCH
+from sqlaqueue.schedules.scheduled_job import jitter_of
+from tests.schedules.models import (
+    DAY,
+    HOUR,
+    KINDS,
+    MINUTE,
+    count_jobs,
+    create,
+    execute,
+    fire_due,
+    hourly,
+    make_report,
+    pass_time,
+    start,
+    stored,
+    ticks_in,
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_tick_gets_one_job(engine: sa.Engine, kind: str) -> None:
+    report = make_report(kind)
+    schedules = [hourly(report, values={"kind": "sales", "day": date(2026, 1, 2), "token": uuid.UUID(int=7)})]
+    create(engine, report)
+    assert start(engine, schedules) == (["hourly"], [])
+    assert fire_due(engine, schedules) == []
+    created = stored(engine)["created_at"].replace(microsecond=0)
+    assert stored(engine)["next_tick"] == created + HOUR
+    pass_time(engine, HOUR)
+    [fired] = fire_due(engine, schedules)
+    assert fired.tick == created
+    assert fired.late >= timedelta(0)
+    with Session(engine) as session:
+        [job] = session.scalars(sa.select(report)).all()
+        assert (job.kind, job.day, job.token) == ("sales", date(2026, 1, 2), uuid.UUID(int=7))
+        assert job.run_at == created
+        tick = tick_of(session, job)
+        assert tick is not None
+        assert (tick.schedule, tick.at) == ("hourly", created)
+        assert timedelta(0) < tick.late < MINUTE
+    assert ticks_in(engine) == [(created, [fired.key[0] if fired.key else None])]
+    assert (stored(engine)["last_tick"], stored(engine)["next_tick"]) == (created, created + HOUR)
+    assert fire_due(engine, schedules) == []
+    ran: list[Any] = []
+
+    def handle(session: Session, job: Any) -> None:
+        ran.append((job.kind, tick_of(session, job)))
+
+    assert Consumer(report, handle, sessionmaker(engine)).drain() == 1
+    assert [(each, tick and tick.at) for each, tick in ran] == [("sales", created)]
+
+
+def test_a_job_of_no_schedule_has_no_tick(engine: sa.Engine) -> None:
+    report = make_report()
+    hourly(report)
+    create(engine, report)
+    with Session(engine) as session:
+        job = report(kind="x")
+        with pytest.raises(StatementError, match="is not in the database"):
+            tick_of(session, job)
+        session.add(job)
+        session.flush()
+        assert tick_of(session, job) is None
+        with pytest.raises(NotAQueueError):
+            tick_of(session, object())
+        with pytest.raises(ConfigurationError, match="an Engine"):
+            tick_of(engine, job)  # type: ignore[arg-type] # the point of the test
+
+
+def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> None:
+    scheduled, report = make_report(), make_report()
+    schedules = [hourly(scheduled)]
+    create(engine, scheduled)
+    start(engine, schedules)
+    pass_time(engine, HOUR)
+    fire_due(engine, schedules)
+    with Session(engine) as session:
+        assert isinstance(tick_of(session, session.scalars(sa.select(report)).one()), Tick)
+    assert "sqlaqueue_tick" not in report.metadata.tables
+
+
+def test_a_function_makes_the_job_of_a_tick(engine: sa.Engine) -> None:
+    report, seen = make_report(), []
+
+    def make(tick: Tick) -> Any:
+        seen.append(tick)
+        return report(kind="made", day=tick.at.date(), run_at=tick.at + DAY)
+
+    schedules = [hourly(report, make=make, values={"token": uuid.UUID(int=1)})]
+    create(engine, report)
+    start(engine, schedules)
+    pass_time(engine, HOUR)
+    [fired] = fire_due(engine, schedules)
+    [tick] = seen
+    assert (tick.schedule, tick.at, tick.late) == ("hourly", fired.tick, fired.late)
+    with Session(engine) as session:
+        job = session.scalars(sa.select(report)).one()
+        assert (job.kind, job.day, job.token) == ("made", fired.tick.date(), uuid.UUID(int=1))
+        assert job.run_at == fired.tick + DAY
+
+
+def test_the_definition_is_read_at_each_firing(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report)]
+    create(engine, report)
+    start(engine, schedules)
+    execute(engine, """UPDATE sqlaqueue_schedule SET "values" = '{"kind": "edited"}', every = '30 min'""")
+    assert fire_due(engine, schedules) == []
+    pass_time(engine, 30 * MINUTE)
+    assert len(fire_due(engine, schedules)) == 1
+    with Session(engine) as session:
+        assert session.scalars(sa.select(report.kind)).one() == "edited"
+
+
+def test_an_edited_definition_fires_nothing_for_the_time_before(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report, catch_up="all")]
+    create(engine, report)
+    start(engine, schedules)
+    fire_due(engine, schedules)
+    pass_time(engine, 30 * MINUTE)
+    execute(engine, "UPDATE sqlaqueue_schedule SET every = '1 min'")
+    assert fire_due(engine, schedules) == []
+    row = stored(engine)
+    assert timedelta(0) < row["next_tick"] - datetime.now(UTC) <= MINUTE
+
+
+def test_the_first_look_may_come_late(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report, catch_up="all")]
+    create(engine, report)
+    start(engine, schedules)
+    pass_time(engine, 3 * HOUR)
+    assert len(fire_due(engine, schedules)) == 3
+
+
+def test_a_paused_schedule_passes_over_its_ticks(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report, catch_up="all")]
+    create(engine, report)
+    start(engine, schedules)
+    fire_due(engine, schedules)
+    execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
+    pass_time(engine, 2 * HOUR)
+    assert fire_due(engine, schedules) == []
+    assert stored(engine)["next_tick"] is None
+    execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = NULL")
+    assert fire_due(engine, schedules) == []
+    pass_time(engine, HOUR)
+    assert len(fire_due(engine, schedules)) == 1
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_a_requested_run_is_fired_beside_the_ticks(engine: sa.Engine, *, paused: bool) -> None:
+    report = make_report()
+    schedules = [hourly(report)]
+    create(engine, report)
+    start(engine, schedules)
+    fire_due(engine, schedules)
+    if paused:
+        execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
+        fire_due(engine, schedules)
+    before = stored(engine)
+    execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now()")
+    requested = stored(engine)["run_requested_at"]
+    assert [fired.tick for fired in fire_due(engine, schedules)] == [requested]
+    assert fire_due(engine, schedules) == []
+    assert stored(engine) == before
+    execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now() + interval '1 hour'")
+    assert fire_due(engine, schedules) == []
+    assert stored(engine)["run_requested_at"] is not None
+    assert count_jobs(engine, report) == 1
+
+
+def test_a_tick_that_was_fired_is_never_fired_again(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report, catch_up="all")]
+    create(engine, report)
+    start(engine, schedules)
+    pass_time(engine, 3 * HOUR)
+    fired = fire_due(engine, schedules)
+    assert len(fired) == 3
+    execute(engine, "UPDATE sqlaqueue_schedule SET next_tick = :tick, last_tick = NULL", tick=fired[0].tick)
+    assert fire_due(engine, schedules) == []
+    assert stored(engine)["next_tick"] == fired[-1].tick + HOUR
+    # A schedule that is deleted and stored again has the ticks of the former one.
+    row = stored(engine)
+    execute(engine, "DELETE FROM sqlaqueue_schedule")
+    start(engine, schedules)
+    execute(engine, "UPDATE sqlaqueue_schedule SET created_at = :created", created=row["created_at"])
+    assert fire_due(engine, schedules) == []
+    assert count_jobs(engine, report) == 3
+
+
+def test_the_key_of_a_tick_is_the_last_resort(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = make_report()
+    schedules = [hourly(report, catch_up="all")]
+    create(engine, report)
+    start(engine, schedules)
+    pass_time(engine, HOUR)
+    [fired] = fire_due(engine, schedules)
+    execute(engine, "UPDATE sqlaqueue_schedule SET next_tick = :tick, last_tick = NULL", tick=fired.tick)
+    monkeypatch.setattr("sqlaqueue.schedules.fire._leave_out_fired", lambda *_: None)
+    with pytest.raises(IntegrityError):
+        fire_due(engine, schedules)
+    assert count_jobs(engine, report) == 1
+
+
+def test_the_job_the_tick_and_the_next_tick_are_one_transaction(
+    engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = make_report()
+    schedules = [hourly(report)]
+    create(engine, report)
+    start(engine, schedules)
+    fire_due(engine, schedules)
+    pass_time(engine, HOUR)
+    before = stored(engine)
+
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr("sqlaqueue.schedules.fire._move_on", fail)
+        fire_due(engine, schedules)
+    assert (stored(engine), ticks_in(engine), count_jobs(engine, report)) == (before, [], 0)
+    assert len(fire_due(engine, schedules)) == 1
+
+
+def test_what_another_process_has_locked_is_passed_over(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report), hourly(report, "other")]
+    create(engine, report)
+    start(engine, schedules)
+    pass_time(engine, HOUR)
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'hourly'"))
+        assert [fired.schedule for fired in fire_due(engine, schedules)] == ["other"]
+    assert fire_due(engine, schedules) == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_skip_while_the_last_job_is_unfinished(engine: sa.Engine, kind: str) -> None:
+    report = make_report(kind)
+    schedules = [hourly(report, skip_unfinished=True, catch_up="all")]
+    create(engine, report)
+    start(engine, schedules)
+    pass_time(engine, 3 * HOUR)
+    # One for three missed ticks: after it the last job is unfinished.
+    [first] = fire_due(engine, schedules)
+    assert first.key is not None
+    pass_time(engine, HOUR)
+    [skipped] = fire_due(engine, schedules)
+    assert (skipped.job, skipped.key) == (None, None)
+    assert [key for _, key in ticks_in(engine)] == [[first.key[0]], None]
+    Consumer(report, lambda session, job: None, sessionmaker(engine)).drain()
+    pass_time(engine, HOUR)
+    [third] = fire_due(engine, schedules)
+    assert third.key is not None
+    assert count_jobs(engine, report) == (1 if kind == "rows_are_messages" else 2)
+
+
+def test_two_schedules_of_a_class_are_unfinished_apart(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report, name, skip_unfinished=True) for name in ("one", "two")]
+    create(engine, report)
+    start(engine, schedules)
+    execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now() WHERE name = 'one'")
+    assert [fired.key is None for fired in fire_due(engine, schedules)] == [False]
+    execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now()")
+    found = {fired.schedule: fired.key is None for fired in fire_due(engine, schedules)}
+    assert found == {"one": True, "two": False}
+
+
+def test_a_twin_stands_for_the_job_of_a_unique_queue(engine: sa.Engine) -> None:
+    report = make_report(unique=Unique("kind"))
+    schedules = [hourly(report, catch_up="all")]
+    create(engine, report)
+    start(engine, schedules)
+    pass_time(engine, 2 * HOUR)
+    first, second = fire_due(engine, schedules)
+    assert (first.key is None, second.key is None) == (False, True)
+    assert count_jobs(engine, report) == 1
+
+
+def test_jitter_moves_the_job_and_not_the_tick(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report, name, jitter=600) for name in ("one", "two")]
+    create(engine, report)
+    start(engine, schedules)
+    pass_time(engine, HOUR)
+    fired = fire_due(engine, schedules)
+    with Session(engine) as session:
+        delays = {each.schedule: session.get_one(report, each.key).run_at - each.tick for each in fired}
+    assert delays == {each.schedule: jitter_of(each.schedule, each.tick, 10 * MINUTE) for each in fired}
+    assert delays["one"] != delays["two"]
+    assert all(timedelta(0) <= delay < 10 * MINUTE for delay in delays.values())
+    spread = [jitter_of("x", fired[0].tick + each * HOUR, HOUR) for each in range(400)]
+    assert min(spread) < 6 * MINUTE
+    assert max(spread) > 54 * MINUTE
+
+
+def test_due_times_without_a_time_zone_are_those_of_the_session(engine: sa.Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Task(QueueMixin, Base):
+        __tablename__ = "task"
+        __queue__ = QueueConfig(columns={"run_at": "due"})
+        id: Mapped[int] = mapped_column(primary_key=True)
+        due: Mapped[datetime] = mapped_column(sa.DateTime(timezone=False), server_default=sa.func.now())
+
+    schedules = [Schedule("hourly", Task, every=HOUR)]
+    create(engine, Task)
+    start(engine, schedules)
+    pass_time(engine, HOUR)
+    abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=America/New_York"})
+    [fired] = fire_due(abroad, schedules)
+    with abroad.connect() as connection:
+        due = connection.scalar(sa.text("SELECT due::timestamptz FROM task"))
+    abroad.dispose()
+    assert due == fired.tick
+
+
+def test_the_time_zone_of_the_session_does_not_matter(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [Schedule("hourly", report, every=DAY, values={"kind": "x"}, catch_up="all")]
+    create(engine, report)
+    start(engine, schedules)
+    # A week that contains a day of 25 hours there.
+    created, now = datetime(2025, 10, 30, 12, tzinfo=UTC), datetime(2025, 11, 6, 12, tzinfo=UTC)
+    execute(engine, "UPDATE sqlaqueue_schedule SET created_at = :created", created=created)
+    abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=America/New_York"})
+    fired = fire_due(abroad, schedules)
+    abroad.dispose()
+    assert [each.tick for each in fired][:7] == [created + each * DAY for each in range(1, 8)]
+    assert fired[6].tick == now
+
+
+def test_schedules_of_all_classes_of_the_tables_are_fired(engine: sa.Engine) -> None:
+    report = make_report()
+
+    class Invoice(QueueMixin, report.__bases__[1]):  # type: ignore[misc, name-defined] # the base of the test's own class
+        __tablename__ = "invoice"
+        id: Mapped[str] = mapped_column(primary_key=True, default=lambda: uuid.uuid4().hex)
+        part: Mapped[int] = mapped_column(primary_key=True, default=1)
+        type: Mapped[str]
+        __mapper_args__ = {"polymorphic_on": "type", "polymorphic_identity": "plain"}  # noqa: RUF012 - as SQLAlchemy reads it
+
+    class Reminder(Invoice):
+        __mapper_args__ = {"polymorphic_identity": "reminder"}  # noqa: RUF012 - as above
+        level: Mapped[int | None]
+
+    schedules = [hourly(report), Schedule("remind", Reminder, every=HOUR, values={"level": 3})]
+    create(engine, report)
+    start(engine, schedules)
+    execute(
+        engine,
+        "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('added', 'invoice', '1 hour')",
+    )
+    pass_time(engine, HOUR)
+    found = {fired.schedule: fired for fired in fire_due(engine, [report])}
+    assert found.keys() == {"hourly", "remind", "added"}
+    with Session(engine) as session:
+        assert session.get_one(Reminder, found["remind"].key).level == 3
+        assert type(session.get_one(Invoice, found["added"].key)) is Invoice
+        tick = tick_of(session, session.get_one(Invoice, found["added"].key))
+        assert tick is not None
+        assert tick.schedule == "added"
+
+
+def test_what_a_process_has_not_imported_stays_due(engine: sa.Engine) -> None:
+    report = make_report()
+
+    def make(tick: Tick) -> Any:
+        return report(kind="made")
+
+    schedules = [hourly(report), hourly(report, "made", make=make)]
+    create(engine, report)
+    start(engine, schedules)
+    execute(engine, "INSERT INTO sqlaqueue_schedule (name, queue, every) VALUES ('gone', 'nowhere', '1 hour')")
+    pass_time(engine, HOUR)
+    assert [fired.schedule for fired in fire_due(engine, [report])] == ["hourly"]
+    assert [fired.schedule for fired in fire_due(engine, schedules)] == ["made"]
+    assert stored(engine, "gone")["next_tick"] is None
+
+
+def test_one_transaction_fires_many(engine: sa.Engine) -> None:
+    report = make_report()
+    names = [f"s{number}" for number in range(2 * BATCH + 10)]
+    schedules = [hourly(report, name) for name in names]
+    create(engine, report)
+    start(engine, schedules)
+    fire_due(engine, schedules)
+    pass_time(engine, HOUR)
+    statements: list[str] = []
+    sa.event.listen(engine, "before_cursor_execute", lambda c, cursor, text, *_: statements.append(text))
+    assert sorted(fired.schedule for fired in fire_due(engine, schedules)) == sorted(names)
+    # For each hundred: limits, lock, ticks, jobs, ticks, schedules; further ones for long INSERTs.
+    assert len(statements) <= 3 * 7

@@ -1,0 +1,207 @@
+"""What a Schedule refuses when it is made, and which tables it declares; no database."""
+
+from __future__ import annotations
+
+import decimal
+import enum
+import uuid
+from datetime import UTC, date, datetime, time, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, mapped_column, relationship, sessionmaker
+
+from sqlaqueue import AsyncScheduler, Consumer, QueueConfig, QueueMixin, Schedule, Scheduler
+from sqlaqueue.exc import ConfigurationError, NotAQueueError
+from sqlaqueue.schedules.attribute_values import from_json
+from sqlaqueue.schedules.group import schedule_groups
+from tests.schedules.models import HOUR, hourly, make_report
+
+pytestmark = pytest.mark.once
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+class Base(DeclarativeBase):
+    type_annotation_map = {dict[str, Any]: sa.JSON}  # noqa: RUF012 - as SQLAlchemy reads it
+
+
+class Customer(Base):
+    __tablename__ = "customer"
+    id: Mapped[int] = mapped_column(primary_key=True)
+
+
+class Export(QueueMixin, Base):
+    __tablename__ = "export"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    customer_id: Mapped[int | None] = mapped_column(sa.ForeignKey("customer.id"))
+    customer: Mapped[Customer | None] = relationship()
+    when: Mapped[datetime | None] = mapped_column("moment")
+    day: Mapped[date | None]
+    clock: Mapped[time | None]
+    span: Mapped[timedelta | None]
+    price: Mapped[decimal.Decimal | None]
+    token: Mapped[uuid.UUID | None]
+    colour: Mapped[Colour | None]
+    data: Mapped[dict[str, Any] | None]
+    blob: Mapped[bytes | None]
+    ratio: Mapped[float | None]
+    active: Mapped[bool | None]
+
+
+VALUES: dict[str, Any] = {
+    "kind": "x",
+    "customer_id": 2**60,
+    "when": datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC),
+    "day": date(2026, 1, 2),
+    "clock": time(3, 4),
+    "span": timedelta(days=1, microseconds=5),
+    "price": decimal.Decimal("12.50"),
+    "token": uuid.UUID(int=7),
+    "colour": Colour.RED,
+    "data": {"a": [1, None, {"b": 0.1}]},
+    "ratio": 0.1,
+    "active": True,
+    "priority": 3,
+}
+
+
+def test_values_are_stored_as_json_and_read_as_they_were() -> None:
+    schedule = Schedule("x", Export, every=HOUR, values=VALUES)
+    assert from_json(schedule.spec, sa.inspect(Export), schedule.values) == VALUES
+    assert schedule.values["colour"] == "RED"
+    assert schedule.columns()["queue"] == "export"
+
+
+def test_the_tables_belong_to_the_metadata_from_then_on() -> None:
+    report = make_report()
+    assert not [name for name in report.metadata.tables if name in {"sqlaqueue_schedule", "sqlaqueue_tick"}]
+    hourly(report)
+    hourly(report, "other")
+    assert {"sqlaqueue_schedule", "sqlaqueue_tick"} <= report.metadata.tables.keys()
+
+
+def test_a_queue_class_declares_them_as_well() -> None:
+    report = make_report()
+    Consumer(report, lambda session, job: None, sessionmaker(), schedules=[report])
+    assert "sqlaqueue_tick" in report.metadata.tables
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "give either cron= or every="),
+        ({"cron": "0 3 * * *", "every": 5}, "give either cron= or every="),
+        ({"cron": "0 0 30 2 *"}, "cron='0 0 30 2 *': bad day-of-month"),
+        ({"cron": "0 3 * * *", "timezone": "Mars"}, "timezone='Mars'"),
+        ({"every": 0.5}, "the shortest interval is one second"),
+        ({"every": "5 min"}, "every= must be seconds or a timedelta"),
+        ({"every": -5}, "every= must be seconds"),
+        ({"every": 5, "jitter": -1}, "jitter= must be seconds"),
+        ({"every": 5, "grace": "x"}, "grace= must be seconds"),
+        ({"every": 5, "catch_up": "newest"}, "catch_up='newest': give 'skip', 'latest', 'all', or a number from 0"),
+        ({"every": 5, "catch_up": 1001}, "catch_up=1001"),
+        ({"every": 5, "catch_up": True}, "catch_up=True"),
+        ({"every": 5, "values": {}}, "Export.kind cannot be NULL and has no default; give values={'kind': ...}"),
+        ({"every": 5, "values": {"knd": 1}}, "Export has no column attribute 'knd'; it has id, kind"),
+        ({"every": 5, "values": {"customer": 1}}, "Export has no column attribute 'customer'"),
+        ({"every": 5, "values": {"status": "x"}}, "Export.status belongs to the queue"),
+        ({"every": 5, "values": {"blob": b"x"}}, "b'x' cannot be stored as JSON"),
+        ({"every": 5, "values": {"day": "2026-01-01"}}, "'2026-01-01' cannot be stored as JSON and read again"),
+        ({"every": 5, "values": {"ratio": float("nan")}}, "nan cannot be stored"),
+        ({"every": 5, "values": {"data": {1: 2}}}, "cannot be stored as JSON"),
+        ({"every": 5, "make": 5}, "make=5: give a function make(tick)"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(options: dict[str, Any], text: str) -> None:
+    options = {"values": {"kind": "x"}, **options}
+    with pytest.raises(ConfigurationError) as raised:
+        Schedule("nightly", Export, **options)
+    assert str(raised.value).startswith("Schedule('nightly', Export): ")
+    assert text in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["", " ", 5, "a\0b"])
+def test_a_schedule_needs_a_name(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="give it a name"):
+        Schedule(name, Export, every=5, values={"kind": "x"})
+
+
+def test_a_schedule_needs_a_queue() -> None:
+    with pytest.raises(NotAQueueError, match="Customer is not a queue"):
+        Schedule("x", Customer, every=5)
+
+
+def test_jitter_needs_a_due_time() -> None:
+    report = make_report(columns={"run_at": None})
+    with pytest.raises(ConfigurationError, match="jitter= needs the queue attribute 'run_at'"):
+        hourly(report, jitter=5)
+
+
+def test_defaults_of_a_dataclass_count() -> None:
+    class Other(MappedAsDataclass, DeclarativeBase):
+        pass
+
+    class Task(QueueMixin, Other):
+        __tablename__ = "task"
+        id: Mapped[int] = mapped_column(primary_key=True, init=False)
+        kind: Mapped[str] = mapped_column(default="x")
+
+    assert Schedule("x", Task, every=5).values == {}
+
+
+def make_one(_: Any) -> Any:
+    return Export(kind="x")
+
+
+@pytest.mark.parametrize(
+    ("schedules", "text"),
+    [
+        ("nightly", "give a list of Schedules"),
+        ([5], "this is no Schedule, and no queue class"),
+        ([hourly(make_report())] * 2 + [hourly(make_report())], None),
+    ],
+)
+def test_what_is_no_list_of_schedules_is_refused(schedules: Any, text: str | None) -> None:
+    if text is None:
+        assert len(schedule_groups(schedules, "x")) == 2
+        return
+    for make in (Scheduler, AsyncScheduler):
+        with pytest.raises(ConfigurationError, match=text):
+            make(sessionmaker(), schedules)
+    with pytest.raises(ConfigurationError, match=text):
+        Consumer(Export, lambda session, job: None, sessionmaker(), schedules=schedules)
+
+
+def test_a_scheduler_needs_schedules() -> None:
+    with pytest.raises(ConfigurationError, match="give at least one Schedule"):
+        Scheduler(sessionmaker(), [])
+
+
+def test_names_and_functions_have_to_differ() -> None:
+    report = make_report()
+    with pytest.raises(ConfigurationError, match="two schedules have the name 'hourly'"):
+        schedule_groups([hourly(report), hourly(report)], "x")
+    first, second = hourly(report, "a", make=lambda tick: report()), hourly(report, "b", make=lambda tick: report())
+    with pytest.raises(ConfigurationError, match=r"Schedule\('b'\): make= has the name .*<lambda>"):
+        schedule_groups([first, second], "x")
+    shared = [Schedule(name, Export, every=5, make=make_one) for name in "ab"]
+    assert len(schedule_groups(shared, "x")) == 1
+
+
+def test_a_schema_has_tables_of_its_own() -> None:
+    class Elsewhere(QueueMixin, Base):
+        __tablename__ = "elsewhere"
+        __table_args__ = {"schema": "other"}  # noqa: RUF012 - as SQLAlchemy reads it
+        __queue__ = QueueConfig()
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    groups = schedule_groups([hourly(Export, values={"kind": "x"}), Schedule("y", Elsewhere, every=5)], "x")
+    assert [group.tables.schedules.fullname for group in groups] == ["sqlaqueue_schedule", "other.sqlaqueue_schedule"]
+    assert ("elsewhere", "") not in groups[0].tables.classes()
+    assert ("other.elsewhere", "Elsewhere") in groups[1].tables.classes()

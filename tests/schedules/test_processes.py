@@ -1,0 +1,364 @@
+"""Schedulers and Consumers that run: they fire, obey changes, survive errors, and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import AsyncConsumer, AsyncScheduler, Consumer, Schedule, Scheduler, admin
+from sqlaqueue.consumer.schedules import fire_schedules, firing_process
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
+from sqlaqueue.notify_payloads import Heartbeat, Signal
+from tests.schedules.models import (
+    HOUR,
+    count_jobs,
+    create,
+    execute,
+    hourly,
+    make_report,
+    pass_time,
+    stored,
+    ticks_in,
+)
+
+if TYPE_CHECKING:
+    from tests.servers import Database
+
+SECOND = {"every": None, "cron": "* * * * * *"}
+ADD = """
+INSERT INTO sqlaqueue_schedule (name, queue, cron, values)
+VALUES ('added', 'report', '* * * * * *', '{"kind": "added"}')
+"""
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 20) -> Any:
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+@contextmanager
+def running(kind: str, url: str, model: Any, schedules: list[Any], driver: str = "psycopg") -> Iterator[None]:
+    """Fire schedules in the background, by a Scheduler or a Consumer, sync or async."""
+    if not kind.startswith("async"):
+        engine = sa.create_engine(url)
+        sessions = sessionmaker(engine)
+        process: Any = Scheduler(sessions, schedules)
+        if kind == "consumer":
+            process = Consumer(model, lambda session, job: None, sessions, schedules=schedules)
+        with process:
+            yield
+        engine.dispose()
+        return
+    stop, failed = threading.Event(), []
+
+    async def handle(session: Any, job: Any) -> None: ...
+
+    async def main() -> None:
+        engine = create_async_engine(url)
+        sessions = async_sessionmaker(engine)
+        process: Any = AsyncScheduler(sessions, schedules)
+        if kind == "async consumer":
+            process = AsyncConsumer(model, handle, sessions, schedules=schedules)
+        async with process:
+            while not stop.is_set():
+                await asyncio.sleep(0.02)
+        await engine.dispose()
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:  # noqa: BLE001 - it is raised below
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+        if failed:
+            raise failed[0]
+
+
+WAYS = [
+    ("scheduler", "psycopg"),
+    pytest.param("scheduler", "psycopg2", marks=pytest.mark.thorough),
+    ("consumer", "psycopg"),
+    ("async scheduler", "asyncpg"),
+    pytest.param("async consumer", "psycopg", marks=pytest.mark.thorough),
+]
+
+
+@pytest.mark.parametrize(("kind", "driver"), WAYS)
+def test_changes_by_sql_are_obeyed(shared: Database, engine: sa.Engine, kind: str, driver: Any) -> None:
+    report = make_report()
+    schedules = [hourly(report), hourly(report, "seconds", **SECOND)]
+    create(engine, report)
+    with running(kind, shared.url(driver), report, schedules):
+        wait_until(lambda: ticks_in(engine, "seconds"))
+        execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'seconds'")
+        # It is read when the next tick is fired, whatever notifications do.
+        before = len(ticks_in(engine, "seconds"))
+        for change in (
+            "UPDATE sqlaqueue_schedule SET run_requested_at = now() WHERE name = 'hourly'",
+            "UPDATE sqlaqueue_schedule SET every = NULL, cron = '* * * * * *' WHERE name = 'hourly'",
+            ADD,
+        ):
+            name = "added" if "added" in change else "hourly"
+            number, began = len(ticks_in(engine, name)), time.monotonic()
+            execute(engine, change)
+            wait_until(lambda name=name, number=number: len(ticks_in(engine, name)) > number, 10)  # type: ignore[misc] # mypy cannot infer it
+            assert time.monotonic() - began < 5
+        assert len(ticks_in(engine, "seconds")) <= before + 1
+        execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = NULL WHERE name = 'seconds'")
+        wait_until(lambda: len(ticks_in(engine, "seconds")) > before + 1)
+    if kind.endswith("consumer"):
+        with Session(engine) as session:
+            assert admin.stats(session, report).states["completed"] > 0
+
+
+def test_several_processes_fire_each_tick_once(shared: Database, engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report, f"s{number}", **SECOND) for number in range(20)]
+    create(engine, report)
+    with (
+        running("scheduler", shared.url(), report, schedules),
+        running("scheduler", shared.url(), report, schedules),
+        running("async scheduler", shared.url("asyncpg"), report, schedules),
+    ):
+        wait_until(lambda: len(ticks_in(engine, "s19")) >= 3)
+    keys = [tuple(key) for number in range(20) for _, key in ticks_in(engine, f"s{number}")]
+    assert len(keys) == len(set(keys)) == count_jobs(engine, report)
+
+
+def test_one_that_cannot_be_fired_does_not_stop_the_others(
+    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = make_report()
+
+    def make(tick: Any) -> Any:
+        raise ZeroDivisionError
+
+    schedules = [hourly(report), hourly(report, "raises", make=make, **SECOND), hourly(report, "null", **SECOND)]
+    create(engine, report)
+    with caplog.at_level(logging.WARNING, "sqlaqueue"), running("scheduler", shared.url(), report, schedules):
+        wait_until(lambda: ticks_in(engine, "null"))
+        execute(engine, """UPDATE sqlaqueue_schedule SET values = '{"kind": null}' WHERE name = 'null'""")
+        execute(engine, "UPDATE sqlaqueue_schedule SET every = NULL, cron = 'x' WHERE name = 'hourly'")
+        wait_until(lambda: stored(engine, "null")["last_error"] and stored(engine)["last_error"])
+        execute(engine, ADD)
+        wait_until(lambda: len(ticks_in(engine, "added")) >= 2)
+        assert "ZeroDivisionError" in stored(engine, "raises")["last_error"]
+        assert "cron='x'" in stored(engine)["last_error"]
+        assert "NotNullViolation" in stored(engine, "null")["last_error"]
+        # What is mended is fired at once, not after half a minute.
+        execute(engine, """UPDATE sqlaqueue_schedule SET values = '{"kind": "y"}' WHERE name = 'null'""")
+        wait_until(lambda: stored(engine, "null")["last_error"] is None)
+    failures = [record for record in caplog.records if record.event == "schedule_failed"]  # type: ignore[attr-defined] # an extra
+    assert {record.schedule for record in failures} == {"raises", "null", "hourly"}  # type: ignore[attr-defined] # an extra
+    assert len(failures) < 20
+
+
+def test_overdue_schedules_that_no_process_can_fire_are_reported_once(
+    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = make_report()
+    create(engine, report)
+    schedules = [hourly(report), hourly(report, "seconds", **SECOND)]
+    create(engine, report)
+    execute(
+        engine,
+        "INSERT INTO sqlaqueue_schedule (name, queue, every, next_tick) "
+        "VALUES ('gone', 'nowhere', '1 hour', now() - interval '2 min')",
+    )
+    with caplog.at_level(logging.WARNING, "sqlaqueue"), running("scheduler", shared.url(), report, schedules):
+        wait_until(lambda: len(ticks_in(engine, "seconds")) >= 3)
+    [record] = [record for record in caplog.records if record.event == "schedule_unknown"]  # type: ignore[attr-defined] # an extra
+    assert record.schedule == "gone"  # type: ignore[attr-defined] # an extra
+    with Session(engine) as session:
+        late = {info.name: info.late for info in admin.schedules(session, report)}
+        assert late["gone"] is not None
+        assert late["hourly"] is None
+
+
+def test_missed_ticks_are_logged(shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
+    report = make_report()
+    schedules = [hourly(report)]
+    create(engine, report)
+    with running("scheduler", shared.url(), report, schedules):
+        wait_until(lambda: stored_or_none(engine) and stored(engine)["next_tick"])
+    pass_time(engine, 5 * HOUR)
+    with caplog.at_level(logging.DEBUG, "sqlaqueue"), running("scheduler", shared.url(), report, schedules):
+        wait_until(lambda: ticks_in(engine))
+    events = [record.event for record in caplog.records if record.name == "sqlaqueue"]  # type: ignore[attr-defined] # an extra
+    assert [event for event in events if "tick" in event or "fired" in event] == ["ticks_missed", "schedule_fired"]
+
+
+def stored_or_none(engine: sa.Engine) -> Any:
+    with engine.connect() as connection:
+        return connection.scalar(sa.text("SELECT count(*) FROM sqlaqueue_schedule"))
+
+
+def test_what_the_database_lacks_is_named(shared: Database, engine: sa.Engine) -> None:
+    report = make_report()
+    report.metadata.create_all(engine)
+    schedules = [hourly(report)]
+    with pytest.raises(DatabaseNotReadyError, match=r"a process that fires schedules needs: the table sqlaqueue_sche"):
+        Scheduler(sessionmaker(engine), schedules).run()
+    with pytest.raises(DatabaseNotReadyError, match="the table sqlaqueue_schedule"):
+        Consumer(report, lambda session, job: None, sessionmaker(engine), schedules=schedules).run()
+    create(engine, report)
+    autocommit = sa.create_engine(engine.url, isolation_level="AUTOCOMMIT")
+    with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Scheduler(sessionmaker(autocommit), schedules).run()
+    autocommit.dispose()
+
+
+def test_without_the_trigger_there_is_a_warning(
+    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = make_report()
+    schedules = [hourly(report, "seconds", **SECOND)]
+    create(engine, report)
+    execute(engine, "DROP TRIGGER sqlaqueue_schedule_insert ON sqlaqueue_schedule")
+    with caplog.at_level(logging.WARNING, "sqlaqueue"), running("scheduler", shared.url(), report, schedules):
+        wait_until(lambda: ticks_in(engine, "seconds"))
+    assert "these triggers are missing or disabled: sqlaqueue_schedule_insert" in caplog.text
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_strict_isolation_levels_do_not_matter(shared: Database, engine: sa.Engine, level: Any) -> None:
+    report = make_report()
+    schedules = [hourly(report, f"s{number}", **SECOND) for number in range(5)]
+    create(engine, report)
+    strict = sa.create_engine(shared.url(), isolation_level=level)
+    with Scheduler(sessionmaker(strict), schedules), Scheduler(sessionmaker(strict), schedules):
+        wait_until(lambda: len(ticks_in(engine, "s4")) >= 3)
+    strict.dispose()
+    keys = [tuple(key) for number in range(5) for _, key in ticks_in(engine, f"s{number}")]
+    assert len(keys) == len(set(keys)) == count_jobs(engine, report)
+
+
+def test_an_outage_of_the_database_is_survived(
+    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = make_report()
+    schedules = [hourly(report, "seconds", **SECOND)]
+    create(engine, report)
+    with running("scheduler", shared.url(), report, schedules):
+        wait_until(lambda: ticks_in(engine, "seconds"))
+        execute(
+            engine,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()",
+        )
+        number = len(ticks_in(engine, "seconds"))
+        wait_until(lambda: len(ticks_in(engine, "seconds")) > number + 1)
+        assert stored(engine, "seconds")["last_error"] is None
+
+
+def test_a_thousand_schedules_cost_a_handful_of_statements(
+    shared: Database, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = make_report()
+    schedules = [hourly(report, f"s{number}") for number in range(1000)]
+    create(engine, report)
+    counted, sleeps = sa.create_engine(shared.url()), []
+    statements: list[str] = []
+    sa.event.listen(counted, "before_cursor_execute", lambda c, cursor, text, *_: statements.append(text))
+    turn = fire_schedules._turn
+
+    def remember(process: FiringProcess) -> Any:
+        pause = yield from turn(process)
+        sleeps.append((pause, len(statements)))
+        return pause
+
+    monkeypatch.setattr(fire_schedules, "_turn", remember)
+    monkeypatch.setattr(firing_process, "POLL_INTERVAL", 0.2)
+    monkeypatch.setattr(fire_schedules, "POLL_INTERVAL", 0.2)
+    with Scheduler(sessionmaker(counted), schedules):
+        wait_until(lambda: any(pause > 20 for pause, _ in sleeps))
+        first = len(statements)
+        # One look each half minute, while the notification of the last one has arrived.
+        for number in range(3):
+            execute(engine, "SELECT pg_notify('sqlaqueue_schedule', 'poll')")
+            wait_until(lambda number=number: len(statements) >= first + number + 1)  # type: ignore[misc] # mypy cannot infer it
+        time.sleep(0.2)
+        assert len(statements) == first + 3
+        assert "sqlaqueue_schedule" in statements[-1]
+    counted.dispose()
+
+
+@pytest.mark.once
+def test_a_process_trusts_notifications_that_it_has_received() -> None:
+    woken: list[int] = []
+    process = FiringProcess([], None, lambda: woken.append(1), lambda engine: None)  # type: ignore[arg-type] # not used
+    assert not process.begin_look()
+    process.receive(Heartbeat("other"))
+    assert not process.begin_look()
+    process.receive(Heartbeat(process.id))
+    assert process.begin_look()
+    assert not process.begin_look()
+    process.receive(Heartbeat(process.id))
+    process.listening_lost()
+    assert woken == [1]
+    assert not process.begin_look()
+    process.failed("x")
+    process.begin_look()
+    assert "x" in process.failing
+    process.receive(Signal.POLL)
+    process.begin_look()
+    assert process.failing == {}
+
+
+@pytest.mark.parametrize(("kind", "driver"), WAYS)
+def test_it_stops_at_once(shared: Database, engine: sa.Engine, kind: str, driver: Any) -> None:
+    report = make_report()
+    schedules = [hourly(report)]
+    create(engine, report)
+    began = time.monotonic()
+    with running(kind, shared.url(driver), report, schedules):
+        pass
+    assert time.monotonic() - began < 8
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if "schedul" in name]
+
+
+def test_it_runs_once_at_a_time(engine: sa.Engine) -> None:
+    report = make_report()
+    schedules = [hourly(report)]
+    create(engine, report)
+    scheduler = Scheduler(sessionmaker(engine), schedules)
+    scheduler.stop()
+    with scheduler, pytest.raises(ConfigurationError, match="is running already"):
+        scheduler.run()
+
+
+def test_an_error_in_the_background_is_raised_at_the_end(
+    shared: Database, engine: sa.Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = make_report()
+    schedules = [Schedule("x", report, every=5, values={"kind": "x"})]
+    for kind, driver in (("scheduler", "psycopg"), ("async scheduler", "asyncpg")):
+        with (
+            caplog.at_level(logging.ERROR, "sqlaqueue"),
+            pytest.raises(DatabaseNotReadyError),
+            running(kind, shared.url(driver), report, schedules),  # type: ignore[arg-type] # a driver
+        ):
+            wait_until(lambda: "it fires no more" in caplog.text)
+        caplog.clear()

@@ -66,6 +66,7 @@ class AsyncScheduler(SchedulerBase):
                 async with open_session(self._factory) as session:
                     self._check(session, session.sync_session)
                 await adrive(fire_schedules(process), perform)
+            self._log_end()
         finally:
             self._process = None
             for engine in engines:
@@ -74,7 +75,7 @@ class AsyncScheduler(SchedulerBase):
     async def __aenter__(self) -> Self:
         """Fire schedules in a task until the block ends."""
         self._task = asyncio.create_task(self._serve(*self._start(), signals=False), name="sqlaqueue-scheduler")
-        self._task.add_done_callback(self._log_end)
+        self._task.add_done_callback(self._ended)
         return self
 
     async def __aexit__(
@@ -91,7 +92,7 @@ class AsyncScheduler(SchedulerBase):
         if error is None:
             self._task.result()
 
-    def _log_end(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
         failure = None if task.cancelled() else task.exception()
         if failure is not None:
             self._log_failure(failure)

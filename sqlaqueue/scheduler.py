@@ -99,6 +99,9 @@ class SchedulerBase:
                 "schedules: started, %s, fires %s", where, names, extra=fields("scheduler_started", database=where)
             )
 
+    def _log_end(self) -> None:
+        logger.info("schedules: stopped", extra=fields("scheduler_stopped"))
+
     def _log_failure(self, error: BaseException) -> None:
         kind = type(error).__name__
         extra = fields("scheduler_failed", error_kind=kind)
@@ -156,6 +159,7 @@ class Scheduler(SchedulerBase):
                 with open_session(self._factory) as session:
                     self._check(session, session)
                 drive(fire_schedules(process), perform)
+            self._log_end()
         finally:
             self._process = None
             for engine in engines:

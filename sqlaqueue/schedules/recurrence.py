@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.texts import duration_text
 
 _ALIASES = {
     "@hourly": "0 * * * *",
@@ -93,7 +94,7 @@ class Recurrence:
     def in_words(self) -> str:
         """Return the recurrence in words."""
         if self.every is not None:
-            return f"every {self.every}"
+            return f"every {duration_text(self.every.total_seconds())}"
         words: str = _cronsim().CronSim(self._expression, datetime.now(UTC)).explain()
         return f"{words[:1].lower()}{words[1:]}, {self.timezone}"
 

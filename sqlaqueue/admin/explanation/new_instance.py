@@ -9,11 +9,11 @@ from sqlalchemy.orm import Mapper, RelationshipDirection, Session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.admin.explanation.result import Reason
-from sqlaqueue.admin.explanation.texts import moment_text
 from sqlaqueue.admin.job_listing import JobInfo, job
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.strategies.parts.unique_key import UniqueKey, unique_key
+from sqlaqueue.texts import moment_text
 from sqlaqueue.unique.new_job import NewJob, set_created_at
 from sqlaqueue.unique.relationships import set_foreign_key
 from sqlaqueue.unique.twin_search import search

@@ -12,12 +12,12 @@ import sqlalchemy as sa
 
 from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, text_of
 from sqlaqueue.admin.explanation.result import Reason
-from sqlaqueue.admin.explanation.texts import duration_text, moment_text
 from sqlaqueue.keys import key_text
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 from sqlaqueue.strategies.parts.job_listing import OTHER
 from sqlaqueue.strategies.parts.twins import twin_in
+from sqlaqueue.texts import duration_text, moment_text
 
 _MOST_NAMES = 3
 """Number of Consumers that a sentence names."""

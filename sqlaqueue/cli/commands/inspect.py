@@ -15,7 +15,6 @@ from rich.text import Text
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.explanation.texts import duration_text
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument, targets_argument, url_option
@@ -25,6 +24,7 @@ from sqlaqueue.keys import key_text
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.statements import control
 from sqlaqueue.statements.claim import worker_name
+from sqlaqueue.texts import duration_text
 
 _SHOWN_KEYS = 5
 """Number of running jobs whose keys the table of Consumers shows."""

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from sqlaqueue import admin
-from sqlaqueue.admin.explanation.texts import duration_text
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FailedError, command_errors
 from sqlaqueue.cli.shared.options import filter_options, job_filter, json_option, target_argument, url_option
@@ -15,6 +14,7 @@ from sqlaqueue.cli.shared.output import add_row, ago, console, echo_json, table
 from sqlaqueue.cli.shared.targets import load_targets
 from sqlaqueue.keys import key_text
 from sqlaqueue.queue.states import STATES
+from sqlaqueue.texts import duration_text
 
 
 @click.command(short_help="List jobs.")

@@ -10,7 +10,6 @@ import click
 import sqlalchemy as sa
 
 from sqlaqueue import admin
-from sqlaqueue.admin.explanation.texts import duration_text, moment_text
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import InputError, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument, targets_argument, url_option
@@ -19,6 +18,7 @@ from sqlaqueue.cli.shared.schedule_targets import load_schedule_targets
 from sqlaqueue.cli.shared.targets import Target
 from sqlaqueue.schedules.attribute_values import from_json
 from sqlaqueue.schedules.definition import Schedule
+from sqlaqueue.texts import duration_text, moment_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 

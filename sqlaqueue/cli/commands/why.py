@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.explanation.result import MISSING
-from sqlaqueue.admin.explanation.texts import duration_text, moment_text
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import json_option, target_argument, url_option
@@ -20,6 +19,7 @@ from sqlaqueue.cli.shared.output import echo_json, jobs_text
 from sqlaqueue.cli.shared.targets import load_targets
 from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.texts import duration_text, moment_text
 
 
 @click.command(short_help="Say why a job, or a queue, does not run.")

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sqlaqueue.admin.explanation.texts import duration_text
+from sqlaqueue.texts import duration_text
 
 _PIPE_WIDTH = 200
 """Columns of a file or a pipe, where nothing is to be cut off."""

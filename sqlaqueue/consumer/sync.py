@@ -62,6 +62,8 @@ class Consumer(RunsInThread, Generic[T]):
     :param batch: whether the handler receives a list of jobs. A batch that fails is retried job by job.
     :param signals: whether SIGTERM and SIGINT stop it while it runs in the main thread. False leaves both to the
         program.
+    :param schedules: the :class:`~sqlaqueue.Schedule` objects that it fires while it runs, of any queues. A queue class
+        in the list stands for schedules that are only added at run time.
     :raises ConfigurationError: for an invalid argument.
 
     ``with Consumer(...):`` runs it in a background thread until the block ends, and leaves signals to the program.

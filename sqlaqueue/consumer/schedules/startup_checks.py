@@ -49,11 +49,18 @@ def _required_privileges(group: ScheduleGroup) -> Sequence[RequiredPrivilege]:
     return [
         *(RequiredPrivilege(each, schedules, list(schedules.c)) for each in ("SELECT", "INSERT", "UPDATE")),
         *(RequiredPrivilege(each, ticks) for each in ("SELECT", "INSERT", "DELETE")),
+        *(RequiredPrivilege("SELECT", table, _read(group, table)) for table in dict.fromkeys(jobs)),
         *(
             RequiredPrivilege("INSERT", table, list(table.c), generated=_generated(table))
             for table in dict.fromkeys(jobs)
         ),
     ]
+
+
+def _read(group: ScheduleGroup, table: sa.Table) -> list[sa.Column[Any]]:
+    """Return the columns that an INSERT returns to the ORM, and those that say whether a job is finished."""
+    states = {spec.columns["status"] for spec in group.specs if spec.has("status")}
+    return [column for column in table.c if column.primary_key or column.server_default is not None or column in states]
 
 
 def _generated(table: sa.Table) -> list[sa.Column[Any]]:

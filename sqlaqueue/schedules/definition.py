@@ -80,7 +80,7 @@ class Schedule(Generic[T]):
         self.cron, self.every, self.timezone = cron, interval, timezone
         try:
             Recurrence(cron, interval, timezone, datetime.now(UTC)).check()
-            self.values = to_json(self.spec, sa.inspect(model), values)
+            self.values = to_json(self.spec, self._mapper, values)
         except ConfigurationError as error:
             raise self._error(str(error)) from None
         self.make = make
@@ -112,13 +112,17 @@ class Schedule(Generic[T]):
             "skip_unfinished": self.skip_unfinished,
         }
 
+    @property
+    def _mapper(self) -> Any:
+        return sa.inspect(self.model)
+
     def _check_model(self, values: Mapping[str, Any]) -> None:
         if self.jitter and not self.spec.has("run_at"):
             raise self._error(
                 f"jitter= needs the queue attribute 'run_at', which {self.model.__name__} leaves out; "
                 f"{self.spec.config.fix_for('run_at')}"
             )
-        missing = [] if self.make is not None else missing_values(self.spec, sa.inspect(self.model), values)
+        missing = [] if self.make is not None else missing_values(self.spec, self._mapper, values)
         if missing:
             names = ", ".join(f"{self.model.__name__}.{each}" for each in missing)
             raise self._error(

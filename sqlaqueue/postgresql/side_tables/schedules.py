@@ -16,7 +16,7 @@ from sqlaqueue.postgresql.ddl.attach import attach
 from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_comment
 from sqlaqueue.queue.backend import SCHEDULE, TICK
 
-SCHEDULE_CHANNEL = "sqlaqueue_schedule"
+SCHEDULE_CHANNEL: str = "sqlaqueue_schedule"
 """The channel on which changes of schedules are announced."""
 
 _VERSION = 1

@@ -13,10 +13,10 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.runners.task_runner import wait_for_event
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.scheduler import SchedulerBase
+from sqlaqueue.scheduler import LONGEST_STOP, SchedulerBase, Subscription
 from sqlaqueue.write_routing import execute, open_session
 
 
@@ -37,24 +37,23 @@ class AsyncScheduler(SchedulerBase):
         """
         await self._serve(*self._start(), signals=self.handles_signals)
 
-    def _start(self) -> tuple[FiringProcess, asyncio.Event, list[sa.Engine]]:
-        woken, engines, loop = asyncio.Event(), list[sa.Engine](), asyncio.get_running_loop()
+    def _start(self) -> tuple[FiringProcess, asyncio.Event, list[Subscription]]:
+        woken, subscriptions, loop = asyncio.Event(), list[Subscription](), asyncio.get_running_loop()
 
-        def listen(process: FiringProcess, engine: sa.Engine) -> None:
-            engines.append(engine)
-            async_listener_of(engine).add(backend().side_tables.SCHEDULE_CHANNEL, process)
+        def listen(engine: sa.Engine, state: GroupState) -> None:
+            subscriptions.append((engine, state))
+            async_listener_of(engine).add(backend().side_tables.SCHEDULE_CHANNEL, state)
 
         # stop() may be called from another thread or a signal handler.
-        return self._begin(lambda: loop.call_soon_threadsafe(woken.set), listen), woken, engines
+        return self._begin(lambda: loop.call_soon_threadsafe(woken.set), listen), woken, subscriptions
 
     async def _serve(
-        self, process: FiringProcess, woken: asyncio.Event, engines: list[sa.Engine], *, signals: bool
+        self, process: FiringProcess, woken: asyncio.Event, subscriptions: list[Subscription], *, signals: bool
     ) -> None:
         async def perform(effect: Any) -> Any:
             match effect:
                 case ExecuteInOwnSession():
                     async with open_session(self._factory) as session:
-                        await session.run_sync(process.isolation.begin)
                         return await session.run_sync(execute, effect.operation, effect.arguments)
                 case Wait():
                     await wait_for_event(woken, effect.seconds)
@@ -69,8 +68,8 @@ class AsyncScheduler(SchedulerBase):
             self._log_end()
         finally:
             self._process = None
-            for engine in engines:
-                await async_listener_of(engine).remove(process)
+            for engine, state in subscriptions:
+                await async_listener_of(engine).remove(state)
 
     async def __aenter__(self) -> Self:
         """Fire schedules in a task until the block ends."""
@@ -84,12 +83,14 @@ class AsyncScheduler(SchedulerBase):
         """Stop, and raise the error that ended it, unless the block raised one."""
         self.stop()
         try:
-            await asyncio.wait([self._task])
+            await asyncio.wait([self._task], timeout=LONGEST_STOP)
         except asyncio.CancelledError:
             self._task.cancel()
             await asyncio.wait([self._task])
             raise
-        if error is None:
+        if not self._task.done():
+            self._task.cancel()
+        elif error is None:
             self._task.result()
 
     def _ended(self, task: asyncio.Task[None]) -> None:

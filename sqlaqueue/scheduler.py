@@ -21,9 +21,8 @@ from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.sessions.connection_checks import check_engine
-from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
@@ -32,6 +31,11 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.group import schedule_groups
 from sqlaqueue.write_routing import execute, open_session
+
+Subscription = tuple[sa.Engine, GroupState]
+
+LONGEST_STOP = 30.0
+"""Seconds for which the end of a block waits for the thread: the database may not answer."""
 
 
 class SchedulerBase:
@@ -62,7 +66,10 @@ class SchedulerBase:
         return self._factory
 
     def stop(self) -> None:
-        """Fire no more, and make ``run()`` return; may be called from any thread and from a signal handler."""
+        """Fire no more, and make ``run()`` return; may be called from any thread and from a signal handler.
+
+        It has no effect on a Scheduler that is not running.
+        """
         if self._process is not None:
             self._process.stop()
 
@@ -70,17 +77,11 @@ class SchedulerBase:
         number = sum(len(group.declared) for group in self.groups)
         return f"<{type(self).__name__} of {number} schedules>"
 
-    def _begin(self, wake: Callable[[], object], listen: Callable[[FiringProcess, sa.Engine], object]) -> FiringProcess:
+    def _begin(self, wake: Callable[[], object], listen: Callable[[sa.Engine, GroupState], object]) -> FiringProcess:
         if self._process is not None:
             msg = f"{self!r} is running already"
             raise ConfigurationError(msg)
-        process = FiringProcess(
-            self.groups,
-            IsolationLevel(self.groups[0].spec),
-            wake,
-            lambda engine: listen(process, engine),
-            reset=self.reset,
-        )
+        process = FiringProcess(self.groups, wake, listen, reset=self.reset)
         self._process = process
         return process
 
@@ -131,23 +132,22 @@ class Scheduler(SchedulerBase):
         """
         self._serve(*self._start(), signals=self.handles_signals)
 
-    def _start(self) -> tuple[FiringProcess, threading.Event, list[sa.Engine]]:
-        woken, engines = threading.Event(), list[sa.Engine]()
+    def _start(self) -> tuple[FiringProcess, threading.Event, list[Subscription]]:
+        woken, subscriptions = threading.Event(), list[Subscription]()
 
-        def listen(process: FiringProcess, engine: sa.Engine) -> None:
-            engines.append(engine)
-            listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, process)
+        def listen(engine: sa.Engine, state: GroupState) -> None:
+            subscriptions.append((engine, state))
+            listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, state)
 
-        return self._begin(woken.set, listen), woken, engines
+        return self._begin(woken.set, listen), woken, subscriptions
 
     def _serve(
-        self, process: FiringProcess, woken: threading.Event, engines: list[sa.Engine], *, signals: bool
+        self, process: FiringProcess, woken: threading.Event, subscriptions: list[Subscription], *, signals: bool
     ) -> None:
         def perform(effect: Any) -> Any:
             match effect:
                 case ExecuteInOwnSession():
                     with open_session(self._factory) as session:
-                        process.isolation.begin(session)
                         return execute(session, effect.operation, effect.arguments)
                 case Wait():
                     woken.wait(effect.seconds)
@@ -162,8 +162,8 @@ class Scheduler(SchedulerBase):
             self._log_end()
         finally:
             self._process = None
-            for engine in engines:
-                listener.unlisten(engine, process)
+            for engine, state in subscriptions:
+                listener.unlisten(engine, state)
 
     def __enter__(self) -> Self:
         """Fire schedules in a background thread until the block ends."""
@@ -180,7 +180,7 @@ class Scheduler(SchedulerBase):
     ) -> None:
         """Stop, and raise the error that ended it, unless the block raised one."""
         self.stop()
-        self._thread.join()
+        self._thread.join(LONGEST_STOP)
         if error is None and self._error is not None:
             raise self._error
 

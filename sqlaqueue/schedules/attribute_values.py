@@ -19,6 +19,9 @@ from sqlaqueue.queue.spec import QueueSpec
 _SETTABLE = ("priority", "max_attempts")
 """The roles that a schedule may give a value; the others are the queue's."""
 
+_LARGEST_EXACT = 2.0**53
+"""From here on not every integer has a floating-point number."""
+
 _READERS: dict[type[Any], Callable[[Any], Any]] = {
     datetime: datetime.fromisoformat,
     date: date.fromisoformat,
@@ -39,8 +42,10 @@ def to_json(spec: QueueSpec, mapper: Mapper[Any], values: Mapping[str, Any]) -> 
     for attribute, value in values.items():
         column = _column(spec, mapper, attribute)
         try:
-            written[attribute] = json.loads(json.dumps(_written(value), allow_nan=False))
-            same = _read(mapper, column, written[attribute])
+            text = json.dumps(_written(value), allow_nan=False)
+            written[attribute] = json.loads(text, parse_float=_stored_float)
+            same = ... if "\\u0000" in text else _read(mapper, column, written[attribute])
+            json.dumps(written[attribute], ensure_ascii=False).encode()
         except (TypeError, ValueError):
             same = ...
         if type(same) is not type(value) or same != value:
@@ -111,6 +116,17 @@ def _written(value: Any) -> Any:
     if isinstance(value, timedelta):
         return value.total_seconds()
     return str(value) if isinstance(value, Decimal | UUID) else value
+
+
+def _stored_float(text: str) -> float:
+    """Return a number of JSON as it is after it was stored: JSONB keeps whole numbers as such.
+
+    :raises ValueError: for a number that would come back as an integer of another value.
+    """
+    number = float(text)
+    if abs(number) >= _LARGEST_EXACT:
+        raise ValueError(text)
+    return number
 
 
 def _read(mapper: Mapper[Any], column: Any, value: Any) -> Any:

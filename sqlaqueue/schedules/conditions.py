@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +14,10 @@ PAUSED = "paused"
 """The ``planned_for`` of a paused schedule, whose ticks are passed over until it is resumed."""
 
 
+AHEAD = timedelta(days=1)
+"""If the last tick is further in the future than this, the clock was wrong, and has been set back since."""
+
+
 def plan(table: sa.FromClause) -> sa.ColumnElement[str]:
     """Return what ``next_tick`` depends on, as a text.
 
@@ -20,15 +25,21 @@ def plan(table: sa.FromClause) -> sa.ColumnElement[str]:
     means, and its next tick has to be computed again.
     """
     seconds: sa.ColumnElement[Any] = sa.extract("epoch", table.c.every)
-    timing = sa.func.concat_ws("|", table.c.cron, seconds, table.c.timezone)
+    edited: sa.ColumnElement[Any] = sa.extract("epoch", table.c.edited_at)
+    timing = sa.func.concat_ws("|", table.c.cron, seconds, table.c.timezone, edited)
     return sa.case((table.c.paused_at.is_(None), timing), else_=sa.literal_column(f"'{PAUSED}'"))
 
 
 def due_in(table: sa.FromClause) -> sa.ColumnElement[Any]:
     """Return the seconds after which a schedule has to be looked at; negative for one that is late, NULL for never."""
-    until_tick = sa.case((table.c.paused_at.is_(None), _until(table.c.next_tick)))
+    running = table.c.paused_at.is_(None)
+    ahead = table.c.last_tick > clock() + sa.literal(AHEAD, sa.Interval())
+    replanned = sa.or_(
+        table.c.planned_for.is_distinct_from(plan(table)), sa.and_(running, sa.or_(table.c.next_tick.is_(None), ahead))
+    )
+    until_tick = sa.case((running, _until(table.c.next_tick)))
     soonest = sa.func.least(_until(table.c.run_requested_at), until_tick)
-    return sa.case((table.c.planned_for.is_distinct_from(plan(table)), sa.literal_column("0")), else_=soonest)
+    return sa.case((replanned, sa.literal_column("0")), else_=soonest)
 
 
 def is_known(group: ScheduleGroup, table: sa.FromClause) -> sa.ColumnElement[bool]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.schedules.conditions import PAUSED
+from sqlaqueue.schedules.conditions import AHEAD, PAUSED
 from sqlaqueue.schedules.due_ticks import DueTicks, due_ticks
 from sqlaqueue.schedules.recurrence import Recurrence
 
@@ -38,8 +38,7 @@ class DueSchedule:
     @property
     def last_tick(self) -> datetime | None:
         """The newest tick that has passed."""
-        before: datetime | None = self.row["last_tick"]
-        return self.due.last or before
+        return self.due.last or _last_tick(self.row)
 
     @property
     def rules(self) -> str | None:
@@ -68,23 +67,45 @@ def decide(row: Mapping[Any, Any], model: type[Any]) -> DueSchedule:
     if row["plan"] != PAUSED:
         recurrence = recurrence_of(row)
         recurrence.check()
-        first = _first(row, recurrence)
-        if first is not None:
-            due = due_ticks(recurrence, first, row["now"], grace=row["grace"], catch_up=row["catch_up"])
+        due = _due(row, recurrence)
     # One at a time: the first would be unfinished when the second is fired.
     ticks = due.fired[-1:] if row["skip_unfinished"] else due.fired
     requested = row["run_requested_at"]
     if requested is not None and requested <= row["now"]:
-        ticks = [*ticks, requested]
+        # Ticks increase, so that the newest one is the last one.
+        newest = max(filter(None, [due.last, row["last_tick"]]), default=None)
+        ticks = [*ticks, requested if newest is None or requested > newest else row["now"]]
     return DueSchedule(row, model, due, list(dict.fromkeys(ticks)))
 
 
-def _first(row: Mapping[Any, Any], recurrence: Recurrence) -> datetime | None:
-    """Return the next tick of a schedule: the stored one, or a new one if the definition has changed since."""
-    if row["planned_for"] == row["plan"]:
-        stored: datetime | None = row["next_tick"]
-        return stored
-    # Nothing is fired for the time before it was created, changed or resumed; nor, when the clock has gone back, for a
-    # time that has passed before.
-    since = row["created_at"] if row["planned_for"] is None else row["now"]
-    return recurrence.after(max(since, row["last_tick"] or since))
+def _due(row: Mapping[Any, Any], recurrence: Recurrence) -> DueTicks:
+    """Return what to do about the ticks of a schedule: from the stored one on, or from new ones if it was changed."""
+    now, stored, last = row["now"], row["next_tick"], _last_tick(row)
+    options = {"grace": row["grace"], "catch_up": row["catch_up"]}
+    unchanged = row["planned_for"] == row["plan"] and stored is not None and last == row["last_tick"]
+    if unchanged:
+        return due_ticks(recurrence, stored, now, **options)
+    # Nothing is fired for the time before it was created, changed or resumed; nor, when the clock has gone back a
+    # little, for a time that has passed before.
+    since = row["created_at"] if row["planned_for"] is None else _changed_at(row)
+    first = recurrence.after(max(since, last or since))
+    due = DueTicks([], None, None, None) if first is None else due_ticks(recurrence, first, now, **options)
+    if row["planned_for"] is None or stored is None or stored > min(since, now) or last != row["last_tick"]:
+        return due
+    # The former definition had a tick before the change, which was not fired yet.
+    fires = now - stored <= row["grace"] or (row["catch_up"] > 0 and not due.fired)
+    return due._replace(fired=[stored, *due.fired] if fires else due.fired, last=due.last or stored)
+
+
+def _last_tick(row: Mapping[Any, Any]) -> datetime | None:
+    """Return the newest tick that has passed; None if it is far ahead, as the clock was wrong."""
+    last: datetime | None = row["last_tick"]
+    return None if last is not None and last > row["now"] + AHEAD else last
+
+
+def _changed_at(row: Mapping[Any, Any]) -> datetime:
+    """Return when a schedule was changed, which a trigger records; without it, now."""
+    now: datetime = row["now"]
+    edited, planned = row["edited_at"], row["planned_at"]
+    known = edited is not None and (planned is None or edited > planned)
+    return min(edited, now) if known else now

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.queue.backend import backend
@@ -38,6 +39,8 @@ class Declared(NamedTuple):
     """The schedules that were new, or were changed in the program since it had last started."""
     kept: list[str]
     """Those that the program has changed, but that were changed or added at run time as well, and so are kept."""
+    failed: list[str]
+    """Those that another transaction has locked or changed meanwhile; they are to be tried again."""
 
 
 def as_json(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -58,7 +61,7 @@ def is_edited(row: Mapping[Any, Any]) -> bool:
 
 
 def declare(session: Session, group: ScheduleGroup, *, reset: bool = False) -> Declared:
-    """Write those schedules of the program that differ from what a program last wrote, and commit.
+    """Write those schedules of the program that differ from what a program last wrote, and commit each.
 
     A schedule that was changed at run time is left as it is. None is deleted: it may belong to another program.
 
@@ -66,40 +69,41 @@ def declare(session: Session, group: ScheduleGroup, *, reset: bool = False) -> D
     """
     table = group.tables.schedules
     names = sa.any_(sa.bindparam(None, list(group.declared), backend().key_array(sa.Text())))
-    rows = session.execute(sa.select(table).where(table.c.name == names), bind_arguments=group.bind).mappings()
+    columns = [table.c.name, table.c.code, *(table.c[name] for name in DEFINITION)]
+    rows = session.execute(sa.select(*columns).where(table.c.name == names), bind_arguments=group.bind).mappings()
     stored = {row["name"]: row for row in rows}
-    result = Declared([], [])
-    # In one order, as two processes that start together write the same rows.
-    for name, schedule in sorted(group.declared.items()):
-        row = stored.get(name)
-        if row is None:
-            insert = backend().insert_or_ignore(table, _values(name, schedule))
-            session.execute(insert, bind_arguments=group.bind)
-            result.written.append(name)
-            continue
-        wanted = as_json(schedule.columns())
-        if row["code"] == wanted and not (reset and is_edited(row)):
-            continue
-        values = _values(name, schedule)
-        if is_edited(row) and as_json(row) != wanted and not reset:
-            # The new definition is stored beside the edited one, for a reset.
-            values = {"code": wanted}
-            result.kept.append(name)
-        else:
-            result.written.append(name)
-        _update(session, group, row, values)
     session.commit()
+    result = Declared([], [], [])
+    for name, schedule in sorted(group.declared.items()):
+        statement, outcome = _write(table, stored.get(name), schedule, result, reset=reset)
+        if statement is None:
+            continue
+        try:
+            # Another transaction has changed the row since it was read, or has locked it.
+            written = session.execute(statement.returning(table.c.name), bind_arguments=group.bind).all()
+            session.commit()
+        except OperationalError:
+            session.rollback()
+            written = []
+        (outcome if written else result.failed).append(name)
     return result
 
 
-def _values(name: str, schedule: Schedule[Any]) -> dict[str, Any]:
+def _write(
+    table: sa.Table, row: Mapping[Any, Any] | None, schedule: Schedule[Any], result: Declared, *, reset: bool
+) -> tuple[Any, list[str]]:
+    """Return the statement that writes a schedule, None if nothing is to be written, and the list for its name."""
     columns = schedule.columns()
-    return {"name": name, **columns, "code": as_json(columns)}
-
-
-def _update(session: Session, group: ScheduleGroup, row: Mapping[Any, Any], values: Mapping[str, Any]) -> None:
-    table = group.tables.schedules
-    # Compared once more: it may have been changed since it was read.
+    wanted = as_json(columns)
+    values = {"name": schedule.name, **columns, "code": wanted}
+    if row is None:
+        return backend().insert_or_ignore(table, values), result.written
+    edited = is_edited(row)
+    if row["code"] == wanted and not (reset and edited):
+        return None, result.written
     unchanged = [table.c[name].is_not_distinct_from(sa.literal(row[name], table.c[name].type)) for name in DEFINITION]
-    statement = sa.update(table).where(table.c.name == row["name"], *unchanged).values(values)
-    session.execute(statement, bind_arguments=group.bind)
+    update = sa.update(table).where(table.c.name == schedule.name, *unchanged)
+    if edited and as_json(row) != wanted and not reset:
+        # The new definition is stored beside the edited one, for a reset.
+        return update.values(code=wanted), result.kept
+    return update.values(values), result.written

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -27,6 +29,7 @@ T = TypeVar("T")
 CatchUp = Literal["skip", "latest", "all"] | int
 
 _CATCH_UP = {"skip": 0, "latest": 1, "all": MOST}
+_LONGEST = timedelta(days=36525)
 _NO_VALUES: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -76,7 +79,7 @@ class Schedule(Generic[T]):
         given: object = name  # without a type checker, callers may pass any object
         if not isinstance(given, str) or not given.strip() or "\0" in given:
             raise self._error("give it a name, a text that is not empty")
-        interval = None if every is None else timedelta(seconds=self._seconds(every, "every"))
+        interval = None if every is None else self._span(every, "every")
         self.cron, self.every, self.timezone = cron, interval, timezone
         try:
             Recurrence(cron, interval, timezone, datetime.now(UTC)).check()
@@ -85,10 +88,12 @@ class Schedule(Generic[T]):
             raise self._error(str(error)) from None
         self.make = make
         self.factory = None if make is None else self._factory(make)
-        self.jitter = timedelta(seconds=self._seconds(jitter, "jitter"))
+        self.jitter = self._span(jitter, "jitter")
         self.catch_up = self._catch_up(catch_up)
-        self.grace = timedelta(seconds=self._seconds(grace, "grace"))
+        self.grace = self._span(grace, "grace")
         self.skip_unfinished = skip_unfinished
+        if not (self.catch_up or self.grace):
+            raise self._error("grace=0 with catch_up='skip' would fire nothing: each tick is fired a moment after it")
         self._check_model(values)
         self.tables = ScheduleTables.declare(self.spec)
 
@@ -122,6 +127,11 @@ class Schedule(Generic[T]):
                 f"jitter= needs the queue attribute 'run_at', which {self.model.__name__} leaves out; "
                 f"{self.spec.config.fix_for('run_at')}"
             )
+        if self.make is None and dataclasses.is_dataclass(self.model):
+            try:
+                inspect.signature(self.model).bind(**values)
+            except TypeError as error:
+                raise self._error(f"{error}; give values={{...}} for it, or make=") from None
         missing = [] if self.make is not None else missing_values(self.spec, self._mapper, values)
         if missing:
             names = ", ".join(f"{self.model.__name__}.{each}" for each in missing)
@@ -143,8 +153,11 @@ class Schedule(Generic[T]):
             raise self._error(f"catch_up={given!r}: give 'skip', 'latest', 'all', or a number from 0 to {MOST}")
         return number
 
-    def _seconds(self, given: Any, argument: str) -> float:
-        return seconds(given, f"{self._what}{argument}=")
+    def _span(self, given: Any, argument: str) -> timedelta:
+        length = seconds(given, f"{self._what}{argument}=")
+        if length > _LONGEST.total_seconds():
+            raise self._error(f"{argument}={given!r}: give a hundred years at most")
+        return timedelta(seconds=length)
 
     def _error(self, text: str) -> ConfigurationError:
         return ConfigurationError(f"{self._what}{text}")

@@ -6,6 +6,7 @@ key of a tick is the last resort: whatever else happens, such as a ``next_tick``
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -27,8 +28,8 @@ from sqlaqueue.unique.enqueue import enqueue_in
 BATCH = 100
 """How many schedules are fired in one transaction, at most."""
 
-LIMITS = {"lock_timeout": "5s", "idle_in_transaction_session_timeout": "30s"}
-"""Other processes pass over the rows that a firing has locked, so it must not wait for long, nor stand still."""
+_SLOW, _TOO_SLOW = 1.0, 20.0
+"""Seconds after which a function ``make`` is called alone from then on, and after which it has failed."""
 
 
 class Fired(NamedTuple):
@@ -52,47 +53,119 @@ class Firing:
     fired: list[Fired] = field(default_factory=list)
     missed: list[tuple[str, datetime]] = field(default_factory=list)
     """Schedules of which ticks were passed over, with the first of these ticks."""
+    failed: list[tuple[str, Exception]] = field(default_factory=list)
+    """Schedules whose definition is wrong, or whose function has failed; they stay due."""
+    slow: set[str] = field(default_factory=set)
+    """Schedules whose function took so long that nothing was written: each is to be fired alone."""
 
 
-def fire(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (), only: str | None = None) -> Firing:
+class TooSlowError(Exception):
+    """A function ``make`` has taken too long for the schedules that are locked meanwhile."""
+
+
+def fire(
+    session: Session,
+    group: ScheduleGroup,
+    *,
+    failing: Collection[str] = (),
+    only: Collection[str] | None = None,
+    alone: bool = False,
+) -> Firing:
     """Fire the schedules that are due, up to :data:`BATCH` of them, and commit.
 
-    An error undoes the whole transaction.
+    An error of the database undoes the whole transaction. What is wrong with one schedule does not concern the others.
+
+    :raises TooSlowError: if ``make`` has taken very long, even for one that is fired alone.
 
     :param failing: the names of schedules to leave out.
-    :param only: the name of one schedule to look at.
+    :param only: the names of the schedules to look at.
+    :param alone: whether a function ``make`` may take long.
     """
-    limits = [sa.func.set_config(name, value, sa.true()) for name, value in LIMITS.items()]
-    session.execute(sa.select(*limits), bind_arguments=group.bind)
     rows = _lock(session, group, failing, only)
     firing = Firing(len(rows))
-    if rows:
-        classes = group.tables.classes()
-        schedules = [decide(row, classes[row["queue"], row["model"] or ""]) for row in rows]
-        firing.missed += [(each.name, each.due.missed) for each in schedules if each.due.missed is not None]
-        _leave_out_fired(session, group, schedules)
-        unfinished = _unfinished(session, group, schedules)
-        by_queue: dict[QueueSpec, list[DueSchedule]] = {}
-        for each in schedules:
-            by_queue.setdefault(each.spec, []).append(each)
-        for spec, some in by_queue.items():
-            firing.fired += _enqueue(session, group, spec, some, unfinished)
-        _move_on(session, group, schedules)
+    if not rows:
+        session.commit()
+        return firing
+    schedules = _decided(group, rows, firing)
+    _leave_out_fired(session, group, schedules)
+    unfinished = _unfinished(session, group, schedules)
+    made = _made(group, schedules, unfinished, firing, alone=alone)
+    if firing.slow:
+        session.rollback()
+        return Firing(slow=firing.slow)
+    by_queue: dict[QueueSpec, list[_Made]] = {}
+    for each in made:
+        by_queue.setdefault(each.schedule.spec, []).append(each)
+    for spec, some in by_queue.items():
+        firing.fired += _enqueue(session, group, spec, some)
+    firing.missed += [
+        (each.schedule.name, each.schedule.due.missed) for each in made if each.schedule.due.missed is not None
+    ]
+    _move_on(session, group, [each.schedule for each in made])
     session.commit()
     return firing
 
 
-def _lock(session: Session, group: ScheduleGroup, failing: Collection[str], only: str | None) -> Sequence[Any]:
+def _lock(
+    session: Session, group: ScheduleGroup, failing: Collection[str], only: Collection[str] | None
+) -> Sequence[Any]:
     table = group.tables.schedules
     columns = (table, plan(table).label("plan"), clock().label("now"))
     due = sa.select(*columns).where(is_known(group, table), due_in(table) <= 0)
     if failing:
         due = due.where(table.c.name.not_in(sorted(failing)))
     if only is not None:
-        due = due.where(table.c.name == only)
+        due = due.where(table.c.name.in_(sorted(only)))
     due = due.order_by(table.c.next_tick.asc().nulls_first()).limit(BATCH)
     locked = due.with_for_update(skip_locked=True, key_share=True)
     return [in_utc(row) for row in session.execute(locked, bind_arguments=group.bind).mappings()]
+
+
+def _decided(group: ScheduleGroup, rows: Sequence[Any], firing: Firing) -> list[DueSchedule]:
+    classes, decided = group.tables.classes(), []
+    for row in rows:
+        try:
+            decided.append(decide(row, classes[row["queue"], row["model"] or ""]))
+        except Exception as error:  # noqa: BLE001 - the definition may have been written by SQL, and the others are right
+            firing.failed.append((row["name"], error))
+    return decided
+
+
+class _Made(NamedTuple):
+    """A schedule with the jobs of its ticks, and the ticks without a job."""
+
+    schedule: DueSchedule
+    jobs: Sequence[tuple[datetime, Any]]
+    skipped: Sequence[datetime]
+
+
+def _made(
+    group: ScheduleGroup,
+    schedules: Sequence[DueSchedule],
+    unfinished: Collection[str],
+    firing: Firing,
+    *,
+    alone: bool,
+) -> list[_Made]:
+    """Make the jobs. A function that takes long ends the transaction: it holds up the other schedules."""
+    made: list[_Made] = []
+    for each in schedules:
+        count = (0 if each.name in unfinished else 1) if each.row["skip_unfinished"] else len(each.ticks)
+        began = time.monotonic()
+        try:
+            jobs = [(tick, make_job(each, tick, group.factories)) for tick in each.ticks[:count]]
+        except Exception as error:  # noqa: BLE001 - the function is the program's, and the other schedules are right
+            firing.failed.append((each.name, error))
+            continue
+        took = time.monotonic() - began
+        if took > _TOO_SLOW and alone:
+            msg = f"make= took {took:.0f} seconds; do what takes long in the handler"
+            raise TooSlowError(msg)
+        if took > _SLOW and not alone:
+            firing.slow.add(each.name)
+            return made
+        made.append(_Made(each, jobs, each.ticks[count:]))
+    return made
 
 
 def _leave_out_fired(session: Session, group: ScheduleGroup, schedules: Sequence[DueSchedule]) -> None:
@@ -130,20 +203,14 @@ def _unfinished(session: Session, group: ScheduleGroup, schedules: Sequence[DueS
     return found
 
 
-def _enqueue(
-    session: Session, group: ScheduleGroup, spec: QueueSpec, schedules: Sequence[DueSchedule], unfinished: set[str]
-) -> list[Fired]:
+def _enqueue(session: Session, group: ScheduleGroup, spec: QueueSpec, made: Sequence[_Made]) -> list[Fired]:
     """Enqueue the jobs of one queue, and write their ticks."""
-    wanted: list[tuple[DueSchedule, datetime]] = []
-    fired: list[Fired] = []
-    for each in schedules:
-        count = (0 if each.name in unfinished else 1) if each.row["skip_unfinished"] else len(each.ticks)
-        wanted += [(each, tick) for tick in each.ticks[:count]]
-        fired += [Fired(each.name, tick, each.row["now"] - tick) for tick in each.ticks[count:]]
-    jobs = [make_job(each, tick, group.factories) for each, tick in wanted]
-    for (each, tick), (job, created) in zip(wanted, enqueue_in(session, jobs, "skip"), strict=True):
-        new = (job, tuple(sa.inspect(job).identity)) if created else ()
-        fired.append(Fired(each.name, tick, each.row["now"] - tick, *new))
+    wanted = [(each.schedule, tick, job) for each in made for tick, job in each.jobs]
+    fired = [_fired(each.schedule, tick) for each in made for tick in each.skipped]
+    enqueued = enqueue_in(session, [job for _, _, job in wanted], "skip")
+    for (schedule, tick, _), (job, created) in zip(wanted, enqueued, strict=True):
+        new = {"job": job, "key": tuple(sa.inspect(job).identity)} if created else {}
+        fired.append(_fired(schedule, tick)._replace(**new))
     keys = [each.key for each in fired if each.key is not None]
     messages = spec.strategy.insert_new_messages(spec, keys) if keys else None
     if messages is not None:
@@ -151,6 +218,10 @@ def _enqueue(
     if fired:
         _write_ticks(session, group, spec, fired)
     return fired
+
+
+def _fired(schedule: DueSchedule, tick: datetime) -> Fired:
+    return Fired(schedule.name, tick, schedule.row["now"] - tick)
 
 
 def _write_ticks(session: Session, group: ScheduleGroup, spec: QueueSpec, fired: Sequence[Fired]) -> None:
@@ -171,12 +242,15 @@ def _write_ticks(session: Session, group: ScheduleGroup, spec: QueueSpec, fired:
 
 def _move_on(session: Session, group: ScheduleGroup, schedules: Sequence[DueSchedule]) -> None:
     """Write the next ticks, and what they were computed for."""
+    if not schedules:
+        return
     table = group.tables.schedules
     text, moment = sa.Text(), table.c.next_tick.type
     written = {
         "last_tick": (moment, [each.last_tick for each in schedules]),
         "next_tick": (moment, [each.due.next for each in schedules]),
         "planned_for": (text, [each.row["plan"] for each in schedules]),
+        "planned_at": (moment, [each.row["now"] for each in schedules]),
         "rules": (text, [each.rules for each in schedules]),
         "run_requested_at": (moment, [each.left_request for each in schedules]),
     }

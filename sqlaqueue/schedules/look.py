@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -12,6 +12,7 @@ from sqlaqueue.notify_payloads import Heartbeat
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.conditions import due_in, is_known
+from sqlaqueue.schedules.fire import BATCH
 from sqlaqueue.schedules.group import ScheduleGroup
 
 
@@ -23,36 +24,43 @@ class Look(NamedTuple):
     unknown: list[str]
     """Overdue schedules whose class or function this process does not have."""
 
+    @property
+    def is_due(self) -> bool:
+        """Whether one is due now."""
+        return self.due_in is not None and self.due_in <= 0
 
-def due_names(session: Session, group: ScheduleGroup, failing: Collection[str]) -> list[str]:
-    """Return the names of the schedules that are due and that this process can fire.
+
+def due_names(session: Session, group: ScheduleGroup, *, failing: Collection[str]) -> list[tuple[str, str]]:
+    """Return the names and queues of the first schedules that are due and that this process can fire.
 
     :param failing: those to leave out.
     """
     table = group.tables.schedules
-    due = sa.select(table.c.name).where(is_known(group, table), due_in(table) <= 0).order_by(table.c.next_tick)
-    names = session.execute(due, bind_arguments=group.bind).scalars().all()
-    return [name for name in names if name not in failing]
+    due = sa.select(table.c.name, table.c.queue).where(is_known(group, table), due_in(table) <= 0)
+    if failing:
+        due = due.where(table.c.name.not_in(sorted(failing)))
+    due = due.order_by(table.c.next_tick.asc().nulls_first()).limit(BATCH)
+    rows: Any = session.execute(due, bind_arguments=group.bind)
+    return [(name, queue) for name, queue in rows]
 
 
-def look(session: Session, group: ScheduleGroup, process: str, failing: Collection[str]) -> Look:
-    """Return when the next schedule is due, and send a notification by which the process notices that they arrive.
+def look(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (), notify: str | None = None) -> Look:
+    """Return when the next schedule is due.
 
-    :param process: the id of the process.
     :param failing: the names of schedules that could not be fired, and are tried again later.
+    :param notify: the id of the process, to send a notification by which it learns that notifications arrive.
     """
     table = group.tables.schedules
     known = is_known(group, table)
     wanted = sa.and_(known, table.c.name.not_in(sorted(failing))) if failing else known
-    overdue = sa.and_(~known, table.c.paused_at.is_(None), table.c.next_tick < clock() - table.c.grace)
-    proof = backend().side_tables.schedule_notification(Heartbeat(process))
-    soonest, unknown, _ = session.execute(
-        sa.select(
-            sa.func.min(due_in(table)).filter(wanted),
-            sa.func.array_agg(table.c.name, type_=sa.ARRAY(sa.Text())).filter(overdue),
-            proof,
-        ),
-        bind_arguments=group.bind,
-    ).one()
+    planned = sa.func.coalesce(table.c.next_tick, table.c.created_at)
+    overdue = sa.and_(~known, table.c.paused_at.is_(None), planned < clock() - table.c.grace)
+    columns: list[sa.ColumnElement[Any]] = [
+        sa.func.min(due_in(table)).filter(wanted),
+        sa.func.array_agg(table.c.name, type_=sa.ARRAY(sa.Text())).filter(overdue),
+    ]
+    if notify is not None:
+        columns.append(backend().side_tables.schedule_notification(Heartbeat(notify)))
+    soonest, unknown, *_ = session.execute(sa.select(*columns), bind_arguments=group.bind).one()
     session.commit()
     return Look(None if soonest is None else float(soonest), sorted(unknown or ()))

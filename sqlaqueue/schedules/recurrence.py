@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import functools
+import importlib.util
 import zoneinfo
 from collections import deque
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ _ALIASES = {
     "@annually": "0 0 1 1 *",
 }
 _FIRST_SPAN = timedelta(minutes=1)
+_WITH_SECONDS, _SECONDS = 6, {str(second) for second in range(60)}
 SHORTEST = timedelta(seconds=1)
 """The shortest interval of a schedule."""
 
@@ -100,7 +102,7 @@ class Recurrence:
 
     def rules(self) -> str | None:
         """Return the versions of the rules that the ticks follow; None for an interval, which follows none."""
-        return None if self.cron is None else _rules()
+        return None if self.cron is None else current_rules()
 
     @property
     def _expression(self) -> str:
@@ -120,16 +122,21 @@ class Recurrence:
             while True:
                 yield tick
                 tick += self.every
-        local = zone(self.timezone)
+        local, fields = zone(self.timezone), self._expression.split()
         library = _cronsim()
+        # With a fixed second, the library applies no rules for the days when the clock changes.
+        second = int(fields.pop(0)) if len(fields) == _WITH_SECONDS and fields[0] in _SECONDS else 0
         try:
-            ticks = library.CronSim(self._expression, after.astimezone(local))
+            ticks = library.CronSim(" ".join(fields), (after - _FIRST_SPAN).astimezone(local))
         except library.CronSimError as error:
             reason = str(error)
             msg = f"cron={self.cron!r}: {reason[:1].lower()}{reason[1:]}; write it as minute hour day month weekday"
             raise ConfigurationError(msg) from None
         # In an hour that the clock repeats, the library may return a time of the first pass during the second one.
-        yield from (moment for tick in ticks if (moment := tick.astimezone(UTC)) > after)
+        for tick in ticks:
+            moment = tick.astimezone(UTC) + timedelta(seconds=second)
+            if moment > after:
+                yield moment
 
 
 def zone(name: str) -> zoneinfo.ZoneInfo:
@@ -159,8 +166,10 @@ def _cronsim() -> Any:
 
 
 @functools.cache
-def _rules() -> str:
+def current_rules() -> str:
     """Return the versions of the cron library and of the time zone data, where it can be known."""
+    if importlib.util.find_spec("cronsim") is None:
+        return "none"
     return f"cronsim {metadata.version('cronsim')}, tzdata {_tzdata_version()}"
 
 

@@ -27,7 +27,11 @@ def make_job(schedule: DueSchedule, at: datetime, factories: Mapping[str, Callab
     if row["factory"] is None:
         job = model(**values)
     else:
-        job = factories[row["factory"]](Tick(schedule.name, at, row["now"] - at))
+        try:
+            job = factories[row["factory"]](Tick(schedule.name, at, row["now"] - at))
+        except SystemExit as error:
+            msg = f"make= of the schedule {schedule.name!r} raised {error!r}"
+            raise ConfigurationError(msg) from error
         if not isinstance(job, model) or not sa.inspect(job).transient:
             msg = f"make= of the schedule {schedule.name!r} returned {job!r}, and not a new {model.__name__}"
             raise ConfigurationError(msg)
@@ -35,7 +39,9 @@ def make_job(schedule: DueSchedule, at: datetime, factories: Mapping[str, Callab
             setattr(job, attribute, value)
     run_at = spec.attributes.get("run_at")
     if run_at is not None and getattr(job, run_at, None) is None:
-        setattr(job, run_at, _due(spec, at + jitter_of(schedule.name, at, row["jitter"])))
+        # A run that was requested is due at once.
+        jitter = timedelta(0) if at == row["run_requested_at"] else jitter_of(schedule.name, at, row["jitter"])
+        setattr(job, run_at, _due(spec, at + jitter))
     return job
 
 

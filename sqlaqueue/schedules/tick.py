@@ -44,10 +44,22 @@ def tick_of(session: Session | scoped_session[Any], job: Any) -> Tick | None:
         msg = f"tick_of(): this {type(job).__name__} is not in the database"
         raise StatementError(msg)
     ticks = ScheduleTables.look_up(spec).ticks
-    parts = [sa.cast(sa.literal(part, column.type), column.type) for part, column in zip(key, spec.keys, strict=True)]
-    same = (ticks.c.queue == spec.name, ticks.c.key == backend().side_tables.key_json(parts))
+    if any(getattr(column.type, "timezone", False) for column in spec.keys):
+        # The text of a moment depends on the time zone of the session.
+        same = [
+            sa.cast(ticks.c.key[place].astext, column.type) == sa.literal(part, column.type)
+            for place, (column, part) in enumerate(zip(spec.keys, key, strict=True))
+        ]
+    else:
+        pairs = zip(key, spec.keys, strict=True)
+        literals = [sa.cast(sa.literal(part, column.type), column.type) for part, column in pairs]
+        same = [ticks.c.key == backend().side_tables.key_json(literals)]
     found = session.execute(
-        sa.select(ticks.c.schedule, ticks.c.tick, clock() - ticks.c.tick).where(*same),
+        sa.select(ticks.c.schedule, ticks.c.tick, clock() - ticks.c.tick)
+        .where(ticks.c.queue == spec.name, *same)
+        # A key may have been used by an earlier job.
+        .order_by(ticks.c.fired_at.desc())
+        .limit(1),
         bind_arguments={"mapper": spec.mapper},
     ).one_or_none()
     return None if found is None else Tick(found[0], found[1].astimezone(UTC), found[2])

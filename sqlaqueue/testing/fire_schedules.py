@@ -9,11 +9,10 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.schedules.declare import declare
 from sqlaqueue.schedules.definition import Schedule
-from sqlaqueue.schedules.fire import BATCH, LIMITS, fire
+from sqlaqueue.schedules.fire import BATCH, fire
 from sqlaqueue.schedules.group import ScheduleGroup, schedule_groups
 from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.in_transaction.joined_sessions import joined_session, resolve_session
-from sqlaqueue.testing.in_transaction.settings import read_settings, restore_settings
 from sqlaqueue.testing.in_transaction.transaction_guard import TransactionGuard
 from sqlaqueue.write_routing import execute
 
@@ -35,12 +34,8 @@ def fire_in(session: Session, schedules: Sequence[Any], function: str) -> list[A
     session.flush()
     jobs: list[tuple[Any, type[Any], Any]] = []
     for group in schedule_groups(schedules, f"{function}()"):
-        settings = read_settings(session, group.spec, [*LIMITS])
-        try:
-            with TransactionGuard() as guard, joined_session(session, guard) as own:
-                jobs += execute(own, _fire, (group,))
-        finally:
-            restore_settings(session, group.spec, settings)
+        with TransactionGuard() as guard, joined_session(session, guard) as own:
+            jobs += execute(own, _fire, (group,))
     return [session.get(model, key, populate_existing=True) for _, model, key in sorted(jobs, key=lambda job: job[0])]
 
 
@@ -49,7 +44,9 @@ def _fire(session: Session, group: ScheduleGroup) -> list[tuple[Any, type[Any], 
     declare(session, group)
     found: list[tuple[Any, type[Any], Any]] = []
     while True:
-        firing = fire(session, group)
+        firing = fire(session, group, alone=True)
+        for _, error in firing.failed:
+            raise error
         found += [(each.tick, type(each.job), each.key) for each in firing.fired if each.key is not None]
         if firing.schedules < BATCH:
             return found

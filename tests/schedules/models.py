@@ -66,7 +66,9 @@ def start(engine: sa.Engine, schedules: Sequence[Any], *, reset: bool = False) -
     """Do what a process does when it starts with schedules of one MetaData; return what was written and kept."""
     [group] = schedule_groups(schedules, "the test")
     with Session(engine) as session:
-        return declare(session, group, reset=reset)
+        written, kept, failed = declare(session, group, reset=reset)
+    assert not failed
+    return written, kept
 
 
 def fire_due(engine: sa.Engine, schedules: Sequence[Any], **options: Any) -> list[Fired]:

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Schedule, admin
-from sqlaqueue.schedules import recurrence
+from sqlaqueue.schedules import upkeep
 from sqlaqueue.schedules.declare import declare
 from sqlaqueue.schedules.group import schedule_groups
 from sqlaqueue.schedules.upkeep import delete_old_ticks, moved_ticks, record_failure
@@ -137,7 +137,7 @@ def test_two_processes_that_start_together(engine: sa.Engine, monkeypatch: pytes
     with Session(engine) as session:
         # After it was read, and before it is written.
         sa.event.listen(engine, "after_cursor_execute", edit)
-        declare(session, group)
+        assert declare(session, group) == ([], [], ["hourly"])
         sa.event.remove(engine, "after_cursor_execute", edit)
     assert stored(engine)["every"] == 5 * MINUTE
     assert stored(engine)["values"] == {"kind": "sales"}
@@ -156,7 +156,7 @@ def test_ticks_that_an_upgrade_moves_are_reported(engine: sa.Engine, monkeypatch
     [group] = schedule_groups(schedules, "x")
     with Session(engine) as session:
         assert moved_ticks(session, group) == []
-        monkeypatch.setattr(recurrence, "_rules", lambda: "cronsim 99, tzdata 2099a")
+        monkeypatch.setattr(upkeep, "current_rules", lambda: "cronsim 99, tzdata 2099a")
         assert moved_ticks(session, group) == []
         before = stored(engine, "moved")["next_tick"]
         # As the old rules would have computed it.
@@ -177,7 +177,7 @@ def test_old_ticks_are_deleted_and_the_newest_never(engine: sa.Engine) -> None:
     pass_time(engine, 150 * HOUR)
     fire_due(engine, schedules)
     pass_time(engine, 100 * DAY)
-    fire_due(engine, schedules, only="rare")
+    fire_due(engine, schedules, only=["rare"])
     execute(
         engine,
         "INSERT INTO sqlaqueue_tick (schedule, tick, queue, fired_at) VALUES "
@@ -204,7 +204,7 @@ def test_a_failure_is_recorded_once_and_cleared_by_a_firing(engine: sa.Engine) -
     start(engine, schedules)
     [group] = schedule_groups(schedules, "x")
     with Session(engine) as session:
-        record_failure(session, group, "hourly", "ValueError: no")
+        record_failure(session, group, name="hourly", error="ValueError: no")
     assert stored(engine)["last_error"] == "ValueError: no"
     fire_due(engine, schedules)
     assert stored(engine)["last_error"] is None

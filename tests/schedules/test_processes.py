@@ -17,9 +17,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, AsyncScheduler, Consumer, Schedule, Scheduler, admin
 from sqlaqueue.consumer.schedules import fire_schedules, firing_process
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.schedules.firing_process import POLL_INTERVAL, FiringProcess, GroupState
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.notify_payloads import Heartbeat, Signal
+from sqlaqueue.schedules.group import schedule_groups
 from tests.schedules.models import (
     HOUR,
     count_jobs,
@@ -290,40 +291,72 @@ def test_a_thousand_schedules_cost_a_handful_of_statements(
 
     monkeypatch.setattr(fire_schedules, "_turn", remember)
     monkeypatch.setattr(firing_process, "POLL_INTERVAL", 0.2)
-    monkeypatch.setattr(fire_schedules, "POLL_INTERVAL", 0.2)
     with Scheduler(sessionmaker(counted), schedules):
         wait_until(lambda: any(pause > 20 for pause, _ in sleeps))
         first = len(statements)
         # One look each half minute, while the notification of the last one has arrived.
         for number in range(3):
             execute(engine, "SELECT pg_notify('sqlaqueue_schedule', 'poll')")
-            wait_until(lambda number=number: len(statements) >= first + number + 1)  # type: ignore[misc] # mypy cannot infer it
+            wait_until(lambda number=number: len(statements) >= first + 2 * (number + 1))  # type: ignore[misc] # mypy cannot infer it
         time.sleep(0.2)
-        assert len(statements) == first + 3
+        # Its limits, and the look itself.
+        assert len(statements) == first + 6
         assert "sqlaqueue_schedule" in statements[-1]
     counted.dispose()
 
 
 @pytest.mark.once
-def test_a_process_trusts_notifications_that_it_has_received() -> None:
-    woken: list[int] = []
-    process = FiringProcess([], None, lambda: woken.append(1), lambda engine: None)  # type: ignore[arg-type] # not used
-    assert not process.begin_look()
-    process.receive(Heartbeat("other"))
-    assert not process.begin_look()
-    process.receive(Heartbeat(process.id))
-    assert process.begin_look()
-    assert not process.begin_look()
-    process.receive(Heartbeat(process.id))
-    process.listening_lost()
+def test_a_process_trusts_notifications_that_it_has_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, woken = [0.0], []
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    [group] = schedule_groups([hourly(make_report())], "x")
+    state = GroupState(group, lambda: woken.append(1))
+    assert state.begin_look() == state.id
+    assert not state.hears
+    now[0] += POLL_INTERVAL
+    assert state.begin_look() == state.id
+    state.receive(Heartbeat("other"))
+    assert not state.hears
+    now[0] += 0.1
+    state.receive(Heartbeat(state.id))
+    assert state.hears
+    now[0] += 10
+    assert state.begin_look() is None
+    now[0] += 15
+    assert state.begin_look() == state.id
+    assert state.hears
+    now[0] += POLL_INTERVAL + 0.1
+    assert not state.hears
+    state.receive(Heartbeat(state.id))
+    state.listening_lost()
+    assert not state.hears
     assert woken == [1]
-    assert not process.begin_look()
-    process.failed("x")
-    process.begin_look()
-    assert "x" in process.failing
-    process.receive(Signal.POLL)
-    process.begin_look()
-    assert process.failing == {}
+
+
+@pytest.mark.once
+def test_what_fails_is_tried_later_and_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    [group] = schedule_groups([hourly(make_report())], "x")
+    state = GroupState(group, lambda: None)
+    assert state.until_retry() == float("inf")
+    pauses = []
+    for _ in range(7):
+        assert state.failed("x", "no") == (now[0] == 0)
+        assert state.failing == ["x"]
+        pauses.append(state.until_retry())
+        now[0] += state.until_retry()
+        assert state.failing == []
+    assert pauses == [30, 60, 120, 240, 480, 600, 600]
+    state.failed("x", "yes")
+    now[0] += 1
+    # A change lets it be tried again, but not at once after the last try.
+    state.receive(Signal.POLL)
+    state.begin_look()
+    assert state.until_retry() == 1
+    state.fired("x")
+    assert state.until_retry() == float("inf")
+    assert state.failed("x", "yes")
 
 
 @pytest.mark.parametrize(("kind", "driver"), WAYS)

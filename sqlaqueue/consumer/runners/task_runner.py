@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession
@@ -32,7 +32,7 @@ from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
@@ -56,7 +56,7 @@ class TaskRunner:
         self._loop = asyncio.get_running_loop()
         self._poll, self._stopped, self._maintenance = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._schedules = asyncio.Event()
-        self._schedule_engines: list[sa.Engine] = []
+        self._schedule_subscribers: list[tuple[sa.Engine, GroupState]] = []
         self._waiting: dict[asyncio.Event, None] = {}
         """What wakes the workers that wait for a change; the first one has waited longest."""
         self.context = ConsumerContext(name, parts, factory, self, draining=draining)
@@ -65,9 +65,7 @@ class TaskRunner:
         """Fires the schedules; None without any, and while a queue is drained."""
         schedules = parts.settings.schedules
         if schedules and not draining:
-            self._firing = FiringProcess(
-                schedules, self.context.isolation, self._schedules.set, self._listen_to_schedules
-            )
+            self._firing = FiringProcess(schedules, self._schedules.set, self._listen_to_schedules)
 
     # -- what routines ask for -------------------------------------------------------------------------------------
 
@@ -139,8 +137,8 @@ class TaskRunner:
                 await self._drive(shut_down(context))
                 if context.polls.peers.subscribed:
                     await async_listener_of(context.engine).remove(context.polls)
-                for engine in self._schedule_engines:
-                    await async_listener_of(engine).remove(cast("FiringProcess", self._firing))
+                for engine, state in self._schedule_subscribers:
+                    await async_listener_of(engine).remove(state)
                 self._grace.log_stopped()
         if context.error is not None:
             raise context.error
@@ -149,10 +147,9 @@ class TaskRunner:
         """Run one routine in the caller's task, as a worker does, and return what it returns."""
         return await self._drive(routine)
 
-    def _listen_to_schedules(self, engine: sa.Engine) -> None:
-        if self._firing is not None:
-            self._schedule_engines.append(engine)
-            async_listener_of(engine).add(backend().side_tables.SCHEDULE_CHANNEL, self._firing)
+    def _listen_to_schedules(self, engine: sa.Engine, state: GroupState) -> None:
+        self._schedule_subscribers.append((engine, state))
+        async_listener_of(engine).add(backend().side_tables.SCHEDULE_CHANNEL, state)
 
     async def _task(self, routine: Routine) -> None:
         try:

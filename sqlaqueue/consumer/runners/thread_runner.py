@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -31,7 +31,7 @@ from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
@@ -56,7 +56,7 @@ class ThreadRunner:
         self._changed = threading.Condition()
         self._poll, self._stopped, self._maintenance = threading.Event(), threading.Event(), threading.Event()
         self._schedules = threading.Event()
-        self._schedule_engines: list[sa.Engine] = []
+        self._schedule_subscribers: list[tuple[sa.Engine, GroupState]] = []
         self._waker = Waker()
         self._deadlines = StatementDeadlines(self._waker.wake)
         self._working: set[threading.Thread] = set()
@@ -66,9 +66,7 @@ class ThreadRunner:
         """Fires the schedules; None without any, and while a queue is drained."""
         schedules = parts.settings.schedules
         if schedules and not draining:
-            self._firing = FiringProcess(
-                schedules, self.context.isolation, self._schedules.set, self._listen_to_schedules
-            )
+            self._firing = FiringProcess(schedules, self._schedules.set, self._listen_to_schedules)
 
     # -- what routines ask for -------------------------------------------------------------------------------------
 
@@ -135,8 +133,8 @@ class ThreadRunner:
                 self._drive(shut_down(context))
                 if context.polls.peers.subscribed:
                     listener.unlisten(context.engine, context.polls)
-                for engine in self._schedule_engines:
-                    listener.unlisten(engine, cast("FiringProcess", self._firing))
+                for engine, state in self._schedule_subscribers:
+                    listener.unlisten(engine, state)
                 self._grace.log_stopped()
         if context.error is not None:
             raise context.error
@@ -149,10 +147,9 @@ class ThreadRunner:
         """Free what only a running consumer needs."""
         self._waker.close()
 
-    def _listen_to_schedules(self, engine: sa.Engine) -> None:
-        if self._firing is not None:
-            self._schedule_engines.append(engine)
-            listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, self._firing)
+    def _listen_to_schedules(self, engine: sa.Engine, state: GroupState) -> None:
+        self._schedule_subscribers.append((engine, state))
+        listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, state)
 
     def _thread(self, routine: Routine, name: str) -> threading.Thread:
         def run() -> None:

@@ -6,6 +6,7 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import sqlalchemy as sa
 
@@ -17,44 +18,54 @@ from sqlaqueue.schedules.group import ScheduleGroup
 LONGEST_SLEEP, POLL_INTERVAL = 30.0, 2.0
 """Seconds between two looks at the latest: while notifications arrive, and while they do not."""
 
-_RETRY_AFTER = 30.0
-"""Seconds after which a schedule that could not be fired is tried again, unless it is changed before."""
+_PROOF_INTERVAL = 20.0
+"""Seconds after which a process checks again that it receives notifications."""
+
+_FIRST_RETRY, _LONGEST_RETRY = 30.0, 600.0
+"""Seconds after which a schedule that could not be fired is tried again, unless a schedule is changed before."""
+
+_AFTER_CHANGE = 2.0
+"""Seconds between two tries of a failing schedule, while schedules are changed again and again."""
 
 CLEAN_UP = 3600.0
 """Seconds between two deletions of old ticks."""
 
+_FIRST_LOCKED, _LONGEST_LOCKED = 0.2, 2.0
+"""Seconds until the next look while what is due is locked by another process."""
 
-class FiringProcess:
-    """What one process knows about its schedules; a subscriber of the channel of schedules.
 
-    :param groups: the schedules.
-    :param isolation: the isolation level of the sessions.
+@dataclass
+class _Failure:
+    """A schedule that could not be fired."""
+
+    failed_at: float
+    retry_at: float
+    times: int = 1
+
+
+class GroupState:
+    """What a process knows about the schedules in one pair of tables; a subscriber of the channel of schedules.
+
     :param wake: wakes the routine while it waits.
-    :param listen: begins to deliver the notifications of an engine's channel of schedules to this object.
-    :param reset: write the program's definitions even where they were changed at run time.
     """
 
-    def __init__(
-        self,
-        groups: Sequence[ScheduleGroup],
-        isolation: IsolationLevel,
-        wake: Callable[[], object],
-        listen: Callable[[sa.Engine], object],
-        *,
-        reset: bool = False,
-    ) -> None:
-        self.groups, self.isolation, self.listen, self.reset = groups, isolation, listen, reset
+    def __init__(self, group: ScheduleGroup, wake: Callable[[], object]) -> None:
+        self.group, self._wake = group, wake
+        self.isolation = IsolationLevel(group.spec)
         self.id = uuid.uuid4().hex
-        self.intervals = Intervals(POLL_INTERVAL)
-        self.stopping = False
-        self.failing: dict[str, float] = {}
-        """When the schedules that could not be fired are tried again."""
+        self.declared = False
+        """Whether all schedules of the program have been written, or were kept."""
+        self.slow: set[str] = set()
+        """Schedules whose function takes long; each is fired alone."""
         self.reported: set[str] = set()
         """The schedules that were reported as unknown."""
         self.clean_up_at = time.monotonic() + CLEAN_UP * random.random()  # noqa: S311 - no secret depends on it
-        self._wake = wake
-        self._proven = False
-        """Whether the notification of the last look has arrived."""
+        self._failures: dict[str, _Failure] = {}
+        self._logged: dict[str, str] = {}
+        self._locked = _FIRST_LOCKED
+        self._sent_at: float | None = None
+        self._proven_at: float | None = None
+        """When the last notification of its own was received."""
         self._changed = False
 
     # -- a subscriber ----------------------------------------------------------------------------------------------
@@ -65,11 +76,11 @@ class FiringProcess:
             self._changed = True
             self._wake()
         elif isinstance(payload, Heartbeat) and payload.consumer == self.id:
-            self._proven = True
+            self._proven_at = time.monotonic()
 
     def listening_lost(self) -> None:
         """Look at the schedules, as a notification may have been missed."""
-        self._proven = False
+        self._proven_at = self._sent_at = None
         self._wake()
 
     def until_overdue(self) -> float:
@@ -79,21 +90,88 @@ class FiringProcess:
     def notification_overdue(self) -> None:
         """Do nothing: none is waited for."""
 
-    # -- the routine's view ----------------------------------------------------------------------------------------
+    # -- notifications ---------------------------------------------------------------------------------------------
 
-    def begin_look(self) -> bool:
-        """Return whether notifications arrive, and expect the next one."""
+    def begin_look(self) -> str | None:
+        """Return the id to notify this process by, if it is time to check that notifications arrive."""
+        now = time.monotonic()
         if self._changed:
             self._changed = False
-            self.failing.clear()
-        now = time.monotonic()
-        self.failing = {name: at for name, at in self.failing.items() if at > now}
-        proven, self._proven = self._proven, False
-        return proven
+            for failure in self._failures.values():
+                failure.retry_at = min(failure.retry_at, failure.failed_at + _AFTER_CHANGE)
+        if self._sent_at is not None and now - self._sent_at < (_PROOF_INTERVAL if self.hears else POLL_INTERVAL):
+            return None
+        self._sent_at = now
+        return self.id
 
-    def failed(self, name: str) -> None:
-        """Leave out a schedule for a while."""
-        self.failing[name] = time.monotonic() + _RETRY_AFTER
+    @property
+    def hears(self) -> bool:
+        """Whether notifications arrive: the last one that it has sent was received, or is under way."""
+        if self._proven_at is None or self._sent_at is None:
+            return False
+        return self._proven_at >= self._sent_at or time.monotonic() - self._sent_at < POLL_INTERVAL
+
+    def longest_sleep(self) -> float:
+        """Return the seconds until the next look at the latest."""
+        return LONGEST_SLEEP if self.hears else POLL_INTERVAL
+
+    # -- failures --------------------------------------------------------------------------------------------------
+
+    @property
+    def failing(self) -> list[str]:
+        """The schedules that could not be fired, and are left out for a while."""
+        now = time.monotonic()
+        return sorted(name for name, failure in self._failures.items() if failure.retry_at > now)
+
+    def failed(self, name: str, text: str) -> bool:
+        """Leave out a schedule for a while, and for longer each time; return whether the reason is a new one."""
+        now, before = time.monotonic(), self._failures.get(name)
+        times = 1 if before is None else before.times + 1
+        pause = min(_LONGEST_RETRY, _FIRST_RETRY * 2.0 ** min(times - 1, 10))
+        self._failures[name] = _Failure(now, now + pause, times)
+        is_new = self._logged.get(name) != text
+        self._logged[name] = text
+        return is_new
+
+    def fired(self, name: str) -> None:
+        """Record that a schedule was fired."""
+        self._failures.pop(name, None)
+        self._logged.pop(name, None)
+
+    def until_retry(self) -> float:
+        """Return the seconds until a schedule is tried again; inf without one."""
+        now = time.monotonic()
+        waiting = [failure.retry_at - now for failure in self._failures.values() if failure.retry_at > now]
+        return min(waiting, default=float("inf"))
+
+    def locked_pause(self, *, progress: bool) -> float:
+        """Return the seconds until the next look at schedules that are locked: more and more, without progress."""
+        self._locked = _FIRST_LOCKED if progress else min(_LONGEST_LOCKED, self._locked * 2)
+        return self._locked
+
+
+class FiringProcess:
+    """The schedules that one process fires, and what it needs from the thread or task that does so.
+
+    :param groups: the schedules.
+    :param wake: wakes the routine while it waits.
+    :param listen: begins to deliver the notifications of an engine's channel of schedules to a :class:`GroupState`.
+    :param reset: write the program's definitions even where they were changed at run time.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[ScheduleGroup],
+        wake: Callable[[], object],
+        listen: Callable[[sa.Engine, GroupState], object],
+        *,
+        reset: bool = False,
+    ) -> None:
+        self.states = [GroupState(group, wake) for group in groups]
+        self.listen, self.reset = listen, reset
+        self.intervals = Intervals(POLL_INTERVAL)
+        self.stopping = False
+        self._wake = wake
 
     def stop(self) -> None:
         """End the routine."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlaqueue.consumer.schedules.firing_process import FiringProcess
+from sqlaqueue.consumer.schedules.firing_process import GroupState
 from sqlaqueue.log import fields, logger
 from sqlaqueue.schedules.declare import Declared
 from sqlaqueue.schedules.fire import Firing
 from sqlaqueue.schedules.upkeep import Moved
+
+_LONGEST_ERROR = 2000
 
 
 def log_error(error: Exception) -> None:
@@ -21,6 +23,9 @@ def log_declared(declared: Declared) -> None:
     """Log which definitions of the program were written, and which were kept as they are."""
     for name in declared.written:
         logger.info("schedule %r: written into the database", name, extra=fields("schedule_written", schedule=name))
+    for name in declared.failed:
+        text = "schedule %r: it could not be written into the database yet, as another transaction changes it"
+        logger.debug(text, name, extra=fields("schedule_locked", schedule=name))
     for name in declared.kept:
         text = (
             "schedule %r: the program has changed it, but it was changed at run time as well, which is kept; "
@@ -39,16 +44,16 @@ def log_moved(moved: Moved) -> None:
     logger.warning(text, moved.schedule, moved.next_tick, moved.before, moved.rules, moved.computed, extra=extra)
 
 
-def log_unknown(process: FiringProcess, names: Sequence[str]) -> None:
+def log_unknown(state: GroupState, names: Sequence[str]) -> None:
     """Log once which overdue schedules the process cannot fire."""
     for name in names:
-        if name not in process.reported:
+        if name not in state.reported:
             text = (
                 "schedule %r is overdue, and this process cannot fire it: it has not imported the class of its jobs, "
                 "or has no schedule with the function that makes them"
             )
             logger.warning(text, name, extra=fields("schedule_unknown", schedule=name))
-    process.reported = set(names)
+    state.reported = set(names)
 
 
 def log_firing(firing: Firing) -> None:
@@ -62,10 +67,13 @@ def log_firing(firing: Firing) -> None:
         logger.debug(text, fired.schedule, fired.tick, extra=extra)
 
 
-def log_failure(name: str, error: Exception) -> str:
-    """Log why a schedule could not be fired, and return it."""
-    kind = type(error).__name__
-    text = f"{kind}: {error}"
-    extra = fields("schedule_failed", schedule=name, error_kind=kind)
+def log_failure(name: str, error: BaseException, text: str) -> None:
+    """Log why a schedule could not be fired."""
+    extra = fields("schedule_failed", schedule=name, error_kind=type(error).__name__)
     logger.warning("the schedule %r cannot be fired and stays due: %s", name, text, extra=extra)
-    return text
+
+
+def failure_text(error: BaseException) -> str:
+    """Return an error as a text that the server can store."""
+    text = f"{type(error).__name__}: {error}".replace("\0", "")
+    return text.encode(errors="replace").decode()[:_LONGEST_ERROR]

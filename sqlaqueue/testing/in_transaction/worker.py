@@ -81,7 +81,7 @@ class WorkerInTest:
         self._function, self._name, self._limit = function, repr(consumer), limit
         self._handler = consumer.handler
         self._interrupted: list[BaseException] = []
-        self._settings: Mapping[str, str] = {}
+        self._settings: tuple[str, ...] = ()
         self._in_async_code = False
         self._runs = Counter[Key]()
         self._parts = ConsumerParts(settings, make_statements(settings))

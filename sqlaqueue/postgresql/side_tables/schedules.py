@@ -10,6 +10,7 @@ import hashlib
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.notify_payloads import Payload, Signal
 from sqlaqueue.postgresql.ddl.attach import attach
@@ -79,8 +80,8 @@ def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("code", JSONB(none_as_null=True)),
         sa.Column("last_error", sa.Text()),
         sa.Column("created_at", moment, nullable=False, server_default=sa.func.now()),
-        sa.CheckConstraint("(cron IS NULL) <> (every IS NULL)", name=f"ck_{SCHEDULE}_cron_or_every"),
-        sa.CheckConstraint("every >= interval '1 second'", name=f"ck_{SCHEDULE}_every"),
+        sa.CheckConstraint("(cron IS NULL) <> (every IS NULL)", name=conv(f"ck_{SCHEDULE}_cron_or_every")),
+        sa.CheckConstraint("every >= interval '1 second'", name=conv(f"ck_{SCHEDULE}_every")),
         schema=schema or sa.BLANK_SCHEMA,
     )
     function = TriggerFunction(table, f"{SCHEDULE}_changed", _BODY, comment=version_comment(_VERSION))
@@ -102,6 +103,6 @@ def _ticks(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("queue", sa.Text(), nullable=False),
         sa.Column("key", JSONB(none_as_null=True)),
         sa.Column("fired_at", moment, nullable=False, server_default=sa.func.now()),
-        sa.Index(f"ix_{TICK}_job", "queue", "key"),
+        sa.Index(conv(f"ix_{TICK}_job"), "queue", "key"),
         schema=schema or sa.BLANK_SCHEMA,
     )

@@ -35,7 +35,7 @@ def keep_tables_with_schedules(diff: DiffContext) -> None:
         if schema in kept_schemas and name.startswith(f"{SCHEDULE}_")
     }
     diff.upgrade.ops[:] = [op for op in diff.upgrade.ops if not any(_changes(op, table) for table in kept)]
-    names = [".".join(filter(None, table.qualified_name)) for table in kept]
+    names = sorted(".".join(filter(None, table.qualified_name)) for table in kept)
     log.warning(
         "the tables %s are in no model, but are not dropped: there are schedules in them, and those that were added or "
         "changed at run time would be lost. Import the module that declares the schedules in env.py; or, if they are "

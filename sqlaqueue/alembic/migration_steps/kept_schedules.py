@@ -16,7 +16,8 @@ from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
 from sqlaqueue.postgresql.ddl.sql_template import bare_table
 from sqlaqueue.queue.backend import SCHEDULE, TICK
 
-log = logging.getLogger(__name__)
+# Below the logger of Alembic: by default, fileConfig() in env.py disables those that alembic.ini does not name.
+log = logging.getLogger("alembic.autogenerate.sqlaqueue")
 
 
 def keep_tables_with_schedules(diff: DiffContext) -> None:

@@ -245,7 +245,8 @@ def test_changes_by_hand_are_repaired(database: Database, make: Any, engine: sa.
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("change", [change for changes in CHANGES for change in changes])
+# An invalid index is not created again by the downgrade, as it is of no use.
+@pytest.mark.parametrize("change", [change for changes in CHANGES for change in changes if "indisvalid" not in change])
 def test_each_change_is_found_alone_and_its_repair_undone(make: Any, engine: sa.Engine, change: str) -> None:
     project = make(scheduled())
     change_by_hand(engine, change)

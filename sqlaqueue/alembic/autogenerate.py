@@ -17,6 +17,7 @@ from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, r
 from sqlaqueue.alembic.migration_steps import (
     escaping,
     existing_tables,
+    kept_schedules,
     live_tables,
     other_plugins,
     strategy_change,
@@ -52,6 +53,7 @@ def compare_queues(
         return PriorityDispatchResult.CONTINUE
     catalog = CatalogReader(context.connection, [table.qualified_name for table in compared], schemas)
     diff = DiffContext(context, upgrade, compared, catalog)
+    kept_schedules.keep_tables_with_schedules(diff)
     existing_tables.refuse_taken_columns(diff)
     tables.compare_indexes_checks_and_defaults(diff)
     if not other_plugins.enums_are_managed_elsewhere():

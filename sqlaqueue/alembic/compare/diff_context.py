@@ -13,7 +13,7 @@ from alembic.operations import MigrateOperation
 from alembic.operations import ops as alembic_ops
 
 from sqlaqueue.alembic import operations as ops
-from sqlaqueue.postgresql.catalog.reader import PREFIX, CatalogReader, QualifiedName
+from sqlaqueue.postgresql.catalog.reader import PREFIX, CatalogReader, QualifiedName, ResolvedName
 from sqlaqueue.postgresql.ddl import wake_triggers
 from sqlaqueue.postgresql.ddl.attach import objects_of, queue_of
 from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction
@@ -130,6 +130,8 @@ class DiffContext:
         self.after: list[MigrateOperation] = []
         self.last: list[MigrateOperation] = []
         """What the downgrade does first."""
+        self.kept_functions: set[ResolvedName] = set()
+        """Functions that are not dropped, although no table of the models has them."""
         self.live = _live_tables(context)
 
     @property

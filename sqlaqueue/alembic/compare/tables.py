@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from sqlalchemy.sql.elements import conv
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, is_queue_column
 from sqlaqueue.alembic.compare.normalize import normalizing
 from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
-from sqlaqueue.postgresql.catalog.reader import ReflectedCheck
+from sqlaqueue.postgresql.catalog.reader import PREFIX, ReflectedCheck
 from sqlaqueue.postgresql.ddl.sql_template import index_definition, literal_sql, server_default_sql
 
 log = logging.getLogger(__name__)
@@ -107,9 +107,7 @@ class _Comparison:
         ) and context.run_object_filters(index, name, "index", reflected=False, compare_to=reflected)
 
     def check_constraints(self) -> Iterator[alembic_ops.MigrateOperation]:
-        """Yield the operations that create, replace and drop check constraints on columns of the queue."""
-        if self.table.spec is None:
-            return
+        """Yield the operations that create, replace and drop check constraints of the queue or of the library."""
         # Alembic compares check constraints by name, if it is configured to.
         changed_by_alembic = {
             str(getattr(op, "constraint_name", ""))
@@ -122,12 +120,17 @@ class _Comparison:
         for check in sorted(wanted, key=lambda check: str(check.name or "")):
             if str(check.name) not in changed_by_alembic:
                 yield from self._check_constraint(check, existing)
-        queue_columns = {column.name for column in self.table.spec.columns.values()}
         for name, (text, columns) in existing.items():
-            # Constraints on other columns only are not compared: they belong to the application.
-            if queue_columns & set(columns):
+            if self._is_dropped(name, columns):
                 log.info("Detected removed check constraint %r on %r", name, self.table.name)
                 yield alembic_ops.DropConstraintOp.from_constraint(self._existing_check(name, text))
+
+    def _is_dropped(self, name: str, columns: Collection[str]) -> bool:
+        """Return whether a check constraint that the models lack is dropped: others belong to the application."""
+        spec = self.table.spec
+        if spec is None:
+            return name.startswith(f"ck_{PREFIX}")
+        return not {column.name for column in spec.columns.values()}.isdisjoint(columns)
 
     def _check_constraint(
         self, check: sa.CheckConstraint, existing: dict[str, ReflectedCheck]
@@ -170,7 +173,8 @@ class _Comparison:
         existing = {column.name: column for column in self.database_table.columns}
         for column in self.model_table.columns:
             op = altered.get(column.name)
-            if not is_queue_column(column) or column.name not in existing:
+            # A compared table that is no queue is one of the library's, and so are all its columns.
+            if not (self.table.spec is None or is_queue_column(column)) or column.name not in existing:
                 continue
             # Alembic itself handles the default of a column whose type changes.
             if op is not None and (op.modify_server_default is not False or op.modify_type is not None):

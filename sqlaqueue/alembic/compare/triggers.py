@@ -139,7 +139,7 @@ def _drop_unused_functions(diff: DiffContext) -> Iterator[ops.DropFunction]:
         if (schema, table) not in compared
         for trigger in triggers.values()
     }
-    needed = wanted | called | _functions_of_filtered_tables(diff)
+    needed = wanted | called | diff.kept_functions | _functions_of_filtered_tables(diff)
     for name, function in catalog.functions.items():
         if not function.name.startswith(PREFIX) or name in needed:
             continue

@@ -11,6 +11,7 @@ import hashlib
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.notify_payloads import Payload, Signal
 from sqlaqueue.postgresql.ddl.attach import attach
@@ -36,6 +37,7 @@ _WHEN = (
 _LONGEST, _EARLIEST, _LATEST = 3_155_760_000, 0, 221_845_392_000
 _MOMENTS = ("created_at", "paused_at", "run_requested_at", "last_tick", "next_tick", "edited_at")
 _CHECKS = {
+    "cron_or_every": "(cron IS NULL) <> (every IS NULL)",
     "every": f"EXTRACT(epoch FROM every) BETWEEN 1 AND {_LONGEST}",
     "spans": " AND ".join(f"EXTRACT(epoch FROM {name}) BETWEEN 0 AND {_LONGEST}" for name in ("grace", "jitter")),
     "catch_up": "catch_up BETWEEN 0 AND 1000",
@@ -103,8 +105,8 @@ def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("code", JSONB(none_as_null=True)),
         sa.Column("last_error", sa.Text()),
         sa.Column("created_at", moment, nullable=False, server_default=sa.func.now()),
-        sa.CheckConstraint("(cron IS NULL) <> (every IS NULL)", name=f"ck_{SCHEDULE}_cron_or_every"),
-        *(sa.CheckConstraint(condition, name=f"ck_{SCHEDULE}_{name}") for name, condition in _CHECKS.items()),
+        # Their names are not subject to a naming convention of the MetaData, so that migrations find them.
+        *(sa.CheckConstraint(condition, name=conv(f"ck_{SCHEDULE}_{name}")) for name, condition in _CHECKS.items()),
         schema=schema or sa.BLANK_SCHEMA,
     )
     function = TriggerFunction(
@@ -133,6 +135,6 @@ def _ticks(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("queue", sa.Text(), nullable=False),
         sa.Column("key", JSONB(none_as_null=True)),
         sa.Column("fired_at", moment, nullable=False, server_default=sa.func.now()),
-        sa.Index(f"ix_{TICK}_job", "queue", "key"),
+        sa.Index(conv(f"ix_{TICK}_job"), "queue", "key"),
         schema=schema or sa.BLANK_SCHEMA,
     )

@@ -89,9 +89,10 @@ def fire(
     schedules = _decided(group, rows, firing)
     _leave_out_fired(session, group, schedules)
     unfinished = _unfinished(session, group, schedules)
-    made = _made(group, schedules, unfinished, firing, alone=alone)
+    made = _made(session, group, schedules, unfinished, firing, alone=alone)
     if firing.slow:
-        session.rollback()
+        # The server may have ended the connection meanwhile, so there is nothing to roll back.
+        session.invalidate()
         return Firing(slow=firing.slow)
     by_queue: dict[QueueSpec, list[_Made]] = {}
     for each in made:
@@ -140,6 +141,7 @@ class _Made(NamedTuple):
 
 
 def _made(
+    session: Session,
     group: ScheduleGroup,
     schedules: Sequence[DueSchedule],
     unfinished: Collection[str],
@@ -159,6 +161,7 @@ def _made(
             continue
         took = time.monotonic() - began
         if took > _TOO_SLOW and alone:
+            session.invalidate()
             msg = f"make= took {took:.0f} seconds; do what takes long in the handler"
             raise TooSlowError(msg)
         if took > _SLOW and not alone:

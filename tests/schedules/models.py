@@ -86,7 +86,7 @@ def fire_due(engine: sa.Engine, schedules: Sequence[Any], **options: Any) -> lis
 def pass_time(engine: sa.Engine, span: timedelta) -> None:
     """Make all moments in the tables of schedules earlier, as if time had passed."""
     moments = {
-        SCHEDULE: ("created_at", "last_tick", "next_tick", "paused_at", "run_requested_at"),
+        SCHEDULE: ("created_at", "last_tick", "next_tick", "paused_at", "run_requested_at", "edited_at", "planned_at"),
         TICK: ("tick", "fired_at"),
     }
     with engine.begin() as connection:

@@ -115,6 +115,15 @@ def test_a_queue_class_declares_them_as_well() -> None:
         ({"every": 5, "values": {"ratio": float("nan")}}, "nan cannot be stored"),
         ({"every": 5, "values": {"data": {1: 2}}}, "cannot be stored as JSON"),
         ({"every": 5, "make": 5}, "make=5: give a function make(tick)"),
+        ({"every": 5, "values": {"kind": "a\0b"}}, "cannot be stored as JSON"),
+        ({"every": 5, "values": {"kind": "\ud800"}}, "cannot be stored as JSON"),
+        ({"every": 5, "values": {"kind": "x", "ratio": 1e23}}, "1e+23 cannot be stored as JSON"),
+        ({"every": 5, "values": {"kind": "x", "data": {"a": [1e300]}}}, "cannot be stored as JSON"),
+        ({"every": 5, "grace": 0, "catch_up": "skip"}, "grace=0 with catch_up='skip' would fire nothing"),
+        ({"every": timedelta(days=40000)}, "every=datetime.timedelta(days=40000): give a hundred years at most"),
+        ({"every": 5, "grace": 1e11}, "grace=100000000000.0: give a hundred years at most"),
+        ({"every": 5, "jitter": 1e13}, "jitter="),
+        ({"every": timedelta.max}, "every="),
     ],
 )
 def test_wrong_arguments_are_refused_in_one_line(options: dict[str, Any], text: str) -> None:
@@ -152,7 +161,15 @@ def test_defaults_of_a_dataclass_count() -> None:
         id: Mapped[int] = mapped_column(primary_key=True, init=False)
         kind: Mapped[str] = mapped_column(default="x")
 
+    class Note(QueueMixin, Other):
+        __tablename__ = "note"
+        id: Mapped[int] = mapped_column(primary_key=True, init=False)
+        text: Mapped[str | None]
+
     assert Schedule("x", Task, every=5).values == {}
+    with pytest.raises(ConfigurationError, match="missing a required argument: 'text'; give values="):
+        Schedule("x", Note, every=5)
+    assert Schedule("x", Note, every=5, values={"text": None}).values == {"text": None}
 
 
 def make_one(_: Any) -> Any:

@@ -105,6 +105,20 @@ def test_without_the_library_the_error_names_the_extra(monkeypatch: pytest.Monke
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("day", [datetime(2026, 3, 28, 23, tzinfo=UTC), datetime(2026, 10, 24, 22, tzinfo=UTC)])
+def test_a_fixed_second_changes_no_rule(day: datetime) -> None:
+    minutes, seconds = (
+        cron(text, "Europe/Berlin").newest(day, day + 3 * DAY, day, 1, 99)[1:]
+        for text in ("30 2 * * *", "7 30 2 * * *")
+    )
+    assert [tick + timedelta(seconds=7) for tick in minutes] == seconds
+    assert len(seconds) == 3
+    start = seconds[0] - timedelta(seconds=3)
+    assert cron("7 30 2 * * *", "Europe/Berlin").after(start) == seconds[0]
+    assert cron("7 30 2 * * *", "Europe/Berlin").after(seconds[0]) == seconds[1]
+
+
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("alias", "tick"),
     [("@hourly", START + HOUR), ("@Daily", START + DAY), ("@weekly", datetime(2026, 1, 4, tzinfo=UTC))],

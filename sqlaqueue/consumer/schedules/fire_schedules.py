@@ -134,7 +134,7 @@ def _fire_all(process: FiringProcess, state: GroupState) -> Routine:
             continue
         yield from _record(state, firing)
         progress |= bool(firing.schedules)
-        if firing.schedules < BATCH and not firing.failed:
+        if firing.schedules < BATCH and not (firing.failed or firing.slow):
             break
     for name in sorted(state.slow - set(state.failing)):
         if not process.stopping:

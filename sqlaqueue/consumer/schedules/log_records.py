@@ -74,6 +74,8 @@ def log_failure(name: str, error: BaseException, text: str) -> None:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return an error as a text that the server can store."""
-    text = f"{type(error).__name__}: {error}".replace("\0", "")
+    """Return an error as a text that the server can store, without statements and their values."""
+    shown = getattr(error, "orig", None) or error
+    first_line = str(shown).strip().partition("\n")[0]
+    text = f"{type(shown).__name__}: {first_line}".replace("\0", "")
     return text.encode(errors="replace").decode()[:_LONGEST_ERROR]

@@ -75,11 +75,10 @@ def fire(
 
     An error of the database undoes the whole transaction. What is wrong with one schedule does not concern the others.
 
-    :raises TooSlowError: if ``make`` has taken very long, even for one that is fired alone.
-
     :param failing: the names of schedules to leave out.
     :param only: the names of the schedules to look at.
     :param alone: whether a function ``make`` may take long.
+    :raises TooSlowError: if one has taken very long nevertheless.
     """
     rows = _lock(session, group, failing, only)
     firing = Firing(len(rows))

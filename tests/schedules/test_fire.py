@@ -12,7 +12,6 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import Consumer, QueueConfig, QueueMixin, Schedule, Tick, Unique, tick_of
-from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
 from sqlaqueue.schedules.fire import BATCH
 from sqlaqueue.schedules.scheduled_job import jitter_of
 from tests.schedules.models import (
@@ -64,35 +63,6 @@ def test_each_tick_gets_one_job(engine: sa.Engine, kind: str) -> None:
 
     assert Consumer(report, handle, sessionmaker(engine)).drain() == 1
     assert [(each, tick and tick.at) for each, tick in ran] == [("sales", created)]
-
-
-def test_a_job_of_no_schedule_has_no_tick(engine: sa.Engine) -> None:
-    report = make_report()
-    hourly(report)
-    create(engine, report)
-    with Session(engine) as session:
-        job = report(kind="x")
-        with pytest.raises(StatementError, match="is not in the database"):
-            tick_of(session, job)
-        session.add(job)
-        session.flush()
-        assert tick_of(session, job) is None
-        with pytest.raises(NotAQueueError):
-            tick_of(session, object())
-        with pytest.raises(ConfigurationError, match="an Engine"):
-            tick_of(engine, job)  # type: ignore[arg-type] # the point of the test
-
-
-def test_a_process_that_knows_no_schedule_finds_the_tick(engine: sa.Engine) -> None:
-    scheduled, report = make_report(), make_report()
-    schedules = [hourly(scheduled)]
-    create(engine, scheduled)
-    start(engine, schedules)
-    pass_time(engine, HOUR)
-    fire_due(engine, schedules)
-    with Session(engine) as session:
-        assert isinstance(tick_of(session, session.scalars(sa.select(report)).one()), Tick)
-    assert "sqlaqueue_tick" not in report.metadata.tables
 
 
 def test_a_function_makes_the_job_of_a_tick(engine: sa.Engine) -> None:

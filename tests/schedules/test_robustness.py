@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import QueueMixin, Schedule, Scheduler, tick_of
+from sqlaqueue import QueueMixin, Schedule, Scheduler
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession
 from sqlaqueue.consumer.schedules import fire_schedules
@@ -21,16 +21,13 @@ from sqlaqueue.schedules import fire as fire_module
 from sqlaqueue.schedules.declare import declare
 from sqlaqueue.schedules.group import schedule_groups
 from sqlaqueue.schedules.look import look
-from sqlaqueue.schedules.upkeep import delete_old_ticks
 from sqlaqueue.write_routing import execute as execute_operation
 from tests.schedules.models import (
-    DAY,
     HOUR,
     MINUTE,
     count_jobs,
     create,
     execute,
-    fire_due,
     hourly,
     make_report,
     pass_time,
@@ -172,132 +169,6 @@ def test_a_slow_function_is_called_alone(engine: sa.Engine, processes: Any, monk
     assert "make= took" in stored(engine, "slow")["last_error"]
 
 
-@pytest.mark.parametrize(
-    ("edits", "ticks"),
-    [
-        (["every = '10 min'"], 3),
-        (["cron = '@yearly', every = NULL", "cron = NULL, every = '10 min'"], 3),
-        (["paused_at = now()", "every = '10 min', paused_at = NULL"], 3),
-        (["every = '1 day', timezone = 'Europe/Rome'"], 0),
-    ],
-)
-def test_no_tick_between_a_change_and_its_notice_is_lost(engine: sa.Engine, edits: list[str], ticks: int) -> None:
-    report = make_report()
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
-    fire_due(engine, schedules)
-    for edit in edits:
-        execute(engine, f"UPDATE sqlaqueue_schedule SET {edit}")
-    pass_time(engine, 31 * MINUTE)
-    assert len(fire_due(engine, schedules)) == ticks
-
-
-def test_a_tick_that_was_due_before_the_change_is_fired(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    start(engine, schedules)
-    fire_due(engine, schedules)
-    pass_time(engine, HOUR)
-    due = stored(engine)["next_tick"]
-    execute(engine, "UPDATE sqlaqueue_schedule SET cron = '@yearly', every = NULL")
-    assert [fired.tick for fired in fire_due(engine, schedules)] == [due]
-    assert stored(engine)["next_tick"] > due + HOUR
-    # Not of one that was paused meanwhile.
-    execute(engine, "UPDATE sqlaqueue_schedule SET cron = NULL, every = '1 hour'")
-    fire_due(engine, schedules)
-    pass_time(engine, HOUR)
-    execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
-    execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = NULL")
-    assert fire_due(engine, schedules) == []
-
-
-def test_a_change_and_its_reversal_are_noticed(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
-    fire_due(engine, schedules)
-    execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = now()")
-    pass_time(engine, 3 * HOUR)
-    execute(engine, "UPDATE sqlaqueue_schedule SET paused_at = NULL")
-    assert fire_due(engine, schedules) == []
-    assert stored(engine)["next_tick"] > datetime.now(UTC)
-
-
-def test_without_the_trigger_a_change_counts_from_its_notice(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report, catch_up="all")]
-    create(engine, report)
-    start(engine, schedules)
-    fire_due(engine, schedules)
-    execute(engine, "ALTER TABLE sqlaqueue_schedule DISABLE TRIGGER USER")
-    execute(engine, "UPDATE sqlaqueue_schedule SET every = '1 min'")
-    pass_time(engine, 30 * MINUTE)
-    assert fire_due(engine, schedules) == []
-    assert stored(engine)["edited_at"] is None
-
-
-def test_a_next_tick_that_was_deleted_is_computed_again(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    start(engine, schedules)
-    fire_due(engine, schedules)
-    execute(engine, "UPDATE sqlaqueue_schedule SET next_tick = NULL")
-    assert fire_due(engine, schedules) == []
-    assert stored(engine)["next_tick"] > datetime.now(UTC)
-
-
-def test_a_clock_that_was_far_ahead(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    start(engine, schedules)
-    pass_time(engine, HOUR)
-    [first] = fire_due(engine, schedules)
-    execute(
-        engine, "UPDATE sqlaqueue_schedule SET last_tick = now() + interval '40 years', next_tick = now() + '41 years'"
-    )
-    assert fire_due(engine, schedules) == []
-    row = stored(engine)
-    assert row["last_tick"] is None
-    assert row["next_tick"] - datetime.now(UTC) <= HOUR
-    pass_time(engine, HOUR)
-    [second] = fire_due(engine, schedules)
-    assert second.tick == first.tick
-    # Of an hour ahead, the ticks that were fired then are not fired again.
-    execute(engine, "UPDATE sqlaqueue_schedule SET last_tick = now() + interval '1 h', next_tick = now() + '2 h'")
-    assert fire_due(engine, schedules) == []
-    assert stored(engine)["next_tick"] > datetime.now(UTC) + HOUR
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        *(
-            f"{name} = '{value}'"
-            for name in ("next_tick", "last_tick", "paused_at", "run_requested_at", "created_at")
-            for value in ("infinity", "-infinity", "20000-01-01")
-        ),
-        *(f"{name} = '{value}'" for name in ("grace", "jitter", "every") for value in ("10000 years", "-1 second")),
-        "catch_up = -1",
-        "catch_up = 1001",
-        "every = '0.5 s'",
-        "cron = '* * * * *'",
-        "every = NULL",
-    ],
-)
-def test_the_server_refuses_what_no_process_could_read(engine: sa.Engine, change: str) -> None:
-    report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    start(engine, schedules)
-    with pytest.raises(IntegrityError, match="ck_sqlaqueue_schedule_"):
-        execute(engine, f"UPDATE sqlaqueue_schedule SET {change}")
-
-
 def test_a_locked_schedule_is_declared_later(shared: Database, engine: sa.Engine) -> None:
     report = make_report()
     old = [hourly(report, name) for name in "abc"]
@@ -376,96 +247,6 @@ def test_two_groups_of_schedules_are_apart(engine: sa.Engine, processes: Any) ->
         assert counts == [0, 1]
     finally:
         execute(engine, "DROP SCHEMA one CASCADE; DROP SCHEMA two CASCADE")
-
-
-def test_a_requested_run_is_newer_than_all_ticks(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report, jitter=1000, skip_unfinished=True)]
-    create(engine, report)
-    start(engine, schedules)
-    pass_time(engine, HOUR)
-    [first] = fire_due(engine, schedules)
-    execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = last_tick")
-    [skipped] = fire_due(engine, schedules)
-    assert skipped.tick > first.tick
-    assert skipped.key is None
-    execute(engine, "DELETE FROM report")
-    execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now() - interval '1 year'")
-    [third] = fire_due(engine, schedules)
-    assert third.tick > skipped.tick
-    assert third.key is not None
-
-
-def test_a_requested_run_is_due_at_once(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report, jitter=10**6)]
-    create(engine, report)
-    start(engine, schedules)
-    execute(engine, "UPDATE sqlaqueue_schedule SET run_requested_at = now()")
-    fire_due(engine, schedules)
-    with Session(engine) as session:
-        assert session.scalars(sa.select(report.run_at)).one() < datetime.now(UTC)
-
-
-def test_a_key_that_is_used_again_has_the_newest_tick(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report)]
-    create(engine, report)
-    start(engine, schedules)
-    ticks = []
-    for _ in range(2):
-        pass_time(engine, HOUR)
-        ticks += [fired.tick for fired in fire_due(engine, schedules)]
-        if len(ticks) == 1:
-            execute(engine, "TRUNCATE report RESTART IDENTITY")
-    with Session(engine) as session:
-        tick = tick_of(session, session.scalars(sa.select(report)).one())
-        assert tick is not None
-        assert tick.at == ticks[1]
-
-
-def test_a_key_with_a_moment_is_found_from_any_time_zone(engine: sa.Engine) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Slot(QueueMixin, Base):
-        __tablename__ = "slot"
-        at: Mapped[datetime] = mapped_column(
-            sa.DateTime(timezone=True), primary_key=True, default=lambda: datetime.now(UTC)
-        )
-        part: Mapped[int] = mapped_column(primary_key=True, default=1)
-
-    schedules = [Schedule("hourly", Slot, every=HOUR, skip_unfinished=True)]
-    create(engine, Slot)
-    start(engine, schedules)
-    pass_time(engine, HOUR)
-    fire_due(engine, schedules)
-    abroad = sa.create_engine(engine.url, connect_args={"options": "-c timezone=Asia/Kolkata"})
-    with Session(abroad) as session:
-        assert tick_of(session, session.scalars(sa.select(Slot)).one()) is not None
-    pass_time(engine, HOUR)
-    assert [fired.key for fired in fire_due(abroad, schedules)] == [None]
-    abroad.dispose()
-
-
-def test_the_tick_of_a_job_that_runs_for_weeks_is_kept(engine: sa.Engine) -> None:
-    report = make_report()
-    schedules = [hourly(report, skip_unfinished=True, every=MINUTE, grace=DAY)]
-    create(engine, report)
-    start(engine, schedules)
-    pass_time(engine, MINUTE)
-    [first] = fire_due(engine, schedules)
-    execute(
-        engine,
-        "INSERT INTO sqlaqueue_tick (schedule, tick, queue, fired_at) SELECT 'hourly', tick + n * interval '1 min', "
-        "'report', now() FROM sqlaqueue_tick, generate_series(1, 150) n",
-    )
-    pass_time(engine, 10 * DAY)
-    [group] = schedule_groups(schedules, "x")
-    with Session(engine) as session:
-        assert delete_old_ticks(session, group) == 50
-    assert ticks_in(engine)[0][1] == list(first.key or ())
-    assert [fired.key for fired in fire_due(engine, schedules)] == [None]
 
 
 def test_a_schedule_of_no_class_is_reported_before_it_is_planned(engine: sa.Engine) -> None:

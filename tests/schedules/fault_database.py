@@ -1,0 +1,231 @@
+"""The database of the fault test: its clock can be set, and it records what the checks need."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import sqlalchemy as sa
+
+from sqlaqueue.postgresql.side_tables.schedules import SCHEDULE_CHANNEL
+from tests.schedules.fault_process import EDITS, MODELS, Base, schedules
+
+if TYPE_CHECKING:
+    from tests.servers import Database
+
+# The functions are found before those of pg_catalog, by the search_path. As the originals do, the first one returns one
+# time throughout a statement, and the second one throughout a transaction, unless the clock is set meanwhile.
+_CLOCK = """
+    CREATE TABLE clock AS SELECT interval '0' AS moved;
+    CREATE FUNCTION public.statement_timestamp() RETURNS timestamptz STABLE LANGUAGE sql AS
+    'SELECT pg_catalog.statement_timestamp() + moved FROM public.clock';
+    CREATE FUNCTION public.now() RETURNS timestamptz STABLE LANGUAGE sql AS
+    'SELECT pg_catalog.now() + moved FROM public.clock';
+"""
+
+# The jobs that were committed, as those of one queue are deleted when they are done. The count is of jobs that were
+# unfinished at the moment of the insertion, the new one among them.
+_RECORDS = """
+    CREATE TABLE inserted_job (queue text, id bigint, schedule text, tick timestamptz, unfinished bigint);
+    CREATE FUNCTION record_job() RETURNS trigger LANGUAGE plpgsql AS $$
+    DECLARE unfinished bigint;
+    BEGIN
+      IF NEW.schedule LIKE 'alone%' AND TG_TABLE_NAME = 'deleted' THEN
+        SELECT count(*) INTO unfinished FROM deleted WHERE schedule = NEW.schedule;
+      ELSIF NEW.schedule LIKE 'alone%' THEN
+        EXECUTE format('SELECT count(*) FROM %I WHERE schedule = $1 AND status IN (''pending'', ''processing'')',
+          TG_TABLE_NAME) INTO unfinished USING NEW.schedule;
+      END IF;
+      INSERT INTO inserted_job VALUES (TG_TABLE_NAME, NEW.id, NEW.schedule, NEW.tick, unfinished);
+      RETURN NULL;
+    END $$;
+    ALTER TABLE sqlaqueue_tick ADD began timestamptz DEFAULT pg_catalog.now(),
+      ADD written timestamptz DEFAULT clock_timestamp(), ADD transaction xid8 DEFAULT pg_current_xact_id();
+"""
+
+_NEVER = datetime.max.replace(tzinfo=UTC)
+_FIRING = """
+    SELECT application_name, pid FROM pg_stat_activity JOIN pg_locks USING (pid)
+    WHERE relation = to_regclass('sqlaqueue_tick') AND application_name <> ''
+       OR relation = to_regclass('sqlaqueue_schedule') AND mode <> 'AccessShareLock' AND application_name <> ''
+    LIMIT 1
+"""
+
+
+@dataclass
+class Setting:
+    """How far the clock was set forward, for how long by the real clock."""
+
+    moved: timedelta
+    since: datetime
+    until: datetime = _NEVER
+
+
+@dataclass
+class FaultDatabase:
+    """The database, with an administrator's connection."""
+
+    connection: psycopg.Connection[Any]
+    rng: random.Random
+    settings: list[Setting] = field(default_factory=list)
+    requested: set[tuple[str, datetime]] = field(default_factory=set)
+    """The runs that were requested, by schedule and moment."""
+    pauses: list[tuple[str, datetime, datetime]] = field(default_factory=list)
+    """The schedules that were paused, from when until when by the real clock."""
+    paused: dict[str, datetime] = field(default_factory=dict)
+
+    @classmethod
+    def create(cls, database: Database, connection: psycopg.Connection[Any], rng: random.Random) -> FaultDatabase:
+        """Create all tables; the processes are yet to write the schedules."""
+        connection.execute(f"ALTER DATABASE {database.name} SET search_path = public, pg_catalog")
+        connection.execute("SET search_path = public, pg_catalog")
+        connection.execute(_CLOCK)
+        schedules("old")
+        engine = sa.create_engine(database.url())
+        Base.metadata.create_all(engine)
+        engine.dispose()
+        connection.execute(_RECORDS)
+        for model in MODELS:
+            trigger = "FOR EACH ROW EXECUTE FUNCTION record_job()"
+            connection.execute(f"CREATE TRIGGER record AFTER INSERT ON {model.__tablename__} {trigger}")
+        found = cls(connection, rng)
+        found.settings.append(Setting(timedelta(), found.real_time()))
+        return found
+
+    def one(self, query: str, *parameters: Any) -> Any:
+        """Return the first row of a query."""
+        return self.connection.execute(query, parameters).fetchone()
+
+    def number(self, query: str, *parameters: Any) -> int:
+        """Return the number that a query selects."""
+        return int(self.one(query, *parameters)[0])
+
+    def real_time(self) -> datetime:
+        """Return the time by the server's own clock."""
+        found: datetime = self.one("SELECT clock_timestamp()")[0]
+        return found.astimezone(UTC)
+
+    # -- the clock -------------------------------------------------------------------------------------------------
+
+    @property
+    def moved(self) -> timedelta:
+        """How far the clock is ahead of the server's own."""
+        return self.settings[-1].moved
+
+    def move_clock(self, seconds: float) -> None:
+        """Set the clock forward, or back."""
+        since, moved = self.real_time(), self.moved + timedelta(seconds=seconds)
+        self.connection.execute("UPDATE clock SET moved = %s", [moved])
+        self.settings[-1].until = self.real_time()
+        self.settings.append(Setting(moved, since))
+        self.wake()
+
+    def wake(self) -> None:
+        """Let the processes look at the schedules, as after an edit: they have planned their sleep by the old clock."""
+        self.connection.execute("SELECT pg_notify(%s, 'poll')", [SCHEDULE_CHANNEL])
+
+    def latest(self, since: datetime, until: datetime) -> datetime:
+        """Return the latest time that the clock has shown between two real times."""
+        shown = [each for each in self.settings if each.since <= until and each.until >= since]
+        return max(min(each.until, until) + each.moved for each in shown)
+
+    # -- the administrator -----------------------------------------------------------------------------------------
+
+    def administrate(self) -> None:
+        """Change a schedule by SQL, in one of many ways."""
+        queue = self.rng.choice(MODELS).__tablename__
+        changes = [self._edit, self._pause_or_resume, self._pause_or_resume, self._request, self._request, self._move]
+        self.rng.choice(changes)(queue)
+
+    def administrate_all(self) -> None:
+        """Change schedules of each queue, while the clock is set back: none of them may fire what is in the past.
+
+        No run is requested then: its tick would not be the newest one, by which ``skip_unfinished`` finds the last job.
+        """
+        for model in MODELS:
+            self._edit(model.__tablename__)
+            self._pause_or_resume(model.__tablename__)
+            self._move(model.__tablename__)
+
+    def _edit(self, queue: str) -> None:
+        name = f"edited {queue}"
+        self._update("cron = CASE cron WHEN %s THEN %s ELSE %s END", name, EDITS[0], EDITS[1], EDITS[0])
+
+    def _pause_or_resume(self, queue: str) -> None:
+        name = f"paused {queue}"
+        if name in self.paused:
+            self._resume(name)
+        else:
+            # Behind the lock of a process that fires it.
+            self._update("paused_at = statement_timestamp()", name)
+            self.paused[name] = self.real_time()
+
+    def _resume(self, name: str) -> None:
+        resumed = self.real_time()
+        self._update("paused_at = NULL, planned_for = 'paused'", name)
+        self.pauses.append((name, self.paused.pop(name), resumed))
+
+    def _request(self, queue: str) -> None:
+        name = f"{self.rng.choice(['alone every 1', 'alone cron 1', 'edited', 'paused'])} {queue}"
+        query = "UPDATE sqlaqueue_schedule SET run_requested_at = statement_timestamp() WHERE name = %s"
+        row = self.one(f"{query} RETURNING run_requested_at", name)
+        self.requested.add((name, row[0].astimezone(UTC)))
+
+    def _move(self, queue: str) -> None:
+        name = f"moved {queue}"
+        if self.rng.random() < 0.3:
+            # The next process that starts writes it anew.
+            self.connection.execute("DELETE FROM sqlaqueue_schedule WHERE name = %s", [name])
+        else:
+            seconds = 2 * self.rng.randint(1, 10)
+            self._update("next_tick = next_tick - %s", name, timedelta(seconds=seconds))
+
+    def _update(self, values: str, name: str, *parameters: Any) -> None:
+        self.connection.execute(f"UPDATE sqlaqueue_schedule SET {values} WHERE name = %s", [*parameters, name])
+
+    # -- to wait ---------------------------------------------------------------------------------------------------
+
+    def firing_backend(self) -> tuple[str, int] | None:
+        """Return the names of a process and of its backend that is firing; None if there is none in a while."""
+        until = time.monotonic() + 0.7
+        while time.monotonic() < until:
+            row = self.one(_FIRING)
+            if row is not None:
+                return row[0], row[1]
+        return None
+
+    def ticks(self) -> int:
+        """Return how many ticks were fired."""
+        return self.number("SELECT count(*) FROM sqlaqueue_tick")
+
+    def overdue(self) -> int:
+        """Return how many schedules are late by more than the processes need to fire them."""
+        late = "next_tick < statement_timestamp() - interval '3 s' OR next_tick IS NULL"
+        return self.number(f"SELECT count(*) FROM sqlaqueue_schedule WHERE paused_at IS NULL AND ({late})")
+
+    def behind(self) -> int:
+        """Return how many of the edited schedules are due, or were edited since a process has looked at them."""
+        behind = "next_tick <= statement_timestamp() OR NOT starts_with(planned_for, cron)"
+        return self.number(f"SELECT count(*) FROM sqlaqueue_schedule WHERE starts_with(name, 'edited') AND ({behind})")
+
+    def unfinished(self) -> int:
+        """Return how many jobs are unfinished."""
+        kept, single = (f"SELECT count(*) FROM {each} WHERE finished_at IS NULL" for each in ("kept", "single"))
+        return self.number(f"SELECT ({kept}) + ({single}) + (SELECT count(*) FROM deleted)")
+
+    def resume_all(self) -> None:
+        """Resume what is paused, and set the clock forward to the latest time that it has shown."""
+        for name in list(self.paused):
+            self._resume(name)
+        now = self.real_time()
+        behind = self.latest(self.settings[0].since, now) - (now + self.moved)
+        if behind > timedelta():
+            self.move_clock(behind.total_seconds())
+
+    def pause_all(self) -> None:
+        """End the firing."""
+        self.connection.execute("UPDATE sqlaqueue_schedule SET paused_at = statement_timestamp()")

@@ -72,9 +72,7 @@ def decide(row: Mapping[Any, Any], model: type[Any]) -> DueSchedule:
     ticks = due.fired[-1:] if row["skip_unfinished"] else due.fired
     requested = row["run_requested_at"]
     if requested is not None and requested <= row["now"]:
-        # Ticks increase, so that the newest one is the last one.
-        newest = max(filter(None, [due.last, row["last_tick"]]), default=None)
-        ticks = [*ticks, requested if newest is None or requested > newest else row["now"]]
+        ticks = [*ticks, requested]
     return DueSchedule(row, model, due, list(dict.fromkeys(ticks)))
 
 

@@ -101,7 +101,7 @@ def fire(
     firing.missed += [
         (each.schedule.name, each.schedule.due.missed) for each in made if each.schedule.due.missed is not None
     ]
-    _move_on(session, group, [each.schedule for each in made])
+    _move_on(session, group, [each.schedule for each in made], firing.fired)
     session.commit()
     return firing
 
@@ -183,6 +183,9 @@ def _leave_out_fired(session: Session, group: ScheduleGroup, schedules: Sequence
     found: Any = session.execute(rows, bind_arguments=group.bind)
     fired = {(name, tick.astimezone(UTC)) for name, tick in found}
     for each in schedules:
+        requested = each.row["run_requested_at"]
+        if (each.name, requested) in fired and requested in each.ticks:
+            each.ticks.append(each.row["now"])
         each.ticks = [tick for tick in each.ticks if (each.name, tick) not in fired]
 
 
@@ -190,18 +193,15 @@ def _unfinished(session: Session, group: ScheduleGroup, schedules: Sequence[DueS
     """Return those schedules with ``skip_unfinished`` whose last job is unfinished."""
     by_queue: dict[QueueSpec, list[str]] = {}
     for each in schedules:
-        if each.row["skip_unfinished"] and each.ticks:
+        if each.row["skip_unfinished"] and each.ticks and each.row["last_job"] is not None:
             by_queue.setdefault(each.spec, []).append(each.name)
-    ticks, found = group.tables.ticks, set[str]()
+    table, found = group.tables.schedules, set[str]()
     for spec, names in by_queue.items():
-        given = backend().numbered_rows({"schedule": (sa.Text(), names)}, "number")
-        own = sa.and_(ticks.c.schedule == given.c.schedule, ticks.c.queue == spec.name, ticks.c.key.is_not(None))
-        newest = sa.select(ticks.c.key).where(own).order_by(ticks.c.tick.desc()).limit(1)
-        last = sa.select(given.c.schedule, newest.scalar_subquery().label("key")).subquery("last")
-        same = [column == sa.cast(last.c.key[place].astext, column.type) for place, column in enumerate(spec.keys)]
+        same = [column == sa.cast(table.c.last_job[at].astext, column.type) for at, column in enumerate(spec.keys)]
         running = [~spec.finished] if spec.has("status") else []
-        jobs = sa.select(last.c.schedule).join_from(last, spec.table, sa.and_(*same)).where(*running)
-        found.update(session.execute(jobs, bind_arguments=group.bind).scalars())
+        jobs = sa.select(table.c.name).join_from(table, spec.table, sa.and_(*same))
+        unfinished = jobs.where(table.c.name.in_(names), *running)
+        found.update(session.execute(unfinished, bind_arguments=group.bind).scalars())
     return found
 
 
@@ -242,12 +242,13 @@ def _write_ticks(session: Session, group: ScheduleGroup, spec: QueueSpec, fired:
     session.execute(statement, bind_arguments=group.bind)
 
 
-def _move_on(session: Session, group: ScheduleGroup, schedules: Sequence[DueSchedule]) -> None:
-    """Write the next ticks, and what they were computed for."""
+def _move_on(session: Session, group: ScheduleGroup, schedules: Sequence[DueSchedule], fired: Sequence[Fired]) -> None:
+    """Write the next ticks, what they were computed for, and the last job."""
     if not schedules:
         return
-    table = group.tables.schedules
+    table, ticks = group.tables.schedules, group.tables.ticks
     text, moment = sa.Text(), table.c.next_tick.type
+    newest = {each.schedule: each.tick for each in fired if each.key is not None}
     written = {
         "last_tick": (moment, [each.last_tick for each in schedules]),
         "next_tick": (moment, [each.due.next for each in schedules]),
@@ -256,7 +257,11 @@ def _move_on(session: Session, group: ScheduleGroup, schedules: Sequence[DueSche
         "rules": (text, [each.rules for each in schedules]),
         "run_requested_at": (moment, [each.left_request for each in schedules]),
     }
-    given = backend().numbered_rows({"name": (text, [each.name for each in schedules]), **written}, "number")
-    values = {name: given.c[name] for name in written} | {"last_error": None}
+    columns = {"name": (text, [each.name for each in schedules]), **written}
+    columns["fired"] = (moment, [newest.get(each.name) for each in schedules])
+    given = backend().numbered_rows(columns, "number")
+    own = (ticks.c.schedule == given.c.name, ticks.c.tick == given.c.fired)
+    job = sa.func.coalesce(sa.select(ticks.c.key).where(*own).scalar_subquery(), table.c.last_job)
+    values = {name: given.c[name] for name in written} | {"last_job": job, "last_error": None}
     statement = sa.update(table).where(table.c.name == given.c.name).values(values)
     session.execute(statement, bind_arguments=group.bind, execution_options={"synchronize_session": False})

@@ -47,8 +47,6 @@ def record_failure(session: Session, group: ScheduleGroup, *, name: str, error: 
 def delete_old_ticks(session: Session, group: ScheduleGroup) -> int:
     """Delete ticks that are older than a week and not among the newest hundred of their schedule, and commit.
 
-    The newest one with a job is kept as well, as ``skip_unfinished`` looks at that job.
-
     :return: their number; a full batch means that there may be more.
     """
     schedules, ticks = group.tables.schedules, group.tables.ticks
@@ -56,10 +54,8 @@ def delete_old_ticks(session: Session, group: ScheduleGroup) -> int:
     newest = sa.select(newer.c.tick).where(newer.c.schedule == schedules.c.name).order_by(newer.c.tick.desc())
     oldest_kept = newest.offset(KEPT - 1).limit(1).scalar_subquery()
     exists = sa.select(sa.literal(1)).where(schedules.c.name == ticks.c.schedule).exists()
-    own = (newer.c.schedule == schedules.c.name, newer.c.key.is_not(None))
-    enqueued = sa.select(sa.func.max(newer.c.tick)).where(*own)
     beyond = (schedules.c.name == ticks.c.schedule, ticks.c.tick < oldest_kept)
-    surplus = sa.select(sa.literal(1)).where(*beyond, ticks.c.tick != enqueued.scalar_subquery()).exists()
+    surplus = sa.select(sa.literal(1)).where(*beyond).exists()
     old = ticks.c.fired_at < clock() - sa.literal(KEPT_FOR, sa.Interval())
     found = sa.select(ticks.c.schedule, ticks.c.tick).where(old, sa.or_(~exists, surplus)).limit(DELETED)
     batch = found.cte("old")

@@ -142,13 +142,11 @@ class FaultDatabase:
         self.rng.choice(changes)(queue)
 
     def administrate_all(self) -> None:
-        """Change schedules of each queue, while the clock is set back: none of them may fire what is in the past.
-
-        No run is requested then: its tick would not be the newest one, by which ``skip_unfinished`` finds the last job.
-        """
+        """Change schedules of each queue, while the clock is set back: none of them may fire what is in the past."""
         for model in MODELS:
             self._edit(model.__tablename__)
             self._pause_or_resume(model.__tablename__)
+            self._request(model.__tablename__)
             self._move(model.__tablename__)
 
     def _edit(self, queue: str) -> None:

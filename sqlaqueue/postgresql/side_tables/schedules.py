@@ -98,6 +98,7 @@ def _schedules(metadata: sa.MetaData, schema: str | None) -> sa.Table:
         sa.Column("run_requested_at", moment),
         sa.Column("last_tick", moment),
         sa.Column("next_tick", moment),
+        sa.Column("last_job", JSONB(none_as_null=True)),
         sa.Column("edited_at", moment),
         sa.Column("planned_for", sa.Text()),
         sa.Column("planned_at", moment),

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.driver import drive
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Wait
+from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.notifications import listener
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
@@ -132,18 +133,16 @@ class Scheduler(SchedulerBase):
         """
         self._serve(*self._start(), signals=self.handles_signals)
 
-    def _start(self) -> tuple[FiringProcess, threading.Event, list[Subscription]]:
-        woken, subscriptions = threading.Event(), list[Subscription]()
+    def _start(self) -> tuple[FiringProcess, Waker, list[Subscription]]:
+        woken, subscriptions = Waker(), list[Subscription]()
 
         def listen(engine: sa.Engine, state: GroupState) -> None:
             subscriptions.append((engine, state))
             listener.listen(engine, backend().side_tables.SCHEDULE_CHANNEL, state)
 
-        return self._begin(woken.set, listen), woken, subscriptions
+        return self._begin(woken.wake, listen), woken, subscriptions
 
-    def _serve(
-        self, process: FiringProcess, woken: threading.Event, subscriptions: list[Subscription], *, signals: bool
-    ) -> None:
+    def _serve(self, process: FiringProcess, woken: Waker, subscriptions: list[Subscription], *, signals: bool) -> None:
         def perform(effect: Any) -> Any:
             match effect:
                 case ExecuteInOwnSession():
@@ -151,7 +150,6 @@ class Scheduler(SchedulerBase):
                         return execute(session, effect.operation, effect.arguments)
                 case Wait():
                     woken.wait(effect.seconds)
-                    woken.clear()
             return None
 
         try:
@@ -164,6 +162,7 @@ class Scheduler(SchedulerBase):
             self._process = None
             for engine, state in subscriptions:
                 listener.unlisten(engine, state)
+            woken.close()
 
     def __enter__(self) -> Self:
         """Fire schedules in a background thread until the block ends."""
@@ -178,7 +177,10 @@ class Scheduler(SchedulerBase):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop, and raise the error that ended it, unless the block raised one."""
+        """Stop, and raise the error that ended it, unless the block raised one.
+
+        If the database does not answer, the thread is left behind after half a minute.
+        """
         self.stop()
         self._thread.join(LONGEST_STOP)
         if error is None and self._error is not None:

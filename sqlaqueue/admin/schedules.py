@@ -115,7 +115,7 @@ def add_schedule(session: Session, schedule: Schedule[Any]) -> None:
 
 
 @requires_session
-def edit_schedule(session: Session, /, model: type[Any], name: str, **changes: Any) -> None:
+def edit_schedule(session: Session, model: type[Any], name: str, /, **changes: Any) -> None:
     """Change the definition of a schedule, and commit.
 
     What a program declares under this name has no effect from then on, until :func:`reset_schedule`.
@@ -127,7 +127,8 @@ def edit_schedule(session: Session, /, model: type[Any], name: str, **changes: A
     """
     unknown = [each for each in changes if each not in _CHANGEABLE]
     if unknown or not changes:
-        msg = f"edit_schedule(..., {', '.join(unknown)}): what can be changed is {', '.join(_CHANGEABLE)}"
+        given_names = ", ".join(unknown) or "without changes"
+        msg = f"edit_schedule({given_names}): what can be changed is {', '.join(_CHANGEABLE)}"
         raise StatementError(msg)
     row = _row(session, model, name)
     given: dict[str, Any] = {each: row[each] for each in _CHANGEABLE}
@@ -143,7 +144,9 @@ def edit_schedule(session: Session, /, model: type[Any], name: str, **changes: A
         given["values"] = from_json(spec_of(of), sa.inspect(of), row["values"])
     edited = Schedule(name, of, **(given | changes), make=None if row["factory"] is None else _unused)
     columns = edited.columns()
-    _update(session, model, name, {each: columns[each] for each in _CHANGEABLE})
+    # Only these: another change may have been made since the row was read.
+    written = {*changes, *(("cron", "every") if {"cron", "every"} & changes.keys() else ())}
+    _update(session, model, name, {each: columns[each] for each in _CHANGEABLE if each in written})
 
 
 @requires_session
@@ -235,7 +238,11 @@ def _info(row: Mapping[str, Any]) -> ScheduleInfo:
     names = [each for each in ScheduleInfo.__dataclass_fields__ if each in row]
     paused, now = row["paused_at"] is not None, row["now"]
     next_tick = None if paused else row["next_tick"]
-    overdue = next_tick is not None and next_tick < now - row["grace"]
+    requested = row["run_requested_at"]
+    # What was never looked at is due since it was created.
+    due = [] if paused else [next_tick or row["edited_at"] or row["created_at"]]
+    since = min([*due, *([] if requested is None else [requested])], default=None)
+    overdue = since is not None and since < now - row["grace"]
     try:
         words = recurrence_of(row).in_words()
     except ConfigurationError as error:
@@ -245,7 +252,7 @@ def _info(row: Mapping[str, Any]) -> ScheduleInfo:
         words=words,
         origin="added" if row["code"] is None else "edited" if is_edited(row) else "program",
         next_tick=next_tick,
-        late=now - next_tick if overdue else None,
+        late=now - since if overdue and since is not None else None,
     )
 
 

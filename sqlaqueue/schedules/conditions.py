@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.group import ScheduleGroup
 
 PAUSED = "paused"
 """The ``planned_for`` of a paused schedule, whose ticks are passed over until it is resumed."""
 
+
+BATCH = 100
+"""How many schedules are fired in one transaction, at most."""
 
 AHEAD = timedelta(days=1)
 """If the last tick is further in the future than this, the clock was wrong, and has been set back since."""
@@ -52,3 +57,24 @@ def is_known(group: ScheduleGroup, table: sa.FromClause) -> sa.ColumnElement[boo
 
 def _until(moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
     return sa.extract("epoch", moment - clock())
+
+
+def due(
+    group: ScheduleGroup,
+    columns: Sequence[sa.ColumnElement[Any]],
+    *,
+    failing: Collection[str],
+    only: Collection[str] | None = None,
+) -> AnySelect:
+    """Return a SELECT of the first schedules that are due and that this process can fire, the most urgent first.
+
+    :param failing: the names of schedules to leave out.
+    :param only: the names of the schedules to look at; None for all.
+    """
+    table = group.tables.schedules
+    found = sa.select(*columns).where(is_known(group, table), due_in(table) <= 0)
+    if failing:
+        found = found.where(table.c.name.not_in(sorted(failing)))
+    if only is not None:
+        found = found.where(table.c.name.in_(sorted(only)))
+    return found.order_by(table.c.next_tick.asc().nulls_first()).limit(BATCH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -23,6 +23,15 @@ class DueSchedule:
     due: DueTicks
     ticks: list[datetime]
     """The ticks to fire, with the one that was requested by "run now"."""
+    is_cut: bool = False
+    """Whether ticks are left that are due as well."""
+
+    def until(self, number: int) -> DueSchedule:
+        """Return what becomes of it if only the first ticks are fired now; the others stay due."""
+        due, following = self.due, self.ticks[number]
+        if following != self.row["run_requested_at"]:
+            due = due._replace(last=self.ticks[number - 1], next=following)
+        return replace(self, due=due, ticks=self.ticks[:number], is_cut=True)
 
     @property
     def name(self) -> str:
@@ -50,7 +59,7 @@ class DueSchedule:
     def left_request(self) -> datetime | None:
         """The time of a requested run that is still to come; None if it was fired now, or there is none."""
         requested: datetime | None = self.row["run_requested_at"]
-        return requested if requested is not None and requested > self.row["now"] else None
+        return requested if requested is not None and (self.is_cut or requested > self.row["now"]) else None
 
 
 def recurrence_of(row: Mapping[Any, Any]) -> Recurrence:
@@ -85,14 +94,18 @@ def _due(row: Mapping[Any, Any], recurrence: Recurrence) -> DueTicks:
         return due_ticks(recurrence, stored, now, **options)
     # Nothing is fired for the time before it was created, changed or resumed; nor, when the clock has gone back a
     # little, for a time that has passed before.
-    since = row["created_at"] if row["planned_for"] is None else _changed_at(row)
+    since = row["created_at"] if row["planned_for"] is None and row["edited_at"] is None else _changed_at(row)
     first = recurrence.after(max(since, last or since))
     due = DueTicks([], None, None, None) if first is None else due_ticks(recurrence, first, now, **options)
     if row["planned_for"] is None or stored is None or stored > min(since, now) or last != row["last_tick"]:
         return due
     # The former definition had a tick before the change, which was not fired yet.
     fires = now - stored <= row["grace"] or (row["catch_up"] > 0 and not due.fired)
-    return due._replace(fired=[stored, *due.fired] if fires else due.fired, last=due.last or stored)
+    return due._replace(
+        fired=[stored, *due.fired] if fires else due.fired,
+        last=due.last or stored,
+        missed=due.missed if fires else stored,
+    )
 
 
 def _last_tick(row: Mapping[Any, Any]) -> datetime | None:

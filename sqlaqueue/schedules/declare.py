@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.queue.backend import backend
@@ -39,8 +38,17 @@ class Declared(NamedTuple):
     """The schedules that were new, or were changed in the program since it had last started."""
     kept: list[str]
     """Those that the program has changed, but that were changed or added at run time as well, and so are kept."""
-    failed: list[str]
-    """Those that another transaction has locked or changed meanwhile; they are to be tried again."""
+    changed: list[str]
+    """Those that another transaction has changed meanwhile; they are to be read again."""
+
+
+class Declaration(NamedTuple):
+    """A schedule of the program that has to be written."""
+
+    name: str
+    statement: Any
+    keeps: bool
+    """Whether the stored definition is kept, since it was changed at run time."""
 
 
 def as_json(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -61,49 +69,53 @@ def is_edited(row: Mapping[Any, Any]) -> bool:
 
 
 def declare(session: Session, group: ScheduleGroup, *, reset: bool = False) -> Declared:
-    """Write those schedules of the program that differ from what a program last wrote, and commit each.
+    """Write those schedules of the program that differ from what a program last wrote, and commit.
 
     A schedule that was changed at run time is left as it is. None is deleted: it may belong to another program.
 
     :param reset: overwrite what was changed at run time as well.
     """
+    declared = Declared([], [], [])
+    found = declarations(session, group, reset=reset)
+    for each, written in zip(found, write_declarations(session, group, some=found), strict=True):
+        (declared.changed if not written else declared.kept if each.keeps else declared.written).append(each.name)
+    return declared
+
+
+def declarations(session: Session, group: ScheduleGroup, *, reset: bool = False) -> list[Declaration]:
+    """Return what :func:`declare` has to write, by name."""
     table = group.tables.schedules
     names = sa.any_(sa.bindparam(None, list(group.declared), backend().key_array(sa.Text())))
     columns = [table.c.name, table.c.code, *(table.c[name] for name in DEFINITION)]
     rows = session.execute(sa.select(*columns).where(table.c.name == names), bind_arguments=group.bind).mappings()
     stored = {row["name"]: row for row in rows}
     session.commit()
-    result = Declared([], [], [])
-    for name, schedule in sorted(group.declared.items()):
-        statement, outcome = _write(table, stored.get(name), schedule, result, reset=reset)
-        if statement is None:
-            continue
-        try:
-            # Another transaction has changed the row since it was read, or has locked it.
-            written = session.execute(statement.returning(table.c.name), bind_arguments=group.bind).all()
-            session.commit()
-        except OperationalError:
-            session.rollback()
-            written = []
-        (outcome if written else result.failed).append(name)
-    return result
+    found = (_declaration(table, stored.get(name), each, reset=reset) for name, each in sorted(group.declared.items()))
+    return [each for each in found if each is not None]
 
 
-def _write(
-    table: sa.Table, row: Mapping[Any, Any] | None, schedule: Schedule[Any], result: Declared, *, reset: bool
-) -> tuple[Any, list[str]]:
-    """Return the statement that writes a schedule, None if nothing is to be written, and the list for its name."""
-    columns = schedule.columns()
+def write_declarations(session: Session, group: ScheduleGroup, *, some: Sequence[Declaration]) -> list[bool]:
+    """Write schedules, and commit; return for each whether it was written, and not changed since it was read."""
+    name = group.tables.schedules.c.name
+    written = [bool(session.execute(each.statement.returning(name), bind_arguments=group.bind).all()) for each in some]
+    session.commit()
+    return written
+
+
+def _declaration(
+    table: sa.Table, row: Mapping[Any, Any] | None, schedule: Schedule[Any], *, reset: bool
+) -> Declaration | None:
+    columns, name = schedule.columns(), schedule.name
     wanted = as_json(columns)
-    values = {"name": schedule.name, **columns, "code": wanted}
+    values = {"name": name, **columns, "code": wanted}
     if row is None:
-        return backend().insert_or_ignore(table, values), result.written
+        return Declaration(name, backend().insert_or_ignore(table, values), keeps=False)
     edited = is_edited(row)
     if row["code"] == wanted and not (reset and edited):
-        return None, result.written
-    unchanged = [table.c[name].is_not_distinct_from(sa.literal(row[name], table.c[name].type)) for name in DEFINITION]
-    update = sa.update(table).where(table.c.name == schedule.name, *unchanged)
+        return None
+    unchanged = [table.c[each].is_not_distinct_from(sa.literal(row[each], table.c[each].type)) for each in DEFINITION]
+    update = sa.update(table).where(table.c.name == name, *unchanged)
     if edited and as_json(row) != wanted and not reset:
         # The new definition is stored beside the edited one, for a reset.
-        return update.values(code=wanted), result.kept
-    return update.values(values), result.written
+        return Declaration(name, update.values(code=wanted), keeps=True)
+    return Declaration(name, update.values(values), keeps=False)

@@ -80,7 +80,13 @@ class Schedule(Generic[T]):
         if not isinstance(given, str) or not given.strip() or "\0" in given:
             raise self._error("give it a name, a text that is not empty")
         interval = None if every is None else self._span(every, "every")
+        if cron is not None and not isinstance(given_cron := cron, str):
+            raise self._error(f"cron={given_cron!r}: give a text, such as '0 3 * * *'")
+        if not isinstance(given_skip := skip_unfinished, bool):
+            raise self._error(f"skip_unfinished={given_skip!r}: give True or False")
         self.cron, self.every, self.timezone = cron, interval, timezone
+        if not isinstance(values, Mapping):
+            raise self._error(f"values={values!r}: give a dict of attributes")
         try:
             Recurrence(cron, interval, timezone, datetime.now(UTC)).check()
             self.values = to_json(self.spec, self._mapper, values)
@@ -132,6 +138,10 @@ class Schedule(Generic[T]):
                 inspect.signature(self.model).bind(**values)
             except TypeError as error:
                 raise self._error(f"{error}; give values={{...}} for it, or make=") from None
+        columns = self._mapper.columns
+        empty = [name for name, value in self.values.items() if value is None and not columns[name].nullable]
+        if empty:
+            raise self._error(f"values={{{empty[0]!r}: None}}: {self.model.__name__}.{empty[0]} cannot be NULL")
         missing = [] if self.make is not None else missing_values(self.spec, self._mapper, values)
         if missing:
             names = ", ".join(f"{self.model.__name__}.{each}" for each in missing)
@@ -142,8 +152,17 @@ class Schedule(Generic[T]):
 
     def _factory(self, make: Any) -> str:
         """Return the name of the function, by which processes know whether they have it."""
+        wanted = f"give a function make(tick) that returns a new {self.model.__name__}"
         if not callable(make):
-            raise self._error(f"make={make!r}: give a function make(tick) that returns a new {self.model.__name__}")
+            raise self._error(f"make={make!r}: {wanted}")
+        if inspect.iscoroutinefunction(make):
+            raise self._error(f"make={make!r} is a coroutine function, which is not awaited; {wanted}")
+        try:
+            inspect.signature(make).bind(None)
+        except TypeError as error:
+            raise self._error(f"make={make!r} cannot be called with a tick: {error}; {wanted}") from None
+        except ValueError:
+            pass  # a built-in without a signature
         module = getattr(make, "__module__", None) or type(make).__module__
         return f"{module}:{getattr(make, '__qualname__', type(make).__qualname__)}"
 

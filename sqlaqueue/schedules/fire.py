@@ -18,18 +18,18 @@ from sqlalchemy.orm import Session
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.schedules.conditions import due_in, is_known, plan
+from sqlaqueue.schedules.conditions import BATCH, due, plan
 from sqlaqueue.schedules.decide import DueSchedule, decide
 from sqlaqueue.schedules.group import ScheduleGroup
 from sqlaqueue.schedules.scheduled_job import make_job
 from sqlaqueue.schedules.tables import in_utc
 from sqlaqueue.unique.enqueue import enqueue_in
 
-BATCH = 100
-"""How many schedules are fired in one transaction, at most."""
+_MOST_SECONDS, _MOST_JOBS = 1.0, 1000
+"""After so long, or with so many jobs, a transaction ends, and what else is due is fired by the next one."""
 
-_SLOW, _TOO_SLOW = 1.0, 20.0
-"""Seconds after which a function ``make`` is called alone from then on, and after which it has failed."""
+_TOO_SLOW = 20.0
+"""Seconds after which a function ``make`` has failed: the server would end the transaction soon."""
 
 
 class Fired(NamedTuple):
@@ -48,60 +48,55 @@ class Fired(NamedTuple):
 class Firing:
     """The result of one transaction."""
 
-    schedules: int = 0
-    """How many schedules were locked; fewer than :data:`BATCH` means that no more are due."""
+    locked: int = 0
+    """How many schedules were locked."""
+    more: bool = False
+    """Whether more may be due."""
+    moved: list[str] = field(default_factory=list)
+    """The schedules that have their next tick now."""
     fired: list[Fired] = field(default_factory=list)
     missed: list[tuple[str, datetime]] = field(default_factory=list)
     """Schedules of which ticks were passed over, with the first of these ticks."""
     failed: list[tuple[str, Exception]] = field(default_factory=list)
     """Schedules whose definition is wrong, or whose function has failed; they stay due."""
-    slow: set[str] = field(default_factory=set)
-    """Schedules whose function took so long that nothing was written: each is to be fired alone."""
 
 
 class TooSlowError(Exception):
     """A function ``make`` has taken too long for the schedules that are locked meanwhile."""
 
+    def __init__(self, schedule: str, seconds: float) -> None:
+        super().__init__(f"make= took {seconds:.0f} seconds; do what takes long in the handler")
+        self.schedule = schedule
+
 
 def fire(
-    session: Session,
-    group: ScheduleGroup,
-    *,
-    failing: Collection[str] = (),
-    only: Collection[str] | None = None,
-    alone: bool = False,
+    session: Session, group: ScheduleGroup, *, failing: Collection[str] = (), only: Collection[str] | None = None
 ) -> Firing:
-    """Fire the schedules that are due, up to :data:`BATCH` of them, and commit.
+    """Fire schedules that are due, and commit.
 
-    An error of the database undoes the whole transaction. What is wrong with one schedule does not concern the others.
+    These are up to :data:`BATCH` of them, fewer if ``make`` takes long or there are many jobs. A schedule whose
+    definition or function fails stays due. An error of the database undoes the whole transaction.
 
     :param failing: the names of schedules to leave out.
     :param only: the names of the schedules to look at.
-    :param alone: whether a function ``make`` may take long.
-    :raises TooSlowError: if one has taken very long nevertheless.
+    :raises TooSlowError: if a function has taken very long. The transaction is lost.
     """
     rows = _lock(session, group, failing, only)
-    firing = Firing(len(rows))
-    if not rows:
-        session.commit()
-        return firing
-    schedules = _decided(group, rows, firing)
-    _leave_out_fired(session, group, schedules)
-    unfinished = _unfinished(session, group, schedules)
-    made = _made(session, group, schedules, unfinished, firing, alone=alone)
-    if firing.slow:
-        # The server may have ended the connection meanwhile, so there is nothing to roll back.
-        session.invalidate()
-        return Firing(slow=firing.slow)
-    by_queue: dict[QueueSpec, list[_Made]] = {}
-    for each in made:
-        by_queue.setdefault(each.schedule.spec, []).append(each)
-    for spec, some in by_queue.items():
-        firing.fired += _enqueue(session, group, spec, some)
-    firing.missed += [
-        (each.schedule.name, each.schedule.due.missed) for each in made if each.schedule.due.missed is not None
-    ]
-    _move_on(session, group, [each.schedule for each in made], firing.fired)
+    firing = Firing(len(rows), more=len(rows) == BATCH)
+    if rows:
+        schedules = _decided(group, rows, firing)
+        _leave_out_fired(session, group, schedules)
+        unfinished = _unfinished(session, group, schedules)
+        made = _made(session, group, schedules, unfinished, firing)
+        by_queue: dict[QueueSpec, list[_Made]] = {}
+        for each in made:
+            by_queue.setdefault(each.schedule.spec, []).append(each)
+        for spec, some in by_queue.items():
+            firing.fired += _enqueue(session, group, spec, some)
+        done = [each.schedule for each in made]
+        firing.missed += [(each.name, each.due.missed) for each in done if each.due.missed is not None]
+        firing.moved += [each.name for each in done]
+        _move_on(session, group, done, firing.fired)
     session.commit()
     return firing
 
@@ -110,14 +105,8 @@ def _lock(
     session: Session, group: ScheduleGroup, failing: Collection[str], only: Collection[str] | None
 ) -> Sequence[Any]:
     table = group.tables.schedules
-    columns = (table, plan(table).label("plan"), clock().label("now"))
-    due = sa.select(*columns).where(is_known(group, table), due_in(table) <= 0)
-    if failing:
-        due = due.where(table.c.name.not_in(sorted(failing)))
-    if only is not None:
-        due = due.where(table.c.name.in_(sorted(only)))
-    due = due.order_by(table.c.next_tick.asc().nulls_first()).limit(BATCH)
-    locked = due.with_for_update(skip_locked=True, key_share=True)
+    columns = [*table.c, plan(table).label("plan"), clock().label("now")]
+    locked = due(group, columns, failing=failing, only=only).with_for_update(skip_locked=True, key_share=True)
     return [in_utc(row) for row in session.execute(locked, bind_arguments=group.bind).mappings()]
 
 
@@ -145,27 +134,35 @@ def _made(
     schedules: Sequence[DueSchedule],
     unfinished: Collection[str],
     firing: Firing,
-    *,
-    alone: bool,
 ) -> list[_Made]:
-    """Make the jobs. A function that takes long ends the transaction: it holds up the other schedules."""
+    """Make the jobs, until the transaction has taken long enough or has many jobs."""
     made: list[_Made] = []
+    began, number = time.monotonic(), 0
     for each in schedules:
-        count = (0 if each.name in unfinished else 1) if each.row["skip_unfinished"] else len(each.ticks)
-        began = time.monotonic()
+        one_at_a_time = 0 if each.name in unfinished else 1
+        count = min(len(each.ticks), one_at_a_time) if each.row["skip_unfinished"] else len(each.ticks)
+        jobs: list[tuple[datetime, Any]] = []
+        longest = 0.0
         try:
-            jobs = [(tick, make_job(each, tick, group.factories)) for tick in each.ticks[:count]]
+            for tick in each.ticks[:count]:
+                called = time.monotonic()
+                if number + len(jobs) >= _MOST_JOBS or called - began > _MOST_SECONDS:
+                    break
+                jobs.append((tick, make_job(each, tick, group.factories)))
+                longest = max(longest, time.monotonic() - called)
         except Exception as error:  # noqa: BLE001 - the function is the program's, and the other schedules are right
             firing.failed.append((each.name, error))
             continue
-        took = time.monotonic() - began
-        if took > _TOO_SLOW and alone:
+        if longest > _TOO_SLOW:
+            # The server may have ended the connection meanwhile, so there is nothing to roll back.
             session.invalidate()
-            msg = f"make= took {took:.0f} seconds; do what takes long in the handler"
-            raise TooSlowError(msg)
-        if took > _SLOW and not alone:
-            firing.slow.add(each.name)
-            return made
+            raise TooSlowError(each.name, longest)
+        number += len(jobs)
+        if len(jobs) < count:
+            firing.more = True
+            if jobs:
+                made.append(_Made(each.until(len(jobs)), jobs, []))
+            break
         made.append(_Made(each, jobs, each.ticks[count:]))
     return made
 

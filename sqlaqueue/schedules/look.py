@@ -11,8 +11,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.notify_payloads import Heartbeat
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import clock
-from sqlaqueue.schedules.conditions import due_in, is_known
-from sqlaqueue.schedules.fire import BATCH
+from sqlaqueue.schedules.conditions import due, due_in, is_known
 from sqlaqueue.schedules.group import ScheduleGroup
 
 
@@ -36,11 +35,7 @@ def due_names(session: Session, group: ScheduleGroup, *, failing: Collection[str
     :param failing: those to leave out.
     """
     table = group.tables.schedules
-    due = sa.select(table.c.name, table.c.queue).where(is_known(group, table), due_in(table) <= 0)
-    if failing:
-        due = due.where(table.c.name.not_in(sorted(failing)))
-    due = due.order_by(table.c.next_tick.asc().nulls_first()).limit(BATCH)
-    rows: Any = session.execute(due, bind_arguments=group.bind)
+    rows: Any = session.execute(due(group, [table.c.name, table.c.queue], failing=failing), bind_arguments=group.bind)
     return [(name, queue) for name, queue in rows]
 
 

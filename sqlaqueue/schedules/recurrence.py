@@ -97,7 +97,7 @@ class Recurrence:
         """Return the recurrence in words."""
         if self.every is not None:
             return f"every {duration_text(self.every.total_seconds())}"
-        words: str = _cronsim().CronSim(self._expression, datetime.now(UTC)).explain()
+        words: str = self._parsed(self._expression, datetime.now(zone(self.timezone))).explain()
         return f"{words[:1].lower()}{words[1:]}, {self.timezone}"
 
     def rules(self) -> str | None:
@@ -108,6 +108,15 @@ class Recurrence:
     def _expression(self) -> str:
         cron = (self.cron or "").strip()
         return _ALIASES.get(cron.lower(), cron)
+
+    def _parsed(self, expression: str, moment: datetime) -> Any:
+        library = _cronsim()
+        try:
+            return library.CronSim(expression, moment)
+        except library.CronSimError as error:
+            reason = str(error)
+            msg = f"cron={self.cron!r}: {reason[:1].lower()}{reason[1:]}; write it as minute hour day month weekday"
+            raise ConfigurationError(msg) from None
 
     def _between(self, start: datetime, until: datetime) -> Iterator[datetime]:
         for tick in self._ticks(start):
@@ -123,15 +132,9 @@ class Recurrence:
                 yield tick
                 tick += self.every
         local, fields = zone(self.timezone), self._expression.split()
-        library = _cronsim()
         # With a fixed second, the library applies no rules for the days when the clock changes.
         second = int(fields.pop(0)) if len(fields) == _WITH_SECONDS and fields[0] in _SECONDS else 0
-        try:
-            ticks = library.CronSim(" ".join(fields), (after - _FIRST_SPAN).astimezone(local))
-        except library.CronSimError as error:
-            reason = str(error)
-            msg = f"cron={self.cron!r}: {reason[:1].lower()}{reason[1:]}; write it as minute hour day month weekday"
-            raise ConfigurationError(msg) from None
+        ticks = self._parsed(" ".join(fields), (after - _FIRST_SPAN).astimezone(local))
         # In an hour that the clock repeats, the library may return a time of the first pass during the second one.
         for tick in ticks:
             moment = tick.astimezone(UTC) + timedelta(seconds=second)

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.schedules.declare import declare
 from sqlaqueue.schedules.definition import Schedule
-from sqlaqueue.schedules.fire import BATCH, fire
+from sqlaqueue.schedules.fire import fire
 from sqlaqueue.schedules.group import ScheduleGroup, schedule_groups
 from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.in_transaction.joined_sessions import joined_session, resolve_session
@@ -44,9 +44,9 @@ def _fire(session: Session, group: ScheduleGroup) -> list[tuple[Any, type[Any], 
     declare(session, group)
     found: list[tuple[Any, type[Any], Any]] = []
     while True:
-        firing = fire(session, group, alone=True)
+        firing = fire(session, group)
         for _, error in firing.failed:
             raise error
         found += [(each.tick, type(each.job), each.key) for each in firing.fired if each.key is not None]
-        if firing.schedules < BATCH:
+        if not firing.more:
             return found

@@ -198,6 +198,10 @@ def test_a_process_without_tables_or_url_ends(shop: Shop) -> None:
     result = shop.invoke("scheduler", f"{APP}:nightly")
     assert result.exit_code == 3
     assert "the table sqlaqueue_schedule" in result.stderr
+    nowhere = "postgresql+psycopg://nobody@localhost:1/nowhere"
+    result = shop.invoke("scheduler", f"{APP}:nightly", "--url", nowhere)
+    assert result.exit_code == 3
+    assert "the database does not answer" in result.stderr
     result = shop.invoke("scheduler", f"{APP}:nightly", SQLAQUEUE_URL=None)
     assert (result.exit_code, "the database is missing" in result.stderr) == (2, True)
 

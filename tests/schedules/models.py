@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlaqueue import QueueConfig, QueueMixin, Schedule
 from sqlaqueue.queue.backend import SCHEDULE, TICK
 from sqlaqueue.schedules.declare import declare
-from sqlaqueue.schedules.fire import BATCH, Fired, fire
+from sqlaqueue.schedules.fire import Fired, fire
 from sqlaqueue.schedules.group import schedule_groups
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 
@@ -66,8 +66,8 @@ def start(engine: sa.Engine, schedules: Sequence[Any], *, reset: bool = False) -
     """Do what a process does when it starts with schedules of one MetaData; return what was written and kept."""
     [group] = schedule_groups(schedules, "the test")
     with Session(engine) as session:
-        written, kept, failed = declare(session, group, reset=reset)
-    assert not failed
+        written, kept, changed = declare(session, group, reset=reset)
+    assert not changed
     return written, kept
 
 
@@ -79,7 +79,9 @@ def fire_due(engine: sa.Engine, schedules: Sequence[Any], **options: Any) -> lis
         with Session(engine, expire_on_commit=False) as session:
             firing = fire(session, group, **options)
         fired += firing.fired
-        if firing.schedules < BATCH:
+        for _, error in firing.failed:
+            raise error
+        if not firing.more:
             return fired
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from sqlaqueue import admin
+from sqlaqueue.exc import StatementError
+from sqlaqueue.schedules.fire import fire
 from sqlaqueue.schedules.group import schedule_groups
 from sqlaqueue.schedules.upkeep import delete_old_ticks
 from tests.schedules.models import (
@@ -202,3 +207,53 @@ def test_a_job_may_run_for_longer_than_its_tick_is_kept(engine: sa.Engine) -> No
         assert delete_old_ticks(session, group) == 51
     assert first.tick not in dict(ticks_in(engine))
     assert [fired.key for fired in fire_due(engine, schedules)] == [None]
+
+
+def test_a_schedule_that_was_wrong_from_the_beginning(engine: sa.Engine) -> None:
+    report = make_report()
+    [group] = schedule_groups([hourly(report)], "x")
+    create(engine, report)
+    execute(
+        engine,
+        "INSERT INTO sqlaqueue_schedule (name, queue, cron, catch_up, values) "
+        """VALUES ('wrong', 'report', '61 * * * *', 1000, '{"kind": "x"}')""",
+    )
+    with Session(engine) as session:
+        assert [name for name, _ in fire(session, group).failed] == ["wrong"]
+        info = admin.schedule(session, report, "wrong")
+        assert info.words.startswith("cron='61 * * * *': bad minute")
+        assert [each.name for each in admin.schedules(session, report)] == ["wrong"]
+    pass_time(engine, 2 * HOUR)
+    with Session(engine) as session:
+        assert admin.schedule(session, report, "wrong").late is not None
+        admin.edit_schedule(session, report, "wrong", cron="* * * * *")
+    assert fire_due(engine, [report]) == []
+
+
+admin_schedules = sys.modules["sqlaqueue.admin.schedules"]
+"""The module; the package has a function of the same name."""
+
+
+def test_an_edit_writes_what_it_changes(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = make_report()
+    schedules = [hourly(report, "x", every=None, cron="@daily", timezone="Europe/Berlin")]
+    create(engine, report)
+    start(engine, schedules)
+    read = admin_schedules._row
+
+    def read_and_edit(*arguments: Any) -> Any:
+        row = read(*arguments)
+        execute(engine, "UPDATE sqlaqueue_schedule SET grace = '5 min'")
+        return row
+
+    monkeypatch.setattr(admin_schedules, "_row", read_and_edit)
+    with Session(engine) as session:
+        admin.edit_schedule(session, report, "x", jitter=5)
+        admin.edit_schedule(session, report, "x", every=60)
+        with pytest.raises(StatementError, match="what can be changed is cron"):
+            admin.edit_schedule(session, report, "x", name="y")
+        with pytest.raises(StatementError, match=r"edit_schedule\(without changes\)"):
+            admin.edit_schedule(session, report, "x")
+    row = stored(engine, "x")
+    assert (row["grace"], row["jitter"], row["every"]) == (5 * MINUTE, timedelta(seconds=5), MINUTE)
+    assert (row["cron"], row["timezone"]) == (None, "Europe/Berlin")

@@ -115,6 +115,12 @@ def test_a_queue_class_declares_them_as_well() -> None:
         ({"every": 5, "values": {"ratio": float("nan")}}, "nan cannot be stored"),
         ({"every": 5, "values": {"data": {1: 2}}}, "cannot be stored as JSON"),
         ({"every": 5, "make": 5}, "make=5: give a function make(tick)"),
+        ({"every": 5, "make": lambda: None}, "cannot be called with a tick: too many positional arguments"),
+        ({"every": 5, "make": lambda tick, other: None}, "cannot be called with a tick: missing a required argument"),
+        ({"cron": 5}, "cron=5: give a text, such as '0 3 * * *'"),
+        ({"every": 5, "skip_unfinished": "yes"}, "skip_unfinished='yes': give True or False"),
+        ({"every": 5, "values": {"kind": None}}, "values={'kind': None}: Export.kind cannot be NULL"),
+        ({"every": 5, "values": [1]}, "values=[1]: give a dict of attributes"),
         ({"every": 5, "values": {"kind": "a\0b"}}, "cannot be stored as JSON"),
         ({"every": 5, "values": {"kind": "\ud800"}}, "cannot be stored as JSON"),
         ({"every": 5, "values": {"kind": "x", "ratio": 1e23}}, "1e+23 cannot be stored as JSON"),
@@ -133,6 +139,13 @@ def test_wrong_arguments_are_refused_in_one_line(options: dict[str, Any], text: 
     assert str(raised.value).startswith("Schedule('nightly', Export): ")
     assert text in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+def test_a_coroutine_function_is_refused() -> None:
+    async def make(tick: Any) -> Any: ...
+
+    with pytest.raises(ConfigurationError, match="is a coroutine function, which is not awaited"):
+        Schedule("x", Export, every=5, make=make)
 
 
 @pytest.mark.parametrize("name", ["", " ", 5, "a\0b"])

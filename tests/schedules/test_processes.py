@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, AsyncScheduler, Consumer, Schedule, Scheduler, admin
-from sqlaqueue.consumer.schedules import fire_schedules, firing_process
+from sqlaqueue.consumer.schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import POLL_INTERVAL, FiringProcess, GroupState
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.notify_payloads import Heartbeat, Signal
@@ -282,17 +282,15 @@ def test_a_thousand_schedules_cost_a_handful_of_statements(
     counted, sleeps = sa.create_engine(shared.url()), []
     statements: list[str] = []
     sa.event.listen(counted, "before_cursor_execute", lambda c, cursor, text, *_: statements.append(text))
-    turn = fire_schedules._turn
+    wait = fire_schedules._wait
 
-    def remember(process: FiringProcess) -> Any:
-        pause = yield from turn(process)
-        sleeps.append((pause, len(statements)))
-        return pause
+    def remember(process: FiringProcess, seconds: float) -> Any:
+        sleeps.append(process.states[0].look_at - time.monotonic())
+        yield from wait(process, seconds)
 
-    monkeypatch.setattr(fire_schedules, "_turn", remember)
-    monkeypatch.setattr(firing_process, "POLL_INTERVAL", 0.2)
+    monkeypatch.setattr(fire_schedules, "_wait", remember)
     with Scheduler(sessionmaker(counted), schedules):
-        wait_until(lambda: any(pause > 20 for pause, _ in sleeps))
+        wait_until(lambda: any(pause > 20 for pause in sleeps))
         first = len(statements)
         # One look each half minute, while the notification of the last one has arrived.
         for number in range(3):
@@ -311,26 +309,29 @@ def test_a_process_trusts_notifications_that_it_has_received(monkeypatch: pytest
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     [group] = schedule_groups([hourly(make_report())], "x")
     state = GroupState(group, lambda: woken.append(1))
-    assert state.begin_look() == state.id
+    first = state.begin_look()
+    assert first is not None
     assert not state.hears
     now[0] += POLL_INTERVAL
-    assert state.begin_look() == state.id
-    state.receive(Heartbeat("other"))
+    second = state.begin_look()
+    assert second not in {None, first}
+    # One of another process, and one that is late.
+    state.receive(Heartbeat("other.1"))
+    state.receive(Heartbeat(first))
     assert not state.hears
-    now[0] += 0.1
-    state.receive(Heartbeat(state.id))
+    state.receive(Heartbeat(str(second)))
     assert state.hears
+    assert state.longest_sleep() > POLL_INTERVAL
     now[0] += 10
     assert state.begin_look() is None
     now[0] += 15
-    assert state.begin_look() == state.id
-    assert state.hears
-    now[0] += POLL_INTERVAL + 0.1
+    assert state.begin_look() is not None
     assert not state.hears
-    state.receive(Heartbeat(state.id))
+    assert state.longest_sleep() == POLL_INTERVAL
+    assert woken == []
     state.listening_lost()
-    assert not state.hears
     assert woken == [1]
+    assert state.woken
 
 
 @pytest.mark.once
@@ -354,7 +355,7 @@ def test_what_fails_is_tried_later_and_later(monkeypatch: pytest.MonkeyPatch) ->
     state.receive(Signal.POLL)
     state.begin_look()
     assert state.until_retry() == 1
-    state.fired("x")
+    state.moved("x")
     assert state.until_retry() == float("inf")
     assert state.failed("x", "yes")
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import click
 import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.cli.processes.process_settings import configure_logging
-from sqlaqueue.cli.shared.database import engine_for, parse_url
+from sqlaqueue.cli.shared.database import Database, engine_for, parse_url
 from sqlaqueue.cli.shared.errors import InputError, command_errors
 from sqlaqueue.cli.shared.options import targets_argument, url_option
 from sqlaqueue.cli.shared.targets import load
+from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.scheduler import Scheduler, SchedulerBase
 
 
@@ -52,7 +53,11 @@ def scheduler(targets: Sequence[str], url: str | None, *, reset: bool, log_level
         with command_errors():
             made = _scheduler(engine, listed, reset=reset)
     configure_logging(log_level)
-    with command_errors():
+    spec = made.groups[0].spec
+    with command_errors(spec):
+        with Database(made.session_factory) as database:
+            # A database that never answers is most likely a wrong URL. One that stops answering later is waited for.
+            database.run(_connect, spec)
         try:
             if isinstance(made, Scheduler):
                 made.run()
@@ -78,3 +83,7 @@ async def _run(scheduler: Any, engine: Any) -> None:
     if engine is not None:
         # Its connections cannot be closed after their event loop.
         await engine.dispose()
+
+
+def _connect(session: Session, spec: QueueSpec) -> None:
+    session.connection(bind_arguments={"mapper": spec.mapper})

@@ -185,7 +185,11 @@ for changing in (
 
 
 def _one(target: str) -> Target:
-    return load_schedule_targets([target])[0]
+    found = load_schedule_targets([target])
+    if len(found) > 1:
+        names = ", ".join(each.model.__name__ for each in found)
+        raise InputError(f"{target}: its schedules are in several tables; name one of the queue classes: {names}")
+    return found[0]
 
 
 def _run(target: Target, url: str | None, operation: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

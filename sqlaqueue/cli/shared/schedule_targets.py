@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sqlaqueue.cli.shared.errors import command_errors
 from sqlaqueue.cli.shared.targets import Target, load, load_targets
 from sqlaqueue.scheduler import SchedulerBase
 from sqlaqueue.schedules.definition import Schedule
+from sqlaqueue.schedules.group import schedule_groups
 
 
 def load_schedule_targets(texts: Sequence[str]) -> list[Target]:
@@ -27,6 +29,7 @@ def _targets(text: str) -> list[Target]:
     if isinstance(found, SchedulerBase):
         return [Target(text, group.spec.model, scheduler=found) for group in found.groups]
     listed: list[Any] = list(found) if isinstance(found, list | tuple) else [found]
-    if listed and all(isinstance(each, Schedule) for each in listed):
-        return [Target(text, each.model) for each in listed]
+    if any(isinstance(each, Schedule) for each in listed):
+        with command_errors():
+            return [Target(text, group.spec.model) for group in schedule_groups(listed, text)]
     return load_targets([text])

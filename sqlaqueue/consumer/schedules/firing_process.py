@@ -55,32 +55,39 @@ class GroupState:
         self.id = uuid.uuid4().hex
         self.declared = False
         """Whether all schedules of the program have been written, or were kept."""
-        self.slow: set[str] = set()
-        """Schedules whose function takes long; each is fired alone."""
+        self.started = False
+        """Whether the database has been checked."""
+        self.look_at = 0.0
+        """When the next look is due, on a monotonic clock."""
+        self.polls = False
+        """Whether the next look is only due because no notification has proven yet that they arrive."""
+        self.intervals = Intervals(POLL_INTERVAL)
         self.reported: set[str] = set()
         """The schedules that were reported as unknown."""
         self.clean_up_at = time.monotonic() + CLEAN_UP * random.random()  # noqa: S311 - no secret depends on it
         self._failures: dict[str, _Failure] = {}
         self._logged: dict[str, str] = {}
         self._locked = _FIRST_LOCKED
+        self._sent, self._received = 0, -1
+        """The numbers of the last notification to itself that was sent, and of the last one that was received."""
         self._sent_at: float | None = None
-        self._proven_at: float | None = None
-        """When the last notification of its own was received."""
-        self._changed = False
+        self.woken = False
+        """Whether a schedule may have been changed since the last look."""
 
     # -- a subscriber ----------------------------------------------------------------------------------------------
 
     def receive(self, payload: Payload) -> None:
         """Wake up when a schedule was changed."""
         if payload == Signal.POLL:
-            self._changed = True
+            self.woken = True
             self._wake()
-        elif isinstance(payload, Heartbeat) and payload.consumer == self.id:
-            self._proven_at = time.monotonic()
+        elif isinstance(payload, Heartbeat) and payload.consumer.startswith(self.id):
+            self._received = int(payload.consumer.rpartition(".")[2])
 
     def listening_lost(self) -> None:
         """Look at the schedules, as a notification may have been missed."""
-        self._proven_at = self._sent_at = None
+        self._received, self._sent_at = -1, None
+        self.woken = True
         self._wake()
 
     def until_overdue(self) -> float:
@@ -93,27 +100,30 @@ class GroupState:
     # -- notifications ---------------------------------------------------------------------------------------------
 
     def begin_look(self) -> str | None:
-        """Return the id to notify this process by, if it is time to check that notifications arrive."""
+        """Return what to notify this process by, if it is time to check that notifications arrive."""
         now = time.monotonic()
-        if self._changed:
-            self._changed = False
+        if self.woken:
+            self.woken = False
             for failure in self._failures.values():
                 failure.retry_at = min(failure.retry_at, failure.failed_at + _AFTER_CHANGE)
         if self._sent_at is not None and now - self._sent_at < (_PROOF_INTERVAL if self.hears else POLL_INTERVAL):
             return None
-        self._sent_at = now
-        return self.id
+        self._sent, self._sent_at = self._sent + 1, now
+        return f"{self.id}.{self._sent}"
 
     @property
     def hears(self) -> bool:
-        """Whether notifications arrive: the last one that it has sent was received, or is under way."""
-        if self._proven_at is None or self._sent_at is None:
-            return False
-        return self._proven_at >= self._sent_at or time.monotonic() - self._sent_at < POLL_INTERVAL
+        """Whether notifications arrive: the last one that it has sent to itself was received."""
+        return self._received == self._sent
 
     def longest_sleep(self) -> float:
         """Return the seconds until the next look at the latest."""
         return LONGEST_SLEEP if self.hears else POLL_INTERVAL
+
+    def extend_sleep(self) -> None:
+        """Look later if notifications arrive by now."""
+        if self.polls and self.hears:
+            self.look_at += LONGEST_SLEEP - POLL_INTERVAL
 
     # -- failures --------------------------------------------------------------------------------------------------
 
@@ -133,8 +143,8 @@ class GroupState:
         self._logged[name] = text
         return is_new
 
-    def fired(self, name: str) -> None:
-        """Record that a schedule was fired."""
+    def moved(self, name: str) -> None:
+        """Record that a schedule was fired, or planned anew."""
         self._failures.pop(name, None)
         self._logged.pop(name, None)
 
@@ -169,7 +179,6 @@ class FiringProcess:
     ) -> None:
         self.states = [GroupState(group, wake) for group in groups]
         self.listen, self.reset = listen, reset
-        self.intervals = Intervals(POLL_INTERVAL)
         self.stopping = False
         self._wake = wake
 

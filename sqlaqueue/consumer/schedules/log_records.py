@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlaqueue.consumer.schedules.firing_process import GroupState
 from sqlaqueue.log import fields, logger
-from sqlaqueue.schedules.declare import Declared
+from sqlaqueue.schedules.declare import Declaration
 from sqlaqueue.schedules.fire import Firing
 from sqlaqueue.schedules.upkeep import Moved
 
@@ -15,23 +15,21 @@ _LONGEST_ERROR = 2000
 
 def log_error(error: Exception) -> None:
     """Log an error of the database; the process tries again."""
-    kind = type(error).__name__
-    logger.warning("schedules: %s: %s", kind, error, extra=fields("schedules_error", error_kind=kind))
+    extra = fields("schedules_error", error_kind=type(error).__name__)
+    logger.warning("schedules: %s", failure_text(error), extra=extra)
 
 
-def log_declared(declared: Declared) -> None:
-    """Log which definitions of the program were written, and which were kept as they are."""
-    for name in declared.written:
-        logger.info("schedule %r: written into the database", name, extra=fields("schedule_written", schedule=name))
-    for name in declared.failed:
-        text = "schedule %r: it could not be written into the database yet, as another transaction changes it"
-        logger.debug(text, name, extra=fields("schedule_locked", schedule=name))
-    for name in declared.kept:
-        text = (
-            "schedule %r: the program has changed it, but it was changed at run time as well, which is kept; "
-            "`sqlaqueue schedules reset` replaces it"
-        )
-        logger.warning(text, name, extra=fields("schedule_kept", schedule=name))
+def log_declared(declared: Declaration) -> None:
+    """Log a definition of the program that was written, or was kept as it is."""
+    if not declared.keeps:
+        text = "schedule %r: written into the database"
+        logger.info(text, declared.name, extra=fields("schedule_written", schedule=declared.name))
+        return
+    text = (
+        "schedule %r: the program has changed it, but it was changed at run time as well, which is kept; "
+        "`sqlaqueue schedules reset` replaces it"
+    )
+    logger.warning(text, declared.name, extra=fields("schedule_kept", schedule=declared.name))
 
 
 def log_moved(moved: Moved) -> None:
@@ -74,8 +72,10 @@ def log_failure(name: str, error: BaseException, text: str) -> None:
 
 
 def failure_text(error: BaseException) -> str:
-    """Return an error as a text that the server can store, without statements and their values."""
+    """Return the first line of an error as a text that the server can store, without the statement and its values."""
     shown = getattr(error, "orig", None) or error
-    first_line = str(shown).strip().partition("\n")[0]
-    text = f"{type(shown).__name__}: {first_line}".replace("\0", "")
-    return text.encode(errors="replace").decode()[:_LONGEST_ERROR]
+    try:
+        line = str(shown).strip().partition("\n")[0]
+    except Exception:  # noqa: BLE001 - it has to be recorded all the same
+        line = "its text could not be made"
+    return f"{type(shown).__name__}: {line}".replace("\0", "").encode(errors="replace").decode()[:_LONGEST_ERROR]

@@ -81,8 +81,9 @@ def check_pool(pool: Pool, consumer: PoolUser, who: str) -> None:
     needed, limit = consumer.connections, pool_limit(pool)
     if limit is not None and limit < needed:
         msg = (
-            f"{who} needs {needed} connections, one per handler and one for its maintenance, and the engine's pool "
-            f"allows {limit}; use create_engine(..., pool_size={needed}) or lower concurrency"
+            f"{who} needs {needed} connections, one per handler, one for its maintenance and, with schedules=, one for "
+            f"them, and the engine's pool allows {limit}; use create_engine(..., pool_size={needed}) or lower "
+            "concurrency"
         )
         raise ConfigurationError(msg)
 

@@ -38,6 +38,7 @@ class AsyncScheduler(SchedulerBase):
         await self._serve(*self._start(), signals=self.handles_signals)
 
     def _start(self) -> tuple[FiringProcess, asyncio.Event, list[Subscription]]:
+        self._check_not_running()
         woken, subscriptions, loop = asyncio.Event(), list[Subscription](), asyncio.get_running_loop()
 
         def listen(engine: sa.Engine, state: GroupState) -> None:

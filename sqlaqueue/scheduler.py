@@ -78,10 +78,12 @@ class SchedulerBase:
         number = sum(len(group.declared) for group in self.groups)
         return f"<{type(self).__name__} of {number} schedules>"
 
-    def _begin(self, wake: Callable[[], object], listen: Callable[[sa.Engine, GroupState], object]) -> FiringProcess:
+    def _check_not_running(self) -> None:
         if self._process is not None:
             msg = f"{self!r} is running already"
             raise ConfigurationError(msg)
+
+    def _begin(self, wake: Callable[[], object], listen: Callable[[sa.Engine, GroupState], object]) -> FiringProcess:
         process = FiringProcess(self.groups, wake, listen, reset=self.reset)
         self._process = process
         return process
@@ -134,6 +136,7 @@ class Scheduler(SchedulerBase):
         self._serve(*self._start(), signals=self.handles_signals)
 
     def _start(self) -> tuple[FiringProcess, Waker, list[Subscription]]:
+        self._check_not_running()
         woken, subscriptions = Waker(), list[Subscription]()
 
         def listen(engine: sa.Engine, state: GroupState) -> None:

@@ -89,15 +89,15 @@ def _due(row: Mapping[Any, Any], recurrence: Recurrence) -> DueTicks:
     """Return what to do about the ticks of a schedule: from the stored one on, or from new ones if it was changed."""
     now, stored, last = row["now"], row["next_tick"], _last_tick(row)
     options = {"grace": row["grace"], "catch_up": row["catch_up"]}
-    unchanged = row["planned_for"] == row["plan"] and stored is not None and last == row["last_tick"]
-    if unchanged:
+    clock_was_wrong = last != row["last_tick"]
+    if stored is not None and row["planned_for"] == row["plan"] and not clock_was_wrong:
         return due_ticks(recurrence, stored, now, **options)
     # Nothing is fired for the time before it was created, changed or resumed; nor, when the clock has gone back a
     # little, for a time that has passed before.
     since = row["created_at"] if row["planned_for"] is None and row["edited_at"] is None else _changed_at(row)
     first = recurrence.after(max(since, last or since))
     due = DueTicks([], None, None, None) if first is None else due_ticks(recurrence, first, now, **options)
-    if row["planned_for"] is None or stored is None or stored > min(since, now) or last != row["last_tick"]:
+    if stored is None or row["planned_for"] is None or clock_was_wrong or stored > min(since, now):
         return due
     # The former definition had a tick before the change, which was not fired yet.
     fires = now - stored <= row["grace"] or (row["catch_up"] > 0 and not due.fired)
@@ -118,5 +118,7 @@ def _changed_at(row: Mapping[Any, Any]) -> datetime:
     """Return when a schedule was changed, which a trigger records; without it, now."""
     now: datetime = row["now"]
     edited, planned = row["edited_at"], row["planned_at"]
-    known = edited is not None and (planned is None or edited > planned)
-    return min(edited, now) if known else now
+    if edited is None or (planned is not None and edited <= planned):
+        return now
+    changed: datetime = edited
+    return min(changed, now)

@@ -56,6 +56,6 @@ def look(session: Session, group: ScheduleGroup, *, failing: Collection[str] = (
     ]
     if notify is not None:
         columns.append(backend().side_tables.schedule_notification(Heartbeat(notify)))
-    soonest, unknown, *_ = session.execute(sa.select(*columns), bind_arguments=group.bind).one()
+    row: Any = session.execute(sa.select(*columns), bind_arguments=group.bind).one()
     session.commit()
-    return Look(None if soonest is None else float(soonest), sorted(unknown or ()))
+    return Look(None if row[0] is None else float(row[0]), sorted(row[1] or ()))

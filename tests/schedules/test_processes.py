@@ -60,9 +60,11 @@ def running(kind: str, url: str, model: Any, schedules: list[Any], driver: str =
         process: Any = Scheduler(sessions, schedules)
         if kind == "consumer":
             process = Consumer(model, lambda session, job: None, sessions, schedules=schedules)
-        with process:
-            yield
-        engine.dispose()
+        try:
+            with process:
+                yield
+        finally:
+            engine.dispose()
         return
     stop, failed = threading.Event(), []
 
@@ -74,10 +76,12 @@ def running(kind: str, url: str, model: Any, schedules: list[Any], driver: str =
         process: Any = AsyncScheduler(sessions, schedules)
         if kind == "async consumer":
             process = AsyncConsumer(model, handle, sessions, schedules=schedules)
-        async with process:
-            while not stop.is_set():
-                await asyncio.sleep(0.02)
-        await engine.dispose()
+        try:
+            async with process:
+                while not stop.is_set():
+                    await asyncio.sleep(0.02)
+        finally:
+            await engine.dispose()
 
     def run() -> None:
         try:

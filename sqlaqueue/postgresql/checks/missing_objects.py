@@ -67,7 +67,8 @@ def _refuse(missing: Sequence[str], needed_by: str) -> None:
     if missing:
         msg = (
             f"the database lacks what {needed_by} needs: {', '.join(missing)}; {UPDATE_COMMAND} makes it, where env.py "
-            "has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet"
+            "has the plug-in sqlaqueue.alembic; metadata.create_all(engine) makes tables that are not there yet, once "
+            "the classes and Schedules are defined"
         )
         raise DatabaseNotReadyError(msg)
 

@@ -160,6 +160,9 @@ class Ordeal:
         failed = self.database.connection.execute("SELECT name, last_error FROM sqlaqueue_schedule").fetchall()
         assert not [row for row in failed if row[1] is not None], failed
         self.database.pause_all()
+        # A consumer that looked for the jobs of killed ones while the clock was set back may not look again, but each
+        # looks when it starts.
+        self.processes.start("consumer")
         self.wait(lambda: self.database.unfinished() == 0, "jobs are unfinished")
         self.processes.check()
         self.processes.end()

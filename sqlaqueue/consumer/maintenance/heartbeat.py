@@ -44,8 +44,6 @@ def heartbeat(maintenance: Maintenance, now: float) -> Routine:
     beat = Heartbeat(context.id, peers.listening, running, waiting, expires_in=3 * pause, notify=notify)
     others, moment = yield ExecuteInOwnSession(send_heartbeat, (context, beat))
     context.polls.heartbeat_sent(others, moment - time.monotonic())
-    # Quarantined jobs that were not due when they were looked for, as the clock of the database was set back.
-    context.quarantine.may_wait = True
 
 
 # -- operations ------------------------------------------------------------------------------------------------

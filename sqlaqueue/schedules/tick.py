@@ -39,7 +39,8 @@ def tick_of(session: Session | scoped_session[Any], job: Any) -> Tick | None:
     """
     check_session(session, "tick_of", is_async=False)
     spec = spec_of(type(job) if isinstance(job, QueueMixin) else job)
-    key = sa.inspect(job).identity
+    state: Any = sa.inspect(job)
+    key = state.identity
     if key is None:
         msg = f"tick_of(): this {type(job).__name__} is not in the database"
         raise StatementError(msg)

@@ -310,3 +310,22 @@ def test_a_look_does_not_wait_for_long(engine: sa.Engine, processes: Any, caplog
         assert time.monotonic() - began < 5
     assert "lock timeout" in caplog.text
     assert "[SQL" not in caplog.text
+
+
+def test_a_schedule_that_was_repaired_is_reported_again(
+    engine: sa.Engine, processes: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    report = make_report()
+    schedules = [hourly(report)]
+    create(engine, report)
+    process = processes(*schedules)
+    [state] = process.process.states
+    for times in (1, 2):
+        execute(engine, "UPDATE sqlaqueue_schedule SET every = NULL, cron = 'x'")
+        process.turn()
+        assert caplog.text.count("cannot be fired") == times
+        execute(engine, "UPDATE sqlaqueue_schedule SET every = '1 hour', cron = NULL")
+        state._failures["hourly"].retry_at = 0
+        process.turn()
+        assert stored(engine)["last_error"] is None
+        assert state.until_retry() == float("inf")

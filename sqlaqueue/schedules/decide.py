@@ -29,7 +29,7 @@ class DueSchedule:
     def until(self, number: int) -> DueSchedule:
         """Return what becomes of it if only the first ticks are fired now; the others stay due."""
         due, following = self.due, self.ticks[number]
-        if following != self.row["run_requested_at"]:
+        if following in self.due.fired:
             due = due._replace(last=self.ticks[number - 1], next=following)
         return replace(self, due=due, ticks=self.ticks[:number], is_cut=True)
 

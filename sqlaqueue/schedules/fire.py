@@ -137,26 +137,28 @@ def _made(
 ) -> list[_Made]:
     """Make the jobs, until the transaction has taken long enough or has many jobs."""
     made: list[_Made] = []
-    began, number = time.monotonic(), 0
+    factories, began, number = group.factories, time.monotonic(), 0
     for each in schedules:
         one_at_a_time = 0 if each.name in unfinished else 1
         count = min(len(each.ticks), one_at_a_time) if each.row["skip_unfinished"] else len(each.ticks)
         jobs: list[tuple[datetime, Any]] = []
-        longest = 0.0
+        longest, called, failure = 0.0, time.monotonic(), None
         try:
             for tick in each.ticks[:count]:
                 called = time.monotonic()
                 if number + len(jobs) >= _MOST_JOBS or called - began > _MOST_SECONDS:
                     break
-                jobs.append((tick, make_job(each, tick, group.factories)))
+                jobs.append((tick, make_job(each, tick, factories)))
                 longest = max(longest, time.monotonic() - called)
         except Exception as error:  # noqa: BLE001 - the function is the program's, and the other schedules are right
-            firing.failed.append((each.name, error))
-            continue
+            longest, failure = max(longest, time.monotonic() - called), error
         if longest > _TOO_SLOW:
             # The server may have ended the connection meanwhile, so there is nothing to roll back.
             session.invalidate()
-            raise TooSlowError(each.name, longest)
+            raise TooSlowError(each.name, longest) from failure
+        if failure is not None:
+            firing.failed.append((each.name, failure))
+            continue
         number += len(jobs)
         if len(jobs) < count:
             firing.more = True

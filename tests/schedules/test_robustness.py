@@ -329,3 +329,25 @@ def test_a_schedule_that_was_repaired_is_reported_again(
         process.turn()
         assert stored(engine)["last_error"] is None
         assert state.until_retry() == float("inf")
+
+
+def test_a_slow_function_that_raises_is_called_once(
+    engine: sa.Engine, processes: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, calls = make_report(), []
+
+    def make(tick: Any) -> Any:
+        calls.append(tick)
+        time.sleep(0.05)
+        raise TimeoutError
+
+    schedules = [hourly(report, name) for name in "abcdefgh"] + [hourly(report, "slow", make=make)]
+    create(engine, report)
+    process = processes(*schedules)
+    # As if the server had ended the transaction, which has stood still for so long.
+    monkeypatch.setattr(fire_module, "_TOO_SLOW", 0.04)
+    pass_time(engine, HOUR)
+    process.turn()
+    assert len(calls) == 1
+    assert "make= took" in stored(engine, "slow")["last_error"]
+    assert count_jobs(engine, report) == 8

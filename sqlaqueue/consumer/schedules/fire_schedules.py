@@ -14,13 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlaqueue.consumer.core.database_errors import is_conflict, is_database_error, is_lock_or_timeout, may_recover
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine, Wait
 from sqlaqueue.consumer.schedules.fire_due import fire_due
-from sqlaqueue.consumer.schedules.firing_process import (
-    CLEAN_UP,
-    LONGEST_SLEEP,
-    POLL_INTERVAL,
-    FiringProcess,
-    GroupState,
-)
+from sqlaqueue.consumer.schedules.firing_process import CLEAN_UP, FiringProcess, GroupState
 from sqlaqueue.consumer.schedules.limited_transaction import limited
 from sqlaqueue.consumer.schedules.log_records import log_declared, log_error, log_moved, log_unknown
 from sqlaqueue.consumer.schedules.startup_checks import check_tables
@@ -33,9 +27,6 @@ from sqlaqueue.schedules.upkeep import DELETED, delete_old_ticks, moved_ticks
 
 _SPREAD = 0.02
 """Seconds over which the processes that wait for one tick wake up."""
-
-_ANSWER = 0.2
-"""Seconds in which a notification to oneself usually arrives."""
 
 _MOST_LOCKED = 10
 """How many definitions may be locked before the others are fired, and these are tried again."""
@@ -50,19 +41,9 @@ def fire_schedules(process: FiringProcess) -> Routine:
         for state in process.states:
             if not process.stopping:
                 yield from _turn(process, state)
-        if not all(state.hears for state in process.states):
-            yield from _wait(process, _ANSWER)
-            if any(state.woken for state in process.states):
-                continue
-            for state in process.states:
-                state.extend_sleep()
-        yield from _wait(process, LONGEST_SLEEP)
-
-
-def _wait(process: FiringProcess, seconds: float) -> Routine:
-    until = min(state.look_at for state in process.states) - time.monotonic()
-    if not process.stopping:
-        yield Wait("schedules", max(0.01, min(seconds, until)))
+        if not process.stopping:
+            until = min(state.look_at for state in process.states) - time.monotonic()
+            yield Wait("schedules", max(0.01, until))
 
 
 def _turn(process: FiringProcess, state: GroupState) -> Routine:
@@ -135,6 +116,4 @@ def _look_and_fire(process: FiringProcess, state: GroupState) -> Routine:
     if now >= state.clean_up_at:
         deleted = yield limited(state, delete_old_ticks)
         state.clean_up_at = now + (1.0 if deleted >= DELETED else CLEAN_UP)
-    others = min(state.until_retry(), max(0.0, state.clean_up_at - now))
-    state.polls = pause == POLL_INTERVAL and others > pause
-    return min(pause, others)
+    return min(pause, state.until_retry(), max(0.0, state.clean_up_at - now))

@@ -59,8 +59,6 @@ class GroupState:
         """Whether the database has been checked."""
         self.look_at = 0.0
         """When the next look is due, on a monotonic clock."""
-        self.polls = False
-        """Whether the next look is only due because no notification has proven yet that they arrive."""
         self.intervals = Intervals(POLL_INTERVAL)
         self.reported: set[str] = set()
         """The schedules that were reported as unknown."""
@@ -71,15 +69,14 @@ class GroupState:
         self._sent, self._received = 0, -1
         """The numbers of the last notification to itself that was sent, and of the last one that was received."""
         self._sent_at: float | None = None
-        self.woken = False
-        """Whether a schedule may have been changed since the last look."""
+        self._woken = False
 
     # -- a subscriber ----------------------------------------------------------------------------------------------
 
     def receive(self, payload: Payload) -> None:
         """Wake up when a schedule was changed."""
         if payload == Signal.POLL:
-            self.woken = True
+            self._woken = True
             self._wake()
         elif isinstance(payload, Heartbeat) and payload.consumer.startswith(self.id):
             self._received = int(payload.consumer.rpartition(".")[2])
@@ -87,7 +84,7 @@ class GroupState:
     def listening_lost(self) -> None:
         """Look at the schedules, as a notification may have been missed."""
         self._received, self._sent_at = -1, None
-        self.woken = True
+        self._woken = True
         self._wake()
 
     def until_overdue(self) -> float:
@@ -102,8 +99,8 @@ class GroupState:
     def begin_look(self) -> str | None:
         """Return what to notify this process by, if it is time to check that notifications arrive."""
         now = time.monotonic()
-        if self.woken:
-            self.woken = False
+        if self._woken:
+            self._woken = False
             for failure in self._failures.values():
                 failure.retry_at = min(failure.retry_at, failure.failed_at + _AFTER_CHANGE)
         if self._sent_at is not None and now - self._sent_at < (_PROOF_INTERVAL if self.hears else POLL_INTERVAL):
@@ -119,11 +116,6 @@ class GroupState:
     def longest_sleep(self) -> float:
         """Return the seconds until the next look at the latest."""
         return LONGEST_SLEEP if self.hears else POLL_INTERVAL
-
-    def extend_sleep(self) -> None:
-        """Look later if notifications arrive by now."""
-        if self.polls and self.hears:
-            self.look_at += LONGEST_SLEEP - POLL_INTERVAL
 
     # -- failures --------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping
 
@@ -26,21 +25,23 @@ class WorkerProcess:
         """Its output on standard error, after it has ended."""
         # -P, or a file in the working directory could shadow a module of the library.
         command = [sys.executable, "-P", "-m", "sqlaqueue.demo.worker", strategy, str(batch)]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(  # noqa: S603 - a module of this package
             command,
             env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=self._errors,
+            stderr=subprocess.PIPE,
             # Ctrl-C at the terminal must reach the demo only, which then stops its workers.
             start_new_session=True,
         )
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None  # noqa: S101, PT018 - they are pipes
-        self._stdin, self._stdout = stdin, stdout
-        self._reader = threading.Thread(target=self._read_events, daemon=True)
-        self._reader.start()
+        stdin, stdout, stderr = self._process.stdin, self._process.stdout, self._process.stderr
+        assert stdin is not None and stdout is not None and stderr is not None  # noqa: S101, PT018 - they are pipes
+        self._stdin, self._stdout, self._stderr = stdin, stdout, stderr
+        # Errors are read as they come, or a worker that writes many would wait for the pipe. A temporary file would
+        # do as well, but stays behind when the demo is killed while it is made.
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_errors)]
+        for reader in self._readers:
+            reader.start()
 
     @property
     def pid(self) -> int:
@@ -66,6 +67,9 @@ class WorkerProcess:
                 case [_, key]:
                     self.holds.discard(int(key))
 
+    def _read_errors(self) -> None:
+        self.stderr_lines = self._stderr.read().decode(errors="replace").splitlines()
+
     def resume(self) -> None:
         """Let it continue the job at which it has paused."""
         self.paused = False
@@ -85,9 +89,8 @@ class WorkerProcess:
 
     def _end(self) -> int:
         code = self._process.wait()
-        self._reader.join()
-        self._errors.seek(0)
-        self.stderr_lines = self._errors.read().decode(errors="replace").splitlines()
-        for file in (self._stdin, self._stdout, self._errors):
+        for reader in self._readers:
+            reader.join()
+        for file in (self._stdin, self._stdout, self._stderr):
             file.close()
         return code

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.schema import DDLElement
 
-from sqlaqueue.postgresql.ddl.objects import QueueObject
+from sqlaqueue.postgresql.ddl.objects import Function, QueueObject, TriggerFunction
 from sqlaqueue.queue.spec import QueueSpec
 
 # Not in table.info, which Alembic writes into migrations as if it were source code.
@@ -60,6 +60,11 @@ def objects_of(table: sa.Table) -> Sequence[QueueObject]:
     """Return the objects that are attached to a table."""
     objects: Sequence[QueueObject] = table.__dict__.get(_OBJECTS, ())
     return objects
+
+
+def called_functions(table: sa.Table) -> Sequence[Function]:
+    """Return those of its functions that statements call, and no trigger."""
+    return [each for each in objects_of(table) if isinstance(each, Function) and not isinstance(each, TriggerFunction)]
 
 
 @event.listens_for(sa.Table, "after_create")

@@ -1,4 +1,4 @@
-"""Database objects for which SQLAlchemy has no construct: trigger functions, triggers, storage parameters.
+"""Database objects for which SQLAlchemy has no construct: functions, triggers, storage parameters.
 
 Each is a :class:`~sqlalchemy.schema.DDLElement`. :mod:`~sqlaqueue.postgresql.ddl.rendering` renders them,
 :mod:`~sqlaqueue.postgresql.ddl.attach` ties them to a table.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.schema import DDLElement
@@ -17,7 +18,7 @@ _VERSION = re.compile(r"sqlaqueue, version (\d+)")
 
 
 def version_comment(version: int) -> str:
-    """Return the comment that stores the version of a trigger function in the database."""
+    """Return the comment that stores the version of a function in the database."""
     return f"sqlaqueue, version {version}"
 
 
@@ -43,21 +44,36 @@ class QueueObject(DDLElement):
 
 
 @dataclass(eq=False)
-class TriggerFunction(QueueObject):
-    """A trigger function in PL/pgSQL, in the schema of its table.
+class Function(QueueObject):
+    """A function in PL/pgSQL that statements of a queue call, in the schema of its table.
 
-    It sets its own search path: under the writer's, the unqualified names in its body could mean other objects. It
+    It sets its own search path: under the caller's, the unqualified names in its body could mean other objects. It
     disables sequential scans, because PL/pgSQL keeps a plan for as long as the connection lives while the table grows.
     """
 
+    kind: ClassVar[str] = "function"
+    """What messages call it."""
+
     table: sa.Table
     name: str
+    """Another one for other arguments or another result: CREATE OR REPLACE changes neither."""
+    arguments: str
+    """Names and types in SQL, without defaults. Migrations and checks compare them as text, so the types are built-in
+    ones, and written as the server prints them: ``key bigint, since timestamp with time zone``.
+    """
+    returns: str
+    """The type of the result, as the server prints it."""
     body: str
     """The source; ``{key}`` stands for the table under that key in ``tables``, whose schema may be translated."""
     tables: dict[str, sa.Table] = field(default_factory=dict)
     comment: str | None = None
     definer: bool = False
-    """Whether it runs with its owner's privileges (``SECURITY DEFINER``), so that writers need none on ``tables``."""
+    """Whether it runs with its owner's privileges (``SECURITY DEFINER``), so that callers need none on ``tables``."""
+
+    @property
+    def signature(self) -> str:
+        """The name, unquoted, and the arguments: the function of a schema is looked up by both."""
+        return f"{self.name}({self.arguments})"
 
     def created(self) -> Sequence[DDLElement]:
         """Return CREATE FUNCTION, the statement that makes it SECURITY DEFINER, and COMMENT."""
@@ -71,29 +87,39 @@ class TriggerFunction(QueueObject):
 
 
 @dataclass(eq=False)
-class DropFunction(DDLElement):
-    """Drops a :class:`TriggerFunction`."""
+class TriggerFunction(Function):
+    """A function that triggers call."""
 
-    function: TriggerFunction
+    kind: ClassVar[str] = "trigger function"
+
+    arguments: str = field(default="", init=False)
+    returns: str = field(default="trigger", init=False)
+
+
+@dataclass(eq=False)
+class DropFunction(DDLElement):
+    """Drops a :class:`Function`."""
+
+    function: Function
 
 
 @dataclass(eq=False)
 class SecureFunction(DDLElement):
-    """Makes a :class:`TriggerFunction` SECURITY DEFINER, and revokes EXECUTE from PUBLIC.
+    """Makes a :class:`Function` SECURITY DEFINER, and revokes EXECUTE from PUBLIC.
 
-    A role with EXECUTE could attach the function to a table of its own, and so change the messages with the owner's
-    privileges. The temporary schema comes last in the search path; by default it is first, and a writer's temporary
-    table with the name of the real one would run its own triggers with the owner's privileges.
+    A role with EXECUTE could attach a trigger function to a table of its own, and so change the messages with the
+    owner's privileges. The temporary schema comes last in the search path; by default it is first, and a writer's
+    temporary table with the name of the real one would run its own triggers with the owner's privileges.
     """
 
-    function: TriggerFunction
+    function: Function
 
 
 @dataclass(eq=False)
 class CommentOnFunction(DDLElement):
-    """Writes the comment of a :class:`TriggerFunction`."""
+    """Writes the comment of a :class:`Function`."""
 
-    function: TriggerFunction
+    function: Function
 
 
 @dataclass(eq=False)

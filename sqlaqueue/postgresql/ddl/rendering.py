@@ -14,11 +14,12 @@ from sqlalchemy.sql.compiler import DDLCompiler
 from sqlaqueue.postgresql.ddl.objects import (
     CommentOnFunction,
     DropFunction,
+    Function,
     SecureFunction,
     StorageParameters,
     Trigger,
-    TriggerFunction,
 )
+from sqlaqueue.postgresql.function_calls import qualified_name
 
 
 def escaped(compiler: DDLCompiler, text: str) -> str:
@@ -26,19 +27,21 @@ def escaped(compiler: DDLCompiler, text: str) -> str:
     return compiler.sql_compiler.process(sa.literal_column(text))
 
 
-def _qualified(compiler: DDLCompiler, function: TriggerFunction) -> str:
-    # The preparer qualifies, quotes and translates the name of a table, so a table of this name stands in.
-    stand_in = sa.Table(function.name, sa.MetaData(), schema=function.table.schema)
-    return compiler.preparer.format_table(stand_in)
+def _qualified(compiler: DDLCompiler, function: Function) -> str:
+    return qualified_name(compiler.preparer, function.name, function.table.schema)
 
 
-@compiles(TriggerFunction, "postgresql")
-def _create_function(element: TriggerFunction, compiler: DDLCompiler, **_: Any) -> str:
+def _signature(compiler: DDLCompiler, function: Function) -> str:
+    return f"{_qualified(compiler, function)}({function.arguments})"
+
+
+@compiles(Function, "postgresql")
+def _create_function(element: Function, compiler: DDLCompiler, **_: Any) -> str:
     body = escaped(compiler, element.body)
     for key, table in element.tables.items():
         body = body.replace(f"{{{key}}}", compiler.preparer.format_table(table))
     return (
-        f"CREATE OR REPLACE FUNCTION {_qualified(compiler, element)}() RETURNS trigger\n"
+        f"CREATE OR REPLACE FUNCTION {_signature(compiler, element)} RETURNS {element.returns}\n"
         "LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off "
         f"AS $sqlaqueue$\n{body}$sqlaqueue$"
     )
@@ -46,11 +49,15 @@ def _create_function(element: TriggerFunction, compiler: DDLCompiler, **_: Any) 
 
 @compiles(SecureFunction, "postgresql")
 def _secure_function(element: SecureFunction, compiler: DDLCompiler, **_: Any) -> str:
-    function = f"{_qualified(compiler, element.function)}()"
-    # Dollar-quoted: the name may contain a quote, and its schema is inserted later.
+    function = _signature(compiler, element.function)
+    # Dollar-quoted: the name may contain a quote, and its schema is inserted later. PostgreSQL does not look up a
+    # signature with the names of arguments.
+    oid = f"to_regprocedure($name${function}$name$)"
+    if element.function.arguments:
+        oid = f"to_regproc($name${_qualified(compiler, element.function)}$name$)"
     in_schema = (
         "SELECT quote_ident(n.nspname) FROM pg_proc AS f JOIN pg_namespace AS n ON n.oid = f.pronamespace\n"  # noqa: S608 - the preparer has quoted it
-        f"    WHERE f.oid = to_regprocedure($name${function}$name$)"
+        f"    WHERE f.oid = {oid}"
     )
     return (
         f"DO $sqlaqueue$\nBEGIN\n  REVOKE ALL ON FUNCTION {function} FROM PUBLIC;\n"
@@ -64,12 +71,12 @@ def _comment_on_function(element: CommentOnFunction, compiler: DDLCompiler, **_:
     function, comment = element.function, "NULL"
     if function.comment is not None:
         comment = compiler.sql_compiler.process(sa.literal(function.comment, sa.Text()), literal_binds=True)
-    return f"COMMENT ON FUNCTION {_qualified(compiler, function)}() IS {comment}"
+    return f"COMMENT ON FUNCTION {_signature(compiler, function)} IS {comment}"
 
 
 @compiles(DropFunction, "postgresql")
 def _drop_function(element: DropFunction, compiler: DDLCompiler, **_: Any) -> str:
-    return f"DROP FUNCTION IF EXISTS {_qualified(compiler, element.function)}()"
+    return f"DROP FUNCTION IF EXISTS {_signature(compiler, element.function)}"
 
 
 @compiles(Trigger, "postgresql")
@@ -80,7 +87,7 @@ def _create_trigger(element: Trigger, compiler: DDLCompiler, **_: Any) -> str:
     return (
         f"{create} {compiler.preparer.quote(element.name)} AFTER {element.event} "
         f"ON {compiler.preparer.format_table(element.table)} {f'REFERENCING {rows}' if rows else ''}"
-        f"FOR EACH {each} EXECUTE FUNCTION {_qualified(compiler, element.function)}()"
+        f"FOR EACH {each} EXECUTE FUNCTION {_signature(compiler, element.function)}"
     )
 
 

@@ -12,7 +12,7 @@ from alembic.autogenerate.api import AutogenContext
 from alembic.operations import ops as alembic_ops
 from alembic.util import PriorityDispatchResult
 
-from sqlaqueue.alembic.compare import enums, storage_parameters, tables, triggers
+from sqlaqueue.alembic.compare import enums, functions, storage_parameters, tables, triggers
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext, remembered_tables, take_tables
 from sqlaqueue.alembic.migration_steps import (
     escaping,
@@ -59,8 +59,9 @@ def compare_queues(
     if not other_plugins.enums_are_managed_elsewhere():
         enums.compare_enums(diff)
     storage_parameters.compare_storage_parameters(diff)
-    triggers.compare_functions(diff)
+    functions.compare_functions(diff)
     triggers.compare_triggers(diff)
+    functions.drop_unused_functions(diff)
     strategy_change.move_jobs(diff)
     strategy_change.sort_dropped_columns(diff)
     existing_tables.ask_for_status(diff)

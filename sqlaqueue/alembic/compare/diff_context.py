@@ -16,7 +16,7 @@ from sqlaqueue.alembic import operations as ops
 from sqlaqueue.postgresql.catalog.reader import PREFIX, CatalogReader, QualifiedName, ResolvedName
 from sqlaqueue.postgresql.ddl import wake_triggers
 from sqlaqueue.postgresql.ddl.attach import objects_of, queue_of
-from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl.objects import Function, Trigger
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -61,9 +61,9 @@ class ComparedTable:
         return () if self.model_table is None else objects_of(self.model_table)
 
     @property
-    def functions(self) -> dict[str, TriggerFunction]:
-        """The trigger functions in the models by name."""
-        return {each.name: each for each in self.objects if isinstance(each, TriggerFunction)}
+    def functions(self) -> dict[str, Function]:
+        """The functions in the models by signature."""
+        return {each.signature: each for each in self.objects if isinstance(each, Function)}
 
     @property
     def triggers(self) -> dict[str, Trigger]:
@@ -167,7 +167,7 @@ class DiffContext:
     def pending_condition_of_triggers(self, table: ComparedTable) -> str | None:
         """Return the condition under which the triggers of a table write a message."""
         for trigger in self.catalog.triggers_of(table.qualified_name).values():
-            function = self.catalog.function(table.qualified_name, trigger.function)
+            function = self.catalog.function(table.qualified_name, f"{trigger.function}()")
             if trigger.name.startswith(PREFIX) and function is not None:
                 match = re.search(r"FROM new_rows WHERE (.+)$", function.source, re.MULTILINE)
                 if match:

@@ -19,6 +19,8 @@ def create_function(function: ReflectedFunction) -> MigrateOperation:
         return ops.CreateFunction(
             function.name,
             function.source[1:],
+            arguments=function.arguments,
+            returns=function.returns,
             comment=function.comment,
             definer=function.definer,
             schema=function.schema,
@@ -35,7 +37,7 @@ def restore_function(preparer: IdentifierPreparer, function: ReflectedFunction) 
     """
     name = _qualified(preparer, function.schema, function.name)
     command, preposition = ("GRANT", "TO") if function.public else ("REVOKE", "FROM")
-    privileges = ops.ExecuteVerbatim(f"{command} ALL ON FUNCTION {name}() {preposition} PUBLIC")
+    privileges = ops.ExecuteVerbatim(f"{command} ALL ON FUNCTION {name}({function.arguments}) {preposition} PUBLIC")
     return ops.OperationList([create_function(function), privileges])
 
 

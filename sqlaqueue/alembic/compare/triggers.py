@@ -1,11 +1,10 @@
-"""Compares trigger functions and triggers."""
+"""Compares triggers."""
 
 from __future__ import annotations
 
 import functools
 import logging
 from collections.abc import Collection, Iterator
-from dataclasses import replace
 
 from alembic.operations import MigrateOperation
 from alembic.operations import ops as alembic_ops
@@ -15,51 +14,15 @@ from sqlaqueue.alembic.compare import restore
 from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
 from sqlaqueue.alembic.compare.normalize import normalizing
 from sqlaqueue.postgresql.catalog.normalize import ExpressionNormalizer
-from sqlaqueue.postgresql.catalog.reader import PREFIX, ResolvedName
+from sqlaqueue.postgresql.catalog.reader import PREFIX
 from sqlaqueue.postgresql.catalog.reflected_objects import ReflectedTrigger
-from sqlaqueue.postgresql.ddl.attach import objects_of
-from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction
-from sqlaqueue.postgresql.ddl.sql_template import bare_table
-from sqlaqueue.postgresql.types import NEUTRAL
+from sqlaqueue.postgresql.ddl.objects import Trigger
 
 log = logging.getLogger(__name__)
 
 
-def compare_functions(diff: DiffContext) -> None:
-    """Create the functions that are missing, and replace those that differ."""
-    preparer = diff.context.dialect.identifier_preparer
-    for table in diff.tables:
-        for function in table.functions.values():
-            existing = diff.catalog.function(table.qualified_name, function.name)
-            if existing is not None and any(
-                existing.equals(function, source) for source in _sources(function, existing.actual_schema)
-            ):
-                continue
-            if existing is not None:
-                log.info("Detected changed trigger function %r", function.name)
-            elif table.database_table is not None:
-                log.info("Detected added trigger function %r", function.name)
-            create = ops.CreateFunction(
-                function.name,
-                function.body,
-                tables={key: each.name for key, each in function.tables.items()},
-                comment=function.comment,
-                definer=function.definer,
-                schema=table.schema,
-                undo=None if existing is None else restore.restore_function(preparer, existing),
-            )
-            diff.after.append(create)
-
-
-def _sources(function: TriggerFunction, schema: str) -> Iterator[str]:
-    """Yield the texts that a function may have: its tables are unqualified, or qualified by schema_translate_map."""
-    tables = {key: bare_table(table.name, table.schema or schema) for key, table in function.tables.items()}
-    for each in (function, replace(function, tables=tables)):
-        yield str(each.compile(dialect=NEUTRAL)).split("$sqlaqueue$")[1]
-
-
 def compare_triggers(diff: DiffContext) -> None:
-    """Create, replace and drop triggers, and drop the functions that no trigger calls any more."""
+    """Create, replace and drop triggers."""
     dropped: list[MigrateOperation] = []
     for table in diff.tables:
         existing = {
@@ -76,7 +39,7 @@ def compare_triggers(diff: DiffContext) -> None:
             log.info("Detected changed triggers of %r: %s", table.name, ", ".join(each.name for each in changed))
             dropped += _drop(diff, table, changed)
         _create(diff, table, existing.keys() - {each.name for each in changed})
-    diff.before += [*dropped, *_drop_unused_functions(diff)]
+    diff.before += dropped
 
 
 def _drop(diff: DiffContext, table: ComparedTable, triggers: list[ReflectedTrigger]) -> Iterator[ops.DropTriggers]:
@@ -125,33 +88,3 @@ def _create(diff: DiffContext, table: ComparedTable, existing: Collection[str]) 
         if table.database_table is not None:
             log.info("Detected missing triggers of %r: %s", table.name, ", ".join(triggers))
         diff.after.append(ops.CreateTriggers(table.name, function, triggers, schema=table.schema))
-
-
-def _drop_unused_functions(diff: DiffContext) -> Iterator[ops.DropFunction]:
-    catalog = diff.catalog
-    wanted = {
-        (catalog.resolve(table.qualified_name)[0], function) for table in diff.tables for function in table.functions
-    }
-    compared = {catalog.resolve(table.qualified_name) for table in diff.tables}
-    called = {
-        (schema, trigger.function)
-        for (schema, table), triggers in catalog.triggers.items()
-        if (schema, table) not in compared
-        for trigger in triggers.values()
-    }
-    needed = wanted | called | diff.kept_functions | _functions_of_filtered_tables(diff)
-    for name, function in catalog.functions.items():
-        if not function.name.startswith(PREFIX) or name in needed:
-            continue
-        log.info("Detected removed trigger function %r", function.name)
-        yield ops.DropFunction(function.name, schema=function.schema, undo=restore.create_function(function))
-
-
-def _functions_of_filtered_tables(diff: DiffContext) -> set[ResolvedName]:
-    """Return the functions of the models, including those of tables that the filters of ``env.py`` leave out."""
-    return {
-        (diff.catalog.resolve((table.schema, table.name))[0], each.name)
-        for table in diff.context.sorted_tables
-        for each in objects_of(table)
-        if isinstance(each, TriggerFunction)
-    }

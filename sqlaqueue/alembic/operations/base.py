@@ -27,10 +27,10 @@ class QueueOp(MigrateOperation):
 
     def to_diff_tuple(self) -> tuple[Any, ...]:
         """Return the difference that ``alembic check`` prints."""
-        return (self.name, *(getattr(self, each.name) for each in self.arguments()))
+        return (self.name, *(getattr(self, each.name) for each in self.rendered_fields()))
 
     @classmethod
-    def arguments(cls) -> list[Field[Any]]:
+    def rendered_fields(cls) -> list[Field[Any]]:
         """Return the fields that are written into migrations."""
         return [each for each in fields(cls) if not each.metadata.get("not_rendered")]  # type: ignore[arg-type] # every subclass is a dataclass
 

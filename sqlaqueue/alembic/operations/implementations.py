@@ -16,7 +16,7 @@ from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.operations.lock_retries import RetryingTransaction, in_batches
 from sqlaqueue.alembic.operations.queue_columns import add_columns, drop_columns
 from sqlaqueue.postgresql.catalog.indexes import index_validity
-from sqlaqueue.postgresql.ddl.objects import CommentOnFunction, DropFunction, Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl.objects import CommentOnFunction, DropFunction, Function, Trigger, TriggerFunction
 from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate, bare_table
 from sqlaqueue.postgresql.sqlstate import INSUFFICIENT_PRIVILEGE, sqlstate
 
@@ -94,9 +94,11 @@ def _role(op: Operations) -> str:
 @Operations.implementation_for(ops.CreateFunction)
 def _create_function(op: Operations, operation: ops.CreateFunction) -> None:
     tables = {key: bare_table(name, operation.schema) for key, name in operation.tables.items()}
-    function = TriggerFunction(
+    function = Function(
         bare_table("", operation.schema),
         operation.function,
+        operation.arguments,
+        operation.returns,
         operation.body,
         tables,
         operation.comment,
@@ -109,7 +111,7 @@ def _create_function(op: Operations, operation: ops.CreateFunction) -> None:
 
 @Operations.implementation_for(ops.DropFunction)
 def _drop_function(op: Operations, operation: ops.DropFunction) -> None:
-    function = TriggerFunction(bare_table("", operation.schema), operation.function, "")
+    function = Function(bare_table("", operation.schema), operation.function, operation.arguments, "", "")
     execute(op, [DropFunction(function)])
 
 

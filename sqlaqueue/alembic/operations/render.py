@@ -31,7 +31,7 @@ def _render_call(context: AutogenContext, op: QueueOp) -> str:
     context.imports.add(IMPORT)
     prefix = context.opts["alembic_module_prefix"] or ""
     arguments = []
-    for each in op.arguments():
+    for each in op.rendered_fields():
         value = getattr(op, each.name)
         default = each.default_factory() if each.default_factory is not MISSING else each.default
         if each.kw_only and default is not MISSING and value == default:

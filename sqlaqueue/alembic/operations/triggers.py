@@ -1,4 +1,4 @@
-"""Operations on trigger functions and triggers."""
+"""Operations on functions and triggers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ def trigger_definition(event: str, transition_tables: TransitionTables, when: st
 @registered_as("create_queue_function")
 @dataclass(eq=False)
 class CreateFunction(QueueOp):
-    """Creates or replaces a trigger function.
+    """Creates or replaces a function.
 
     :param function: the name of the function.
     :param body: its text in PL/pgSQL; ``{key}`` is replaced by the table of that key in ``tables``.
+    :param arguments: the names and types of its arguments in SQL; a trigger function has none.
+    :param returns: the type of its result in SQL.
     :param tables: key to name of a table.
     :param comment: its comment, which contains its version.
     :param definer: make it SECURITY DEFINER, and revoke EXECUTE from PUBLIC.
@@ -34,6 +36,8 @@ class CreateFunction(QueueOp):
 
     function: str
     body: str
+    arguments: str = field(default="", kw_only=True)
+    returns: str = field(default="trigger", kw_only=True)
     tables: dict[str, str] = field(default_factory=dict, kw_only=True)
     comment: str | None = field(default=None, kw_only=True)
     definer: bool = field(default=False, kw_only=True)
@@ -43,15 +47,16 @@ class CreateFunction(QueueOp):
 
     def reverse(self) -> MigrateOperation:
         """Drop the function, or restore the former one."""
-        return self.undo or DropFunction(self.function, schema=self.schema, undo=self)
+        return self.undo or DropFunction(self.function, arguments=self.arguments, schema=self.schema, undo=self)
 
 
 @registered_as("drop_queue_function")
 @dataclass(eq=False)
 class DropFunction(QueueOp):
-    """Drops a trigger function."""
+    """Drops a function."""
 
     function: str
+    arguments: str = field(default="", kw_only=True)
     schema: str | None = field(default=None, kw_only=True)
     undo: MigrateOperation | None = field(default=None, kw_only=True, metadata=NOT_RENDERED)
 

@@ -24,10 +24,11 @@ TRIGGERS = sa.text(r"""
 """Triggers of tables, with the columns that their conditions name."""
 
 FUNCTIONS = sa.text("""
-    SELECT n.nspname AS schema, f.proname AS name, f.prosrc AS source,
+    SELECT n.nspname AS schema, f.proname AS name, s.arguments, pg_get_function_result(f.oid) AS returns,
+           f.prosrc AS source,
            obj_description(f.oid, 'pg_proc') AS comment, pg_get_functiondef(f.oid) AS definition,
-           format('COMMENT ON FUNCTION %I.%I() IS %L', n.nspname, f.proname, obj_description(f.oid, 'pg_proc'))
-             AS comment_statement,
+           format('COMMENT ON FUNCTION %I.%I(%s) IS %L', n.nspname, f.proname, s.arguments,
+             obj_description(f.oid, 'pg_proc')) AS comment_statement,
            coalesce(f.proconfig[1], '') LIKE 'search_path=%' AS has_search_path,
            f.proconfig[1] = 'search_path=' || current_setting('search_path') AS has_session_search_path,
            f.prosecdef AS definer, public.allowed AS public,
@@ -39,13 +40,17 @@ FUNCTIONS = sa.text("""
     FROM pg_proc AS f
     JOIN pg_namespace AS n ON n.oid = f.pronamespace
     JOIN pg_language AS l ON l.oid = f.prolang
+    CROSS JOIN LATERAL (SELECT pg_get_function_identity_arguments(f.oid)) AS s (arguments)
     CROSS JOIN LATERAL (
       SELECT EXISTS (SELECT FROM aclexplode(coalesce(f.proacl, acldefault('f', f.proowner))) WHERE grantee = 0)
     ) AS public (allowed)
-    WHERE f.prorettype = 'trigger'::regtype AND n.nspname = ANY (:schemas)
+    WHERE (f.prorettype = 'trigger'::regtype OR f.prokind = 'f' AND starts_with(f.proname, 'sqlaqueue_'))
+      AND n.nspname = ANY (:schemas)
     ORDER BY n.nspname, f.proname
 """)
-"""Trigger functions, with what :class:`~sqlaqueue.postgresql.catalog.reflected_objects.ReflectedFunction` describes."""
+"""Functions of triggers, and those with a name of this library, with what
+:class:`~sqlaqueue.postgresql.catalog.reflected_objects.ReflectedFunction` describes.
+"""
 
 STORAGE_PARAMETERS = sa.text("""
     SELECT n.nspname, c.relname, c.reloptions
@@ -53,10 +58,12 @@ STORAGE_PARAMETERS = sa.text("""
     WHERE c.relkind IN ('r', 'p') AND c.reloptions IS NOT NULL AND n.nspname = ANY (:schemas)
 """)
 
-PARTITIONED_TABLES = sa.text("""
-    SELECT n.nspname, c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE c.relkind = 'p' AND n.nspname = ANY (:schemas)
+TABLES = sa.text("""
+    SELECT n.nspname, c.relname, c.relkind = 'p'
+    FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relkind IN ('r', 'p') AND n.nspname = ANY (:schemas)
 """)
+"""Tables, and whether they are partitioned."""
 
 INDEXES = sa.text("""
     SELECT n.nspname, i.relname, x.indisvalid, pg_get_expr(x.indpred, x.indrelid),

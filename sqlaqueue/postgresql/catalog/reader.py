@@ -50,9 +50,12 @@ class CatalogReader:
         self._unnamed = {self._current, *(defaults - named)}
         self._schemas = [*(named | self._unnamed)]
         self.functions: dict[ResolvedName, ReflectedFunction] = {
-            (row.schema, row.name): ReflectedFunction.from_row(row, self._schema_argument(row.schema))
+            (row.schema, f"{row.name}({row.arguments})"): ReflectedFunction.from_row(
+                row, self._schema_argument(row.schema)
+            )
             for row in self._rows(queries.FUNCTIONS)
         }
+        """By the schema and the signature."""
         self.triggers: dict[ResolvedName, dict[str, ReflectedTrigger]] = {}
         for row in self._rows(queries.TRIGGERS):
             trigger = ReflectedTrigger.from_row(row, self._schema_argument(row.schema))
@@ -61,7 +64,10 @@ class CatalogReader:
             (schema, table): dict(option.split("=", 1) for option in options)
             for schema, table, options in self._rows(queries.STORAGE_PARAMETERS)
         }
-        self._partitioned = {(schema, table) for schema, table in self._rows(queries.PARTITIONED_TABLES)}
+        self.tables: dict[ResolvedName, bool] = {
+            (schema, table): partitioned for schema, table, partitioned in self._rows(queries.TABLES)
+        }
+        """Whether each table is partitioned."""
         self._indexes: dict[ResolvedName, ReflectedIndex] = {}
         self._unique_indexes: dict[ResolvedName, str] = {}
         for schema, name, valid, predicate, unique_definition in self._rows(queries.INDEXES):
@@ -84,9 +90,9 @@ class CatalogReader:
         """Return the triggers of a table by name."""
         return self.triggers.get(self.resolve(table), {})
 
-    def function(self, table: QualifiedName, name: str) -> ReflectedFunction | None:
-        """Return the trigger function ``name`` in the schema of a table."""
-        return self.functions.get((self.resolve(table)[0], name))
+    def function(self, table: QualifiedName, signature: str) -> ReflectedFunction | None:
+        """Return the function of this name and these arguments in the schema of a table."""
+        return self.functions.get((self.resolve(table)[0], signature))
 
     def index(self, table: QualifiedName, name: str) -> ReflectedIndex | None:
         """Return the index ``name`` of a table."""
@@ -106,7 +112,7 @@ class CatalogReader:
 
     def is_partitioned(self, table: QualifiedName) -> bool:
         """Return whether a table is partitioned."""
-        return self.resolve(table) in self._partitioned
+        return self.tables.get(self.resolve(table), False)
 
     def tables_with_enum(self, enum: QualifiedName) -> Collection[str] | None:
         """Return the names of the tables that have a column of an enum type; None if the type does not exist."""

@@ -1,4 +1,4 @@
-"""Trigger functions and triggers as a database has them, and how they differ from those of a model."""
+"""Functions and triggers as a database has them, and how they differ from those of a model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction
+from sqlaqueue.postgresql.ddl.objects import Function, Trigger
 
 _EVENTS = {4: "INSERT", 8: "DELETE", 16: "UPDATE", 32: "TRUNCATE"}
 """By ``pg_trigger.tgtype``. Other values belong to triggers that are not plain AFTER triggers of one event."""
@@ -26,20 +26,22 @@ def trigger_condition(definition: str) -> str | None:
 
 @dataclass(frozen=True)
 class ReflectedFunction:
-    """A trigger function of the database."""
+    """A function of the database."""
 
     schema: str | None
     """The schema as operations name it: None for the default one."""
     actual_schema: str
     """The schema in which the function is."""
     name: str
+    arguments: str
+    returns: str
     source: str
     comment: str | None
     definition: str
     comment_statement: str
     """The statement that writes its comment."""
     plain: bool
-    """It has no properties beyond those that a :class:`~sqlaqueue.postgresql.ddl.TriggerFunction` sets."""
+    """It has no properties beyond those that a :class:`~sqlaqueue.postgresql.ddl.Function` sets."""
     has_search_path: bool
     """It sets its own search path."""
     has_session_search_path: bool
@@ -51,14 +53,14 @@ class ReflectedFunction:
     restricted: bool
     """It is safe as SECURITY DEFINER: PUBLIC may not execute it, and its search path ends with ``pg_temp``."""
 
-    def equals(self, function: TriggerFunction, source: str) -> bool:
+    def equals(self, function: Function, source: str) -> bool:
         """Return whether the function is as the model declares it.
 
         :param source: the body of ``function`` with the names of its tables inserted.
         """
         search_path = self.restricted if function.definer else self.has_search_path
-        own = (self.source, self.comment, self.definer, self.plain, search_path)
-        return own == (source, function.comment, function.definer, True, True)
+        own = (self.returns, self.source, self.comment, self.definer, self.plain, search_path)
+        return own == (function.returns, source, function.comment, function.definer, True, True)
 
     @classmethod
     def from_row(cls, row: Any, schema: str | None) -> ReflectedFunction:
@@ -67,6 +69,8 @@ class ReflectedFunction:
             schema=schema,
             actual_schema=row.schema,
             name=row.name,
+            arguments=row.arguments,
+            returns=row.returns,
             source=row.source,
             comment=row.comment,
             definition=row.definition,

@@ -49,7 +49,7 @@ def _check_connections(context: ConsumerContext) -> Routine:
 
 
 def check_database(session: Session, context: ConsumerContext) -> bool:
-    """Refuse a database that lacks tables, triggers or privileges of the queue; log outdated triggers and indexes.
+    """Refuse a database that lacks objects or privileges of the queue; log outdated objects and missing indexes.
 
     :return: whether the table sends notifications.
     :raises DatabaseNotReadyError: if something is missing; the message names the fix.
@@ -59,21 +59,23 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
     try:
         check_ready(connection, context.spec)
         outdated = backend().checks.outdated_triggers(connection, context.spec)
+        old = backend().checks.outdated_functions(connection, context.spec)
         slow = backend().checks.missing_index_advice(connection, context.spec)
     finally:
         session.rollback()
+    names = {"queue": context.spec.name, "worker": context.settings.worker()}
     if outdated is not None:
-        extra = fields("triggers_outdated", queue=context.spec.name, worker=context.settings.worker())
         consequence = "; until then new jobs are found by polling" if context.settings.notifies else ""
-        logger.warning("%s%s", outdated, consequence, extra=extra)
+        logger.warning("%s%s", outdated, consequence, extra=fields("triggers_outdated", **names))
+    if old is not None:
+        logger.warning("%s", old, extra=fields("functions_outdated", **names))
     if slow is not None:
-        extra = fields("indexes_missing", queue=context.spec.name, worker=context.settings.worker())
-        logger.warning("%s", slow, extra=extra)
+        logger.warning("%s", slow, extra=fields("indexes_missing", **names))
     return context.settings.notifies and outdated is None
 
 
 def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
-    """Refuse a database that lacks tables, triggers or privileges of the queue.
+    """Refuse a database that lacks tables, triggers, functions or privileges of the queue.
 
     :raises DatabaseNotReadyError: if something is missing; the message names the fix.
     """

@@ -232,6 +232,10 @@ class Checks(Protocol):
         """Return what is wrong with a queue's triggers, and how to fix it."""
         ...
 
+    def outdated_functions(self, session: Any, spec: Spec) -> str | None:
+        """Return what is wrong with the functions that a queue's statements call, and how to fix it."""
+        ...
+
     def undefined_object_advice(self, error: BaseException, spec: Spec) -> str | None:
         """Return how to fix an error about a table or a column that does not exist."""
         ...

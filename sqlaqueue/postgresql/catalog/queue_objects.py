@@ -1,4 +1,4 @@
-"""The tables, columns, triggers, function versions and policies of one queue, as the current session finds them.
+"""The tables, columns, triggers, functions and policies of one queue, as the current session finds them.
 
 The queries name tables as any statement does, by the search path and ``schema_translate_map``, and run at each start of
 a Consumer. :mod:`.reader` reads whole schemas for migrations.
@@ -7,14 +7,30 @@ a Consumer. :mod:`.reader` reads whole schemas for migrations.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue._typing import AnySelect
 from sqlaqueue.postgresql.catalog.table_id import TableId, TableName, system_table
+from sqlaqueue.postgresql.ddl.objects import Function
 
 Executor = Session | sa.Connection
+
+_FUNCTION = system_table("pg_proc", "oid", "proname", "pronamespace")
+
+
+@dataclass(frozen=True)
+class ExistingFunction:
+    """A function in the database."""
+
+    comment: str | None
+    executable: bool
+    """Whether the current role may call it."""
+    name: str
+    """With the types of its arguments, for GRANT."""
 
 
 def missing_tables(session: Executor, tables: Sequence[sa.Table]) -> list[sa.Table]:
@@ -46,14 +62,35 @@ def trigger_names(session: Executor, table: sa.Table, *, enabled_only: bool = Fa
 
 def function_comments(session: Executor, table: sa.Table, names: Sequence[str]) -> dict[str, str | None]:
     """Return the comments of the functions of these names in the schema of a table, by name."""
-    function = system_table("pg_proc", "oid", "proname", "pronamespace")
-    relation = system_table("pg_class", "oid", "relnamespace")
-    rows: Any = session.execute(
-        sa.select(sa.cast(function.c.proname, sa.Text), sa.func.obj_description(function.c.oid, "pg_proc"))
-        .join_from(function, relation, relation.c.relnamespace == function.c.pronamespace)
-        .where(relation.c.oid == TableId(table), function.c.proname.in_(names))
-    ).all()
+    rows: Any = session.execute(_functions(table, names)).all()
     return dict(rows)
+
+
+def existing_functions(
+    session: Executor, table: sa.Table, functions: Sequence[Function]
+) -> dict[str, ExistingFunction]:
+    """Return those of these functions that the schema of a table has, by signature; no query is sent for none."""
+    if not functions:
+        return {}
+    query = _functions(table, [each.name for each in functions]).add_columns(
+        sa.func.pg_get_function_identity_arguments(_FUNCTION.c.oid),
+        sa.func.has_function_privilege(_FUNCTION.c.oid, sa.literal_column("'EXECUTE'")),
+        sa.literal_column("pg_proc.oid::regprocedure::text"),
+    )
+    found = {
+        f"{name}({arguments})": ExistingFunction(comment, executable, qualified)
+        for name, comment, arguments, executable, qualified in session.execute(query)
+    }
+    return {each.signature: found[each.signature] for each in functions if each.signature in found}
+
+
+def _functions(table: sa.Table, names: Sequence[str]) -> AnySelect:
+    relation = system_table("pg_class", "oid", "relnamespace")
+    return (
+        sa.select(sa.cast(_FUNCTION.c.proname, sa.Text), sa.func.obj_description(_FUNCTION.c.oid, "pg_proc"))
+        .join_from(_FUNCTION, relation, relation.c.relnamespace == _FUNCTION.c.pronamespace)
+        .where(relation.c.oid == TableId(table), _FUNCTION.c.proname.in_(names))
+    )
 
 
 def schemas_of(session: Executor, tables: Sequence[sa.Table]) -> dict[str, str]:

@@ -19,7 +19,12 @@ from sqlaqueue.postgresql.checks.privileges import (
     missing_schema_grants,
     policies_for,
 )
-from sqlaqueue.postgresql.checks.versions import outdated_triggers, outdated_triggers_of, undefined_object_advice
+from sqlaqueue.postgresql.checks.versions import (
+    outdated_functions,
+    outdated_triggers,
+    outdated_triggers_of,
+    undefined_object_advice,
+)
 
 __all__ = [
     "UPDATE_COMMAND",
@@ -35,6 +40,7 @@ __all__ = [
     "missing_objects",
     "missing_policies",
     "missing_schema_grants",
+    "outdated_functions",
     "outdated_triggers",
     "outdated_triggers_of",
     "policies_for",

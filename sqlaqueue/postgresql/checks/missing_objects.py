@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.postgresql.catalog import queue_objects
 from sqlaqueue.postgresql.ddl import wake_triggers
-from sqlaqueue.postgresql.ddl.attach import objects_of
+from sqlaqueue.postgresql.ddl.attach import called_functions, objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -19,7 +19,7 @@ UPDATE_COMMAND: str = "`alembic revision --autogenerate -m sqlaqueue && alembic 
 
 
 def missing_objects(session: Session | sa.Connection, spec: QueueSpec) -> list[str]:
-    """Return the tables that a queue needs and the database lacks, or else its missing columns and triggers.
+    """Return the tables that a queue needs and the database lacks, or else its missing columns, triggers and functions.
 
     The triggers that wake idle Consumers are left out: without them Consumers poll, see :mod:`.versions`.
     """
@@ -30,14 +30,21 @@ def missing_objects(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     triggers = queue_objects.trigger_names(session, spec.table)
     names = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
     wanted = [name for name in names if not name.startswith(wake_triggers.PREFIX)]
+    called = called_functions(spec.table)
+    functions = queue_objects.existing_functions(session, spec.table, called)
     return [
         *_missing_columns(session, tables),
         *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
+        *(
+            f"the function {each.signature} of {spec.table.fullname}"
+            for each in called
+            if each.signature not in functions
+        ),
     ]
 
 
 def check_complete(session: Session | sa.Connection, spec: QueueSpec) -> None:
-    """Raise an error if the database lacks tables, columns or triggers of a queue.
+    """Raise an error if the database lacks tables, columns, triggers or functions of a queue.
 
     :raises DatabaseNotReadyError: naming what is missing, and the command that creates it.
     """

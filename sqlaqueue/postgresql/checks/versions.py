@@ -1,10 +1,12 @@
-"""Whether the triggers in the database are those of this version of sqlaqueue.
+"""Whether the functions and triggers in the database are those of this version of sqlaqueue.
 
-The comment of a trigger function stores its version. An upgrade of sqlaqueue may bring a newer one, which a migration
+The comment of a function stores its version. An upgrade of sqlaqueue may bring a newer one, which a migration
 creates; until then jobs may get no message, or wake no Consumer.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
@@ -12,8 +14,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog import queue_objects
 from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND
-from sqlaqueue.postgresql.ddl.attach import objects_of
-from sqlaqueue.postgresql.ddl.objects import Trigger, TriggerFunction, version_in
+from sqlaqueue.postgresql.ddl.attach import called_functions, objects_of
+from sqlaqueue.postgresql.ddl.objects import Function, Trigger, TriggerFunction, version_in
 from sqlaqueue.postgresql.sqlstate import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -32,26 +34,45 @@ def outdated_triggers_of(session: Session | sa.Connection, table: sa.Table, need
     :param needed_by: what needs them, for the text.
     """
     objects = objects_of(table)
-    functions = {each.name: each for each in objects if isinstance(each, TriggerFunction)}
+    functions = [each for each in objects if isinstance(each, TriggerFunction)]
     triggers = [each.name for each in objects if isinstance(each, Trigger)]
     if not functions and not triggers:
         return None
-    comments = queue_objects.function_comments(session, table, [*functions])
-    for name, function in functions.items():
-        wanted = version_in(function.comment)
-        found = version_in(comments.get(name))
-        if name not in comments or found < wanted:
-            there = f"is of version {found}" if name in comments else "is missing"
-            return _outdated(table, needed_by, f"the trigger function {name} {there}, and version {wanted} is needed")
-        if found > wanted:
-            return (
-                f"{needed_by}: the trigger function {name} is of version {found}, and this process knows "
-                f"version {wanted}: its sqlaqueue is older than the one that the database was migrated for; upgrade it"
-            )
+    comments = queue_objects.function_comments(session, table, [each.name for each in functions])
+    other_version = _other_version(table, functions, comments, needed_by)
+    if other_version is not None:
+        return other_version
     enabled = queue_objects.trigger_names(session, table, enabled_only=True)
     silent = [name for name in triggers if name not in enabled]
     if silent:
         return _outdated(table, needed_by, f"these triggers are missing or disabled: {', '.join(silent)}")
+    return None
+
+
+def outdated_functions(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
+    """Return what is wrong with the functions that statements of a queue call, as above."""
+    functions = called_functions(spec.table)
+    existing = queue_objects.existing_functions(session, spec.table, functions)
+    comments = {each.name: existing[each.signature].comment for each in functions if each.signature in existing}
+    return _other_version(spec.table, functions, comments, spec.model.__name__)
+
+
+def _other_version(
+    table: sa.Table, functions: Sequence[Function], comments: Mapping[str, str | None], needed_by: str
+) -> str | None:
+    """Return which function is missing or of another version; None if none is."""
+    for function in functions:
+        wanted = version_in(function.comment)
+        found = version_in(comments.get(function.name))
+        if function.name not in comments or found < wanted:
+            there = f"is of version {found}" if function.name in comments else "is missing"
+            what = f"the {function.kind} {function.name} {there}, and version {wanted} is needed"
+            return _outdated(table, needed_by, what)
+        if found > wanted:
+            return (
+                f"{needed_by}: the {function.kind} {function.name} is of version {found}, and this process knows "
+                f"version {wanted}: its sqlaqueue is older than the one that the database was migrated for; upgrade it"
+            )
     return None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import sqlalchemy as sa
 from alembic import command
+from sqlalchemy.exc import ProgrammingError
 from sqlalchemy.orm import DeclarativeBase, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin
@@ -75,6 +76,15 @@ def test_a_changed_function_is_replaced(database: Database, make: Any, engine: s
     assert text.count("op.create_queue_function(") == 2
     assert "trigger" not in text
     assert dump(database) == wanted(model, database)
+
+
+def test_another_result_under_the_same_name_is_no_silent_difference(make: Any) -> None:
+    """PostgreSQL refuses to replace it, and says that it has to be dropped first: a new result needs a new name."""
+    project: Project = make(limited())
+    project.metadata = limited(returns="bigint").metadata
+    project.revise()
+    with pytest.raises(ProgrammingError, match="cannot change return type"):
+        project.upgrade()
 
 
 def test_it_is_added_and_removed(database: Database, make: Any, caplog: pytest.LogCaptureFixture) -> None:
@@ -182,7 +192,8 @@ def test_functions_of_tables_that_the_filters_leave_out_stay(
 
 
 def test_functions_of_models_that_the_filters_leave_out_stay(make: Any) -> None:
-    project: Project = make(limited())
+    """Even if their names do not contain that of the table."""
+    project: Project = make(limited(name="sqlaqueue_limit_everything"))
     project.options = {"include_object": lambda _, name, *__: name != "orders"}
     project.check()
 

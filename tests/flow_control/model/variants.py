@@ -65,7 +65,7 @@ HOLDS_DEEP = [
     Variant("limit of 2, four jobs", Scope(keys=(0, 0, 0, 0), limits=(2,), versions=THREE, operations=SETTLE)),
     Variant("limit that changes, plain SQL", Scope(keys=(0, 0), operations=(*LEASES, *LIMITS, "plain start"))),
     Variant("limit, plain SQL, three jobs", Scope(keys=(0, 0, 0), operations=(*LEASES, "plain start"))),
-    Variant("limit that changes, three jobs", Scope(keys=(0, 0, 0), operations=(*LIMITS, *LEASES))),
+    Variant("limit that changes, leases", Scope(keys=(0, 0), versions=THREE, operations=(*LIMITS, *LEASES))),
     Variant("leases, three workers", Scope(keys=(0, 0), limits=(2,), versions=THREE, operations=LEASES)),
     Variant("leases, three jobs", Scope(keys=(0, 0, 0), versions=THREE, operations=LEASES)),
     Variant("two keys that change", Scope(keys=(0, 0, 1), operations=LIMITS)),
@@ -77,8 +77,12 @@ HOLDS_DEEP = [
     Variant("order, four jobs", Scope(keys=(0, 0, 0, 0), ordered=FIRST, versions=THREE, operations=CONTROL)),
     Variant("order, five jobs", Scope(keys=(0, 0, 0, 0, 0), ordered=FIRST, operations=CONTROL)),
     Variant(
-        "order, leases and delays, three workers",
-        Scope(keys=(0, 0, 0), ordered=FIRST, versions=THREE, operations=(*LEASES, *DELAYS, *CONTROL)),
+        "order, leases, three workers",
+        Scope(keys=(0, 0, 0), ordered=FIRST, versions=THREE, operations=(*LEASES, "cancel", "requeue")),
+    ),
+    Variant(
+        "order, delays, three workers",
+        Scope(keys=(0, 0, 0), ordered=FIRST, versions=THREE, operations=(*DELAYS, "cancel", "requeue")),
     ),
     Variant(
         "order beside a limit, three workers",

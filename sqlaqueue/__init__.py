@@ -18,6 +18,7 @@ from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.postgresql import backend as _backend  # noqa: F401 - importing it registers it
 from sqlaqueue.queue.config import QueueConfig
+from sqlaqueue.queue.flow_control import Fair, Limit, Order, Rate
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.queue.states import States
 from sqlaqueue.queue.unique import Unique
@@ -49,14 +50,18 @@ __all__ = [
     "Enqueued",
     "Exponential",
     "Fail",
+    "Fair",
     "JobEvent",
     "JobExists",
     "JobFailed",
     "JobResult",
     "LeaseLost",
+    "Limit",
     "Linear",
+    "Order",
     "QueueConfig",
     "QueueMixin",
+    "Rate",
     "Retry",
     "RetryPolicy",
     "Schedule",

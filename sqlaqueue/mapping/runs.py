@@ -12,6 +12,7 @@ from sqlalchemy.orm import ColumnProperty, InstanceState, Mapper, QueryContext
 from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import StatementError
+from sqlaqueue.flow_control.turns import turns_of
 from sqlaqueue.keys import key_text
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of
 from sqlaqueue.queue.run import Run
@@ -67,6 +68,8 @@ def record_run(state: InstanceState[Any], session: Any, token: str | None = None
     if spec is None:
         return
     show_claimed(job, spec)
+    if spec.config.fair is not None:
+        turns_of(spec).claimed(values)
     # This function is called for each claimed job, so the names are looked up once per queue.
     token_name, limit_name, attempts_name = spec.run_attributes
     limit = values.get(limit_name)

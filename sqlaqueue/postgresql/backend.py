@@ -9,6 +9,7 @@ from sqlaqueue.postgresql.dialect_check import check_dialect, guarded
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace, insert_unless
 from sqlaqueue.postgresql.key_arrays import key_array, numbered_rows
+from sqlaqueue.postgresql.key_hash import key_hash
 from sqlaqueue.postgresql.notify import channel_of, notification
 from sqlaqueue.postgresql.periods import period
 from sqlaqueue.postgresql.sqlstate import sqlstate, violated_constraint
@@ -30,6 +31,7 @@ class PostgreSQL:
     notification = staticmethod(notification)
     object_name = staticmethod(object_name)
     key_array = staticmethod(key_array)
+    key_hash = staticmethod(key_hash)
     numbered_rows = staticmethod(numbered_rows)
     insert_or_ignore = staticmethod(insert_or_ignore)
     insert_or_replace = staticmethod(insert_or_replace)

@@ -17,6 +17,11 @@ def key_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
     return _array(element, nullable=False)
 
 
+def nullable_array(element: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return the type of an array of values, of which some may be NULL."""
+    return _array(element, nullable=True)
+
+
 def _array(element: TypeEngine[Any], *, nullable: bool) -> TypeEngine[Any]:
     if isinstance(element, sa.Integer) or (isinstance(element, sa.Uuid) and element.as_uuid):
         return _TextArray(element, nullable=nullable)

@@ -33,6 +33,12 @@ SCHEDULE = "sqlaqueue_schedule"
 TICK = "sqlaqueue_tick"
 """The table of the ticks that schedules have fired."""
 
+RATE = "sqlaqueue_rate"
+"""The side table of when the next job of each key of a rate may begin."""
+
+TURN = "sqlaqueue_turn"
+"""The column of the rows that a claim takes with their number, where keys take turns."""
+
 Prefixed = TypeVar("Prefixed", bound=HasPrefixes)
 Rows = Mapping[str, Any] | tuple[Sequence[str], AnySelect]
 
@@ -115,6 +121,10 @@ class Claims(Protocol):
         """Return the same for a claim of more than :attr:`FEW` jobs."""
         ...
 
+    def was_contended(self) -> sa.ColumnElement[bool]:
+        """Return the condition that an earlier claim of this transaction has passed over a locked key."""
+        ...
+
     def transaction_id(self) -> sa.ColumnElement[str]:
         """Return the identity of the current transaction."""
         ...
@@ -143,13 +153,17 @@ class Triggers(Protocol):
         """Attach the triggers that keep a message table in step with the job table."""
         ...
 
+    def attach_admission(self, flow: Any, rates: sa.Table | None) -> None:
+        """Attach the functions and triggers of flow control; ``rates`` is the side table of rates, if any."""
+        ...
+
     def wakes(self, spec: Spec) -> bool:
         """Return whether a queue's table has the triggers that wake idle Consumers."""
         ...
 
 
 class SideTables(Protocol):
-    """The library's own tables; the first four methods add one to the model's MetaData and ``spec.side_tables``."""
+    """The library's own tables; the first five methods add one to the model's MetaData and ``spec.side_tables``."""
 
     PAUSE: sa.ColumnElement[Any]
     """The key of the row that pauses a queue; no job has it."""
@@ -160,6 +174,7 @@ class SideTables(Protocol):
     def consumers(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
     def crash_journal(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
     def dead_letter(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
+    def rate(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
 
     def schedule_tables(self, metadata: sa.MetaData, schema: str | None) -> tuple[sa.Table, sa.Table]:
         """Return the tables of schedules and of ticks of a MetaData and schema."""
@@ -176,6 +191,8 @@ class SideTables(Protocol):
     def key_json(self, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
         """Return the key in ``columns`` as side tables store it."""
         ...
+
+    def key_text(self, columns: Iterable[sa.ColumnElement[Any]]) -> sa.ColumnElement[str]: ...  # noqa: D102 - the same as a text
 
     def pause(self, spec: Spec) -> sa.Insert:
         """Return the statement that pauses a queue."""
@@ -317,6 +334,10 @@ class Backend(Protocol):
         """Return the type of an array of keys, for ``key = ANY(array)``."""
         ...
 
+    def key_hash(self, columns: Sequence[sa.ColumnElement[Any]], only: Any = None) -> sa.ColumnElement[int]:
+        """Return a 64-bit hash of a key, or NULL for rows that do not meet ``only``, for an index and statements."""
+        ...
+
     def period(self, length: timedelta, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         """Return the beginning of the period to which ``moment`` belongs, for an index and for statements."""
         ...
@@ -352,7 +373,7 @@ class Backend(Protocol):
         ...
 
     def insert_or_replace(self, table: sa.Table, rows: Rows, *, replaced: Sequence[str]) -> sa.Insert:
-        """Return an INSERT that writes the columns ``replaced`` of rows of the same primary key."""
+        """Return an INSERT that writes the columns ``replaced`` of rows of the same key."""
         ...
 
     def sqlstate(self, error: DBAPIError) -> str | None:

@@ -8,7 +8,7 @@ A model has its configuration in ``__queue__``, and inherits it from abstract ba
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.flow_control import Fair, Limit, Order, Rate
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.states import FINISHED, STATES, States
 from sqlaqueue.queue.strategy_protocol import Strategy
@@ -99,6 +100,10 @@ class QueueConfig:
         ``{"completed": timedelta(days=7), "failed": timedelta(days=90)}``. Consumers delete older jobs. Jobs in states
         that are not named are kept.
     :param unique: refuses a second job with the same values of some attributes, see :class:`~sqlaqueue.Unique`.
+    :param limits: how many jobs may run at once, see :class:`~sqlaqueue.Limit`.
+    :param rates: how many jobs may begin within a period, see :class:`~sqlaqueue.Rate`.
+    :param order: which jobs run strictly one after the other, see :class:`~sqlaqueue.Order`.
+    :param fair: which keys take turns, see :class:`~sqlaqueue.Fair`.
     :param notify: whether enqueueing wakes idle Consumers by NOTIFY.
     :param name: the name of the queue in logs and side tables; the name of the table by default.
     :raises ConfigurationError: for invalid values.
@@ -115,6 +120,10 @@ class QueueConfig:
     on_complete: Literal["keep", "delete"] = "keep"
     retention: Mapping[str, Delay] = field(default_factory=dict)
     unique: Unique | None = None
+    limits: Sequence[Limit] = ()
+    rates: Sequence[Rate] = ()
+    order: Order | None = None
+    fair: Fair | None = None
     notify: bool = True
     name: str | None = None
 
@@ -146,6 +155,7 @@ class QueueConfig:
             object.__setattr__(self, "adopt", MappingProxyType(dict(self.adopt)))
         self._check_rows_are_messages()
         self._check_unique()
+        self._check_flow_control()
         object.__setattr__(self, "retention", MappingProxyType(self._checked_retention()))
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
 
@@ -190,6 +200,24 @@ class QueueConfig:
         if unique is not None and not isinstance(unique, Unique):
             msg = f"QueueConfig(unique={unique!r}): use sqlaqueue.Unique('customer_id', 'kind')"
             raise ConfigurationError(msg)
+
+    def _check_flow_control(self) -> None:
+        examples = {"limits": (Limit, 'Limit(2, per="customer_id")'), "rates": (Rate, "Rate(10, every=1)")}
+        for option, (kind, example) in examples.items():
+            given: object = getattr(self, option)
+            if (
+                isinstance(given, str)
+                or not isinstance(given, Sequence)
+                or not all(isinstance(one, kind) for one in given)
+            ):
+                msg = f"QueueConfig({option}={given!r}): use a list, as in [{example}]"
+                raise ConfigurationError(msg)
+            object.__setattr__(self, option, tuple(given))
+        for option, kind in (("order", Order), ("fair", Fair)):
+            one: object = getattr(self, option)
+            if one is not None and not isinstance(one, kind):
+                msg = f'QueueConfig({option}={one!r}): use sqlaqueue.{kind.__name__}("customer_id")'
+                raise ConfigurationError(msg)
 
     def _checked_retention(self) -> dict[str, timedelta]:
         given: object = self.retention  # without a type checker, callers may pass any object

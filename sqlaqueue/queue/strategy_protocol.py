@@ -50,6 +50,9 @@ class ClaimRequest:
     scan_range: ScanRange | None = None
     """Limits the scan to a part of the claim order; None for all of it. The condition belongs beside the ORDER BY,
     where it can bound the scan of the index."""
+    few: bool = False
+    """Whether the candidates are few, and found by their keys or by an index of their own. A claim under flow control
+    then reads them at once, instead of key by key."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class Strategy(Protocol):
     keeps_rows: ClassVar[bool]
     supports_scan_range: ClassVar[bool]
     supports_claim_token: ClassVar[bool]
+    supports_flow_control: ClassVar[bool]
     tells_running_apart: ClassVar[bool]
     required_roles: ClassVar[Mapping[str, str]]
 

@@ -74,6 +74,7 @@ def claim_statement(
     scan_range: ScanRange | None = None,
     announcements: sa.BindParameter[str] | None = None,
     many_due: bool = False,
+    few: bool = False,
 ) -> sa.sql.expression.Executable:
     """Return the statement that claims selected jobs.
 
@@ -85,6 +86,7 @@ def claim_statement(
     :param announcements: the ids of the announcements that the claim answers. It notifies the other Consumers that
         their jobs are claimed.
     :param many_due: whether many jobs are due, even if the limit is low.
+    :param few: whether few jobs are selected, see :class:`~sqlaqueue.strategies.ClaimRequest`.
     """
     spec, entity, candidates, options = selection
     if CONTROL in spec.side_tables:
@@ -101,6 +103,7 @@ def claim_statement(
         worker=sa.bindparam(None, callable_=worker_name, type_=sa.Text()) if worker is None else worker,
         token=sa.bindparam(None, callable_=token, type_=sa.Uuid()),
         scan_range=scan_range,
+        few=few,
     )
     claimed = spec.strategy.claim(request)
     if announcements is not None:

@@ -11,7 +11,6 @@ under the entry point group ``sqlaqueue.strategies``.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import sqlalchemy as sa
@@ -19,7 +18,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.backend import TURN, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.states import STATES
 from sqlaqueue.queue.strategy_protocol import (
@@ -31,8 +30,11 @@ from sqlaqueue.queue.strategy_protocol import (
     Settlement,
     Verb,
 )
-from sqlaqueue.strategies.parts.columns import column_of, named
+from sqlaqueue.strategies.parts.blocking_heads import holds_none_back
+from sqlaqueue.strategies.parts.columns import column_of, named, named_in
+from sqlaqueue.strategies.parts.flow_control import attach_flow_control
 from sqlaqueue.strategies.parts.job_listing import job_listing
+from sqlaqueue.strategies.parts.listed_keys import ListedKeys
 from sqlaqueue.strategies.parts.required_privileges import consumer_privileges
 from sqlaqueue.strategies.parts.retention_index import attach_retention, oldest_first
 from sqlaqueue.strategies.parts.twins import TWIN, columns_to_judge, judge, reason, update_judged
@@ -41,18 +43,6 @@ from sqlaqueue.strategies.parts.unique_key import unique_key
 
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The column in which a claim that deletes the rows returns the token of its runs."""
-
-
-@dataclass(frozen=True)
-class _Listed(KeyRange):
-    """Some jobs by their keys."""
-
-    spec: QueueSpec | None = None
-    keys: Sequence[Key] = ()
-
-    def holds(self, columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
-        """Return the condition that the key in ``columns`` is one of these."""
-        return sa.true() if self.spec is None else self.spec.key_in(columns, self.keys)
 
 
 class ClaimStrategy:
@@ -72,6 +62,9 @@ class ClaimStrategy:
 
     supports_claim_token: ClassVar[bool] = False
     """Whether a claim writes ``ClaimRequest.token`` into the rows, see ``sqlaqueue.strategies.parts.claim_tokens``."""
+
+    supports_flow_control: ClassVar[bool] = False
+    """Whether claims take rows by ``backend().claims.take()``, and what runs can be counted."""
 
     tells_running_apart: ClassVar[bool] = False
     """Whether a running job reads as processing, and the strategy's settlements and rescues leave out a job whose
@@ -96,6 +89,7 @@ class ClaimStrategy:
         if spec.config.retention:
             self.attach_retention(spec)
         attach_unique(spec, self)
+        attach_flow_control(spec, self)
 
     def attach_retention(self, spec: QueueSpec) -> None:
         """Add the index for the deletion of finished jobs; called only with ``QueueConfig(retention=...)``."""
@@ -192,7 +186,7 @@ class ClaimStrategy:
         transaction holds, is left alone: its claim was rolled back, or it has been restored already.
         """
         keys = [key for _, listed in held.claims if not isinstance(listed, sa.BindParameter) for key in listed]
-        return self.reconcile_range(spec, _Listed(spec=spec, keys=keys))
+        return self.reconcile_range(spec, ListedKeys(spec=spec, keys=keys))
 
     # -- maintenance and administration ----------------------------------------------------------------------
 
@@ -282,7 +276,7 @@ class ClaimStrategy:
         :param states: the names of the states to delete from.
         :param age: a bound interval: how long ago the jobs finished at least; None for any age.
         """
-        old = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*states)).limit(limit)
+        old = self.pick(spec, chosen, *spec.keys).where(spec.in_state(*states), *holds_none_back(spec)).limit(limit)
         if age is not None:
             finished_at = spec.column("finished_at", "purge(older_than=...)")
             old = old.where(finished_at <= clock() - age).order_by(*oldest_first(spec, states, finished_at))
@@ -381,10 +375,17 @@ class ClaimStrategy:
         changed = verb.returning(*named(spec.keys)).cte("changed")
         return sa.select(*changed.c).add_cte(other.cte("other"))
 
-    @staticmethod
-    def in_claim_order(spec: QueueSpec, claimed: sa.FromClause) -> AnySelect:
-        """Return all rows of ``claimed`` in claim order, which neither RETURNING nor a locking scan guarantees."""
-        return sa.select(*claimed.c).order_by(*(column_of(claimed, column) for column in spec.claim_order))
+    @classmethod
+    def in_claim_order(cls, spec: QueueSpec, claimed: sa.FromClause, picked: sa.CTE | None = None) -> AnySelect:
+        """Return all rows of ``claimed`` in claim order, which neither RETURNING nor a locking scan guarantees.
+
+        :param picked: the rows of which they were made. Where keys take turns, they have the order of the turns.
+        """
+        turns = claimed if picked is None else picked
+        order = [turns.c[TURN]] if TURN in turns.c else named_in(claimed, spec.claim_order)
+        is_apart = TURN in turns.c and picked is not None
+        rows = claimed.join(turns, cls.same_key(spec, named_in(claimed, spec.keys), turns)) if is_apart else claimed
+        return sa.select(*claimed.c).select_from(rows).order_by(*order)
 
     @staticmethod
     def once_each(spec: QueueSpec, candidates: AnySelect, claimed: sa.CTE) -> sa.FromClause:

@@ -50,6 +50,7 @@ class UpdateStatus(ClaimStrategy):
     name: ClassVar[str] = "update_status"
     supports_scan_range: ClassVar[bool] = True
     supports_claim_token: ClassVar[bool] = True
+    supports_flow_control: ClassVar[bool] = True
     tells_running_apart: ClassVar[bool] = True
     required_roles: ClassVar[Mapping[str, str]] = {"status": 'strategy "update_status"'}
 
@@ -81,7 +82,7 @@ class UpdateStatus(ClaimStrategy):
             .returning(*named(spec.table.c))
             .cte("claimed")
         )
-        return self.in_claim_order(spec, claimed)
+        return self.in_claim_order(spec, claimed, picked)
 
     @staticmethod
     def _claimed_values(request: ClaimRequest) -> dict[sa.Column[Any], Any]:

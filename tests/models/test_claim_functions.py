@@ -23,7 +23,7 @@ from tests.models.tidy import TidyDatabase, created
 NAME = 'a "job" of 100%'
 MAPS: list[dict[str | None, str]] = [{}, {None: "o'ne"}, {None: "50% two"}]
 PROPERTIES = sa.text("""
-    SELECT provolatile::text, proconfig[2], obj_description(oid, 'pg_proc')
+    SELECT provolatile::text, proconfig[1], obj_description(oid, 'pg_proc')
     FROM pg_proc WHERE proname LIKE 'sqlaqueue_limit%'
 """)
 

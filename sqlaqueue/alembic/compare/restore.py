@@ -14,7 +14,9 @@ _NOT_ENABLED = {"D": "DISABLE", "R": "ENABLE REPLICA", "A": "ENABLE ALWAYS"}
 
 def create_function(function: ReflectedFunction) -> MigrateOperation:
     """Return the operation that creates a dropped function as it was."""
-    has_expected_path = function.restricted if function.definer else function.has_session_search_path
+    has_expected_path = not function.has_search_path
+    if function.definer or function.returns == "trigger":
+        has_expected_path = function.restricted if function.definer else function.has_session_search_path
     if function.plain and has_expected_path and function.source.startswith("\n"):
         return ops.CreateFunction(
             function.name,

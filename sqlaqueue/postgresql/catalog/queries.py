@@ -36,7 +36,8 @@ FUNCTIONS = sa.text("""
              AND NOT public.allowed AS restricted,
            l.lanname = 'plpgsql' AND f.provolatile = 'v' AND NOT f.proisstrict
              AND f.proparallel = 'u' AND f.procost = 100 AND NOT f.proleakproof
-             AND f.proconfig[2:] = ARRAY['enable_seqscan=off'] AS plain
+             AND CASE WHEN f.proconfig[1] LIKE 'search_path=%' THEN f.proconfig[2:] ELSE f.proconfig END
+               = ARRAY['enable_seqscan=off'] AS plain
     FROM pg_proc AS f
     JOIN pg_namespace AS n ON n.oid = f.pronamespace
     JOIN pg_language AS l ON l.oid = f.prolang

@@ -58,7 +58,7 @@ class ReflectedFunction:
 
         :param source: the body of ``function`` with the names of its tables inserted.
         """
-        search_path = self.restricted if function.definer else self.has_search_path
+        search_path = self.restricted if function.definer else self.has_search_path == function.sets_search_path
         own = (self.returns, self.source, self.comment, self.definer, self.plain, search_path)
         return own == (function.returns, source, function.comment, function.definer, True, True)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from sqlaqueue.postgresql.claims.claim_scan import by_priority, cursor_at, from_cursor, take
+from sqlaqueue.postgresql.claims.claim_scan import by_priority, cursor_at, from_cursor
+from sqlaqueue.postgresql.claims.contention import was_contended
 from sqlaqueue.postgresql.claims.due_times import upcoming_times
 from sqlaqueue.postgresql.claims.planner import FEW, planned_anew, planned_anew_for_many
+from sqlaqueue.postgresql.claims.take import take
 from sqlaqueue.postgresql.claims.transactions import transaction_id, was_committed, written_here
 
 __all__ = [
@@ -18,5 +20,6 @@ __all__ = [
     "transaction_id",
     "upcoming_times",
     "was_committed",
+    "was_contended",
     "written_here",
 ]

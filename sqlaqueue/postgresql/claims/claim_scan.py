@@ -52,7 +52,8 @@ def _render(each: _Each, compiler: Any, **options: Any) -> str:
     return rendered
 
 
-def _each(rows: SelectBase, name: str) -> _Each:
+def lateral_each(rows: SelectBase, name: str) -> _Each:
+    """Return ``rows`` as a LATERAL of several tables."""
     return _Each._construct(rows.self_group(), name=name)  # noqa: SLF001 - lateral() makes no other class
 
 
@@ -103,7 +104,7 @@ class _FirstDue(Protocol):
     ) -> AnySelect: ...
 
 
-def take(
+def take_first(
     request: ClaimRequest,
     waiting: AnySelect,
     scanned: sa.FromClause,
@@ -136,9 +137,9 @@ def _first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: A
     # The planner assumes that all rows of a LATERAL are fetched. Without it, it would prefer a plan that returns the
     # first rows at once, such as one scan of a table for each row of another.
     start = _series(_ONE, "sqlaqueue_start")
-    found = lock(_sorted(rows.where(start.c[0].is_not(None)), order, limit))
-    each = _each(found.correlate(start), "sqlaqueue_each")
-    return _few(each, limit, start.join(each, sa.true()))
+    found = lock(first_in_order(rows.where(start.c[0].is_not(None)), order, limit))
+    each = lateral_each(found.correlate(start), "sqlaqueue_each")
+    return few_rows(each, limit, start.join(each, sa.true()))
 
 
 def _first_by_priority(
@@ -150,13 +151,15 @@ def _first_by_priority(
     """
     order = [scanned.c[column.key] for column in spec.claim_order]
     levels = _levels(spec, scanned, order)
-    parts = [lock(_sorted(waiting.where(part), order, limit)) for part in _parts(spec, order, levels)]
+    parts = [lock(first_in_order(waiting.where(part), order, limit)) for part in _parts(spec, order, levels)]
     if len(parts) == 1:
-        each = _each(parts[0].correlate(levels), "sqlaqueue_each")
+        each = lateral_each(parts[0].correlate(levels), "sqlaqueue_each")
     else:
-        laterals = [_each(part.correlate(levels), f"sqlaqueue_part_{number}") for number, part in enumerate(parts)]
-        each = _each(sa.union_all(*(sa.select(*part.c) for part in laterals)), "sqlaqueue_each")
-    return _few(each, limit, levels.join(each, _may_be_due(spec, levels)))
+        laterals = [
+            lateral_each(part.correlate(levels), f"sqlaqueue_part_{number}") for number, part in enumerate(parts)
+        ]
+        each = lateral_each(sa.union_all(*(sa.select(*part.c) for part in laterals)), "sqlaqueue_each")
+    return few_rows(each, limit, levels.join(each, _may_be_due(spec, levels)))
 
 
 def _levels(spec: QueueSpec, scanned: sa.FromClause, order: Sequence[sa.ColumnElement[Any]]) -> NamedFromClause:
@@ -219,7 +222,7 @@ def _up_to(spec: QueueSpec, order: Sequence[sa.ColumnElement[Any]], level: Any) 
     return sa.tuple_(order[0], last[0]) <= sa.tuple_(level, last[1])
 
 
-def _sorted(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any) -> AnySelect:
+def first_in_order(rows: AnySelect, order: Sequence[sa.ColumnElement[Any]], limit: Any) -> AnySelect:
     """Return the first ``limit`` of ``rows`` in a form for which the server scans the index of their order.
 
     A subquery hides the value of the LIMIT. The planner then assumes a tenth of the rows, and does not sort all rows.
@@ -237,7 +240,7 @@ def _series(end: Any, name: str) -> sa.TableValuedAlias:
     return series.table_valued(sa.column(name, sa.Integer()), name=name, joins_implicitly=True)
 
 
-def _few(each: sa.FromClause, limit: Any, source: sa.FromClause) -> AnySelect:
+def few_rows(each: sa.FromClause, limit: Any, source: sa.FromClause) -> AnySelect:
     """Return up to ``limit`` rows of ``source`` with the columns of ``each``, under a condition that is always true.
 
     The planner cannot estimate the condition, so it assumes one row in a hundred or two.

@@ -47,8 +47,10 @@ class QueueObject(DDLElement):
 class Function(QueueObject):
     """A function in PL/pgSQL that statements of a queue call, in the schema of its table.
 
-    It sets its own search path: under the caller's, the unqualified names in its body could mean other objects. It
-    disables sequential scans, because PL/pgSQL keeps a plan for as long as the connection lives while the table grows.
+    It runs with the caller's search path, by which the statement that calls it has found the same tables; to set
+    another one takes as long as the whole call. A trigger function sets its own: under a writer's search path, the
+    unqualified names in its body could mean other objects. Both disable sequential scans, because PL/pgSQL keeps a plan
+    for as long as the connection lives while the table grows.
     """
 
     kind: ClassVar[str] = "function"
@@ -69,6 +71,11 @@ class Function(QueueObject):
     comment: str | None = None
     definer: bool = False
     """Whether it runs with its owner's privileges (``SECURITY DEFINER``), so that callers need none on ``tables``."""
+
+    @property
+    def sets_search_path(self) -> bool:
+        """Whether it has a search path of its own."""
+        return self.definer or self.returns == "trigger"
 
     @property
     def signature(self) -> str:

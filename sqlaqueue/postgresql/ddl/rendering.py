@@ -40,9 +40,10 @@ def _create_function(element: Function, compiler: DDLCompiler, **_: Any) -> str:
     body = escaped(compiler, element.body)
     for key, table in element.tables.items():
         body = body.replace(f"{{{key}}}", compiler.preparer.format_table(table))
+    path = "SET search_path FROM CURRENT " if element.sets_search_path else ""
     return (
         f"CREATE OR REPLACE FUNCTION {_signature(compiler, element)} RETURNS {element.returns}\n"
-        "LANGUAGE plpgsql SET search_path FROM CURRENT SET enable_seqscan = off "
+        f"LANGUAGE plpgsql {path}SET enable_seqscan = off "
         f"AS $sqlaqueue$\n{body}$sqlaqueue$"
     )
 

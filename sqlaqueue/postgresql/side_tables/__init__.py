@@ -7,12 +7,13 @@ from sqlaqueue.postgresql.side_tables.control import (
     as_json,
     is_paused,
     key_json,
+    key_text,
     pause,
     request_cancellation,
 )
 from sqlaqueue.postgresql.side_tables.dead_letters import bury, stored_rows
 from sqlaqueue.postgresql.side_tables.schedules import SCHEDULE_CHANNEL, schedule_notification, schedule_tables
-from sqlaqueue.postgresql.side_tables.tables import consumers, control, crash_journal, dead_letter
+from sqlaqueue.postgresql.side_tables.tables import consumers, control, crash_journal, dead_letter, rate
 
 __all__ = [
     "PAUSE",
@@ -25,7 +26,9 @@ __all__ = [
     "dead_letter",
     "is_paused",
     "key_json",
+    "key_text",
     "pause",
+    "rate",
     "request_cancellation",
     "schedule_notification",
     "schedule_tables",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -30,6 +30,11 @@ def as_json(text: sa.ColumnElement[str]) -> sa.ColumnElement[Any]:
 def key_json(columns: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[Any]:
     """Return the key in ``columns`` as the JSON array that identifies a job in side tables."""
     return sa.func.jsonb_build_array(*columns, type_=JSONB())
+
+
+def key_text(columns: Iterable[sa.ColumnElement[Any]]) -> sa.ColumnElement[str]:
+    """Return the same as a text, in which two keys are never equal."""
+    return sa.cast(key_json([*columns]), sa.Text())
 
 
 def pause(spec: QueueSpec) -> sa.Insert:

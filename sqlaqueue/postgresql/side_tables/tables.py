@@ -6,6 +6,7 @@
   worker dies, the database rolls its claim back; the journal still lists the jobs.
 * ``sqlaqueue_consumer`` stores the Consumers that are alive, with their last heartbeat.
 * ``sqlaqueue_dead_letter`` stores the jobs that failed for good in a queue whose claims delete rows.
+* ``sqlaqueue_rate`` stores when the next job of each key of a rate may begin.
 
 None has a foreign key to the user's tables: a second connection would wait for the very rows that a batch has locked.
 """
@@ -17,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
 from sqlaqueue.queue.spec import QueueSpec
 
 
@@ -91,4 +92,18 @@ def dead_letter(spec: QueueSpec) -> sa.Table:
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("error", sa.Text()),
         _created_at(),
+    )
+
+
+def rate(spec: QueueSpec) -> sa.Table:
+    """Return the table of rates, which is defined once in each MetaData and schema."""
+    moment = sa.DateTime(timezone=True)
+    return _table(
+        spec,
+        RATE,
+        sa.Column("queue", sa.Text(), primary_key=True),
+        sa.Column("rate", sa.Text(), primary_key=True),
+        sa.Column("key", sa.BigInteger(), primary_key=True, autoincrement=False),
+        sa.Column("next_at", moment, nullable=False),
+        sa.Column("throttled_until", moment),
     )

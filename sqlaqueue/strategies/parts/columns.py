@@ -41,3 +41,8 @@ def numbered(prefix: str, columns: Sequence[sa.Column[Any]]) -> list[sa.Label[An
 def same(columns: Sequence[sa.ColumnElement[Any]], others: Sequence[sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
     """Return the condition that columns are equal in pairs."""
     return sa.and_(*(column == other for column, other in zip(columns, others, strict=True)))
+
+
+def named_in(rows: sa.FromClause, columns: Iterable[sa.Column[Any]]) -> list[sa.ColumnElement[Any]]:
+    """Return the columns of ``rows`` that stem from ``columns`` of the model's table."""
+    return [column_of(rows, column) for column in columns]

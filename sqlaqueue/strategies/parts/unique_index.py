@@ -11,20 +11,17 @@ from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.config import did_you_mean
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.queue.strategy_protocol import Strategy
 from sqlaqueue.queue.unique import UNFINISHED, Unique
 from sqlaqueue.strategies.parts.indexes import add_index
+from sqlaqueue.strategies.parts.key_columns import key_column
 from sqlaqueue.strategies.parts.unique_key import unique_key
 
 PURPOSE = "unique"
 _NO_SUCH_INDEX = "42P10"
-
-_UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
-"""The roles that the library does not change while a job is in the queue."""
 
 
 def attach_unique(spec: QueueSpec, strategy: Strategy) -> None:
@@ -71,24 +68,13 @@ def explaining_missing_index(spec: QueueSpec) -> Iterator[None]:
 
 
 def _check_attribute(spec: QueueSpec, name: str) -> None:
-    model, column = spec.model.__name__, spec.mapper.columns.get(name)
-    what = f"{model}: Unique({name!r})"
-    if not isinstance(column, sa.Column) or column.table is not spec.table:
-        # Not mapper.attrs, which would configure the mappers of classes that refer to others not mapped yet.
-        is_other = column is None and spec.mapper.has_property(name)
-        hint = "; of a relationship, name the attributes of its foreign key" if is_other else ""
-        msg = f"{what}: there is no such attribute with a column in {spec.table.name}{hint}"
-        raise ConfigurationError(msg + ("" if is_other else did_you_mean(name, spec.mapper.columns.keys())))
-    role = next((role for role, other in spec.columns.items() if other is column), None)
-    if role is not None and role not in _UNCHANGED_ROLES:
-        msg = f"{what}: {model}.{name} is the {role} of the queue, which changes while a job is in it; leave it out"
-        raise ConfigurationError(msg)
-    stored = getattr(column.type, "impl_instance", column.type)
-    if isinstance(stored, sa.ARRAY):
-        msg = f"{what}: enqueue() cannot look for values of type ARRAY; use a text or JSONB for {model}.{name}"
-        raise ConfigurationError(msg)
-    if getattr(stored, "__visit_name__", "") == "JSON":
-        msg = f"{what}: PostgreSQL compares no values of type JSON; use JSONB for {model}.{name}"
+    what = f"{spec.model.__name__}: Unique({name!r})"
+    column = key_column(spec, name, what)
+    if isinstance(getattr(column.type, "impl_instance", column.type), sa.ARRAY):
+        msg = (
+            f"{what}: enqueue() cannot look for values of type ARRAY; use a text or JSONB for "
+            f"{spec.model.__name__}.{name}"
+        )
         raise ConfigurationError(msg)
 
 

@@ -108,7 +108,7 @@ def test_it_is_added_and_removed(database: Database, make: Any, caplog: pytest.L
         (f"DROP FUNCTION {NAME}", "added"),
         (f"COMMENT ON FUNCTION {NAME} IS NULL", "changed"),
         (f"COMMENT ON FUNCTION {NAME} IS 'it''s 100%% mine'", "changed"),
-        (f"ALTER FUNCTION {NAME} RESET search_path", "changed"),
+        (f"ALTER FUNCTION {NAME} SET search_path = public", "changed"),
         (f"ALTER FUNCTION {NAME} SET enable_seqscan = on", "changed"),
         (f"ALTER FUNCTION {NAME} STABLE", "changed"),
         (f"ALTER FUNCTION {NAME} SECURITY DEFINER", "changed"),

@@ -1,0 +1,158 @@
+"""The limits, rates, order and turns of one queue, resolved to its columns.
+
+A key of several columns is compared by its hash, a 64-bit number. So each index has one column for a key, whatever the
+types of its attributes, and NULL is a value like any other. Two keys of equal hashes would share what is left to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.flow_control import Fair, Limit, Number, Order, Rate
+from sqlaqueue.queue.spec import QueueSpec
+
+
+@dataclass(frozen=True, eq=False)
+class JobKey:
+    """Some attributes of a job whose values are the key of a limit, a rate, an order or a turn."""
+
+    spec: QueueSpec
+    names: Sequence[str]
+
+    @cached_property
+    def columns(self) -> list[sa.Column[Any]]:
+        """The columns of the attributes."""
+        return [self.spec.mapper.columns[name] for name in self.names]
+
+    def hashed(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the hash of the key of the jobs in ``rows``, the table or an alias of it, as indexes have it."""
+        return backend().key_hash([rows.c[column.key] for column in self.columns])
+
+    def of(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the same, or NULL for a job that has no value in one of the columns; 0 for no columns at all."""
+        if not self.names:
+            return sa.literal_column("0", sa.BigInteger())
+        missing = [rows.c[column.key].is_(None) for column in self.columns if column.nullable]
+        return sa.case((sa.or_(*missing), sa.null()), else_=self.hashed(rows)) if missing else self.hashed(rows)
+
+    def running(self, rows: sa.FromClause) -> sa.ColumnElement[int]:
+        """Return the hash of the key of running jobs in ``rows``; NULL for others.
+
+        Only one index serves a search for it. Were the state a condition of its own, the planner could choose any index
+        of running jobs, and a function would keep that plan.
+        """
+        status = rows.c[self.spec.columns["status"].key]
+        runs = status == self.spec.literal("processing")
+        return backend().key_hash([rows.c[column.key] for column in self.columns], only=runs)
+
+    @property
+    def text(self) -> str:
+        """The names, for names of objects and for reports."""
+        return ",".join(self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyLimit(JobKey):
+    """A limit of a queue."""
+
+    config: Limit
+
+    @property
+    def most(self) -> sa.ColumnElement[int]:
+        """How many jobs of the key may run at once, from the columns of the table."""
+        return _number(self.spec, self.config.most)
+
+
+@dataclass(frozen=True, eq=False)
+class KeyRate(JobKey):
+    """A rate of a queue."""
+
+    config: Rate
+
+    @property
+    def interval(self) -> float:
+        """Seconds between two beginnings."""
+        return self.config.every.total_seconds() / self.config.most
+
+    @property
+    def name(self) -> str:
+        """The name of the rate among those of the queue; another period is another rate."""
+        return f"{self.text}/{self.config.every.total_seconds():g}s"
+
+
+@dataclass(frozen=True, eq=False)
+class KeyOrder(JobKey):
+    """The order of a queue."""
+
+    config: Order
+
+    @property
+    def by(self) -> tuple[sa.Column[Any], ...]:
+        """The columns of the order within a key."""
+        first = self.spec.mapper.columns[self.config.by]
+        return (first, *(key for key in self.spec.keys if key is not first))
+
+
+@dataclass(frozen=True, eq=False)
+class TurnKey(JobKey):
+    """Whose jobs take turns."""
+
+    config: Fair
+
+    @property
+    def weight(self) -> sa.ColumnElement[int]:
+        """How many jobs of the key one turn has, from the columns of the table."""
+        return _number(self.spec, self.config.weight)
+
+
+def _number(spec: QueueSpec, given: Number) -> sa.ColumnElement[int]:
+    if isinstance(given, int):
+        return sa.literal_column(str(given), sa.Integer())
+    if isinstance(given, str):
+        return spec.mapper.columns[given]
+    # A class is a callable as well as a select is an object of one; only a function gives a select for the class.
+    found: Any = given(spec.model) if callable(given) and not isinstance(given, sa.sql.ClauseElement) else given
+    return found.scalar_subquery() if isinstance(found, sa.Select) else found
+
+
+@dataclass(frozen=True, eq=False)
+class FlowControl:
+    """All of it for one queue."""
+
+    spec: QueueSpec
+    limits: Sequence[KeyLimit]
+    rates: Sequence[KeyRate]
+    order: KeyOrder | None
+    turn: TurnKey | None
+
+    @property
+    def keys(self) -> list[JobKey]:
+        """The keys that may hold a job back."""
+        return [*self.limits, *self.rates, *([] if self.order is None else [self.order])]
+
+    @property
+    def part(self) -> JobKey | None:
+        """The attributes of these keys together, without those that take turns; None where there are none."""
+        turns = () if self.turn is None else self.turn.names
+        names = dict.fromkeys(name for key in self.keys for name in key.names if name not in turns)
+        return JobKey(self.spec, tuple(names)) if names else None
+
+
+def flow_control(spec: QueueSpec) -> FlowControl | None:
+    """Return the flow control of a queue; None for a queue without any."""
+    config = spec.config
+    if not (config.limits or config.rates or config.order or config.fair):
+        return None
+    return FlowControl(
+        spec,
+        [KeyLimit(spec, one.per, one) for one in config.limits],
+        [KeyRate(spec, one.per, one) for one in config.rates],
+        None if config.order is None else KeyOrder(spec, config.order.per, config.order),
+        None if config.fair is None else TurnKey(spec, config.fair.per, config.fair),
+    )

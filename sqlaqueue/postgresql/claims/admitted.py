@@ -1,0 +1,147 @@
+"""Claims under flow control: the first jobs that no limit, rate or order holds back.
+
+For each cell (:mod:`~sqlaqueue.postgresql.claims.cells`), jobs are read in order, and pass these steps one by one:
+
+1. *Checked*: for each limit, rate and order, a function locks the key and counts in a new snapshot what runs. The lock
+   is an advisory one of the transaction, so no other claim admits jobs of the key before this one is committed. A key
+   that is locked already is passed over.
+2. *Locked*: the row itself, in its newest version.
+3. *Recorded*: the claim's record, a setting of the transaction, gets the job and its keys, so that the checks of the
+   next jobs count this one as well.
+
+The server executes them row by row, and stops when it has enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.controls import FlowControl
+from sqlaqueue.postgresql.claims.cells import Cells, window_size
+from sqlaqueue.postgresql.claims.checks import RateCheck, checks_of
+from sqlaqueue.postgresql.claims.claim_record import ClaimRecord, order_name
+from sqlaqueue.postgresql.claims.claim_scan import few_rows, first_in_order, lateral_each
+from sqlaqueue.postgresql.claims.rate_rows import begin_jobs
+from sqlaqueue.queue.backend import TURN
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.strategy_protocol import ClaimRequest
+
+_AGAIN = "sqlaqueue_again"
+"""Whether the claim may have admitted a candidate already."""
+
+Lock = Callable[[AnySelect], AnySelect]
+
+
+class Admitted:
+    """The statement of one claim, in parts.
+
+    :param waiting: a SELECT of pending jobs with the columns that the strategy needs, the primary key among them.
+    :param lock: locks rows as the strategy does.
+    """
+
+    def __init__(self, request: ClaimRequest, flow: FlowControl, waiting: AnySelect, lock: Lock) -> None:
+        self._spec: QueueSpec = request.spec
+        self._limit, self._flow, self._waiting, self._lock = request.limit, flow, waiting, lock
+        self._checks = checks_of(flow)
+        self._cells = Cells(flow, request.limit, one=request.few)
+        self._record = ClaimRecord(self._spec, request.token)
+        self._named = [str(column.key) for column in waiting.selected_columns]
+        self._ordered = list(dict.fromkeys([*self._spec.claim_order, *(() if flow.order is None else flow.order.by)]))
+
+    def rows(self) -> sa.CTE:
+        """Return the jobs that are admitted, locked."""
+        cells = self._cells.all
+        kinds = [self._cell(cells, part=False)]
+        if self._cells.part is not None:
+            kinds.append(self._cell(cells, part=True))
+        laterals = [
+            lateral_each(kind.correlate(cells), f"sqlaqueue_kind_{number}") for number, kind in enumerate(kinds)
+        ]
+        each = lateral_each(sa.union_all(*(sa.select(*kind.c) for kind in laterals)), "sqlaqueue_each")
+        rows = few_rows(each, self._limit, cells.join(each, sa.true())).cte("sqlaqueue_admitted")
+        # The rows of a CTE come in the order in which it has found them.
+        turns = [] if self._flow.turn is None else [sa.func.row_number().over().label(TURN)]
+        picked = sa.select(*(rows.c[name] for name in self._named), *turns)
+        for check in self._checks:
+            if isinstance(check, RateCheck):
+                picked = picked.add_cte(begin_jobs(check, rows).cte(check.name("begun")))
+        return picked.cte("picked")
+
+    def _cell(self, cells: sa.CTE, *, part: bool) -> AnySelect:
+        """Return the jobs of a cell that may be admitted, locked.
+
+        :param part: of a part, or of a window.
+        """
+        checked = self._checked(self._candidates(cells, part=part))
+        locked = lateral_each(self._locked(checked), "sqlaqueue_locked")
+        keys = [checked.c[check.name("key")] for check in self._checks]
+        recorded = self._record.with_job(checked, self._checks, itself=self._visits_twice).label("sqlaqueue_recorded")
+        found = sa.select(*keys, recorded, *(locked.c[name] for name in self._named))
+        found = found.select_from(checked.join(locked, sa.true()))
+        if self._cells.turn is None:
+            return found
+        first = cells.c.lap == sa.literal_column("1")
+        return found.limit(sa.case((first, self._turn_size(cells)), else_=self._limit))
+
+    def _turn_size(self, cells: sa.CTE) -> sa.ColumnElement[int]:
+        """Return how many jobs the key of a cell may have in the first lap."""
+        level, turn = cells.c.level, cells.c.turn
+        # The key whose turn had begun before comes once more at the end of the lap, for its next turn.
+        taken = sa.case((cells.c.wrapped == sa.literal_column("0"), self._cells.taken(level, turn)), else_=0)
+        left = self._cells.turn_size(level, turn) - taken
+        return sa.func.greatest(left, 0, type_=sa.Integer())
+
+    def _candidates(self, cells: sa.CTE, *, part: bool) -> sa.FromClause:
+        """Return the first jobs of a cell."""
+        spec, rows, flow = self._spec, self._spec.table, self._flow
+        by = [column.label(order_name(column)) for column in self._ordered]
+        visited = sa.or_(cells.c.lap > sa.literal_column("1"), cells.c.wrapped > sa.literal_column("0"))
+        again = sa.true() if part else visited
+        of_checks = [column for check in self._checks for column in check.columns]
+        candidates = self._waiting.add_columns(*by, *of_checks, again.label(_AGAIN))
+        candidates = candidates.where(
+            *spec.due(spec.columns.get("run_at")),
+            *self._cells.of_level(rows, cells.c.level),
+            *self._cells.of_turn(rows, cells.c.turn),
+        )
+        order = [*spec.claim_order] if self._cells.one else [*self._cells.order]
+        if not part:
+            first = first_in_order(candidates.where(cells.c.part.is_(None)), order, window_size(self._limit))
+        else:
+            assert self._cells.part is not None  # noqa: S101 - only asked for where there are parts
+            of_part = candidates.where(self._cells.part.hashed(rows) == cells.c.part)
+            # The head of a key need not be the first one that is due.
+            order = order if flow.order is None else [*flow.order.by]
+            first = first_in_order(of_part, order, self._limit)
+        return first.correlate(cells).subquery("sqlaqueue_candidate")
+
+    def _checked(self, candidates: sa.FromClause) -> sa.FromClause:
+        """Return the candidates that every check allows; a check is made only of what those before it allow."""
+        rows, before = candidates, list[sa.ColumnElement[bool]]()
+        if self._visits_twice:
+            before.append(~sa.case((candidates.c[_AGAIN], self._record.has(candidates)), else_=sa.false()))
+        for check in self._checks:
+            made = sa.select(*rows.c, check.free(rows, self._record.claim)).where(*before)
+            rows = made.subquery(f"sqlaqueue_checked_{check.number}")
+            before = [check.allows(rows)]
+        return sa.select(*rows.c).where(*before).subquery("sqlaqueue_checked")
+
+    @property
+    def _visits_twice(self) -> bool:
+        """Whether a claim may find a job in two cells."""
+        return self._cells.part is not None or self._cells.turn is not None
+
+    def _locked(self, checked: sa.FromClause) -> AnySelect:
+        """Return the row of a candidate, locked, if it is still what it was."""
+        spec, table = self._spec, self._spec.table
+        same = [key == checked.c[order_name(key)] for key in spec.keys]
+        same += [
+            check.job_key.of(table).is_not_distinct_from(checked.c[check.name("key")])
+            for check in self._checks
+            if check.job_key.names
+        ]
+        rows = self._waiting.where(*same, *spec.due(spec.columns.get("run_at")))
+        return self._lock(rows).correlate(checked)

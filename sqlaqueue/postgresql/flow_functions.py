@@ -1,0 +1,33 @@
+"""The names of the functions that a claim under flow control calls.
+
+Under READ COMMITTED the snapshot of a statement is older than the locks that it takes: a claim that locked a key and
+counted its running jobs in one statement would miss those of the claim that had the lock before. Each query inside a
+VOLATILE function has a snapshot of its own, so a function counts what is there once the key is locked.
+"""
+
+from __future__ import annotations
+
+from sqlaqueue.flow_control.controls import JobKey
+from sqlaqueue.postgresql.identifiers import object_name
+
+CONTENDED = "sqlaqueue.contended"
+"""The setting that is ``on`` for the rest of a transaction in which a claim has passed over a key that another
+transaction has locked."""
+
+
+RECORD = "sqlaqueue.claim"
+"""The setting with what a claim has admitted so far, see :mod:`sqlaqueue.postgresql.claims.claim_record`."""
+
+
+def capacity_function(key: JobKey) -> str:
+    """Return the name of the function that locks a key of a limit, and returns how many more jobs may run."""
+    return object_name("sqlaqueue_capacity", key.spec.table.name, *key.names)
+
+
+def head_function(key: JobKey) -> str:
+    """Return the name of the function that locks a key of an order, and returns the primary key of its head."""
+    return object_name("sqlaqueue_head", key.spec.table.name, *key.names)
+
+
+RATE_FUNCTION = "sqlaqueue_rate_capacity"
+"""The name of the function that locks a key of a rate, and returns how many jobs may begin."""

@@ -1,0 +1,174 @@
+"""The configuration of flow control: :class:`Limit`, :class:`Rate`, :class:`Order` and :class:`Fair`.
+
+::
+
+    class Export(QueueMixin, Base):
+        __queue__ = QueueConfig(limits=[Limit(2, per="customer_id")], order=Order("document_id", by="id"))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.retry_policies import Delay, seconds
+
+Number = int | str | Callable[[Any], Any] | Any
+"""A number, the name of an attribute that has it, or a scalar select, which may depend on the job's class."""
+
+OnFailure = Literal["block", "continue", "cancel"]
+
+_SHORTEST_PERIOD = 0.001
+_LONGEST_PERIOD = 366 * 86400.0
+_MOST = 2**31 - 1
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Limit:
+    """How many jobs of a queue, or of each key, may run at once.
+
+    The limit is read by each claim. It may be changed while Consumers run: lowering it stops no job that runs.
+
+    :param most: the number; or the name of an attribute of the class, so that each job has its own; or a scalar select,
+        or a function that takes the class and returns one. NULL is no limit, and 0 lets no job begin.
+    :param per: the name of an attribute, or several, whose values are the key. A job without a value in one of them has
+        no limit. None for one limit for the whole queue.
+    :raises ConfigurationError: for invalid values.
+    """
+
+    most: Number
+    per: tuple[str, ...]
+
+    def __init__(self, most: Number, *, per: str | Sequence[str] | None = None) -> None:
+        """Refuse invalid values."""
+        what = f"Limit({most!r})"
+        _check_number(most, what, least=0)
+        object.__setattr__(self, "most", most)
+        object.__setattr__(self, "per", _attributes(per, f"Limit(per={per!r})"))
+
+
+@dataclass(frozen=True, init=False)
+class Rate:
+    """How many jobs of a queue, or of each key, may begin within a period.
+
+    Beginnings are spread: after a burst, one job may begin every ``every / most``.
+
+    :param most: how many jobs may begin in each period.
+    :param every: the length of the period, in seconds or as a timedelta.
+    :param per: as in :class:`Limit`.
+    :param burst: how many jobs may begin at once after a pause; by default ``most``.
+    :raises ConfigurationError: for invalid values.
+    """
+
+    most: int
+    every: timedelta
+    per: tuple[str, ...]
+    burst: int
+
+    def __init__(
+        self, most: int, *, every: Delay, per: str | Sequence[str] | None = None, burst: int | None = None
+    ) -> None:
+        """Refuse invalid values."""
+        set_field = object.__setattr__
+        numbers: dict[str, object] = {"": most, "burst=": most if burst is None else burst}
+        for name, number in numbers.items():
+            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= _MOST:
+                msg = f"Rate({name}{number!r}): use an integer of 1 or more"
+                raise ConfigurationError(msg)
+        what = f"Rate(every={every!r})"
+        if not _SHORTEST_PERIOD <= seconds(every, what) <= _LONGEST_PERIOD:
+            msg = f"{what}: use from one millisecond to one year"
+            raise ConfigurationError(msg)
+        set_field(self, "most", most)
+        set_field(self, "every", timedelta(seconds=seconds(every)))
+        set_field(self, "per", _attributes(per, f"Rate(per={per!r})"))
+        set_field(self, "burst", most if burst is None else burst)
+
+
+@dataclass(frozen=True, init=False)
+class Order:
+    """Jobs of the same key run strictly one after the other.
+
+    The head of a key is its first unfinished job, and only the head may run. A job that has begun and waits, for a
+    retry for example, stays the head. A job that is not due and has never begun is passed over.
+
+    :param per: the name of an attribute, or several, whose values are the key. A job without a value in one of them has
+        no place in an order.
+    :param by: the name of the attribute whose values give the order. It must not change; jobs of equal values follow
+        their primary keys.
+    :param on_failure: what a failed head does to its key: ``"block"`` holds the other jobs back until it is requeued
+        or deleted, ``"continue"`` lets them run, ``"cancel"`` cancels those that wait.
+    :raises ConfigurationError: for invalid values.
+    """
+
+    per: tuple[str, ...]
+    by: str
+    on_failure: OnFailure
+
+    def __init__(self, *per: str, by: str = "id", on_failure: OnFailure = "block") -> None:
+        """Refuse invalid values."""
+        what = f"Order({', '.join(map(repr, per))})"
+        if not per:
+            msg = 'Order(): give the name of an attribute whose values are the key, as in Order("customer_id")'
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "per", _attributes(per, what))
+        given: object = by  # without a type checker, callers may pass any object
+        if not isinstance(given, str) or not given:
+            msg = f"Order(by={by!r}): use the name of an attribute that does not change"
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "by", by)
+        if on_failure not in {"block", "continue", "cancel"}:
+            msg = f'Order(on_failure={on_failure!r}): use "block", "continue" or "cancel"'
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "on_failure", on_failure)
+
+
+@dataclass(frozen=True, init=False, eq=False)
+class Fair:
+    """Among the jobs of one priority, keys take turns.
+
+    :param per: the name of an attribute, or several, whose values are the key. NULL is a key as well.
+    :param weight: how many jobs of a key one turn has: a number, the name of an attribute, or a scalar select as in
+        :class:`Limit`. One by default.
+    :raises ConfigurationError: for invalid values.
+    """
+
+    per: tuple[str, ...]
+    weight: Number
+
+    def __init__(self, *per: str, weight: Number | None = None) -> None:
+        """Refuse invalid values."""
+        what = f"Fair({', '.join(map(repr, per))})"
+        if not per:
+            msg = 'Fair(): give the name of an attribute whose values take turns, as in Fair("customer_id")'
+            raise ConfigurationError(msg)
+        object.__setattr__(self, "per", _attributes(per, what))
+        if weight is not None:
+            _check_number(weight, f"Fair(weight={weight!r})", least=1)
+        object.__setattr__(self, "weight", 1 if weight is None else weight)
+
+
+def _attributes(per: object, what: str) -> tuple[str, ...]:
+    names = () if per is None else (per,) if isinstance(per, str) else per
+    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
+        msg = f"{what}: use the name of an attribute, or several names"
+        raise ConfigurationError(msg)
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        msg = f"{what}: the attribute {twice[0]!r} is named twice"
+        raise ConfigurationError(msg)
+    if per is not None and not names:
+        msg = f"{what}: name at least one attribute, or leave per out"
+        raise ConfigurationError(msg)
+    return tuple(names)
+
+
+def _check_number(given: object, what: str, *, least: int) -> None:
+    if isinstance(given, int) and not isinstance(given, bool) and least <= given <= _MOST:
+        return
+    if given is None or isinstance(given, int | float | bytes) or (isinstance(given, str) and not given):
+        msg = f"{what}: use an integer of {least} or more, the name of an attribute, or a scalar select"
+        raise ConfigurationError(msg)

@@ -74,7 +74,9 @@ class ConsumerParts:
             self.sizer = BatchSizer(settings.batch_size, 1, fixed=fixed, cautious=True)
         else:
             # A handler that takes jobs together leaves none waiting.
-            self.sizer = BatchSizer(settings.batch_size, settings.concurrency, fixed=settings.batch)
+            self.sizer = BatchSizer(
+                settings.batch_size, settings.concurrency, fixed=settings.batch, prompt=settings.has_flow_control
+            )
 
 
 class ConsumerContext:
@@ -118,6 +120,8 @@ class ConsumerContext:
             waiters=self.waiters,
             rescue=self.intervals.rescue if settings.has_leases else None,
         )
+        self.flow_control = settings.has_flow_control
+        """Claimed jobs count as running for limits, so none may wait here for a handler."""
         self.fork_guard = ForkGuard(settings.spec.name, self.in_flight.sessions)
         self.cancelled: set[Key] = set()
         """Jobs whose cancellation was requested before their handler was called."""
@@ -214,6 +218,8 @@ class ConsumerContext:
     @property
     def runs_low(self) -> bool:
         """Whether there are more jobs to claim, and the buffered ones will be done before a claim could bring them."""
+        if self.flow_control:
+            return self.plenty and not self.claiming and not self.buffer
         return self.plenty and not self.claiming and len(self.buffer) <= self.sizer.jobs_during_claim()
 
     def claim_size(self) -> int:

@@ -1,0 +1,1 @@
+"""Flow control: limits, order, turns and rates per key."""

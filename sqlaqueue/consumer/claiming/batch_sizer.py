@@ -23,6 +23,9 @@ LATE = 2.0
 _BUFFERED_WORK = 1.0
 _SMOOTHING = 0.2
 
+_PROMPT_WORK = 0.02
+"""Seconds of work for which jobs are claimed that count as running from their claim on, for limits of flow control."""
+
 _IN_ROW_ALONE, _IN_ROW_AMONG_OTHERS = 0.1, 0.01
 """Seconds for which a worker may run the jobs of its claim without sharing them: as the only worker, or with others."""
 
@@ -41,11 +44,15 @@ class BatchSizer:
     :param concurrency: how many handlers run at once.
     :param fixed: whether each claim has the full size, however long its jobs take.
     :param cautious: whether claimed jobs cannot be released while a handler runs.
+    :param prompt: whether claimed jobs have to begin at once, as they count as running.
     """
 
-    def __init__(self, batch_size: int, concurrency: int, *, fixed: bool = False, cautious: bool = False) -> None:
+    def __init__(
+        self, batch_size: int, concurrency: int, *, fixed: bool = False, cautious: bool = False, prompt: bool = False
+    ) -> None:
         self._batch_size, self._concurrency = batch_size, concurrency
         self._fixed, self._cautious = fixed, cautious
+        self._work = _PROMPT_WORK if prompt else _BUFFERED_WORK
         self._duration: float | None = None
         self._claim_took = 0.0
         self._unused_in_row = self._quick_in_row = 0
@@ -66,8 +73,8 @@ class BatchSizer:
         free = self._concurrency if idle is None else max(1, idle)
         if self._duration is None:
             return min(self._batch_size, free)
-        fitting = max(1, self._concurrency - slow_handlers) * _BUFFERED_WORK / max(self._duration, 1e-6)
-        if self._duration > _BUFFERED_WORK / 2:
+        fitting = max(1, self._concurrency - slow_handlers) * self._work / max(self._duration, 1e-6)
+        if self._duration > self._work / 2:
             # Handlers that began together end together: a job claimed ahead may wait for a whole one.
             fitting = min(fitting, self._concurrency / _SLOW_HANDLERS_PER_BUFFERED_JOB)
         if self._cautious:
@@ -99,7 +106,7 @@ class BatchSizer:
         A worker keeps its jobs only if handlers are quick and the last ones did not use their session. Then the next
         ones are expected not to use it either, and all calls can be made in one session.
         """
-        longest = _IN_ROW_ALONE if self._concurrency == 1 else _IN_ROW_AMONG_OTHERS
+        longest = min(_IN_ROW_ALONE if self._concurrency == 1 else _IN_ROW_AMONG_OTHERS, self._work)
         if calls == 1:
             return longest
         least = min(calls, _CALLS_IN_ROW)
@@ -127,4 +134,6 @@ class BatchSizer:
     @property
     def is_slow(self) -> bool:
         """Whether runs end so rarely that a finished run must not wait to be settled with the next one."""
+        if self._work < FLUSH_AFTER:
+            return self._duration is None or self._duration > self._work / 2
         return self._duration is not None and self._duration / self._concurrency > FLUSH_AFTER

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 from sqlalchemy.orm.attributes import instance_state
 
+from sqlaqueue.consumer.claiming.held_back import NOTHING, HeldBack
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
 from sqlaqueue.consumer.claiming.scan_cursor import Cursor, ScanCursor
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
@@ -33,6 +34,8 @@ class Claimer:
         self._spec, self._bind = settings.spec, settings.bind_arguments
         self._statements, self._isolation = statements, isolation
         self.quarantine, self._cursor = quarantine, ScanCursor()
+        self.held_back = NOTHING
+        """What held jobs back from the last claim."""
 
     def claim(self, session: Session, limit: int, announcements: Sequence[str] = ()) -> tuple[list[Any], bool]:
         """Claim up to ``limit`` jobs, from the head of the queue or from the scan cursor.
@@ -41,12 +44,23 @@ class Claimer:
         :return: the jobs, and whether there may be more.
         """
         self._isolation.begin(session)
+        if self._statements.held_back is not None:
+            return self._claim_admitted(session, limit, announcements)
         cursor = self._cursor.begin()
         jobs = self._claim_from(session, cursor, limit, announcements)
         if cursor is not None and not jobs:
             cursor = None
             jobs = self._claim_from(session, cursor, limit, announcements)
         return jobs, len(jobs) >= limit or cursor is not None
+
+    def _claim_admitted(self, session: Session, limit: int, announcements: Sequence[str]) -> tuple[list[Any], bool]:
+        """Claim jobs that flow control does not hold back. Fewer than the limit do not mean that no other is due."""
+        jobs, held_back = self._claim_from(session, None, limit, announcements), NOTHING
+        if not jobs:
+            found = session.execute(self._statements.held_back, bind_arguments=self._bind)
+            held_back = HeldBack.of(found.one())
+        self.held_back = held_back
+        return jobs, bool(jobs)
 
     def _claim_from(
         self, session: Session, cursor: Cursor | None, limit: int, announcements: Sequence[str]

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 from sqlaqueue.consumer.configuration.handlers import Dispatch
 from sqlaqueue.exc import ConfigurationError, JobTimeout
+from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import check_lease, is_count
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
@@ -90,6 +91,11 @@ class ConsumerSettings:
     def has_leases(self) -> bool:
         """Whether there are leases to extend and to rescue."""
         return not self.holds_transaction and self.spec.has("lease_expires_at")
+
+    @property
+    def has_flow_control(self) -> bool:
+        """Whether limits, rates, an order or turns decide which jobs may begin."""
+        return flow_control(self.spec) is not None
 
     @property
     def connections(self) -> int:

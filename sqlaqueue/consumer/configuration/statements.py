@@ -11,9 +11,11 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
+from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.claim import claim_statement
+from sqlaqueue.statements.held_back import held_back
 from sqlaqueue.strategies import ClaimedJobs, ScanRange, Settlement
 from sqlaqueue.strategies.parts.claim_tokens import alone_token, lost_twice, several_quarantined_token, shared_token
 from sqlaqueue.strategies.parts.columns import named
@@ -49,6 +51,8 @@ class ConsumerStatements:
     """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    held_back: Any
+    """Tells why a claim found nothing; None without flow control."""
     load_rest: Any
     """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return: columns of other tables,
     joined relationships, expressions. None where a claim returns everything."""
@@ -69,6 +73,7 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         *,
         announced: Any = None,
         scan_range: ScanRange | None = None,
+        few: bool = False,
     ) -> Any:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
         worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
@@ -82,14 +87,17 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
             scan_range=scan_range,
             # A claim from the cursor follows a full one.
             many_due=scan_range is not None and scan_range is cursor,
+            few=few,
         )
 
     def is_among(parameter: str) -> sa.ColumnElement[bool]:
         return spec.key_in(spec.keys, sa.bindparam(parameter, (), expanding=len(spec.keys) > 1))
 
+    flow = flow_control(spec)
+    # A cursor would pass over jobs that were held back.
     head, cursor = (
         (backend().claims.by_priority, backend().claims.from_cursor(spec))
-        if spec.strategy.supports_scan_range
+        if spec.strategy.supports_scan_range and flow is None
         else (None, None)
     )
     # Each execution passes its own values. The values given here serve hooks that print a statement with its values:
@@ -105,10 +113,13 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         claim_and_notify=claims(usual, limit, token, announced=announced, scan_range=head),
         claim_from_cursor=cursor and claims(usual, limit, token, scan_range=cursor),
         claim_from_cursor_and_notify=cursor and claims(usual, limit, token, announced=announced, scan_range=cursor),
-        claim_quarantined=None if quarantined is None else claims(selection.select.where(quarantined), one),
-        claim_quarantined_together=None if together is None else claims(together, limit, several_quarantined_token),
+        claim_quarantined=None if quarantined is None else claims(selection.select.where(quarantined), one, few=True),
+        claim_quarantined_together=(
+            None if together is None else claims(together, limit, several_quarantined_token, few=True)
+        ),
         select_quarantined=None if together is None else _two_waiting(spec, together),
-        claim_key=claims(selection.select.where(is_among(KEYS)), one),
+        claim_key=claims(selection.select.where(is_among(KEYS)), one, few=True),
+        held_back=None if flow is None else held_back(selection, flow),
         load_rest=_load_rest(settings, is_among(KEYS)),
         complete=_complete(spec),
     )

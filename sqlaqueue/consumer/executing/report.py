@@ -77,6 +77,9 @@ def _count_and_emit(context: ConsumerContext, finished: Sequence[FinishedRun]) -
         context.conflicts.clear(one.run.key for one in finished if one.outcome.event != "released")
         if context.cancelled:
             context.cancelled.difference_update([one.run.key for one in finished])
+    if finished and context.claimer.held_back.due:
+        # The end of a run may let another job begin.
+        context.polls.poll_at_once()
     for one in finished:
         outcome = one.ended_as
         if outcome is COMPLETED and quiet:

@@ -65,7 +65,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
         jobs = claimer.claim_quarantined(session)
         # Other jobs may wait: quarantined ones are claimed apart from them.
         quarantined = more = bool(jobs)
-    if not jobs:
+    if not jobs and claimer.held_back.retry_in is None:
         notify_all_claimed(session, context.settings, poll)
     try:
         with without_expiring(session):

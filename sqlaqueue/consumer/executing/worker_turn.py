@@ -62,7 +62,12 @@ class WorkerTurn:
         """
         context = self._context
         with context.lock:
-            several = context.plenty and context.sizer.is_quick and context.polls.peers.count < _MANY_PEERS
+            several = (
+                context.plenty
+                and not context.flow_control
+                and context.sizer.is_quick
+                and context.polls.peers.count < _MANY_PEERS
+            )
             busy = context.buffer and not context.runs_low
             if busy or context.claiming >= (_MOST_CLAIMERS if several else 1):
                 return False
@@ -107,4 +112,6 @@ class WorkerTurn:
         context = self._context
         with context.lock:
             quiet = context.is_idle and not context.claiming and context.finished_turns == self._finished_turns
+            if context.claimer.held_back.retry_in is not None:
+                return False
             return quiet and not context.quarantine.waiting()

@@ -203,6 +203,11 @@ class PollSchedule:
             shared = max(alone, min(alone * peers.count, LONGEST_POLL)) if peers.listening else alone
             self._next_poll = self._now() + shared
 
+    def poll_within(self, delay: float) -> None:
+        """Make a poll due in ``delay`` seconds at the latest."""
+        with self._lock:
+            self._next_poll = min(self._next_poll, self._now() + delay)
+
     def poll_at_once(self) -> None:
         """Make a poll due now."""
         with self._lock:

@@ -1,0 +1,79 @@
+"""A class of jobs for each test, and what the tests do with its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from sqlaqueue import QueueConfig, QueueMixin, claim
+
+
+def make_job(**config: Any) -> Any:
+    """Return a new class of jobs, in a MetaData of its own; with an order it has ``started_at``."""
+    columns = config.pop("columns", {})
+    if "order" in config:
+        columns = {"started_at": "started_at", **columns}
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(columns=columns, **config)
+        id: Mapped[int] = mapped_column(primary_key=True)
+        customer_id: Mapped[int | None]
+        kind: Mapped[str] = mapped_column(default="a")
+        document_id: Mapped[int] = mapped_column(default=0)
+        most: Mapped[int | None]
+
+    return Job
+
+
+def create(engine: sa.Engine, model: Any) -> None:
+    """Create the tables of a class."""
+    model.metadata.create_all(engine)
+
+
+def insert(engine: sa.Engine, model: Any, rows: Iterable[dict[str, Any]]) -> None:
+    """Insert jobs."""
+    with Session(engine) as session, session.begin():
+        session.execute(sa.insert(model), list(rows))
+
+
+def of_customers(*customers: int | None, **values: Any) -> list[dict[str, Any]]:
+    """Return the values of a job for each of some customers."""
+    return [{"customer_id": customer, **values} for customer in customers]
+
+
+def claimed(session: Session, model: Any, n: int = 100) -> list[Any]:
+    """Claim in the session's transaction, and return the jobs."""
+    return list(session.scalars(claim(model, n)))
+
+
+def claim_and_commit(engine: sa.Engine, model: Any, n: int = 100) -> list[Any]:
+    """Claim and commit, and return the jobs, detached."""
+    with Session(engine, expire_on_commit=False) as session:
+        jobs = claimed(session, model, n)
+        session.commit()
+        return jobs
+
+
+def customers(jobs: Sequence[Any]) -> list[Any]:
+    """Return the customers of jobs."""
+    return [job.customer_id for job in jobs]
+
+
+def ids(jobs: Sequence[Any]) -> list[int]:
+    """Return the keys of jobs."""
+    return [job.id for job in jobs]
+
+
+def set_status(engine: sa.Engine, model: Any, status: str, *keys: int) -> None:
+    """Set the status of jobs by plain SQL; of all jobs if none is given."""
+    table = model.__table__
+    where = table.c.id.in_(keys) if keys else sa.true()
+    with engine.begin() as connection:
+        connection.execute(sa.update(table).where(where).values(status=status))

@@ -1,0 +1,206 @@
+"""Consumers of queues with limits, rates, an order or turns: several at once, in threads, each with its connections."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Consumer, Limit, Order, Rate, Retry
+from tests.flow_control.models import create, insert, make_job, of_customers
+from tests.servers import Database
+
+LONG = 30.0
+"""Seconds after which a test gives up."""
+
+
+class Handlers:
+    """Handlers that record what runs, and wait until they are let go."""
+
+    def __init__(self, *, wait: bool = False) -> None:
+        self._lock, self._gate = threading.Lock(), threading.Event()
+        self.running: Counter[Any] = Counter()
+        self.most: Counter[Any] = Counter()
+        self.begun: dict[Any, list[int]] = defaultdict(list)
+        self.moments: list[float] = []
+        if not wait:
+            self._gate.set()
+
+    def __call__(self, session: Session, job: Any) -> None:
+        key = job.customer_id
+        with self._lock:
+            self.moments.append(time.monotonic())
+            self.begun[key].append(job.id)
+            self.running[key] += 1
+            self.most[key] = max(self.most[key], self.running[key])
+        self._gate.wait(LONG)
+        time.sleep(0.002)
+        with self._lock:
+            self.running[key] -= 1
+
+    def let_go(self) -> None:
+        """Let the handlers end."""
+        self._gate.set()
+
+
+def wait_for(condition: Any) -> None:
+    """Wait until a condition is true."""
+    deadline = time.monotonic() + LONG
+    while not condition():
+        assert time.monotonic() < deadline, "timeout"
+        time.sleep(0.01)
+
+
+def unfinished(engine: sa.Engine, job: Any) -> int:
+    """Return how many jobs are not completed."""
+    with engine.connect() as connection:
+        statement = sa.select(sa.func.count()).select_from(job.__table__).where(job.__table__.c.status != "completed")
+        return connection.scalar(statement) or 0
+
+
+@contextlib.contextmanager
+def consumers(engine: sa.Engine, job: Any, handler: Any, number: int, **options: Any) -> Iterator[None]:
+    """Run Consumers until the end of the block."""
+    with contextlib.ExitStack() as stack:
+        for each in range(number):
+            consumer = Consumer(job, handler, sessionmaker(engine), signals=False, name=str(each), **options)
+            stack.enter_context(consumer)
+        yield
+
+
+@pytest.fixture
+def pool(shared: Database, engine: sa.Engine) -> Iterator[sa.Engine]:
+    """An engine with connections for many Consumers, on the database of ``engine``."""
+    many = sa.create_engine(shared.url(), pool_size=60)
+    yield many
+    many.dispose()
+
+
+def test_ten_workers_of_one_thread_run_the_ten_jobs_of_a_limit(pool: sa.Engine) -> None:
+    job, handlers = make_job(limits=[Limit(10)]), Handlers(wait=True)
+    create(pool, job)
+    insert(pool, job, of_customers(*range(40)))
+    with consumers(pool, job, handlers, 10, concurrency=1):
+        wait_for(lambda: len(handlers.begun) == 10)
+        handlers.let_go()
+        wait_for(lambda: not unfinished(pool, job))
+
+
+def test_workers_of_several_threads_share_the_places_of_a_key(pool: sa.Engine) -> None:
+    job, handlers = make_job(limits=[Limit(3, per="customer_id")]), Handlers(wait=True)
+    create(pool, job)
+    insert(pool, job, of_customers(*[1] * 20, *[2] * 20))
+    with consumers(pool, job, handlers, 3, concurrency=4):
+        wait_for(lambda: handlers.running == {1: 3, 2: 3})
+        handlers.let_go()
+        wait_for(lambda: not unfinished(pool, job))
+    assert handlers.most == {1: 3, 2: 3}
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_freed_places_are_taken_without_polling(pool: sa.Engine, number: int) -> None:
+    job, handlers = make_job(limits=[Limit(1, per="customer_id")]), Handlers()
+    create(pool, job)
+    with consumers(pool, job, handlers, number, concurrency=2, poll_interval=600):
+        insert(pool, job, of_customers(*[1] * 10, *[2] * 10))
+        wait_for(lambda: not unfinished(pool, job))
+    assert handlers.most == {1: 1, 2: 1}
+
+
+def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) -> None:
+    job, handlers = make_job(limits=[Limit(1, per="customer_id")]), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(1, status="processing"))
+    with consumers(pool, job, handlers, 1, poll_interval=600):
+        insert(pool, job, of_customers(1, 2))
+        wait_for(lambda: handlers.begun[2])
+        with pool.begin() as connection:
+            connection.execute(sa.delete(job.__table__).where(job.__table__.c.id == 1))
+        wait_for(lambda: not unfinished(pool, job))
+
+
+def test_without_notifications_a_consumer_takes_the_places_that_it_frees(pool: sa.Engine) -> None:
+    job, handlers = make_job(limits=[Limit(1, per="customer_id")], notify=False), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(*[1] * 10))
+    with consumers(pool, job, handlers, 1, concurrency=3, poll_interval=600):
+        wait_for(lambda: not unfinished(pool, job))
+
+
+def test_jobs_of_a_key_run_in_order_with_retries_and_several_consumers(pool: sa.Engine) -> None:
+    job, handlers = make_job(order=Order("customer_id"), retry=lambda *_: timedelta(seconds=0.02)), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(*list(range(5)) * 12))
+    seen: set[int] = set()
+
+    def handle(session: Session, one: Any) -> None:
+        handlers(session, one)
+        if one.id % 7 == 0 and one.id not in seen:
+            seen.add(one.id)
+            raise Retry
+
+    with consumers(pool, job, handle, 3, concurrency=3, poll_interval=600):
+        wait_for(lambda: not unfinished(pool, job))
+    assert set(handlers.most.values()) == {1}
+    for keys in handlers.begun.values():
+        assert keys == sorted(keys)
+        assert len(set(keys)) == 12
+
+
+def test_a_rate_spreads_the_beginnings_over_all_consumers(pool: sa.Engine) -> None:
+    job, handlers = make_job(rates=[Rate(50, every=1, burst=1)]), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(*range(30)))
+    with consumers(pool, job, handlers, 3, concurrency=3, poll_interval=600):
+        wait_for(lambda: not unfinished(pool, job))
+    # The promise is about the claims; a handler begins a moment after its claim.
+    moments = sorted(handlers.moments)
+    assert moments[-1] - moments[0] > 29 / 50 - 0.1
+
+
+def test_a_drain_waits_for_a_rate_and_ends_beside_a_failed_head(engine: sa.Engine) -> None:
+    job = make_job(rates=[Rate(20, every=1, burst=1)], order=Order("customer_id"), max_attempts=1)
+    create(engine, job)
+    insert(engine, job, of_customers(1, 2, 2, 3, 4))
+
+    def handle(session: Session, one: Any) -> None:
+        if one.id == 2:
+            raise ValueError
+
+    Consumer(job, handle, sessionmaker(engine), concurrency=2).drain()
+    with engine.connect() as connection:
+        statuses = connection.execute(sa.select(job.__table__.c.status).order_by(job.__table__.c.id)).scalars().all()
+    assert statuses == ["completed", "failed", "pending", "completed", "completed"]
+
+
+async def test_async_consumers_obey(shared: Database, engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(2, per="customer_id")], order=Order("document_id"), rates=[Rate(1000, every=1)])
+    create(engine, job)
+    insert(engine, job, [{"customer_id": number % 3, "document_id": number % 10} for number in range(40)])
+    running: Counter[int] = Counter()
+    begun: dict[int, list[int]] = defaultdict(list)
+    most = 0
+
+    async def handle(session: Any, one: Any) -> None:
+        nonlocal most
+        running[one.customer_id] += 1
+        most = max(most, *running.values())
+        begun[one.document_id].append(one.id)
+        await session.execute(sa.text("SELECT pg_sleep(0.002)"))
+        running[one.customer_id] -= 1
+
+    many = create_async_engine(shared.url("asyncpg"), pool_size=12)
+    await AsyncConsumer(job, handle, async_sessionmaker(many), concurrency=8).drain()
+    await many.dispose()
+    assert unfinished(engine, job) == 0
+    assert most == 2
+    assert all(keys == sorted(keys) for keys in begun.values())

@@ -1,0 +1,225 @@
+"""Limits: how many jobs of a key may run at once, whichever way they are claimed or set to running."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from sqlaqueue import Limit, QueueConfig, QueueMixin, claim, complete, rescue, retry
+from tests.flow_control.models import (
+    claim_and_commit,
+    claimed,
+    create,
+    customers,
+    ids,
+    insert,
+    make_job,
+    of_customers,
+    set_status,
+)
+
+
+def test_a_claim_admits_no_more_than_the_limit_of_each_key(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(2, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(*[1] * 5, *[2] * 3, 3))
+    assert customers(claim_and_commit(engine, job)) == [1, 1, 2, 2, 3]
+    assert claim_and_commit(engine, job) == []
+
+
+def test_a_limit_without_a_key_is_for_the_whole_queue(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(3)])
+    create(engine, job)
+    insert(engine, job, of_customers(*range(10)))
+    assert len(claim_and_commit(engine, job, 2)) == 2
+    assert len(claim_and_commit(engine, job)) == 1
+    assert claim_and_commit(engine, job) == []
+
+
+def test_the_end_of_a_run_frees_its_place(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 1, 1))
+    with Session(engine) as session:
+        (first,) = claimed(session, job)
+        session.execute(complete(first))
+        # The same transaction sees its own settlement.
+        (second,) = claimed(session, job)
+        session.execute(retry(second, delay=100))
+        (third,) = claimed(session, job)
+        session.commit()
+        assert (first.id, second.id, third.id) == (1, 2, 3)
+    assert claim_and_commit(engine, job) == []
+    with Session(engine) as session, session.begin():
+        session.execute(sa.delete(job).where(job.id == 3))
+    assert ids(claim_and_commit(engine, job)) == [4]
+
+
+def test_rows_set_by_plain_sql_and_expired_leases_count_until_they_are_rescued(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 2, 2))
+    set_status(engine, job, "processing", 1)
+    assert ids(claim_and_commit(engine, job)) == [3]
+    with engine.begin() as connection:
+        connection.execute(sa.update(job.__table__).values(lease_expires_at=sa.func.now()))
+    assert claim_and_commit(engine, job) == []
+    with Session(engine) as session, session.begin():
+        session.execute(rescue(job))
+    # The rescued ones are pending again, and come first.
+    assert ids(claim_and_commit(engine, job)) == [1, 3]
+
+
+def test_a_job_without_a_value_of_the_key_has_no_limit(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per=("customer_id", "kind"))])
+    create(engine, job)
+    insert(engine, job, [*of_customers(None, None, 1, 1), *of_customers(1, kind="b")])
+    assert ids(claim_and_commit(engine, job)) == [1, 2, 3, 5]
+
+
+def test_each_job_may_have_its_own_limit_and_null_is_none(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit("most", per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 1, most=2))
+    insert(engine, job, of_customers(2, 2, 2, most=None))
+    insert(engine, job, of_customers(3, most=0))
+    assert ids(claim_and_commit(engine, job)) == [1, 2, 4, 5, 6]
+
+
+def test_a_limit_by_a_scalar_select_is_changed_at_run_time(engine: sa.Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Tenant(Base):
+        __tablename__ = "tenant"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        most: Mapped[int]
+
+    def most(model: Any) -> sa.Select[tuple[int]]:
+        return sa.select(Tenant.most).where(Tenant.id == model.tenant_id)
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(limits=[Limit(most, per="tenant_id")])
+        id: Mapped[int] = mapped_column(primary_key=True)
+        tenant_id: Mapped[int]
+
+    create(engine, Job)
+    with Session(engine) as session, session.begin():
+        session.add_all([Tenant(id=1, most=1), Tenant(id=2, most=2)])
+        session.add_all([Job(tenant_id=tenant) for tenant in (1, 1, 1, 2, 2, 2)])
+    assert ids(claim_and_commit(engine, Job)) == [1, 4, 5]
+    with Session(engine) as session, session.begin():
+        session.execute(sa.update(Tenant).values(most=2))
+    assert ids(claim_and_commit(engine, Job)) == [2]
+    with Session(engine) as session, session.begin():
+        session.execute(sa.update(Tenant).values(most=1))
+        session.execute(sa.update(Job).where(Job.id == 1).values(status="completed"))
+    # Lowering the limit stops no job that runs, and admits none until there is room.
+    assert claim_and_commit(engine, Job) == []
+
+
+def test_several_limits_compose(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(2, per="customer_id"), Limit(1, per="kind"), Limit(4)])
+    create(engine, job)
+    insert(engine, job, [*of_customers(1, 1, 1), *of_customers(1, 1, 1, kind="b"), *of_customers(2, kind="c")])
+    insert(engine, job, [*of_customers(3, 4, 5, kind="d"), *of_customers(6, kind="e")])
+    assert ids(claim_and_commit(engine, job)) == [1, 4, 7, 8]
+
+
+def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")])
+    create(engine, job)
+    insert(engine, job, of_customers(*[1] * 2000, kind="a"))
+    insert(engine, job, of_customers(*range(100, 1100), kind="b"))
+    insert(engine, job, [{"customer_id": 9, "kind": "c"}, {"customer_id": None, "kind": "d"}])
+    first, second = claim_and_commit(engine, job, 2)
+    # Behind a window of jobs that are held back, keys are visited in no certain order.
+    assert (first.id, second.kind) == (1, "b")
+    assert sorted(ids(claim_and_commit(engine, job, 10))) == [3001, 3002]
+    assert claim_and_commit(engine, job, 10) == []
+
+
+def test_the_next_priority_is_reached_when_the_first_one_is_held_back(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(*[1] * 300, priority=-5))
+    insert(engine, job, of_customers(1, 2, priority=0))
+    insert(engine, job, of_customers(3, priority=7))
+    assert ids(claim_and_commit(engine, job, 10)) == [1, 302, 303]
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, level: str) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1))
+    refused = pytest.raises(DBAPIError, match="needs READ COMMITTED; this transaction is " + level)
+    with Session(engine.execution_options(isolation_level=level)) as session, refused:
+        claimed(session, job)
+
+
+def test_a_claim_with_a_filter_obeys(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(*[1] * 200))
+    insert(engine, job, of_customers(1, 1, 2, 2, kind="b"))
+    with Session(engine) as session, session.begin():
+        found = session.scalars(claim(sa.select(job).where(job.kind == "b"), 10)).all()
+        assert ids(found) == [201, 203]
+    assert claim_and_commit(engine, job) == []
+
+
+def test_a_key_that_another_claim_has_locked_is_passed_over(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(2, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 1, 2, 2))
+    with Session(engine) as one, Session(engine) as other:
+        assert ids(claimed(one, job, 1)) == [1]
+        assert customers(claimed(other, job, 10)) == [2, 2]
+        one.commit()
+        assert ids(claimed(other, job, 10)) == [2]
+        other.commit()
+    assert claim_and_commit(engine, job) == []
+
+
+def test_a_claim_that_is_rolled_back_frees_its_place(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1))
+    with Session(engine) as session:
+        with session.begin_nested() as savepoint:
+            assert ids(claimed(session, job)) == [1]
+            savepoint.rollback()
+        with Session(engine) as other, other.begin():
+            assert ids(claimed(other, job)) == [1]
+
+
+def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Engine) -> None:
+    """A claim whose snapshot is older than the commit of another one must not admit a job beside that one's."""
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1))
+    function = "sqlaqueue_capacity_job_customer_id"
+    with engine.begin() as connection:
+        # The function of the claim waits, so that its statement's snapshot grows old.
+        connection.exec_driver_sql(f"ALTER FUNCTION {function} RENAME TO quick")
+        connection.exec_driver_sql(
+            f"CREATE FUNCTION {function}(claim text, number integer, key bigint, most integer) RETURNS integer "
+            "LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_advisory_xact_lock(77); RETURN quick(claim, number, key, most); END $$"
+        )
+    with engine.connect() as gate, Session(engine) as old:
+        gate.exec_driver_sql("SELECT pg_advisory_lock(77)")
+        with ThreadPoolExecutor(1) as pool:
+            late = pool.submit(claimed, old, job, 1)
+            while not gate.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").first():
+                pass
+            set_status(engine, job, "processing", 2)
+            gate.exec_driver_sql("SELECT pg_advisory_unlock(77)")
+            assert late.result() == []

@@ -13,7 +13,18 @@ from sqlaqueue._version import __version__
 from sqlaqueue.consumer.core.events import JobEvent
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.copy.copy_in import copy_in
-from sqlaqueue.exc import Cancel, Fail, JobExists, JobFailed, LeaseLost, Retry, Snooze, SqlaqueueError, WaitTimeout
+from sqlaqueue.exc import (
+    Cancel,
+    Fail,
+    JobExists,
+    JobFailed,
+    LeaseLost,
+    Retry,
+    Snooze,
+    SqlaqueueError,
+    Throttle,
+    WaitTimeout,
+)
 from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.postgresql import backend as _backend  # noqa: F401 - importing it registers it
@@ -69,6 +80,7 @@ __all__ = [
     "Snooze",
     "SqlaqueueError",
     "States",
+    "Throttle",
     "Tick",
     "Unique",
     "WaitTimeout",

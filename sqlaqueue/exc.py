@@ -5,7 +5,8 @@ All of them derive from :class:`SqlaqueueError`.
 
 from __future__ import annotations
 
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlaqueue.results import JobResult
@@ -125,6 +126,36 @@ class Snooze(HandlerSignal):
     def __init__(self, delay: float | timedelta) -> None:
         super().__init__("snoozed by the handler")
         self.delay = delay
+
+
+class Throttle(HandlerSignal):
+    """Hold the key of a rate back, and run the job again then; the attempt does not count.
+
+    This is the answer to a service that has refused a call for some time, such as with the HTTP status 429::
+
+        raise Throttle(int(response.headers["Retry-After"]), rate="customer_id")
+
+    :param until: until when no job of the key begins: seconds or :class:`~datetime.timedelta` from now, or a
+        :class:`~datetime.datetime` with a time zone.
+    :param rate: the attributes of a :class:`~sqlaqueue.Rate` of the queue, as its ``per`` names them. All rates with
+        this key are held back. None means those of the whole queue.
+    :raises ConfigurationError: if ``until`` has no time zone.
+    """
+
+    def __init__(self, until: float | timedelta | datetime, rate: str | Sequence[str] | None = None) -> None:
+        super().__init__("throttled by the handler")
+        if isinstance(until, datetime) and until.tzinfo is None:
+            msg = f"Throttle({until!r}): use a datetime with a time zone, or the time from now"
+            raise ConfigurationError(msg)
+        self.until = until
+        self.rate: tuple[str, ...] = () if rate is None else (rate,) if isinstance(rate, str) else tuple(rate)
+
+    @property
+    def delay(self) -> float | timedelta:
+        """The time from now on; not below zero."""
+        if isinstance(self.until, datetime):
+            return max(self.until - datetime.now(UTC), timedelta(0))
+        return self.until
 
 
 class Fail(HandlerSignal):

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import Limit, QueueConfig, QueueMixin, claim, complete, rescue, retry
+from sqlaqueue import Limit, Order, QueueConfig, QueueMixin, claim, complete, rescue, retry
 from tests.flow_control.models import (
     claim_and_commit,
     claimed,
@@ -210,9 +210,9 @@ def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Eng
         # The function of the claim waits, so that its statement's snapshot grows old.
         connection.exec_driver_sql(f"ALTER FUNCTION {function} RENAME TO quick")
         connection.exec_driver_sql(
-            f"CREATE FUNCTION {function}(claim text, number integer, key bigint, most integer) RETURNS integer "
-            "LANGUAGE plpgsql AS "
-            "$$ BEGIN PERFORM pg_advisory_xact_lock(77); RETURN quick(claim, number, key, most); END $$"
+            f"CREATE FUNCTION {function}(claim text, number integer, key bigint, most integer, lock boolean) "
+            "RETURNS integer LANGUAGE plpgsql AS "
+            "$$ BEGIN PERFORM pg_advisory_xact_lock(77); RETURN quick(claim, number, key, most, lock); END $$"
         )
     with engine.connect() as gate, Session(engine) as old:
         gate.exec_driver_sql("SELECT pg_advisory_lock(77)")
@@ -223,3 +223,20 @@ def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Eng
             set_status(engine, job, "processing", 2)
             gate.exec_driver_sql("SELECT pg_advisory_unlock(77)")
             assert late.result() == []
+
+
+def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
+    """A lock takes a place in a table of the server, and there may be thousands of such keys."""
+    job = make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")], order=Order("document_id"))
+    create(engine, job)
+    insert(engine, job, [{"customer_id": number, "document_id": number, "kind": "b"} for number in range(300)])
+    set_status(engine, job, "processing")
+    insert(engine, job, [{"customer_id": number, "document_id": -number, "kind": "c"} for number in range(300)])
+    insert(engine, job, [{"customer_id": 301, "document_id": 1, "kind": "d"}, {"customer_id": 302, "kind": "b"}])
+    with Session(engine) as session:
+        assert claimed(session, job) == []
+        locks = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+        assert session.scalar(locks) == 0
+        insert(engine, job, [{"customer_id": 303, "document_id": 303, "kind": "e"}])
+        assert len(claimed(session, job)) == 1
+        assert session.scalar(locks) == 3

@@ -21,6 +21,7 @@ from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.statements.manage import reconcile
 from sqlaqueue.statements.returning import returning_keys
+from sqlaqueue.statements.throttle import delete_idle
 from sqlaqueue.strategies import KeyRange
 
 RANGE = 20_000
@@ -123,6 +124,9 @@ def _delete_old(session: Session, context: ConsumerContext) -> None:
     spec, bind = context.spec, context.settings.bind_arguments
     if CRASH_JOURNAL in spec.side_tables:
         crash_journal.delete_old_entries(session, spec)
+    idle = delete_idle(spec)
+    if idle is not None:
+        session.execute(idle, bind_arguments=bind)
     control = spec.side_tables.get(CONTROL)
     if control is not None:
         old = control.c.created_at < clock() - _KEEP

@@ -13,10 +13,11 @@ from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.consumer.core.error_text import text_of, text_with_kind
 from sqlaqueue.consumer.settling.conflict_delays import MOST_AT_ONCE, ConflictDelays
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, HandlerAbandoned, NotSettled, Outcome
-from sqlaqueue.exc import Cancel, Fail, Retry, Snooze
+from sqlaqueue.exc import Cancel, ConfigurationError, Fail, Retry, Snooze, Throttle
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.retry_policies import Delay, Exponential, RetryPolicy, seconds
 from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec
 
 LONGEST_DELAY = 100 * 365 * 86400.0
 """Seconds; a later moment may not fit into the database's calendar."""
@@ -40,6 +41,8 @@ class OutcomeRules:
             times, delay = self._conflicts.record(run.key)
             if spec.has("run_at") or times <= MOST_AT_ONCE:
                 return Outcome("released", delay if spec.has("run_at") else None, cause=error)
+        if isinstance(error, Throttle):
+            error = _checked_throttle(spec, error)
         outcome = outcome_of(error, run, self._settings.retry_policy, has_run_at=spec.has("run_at"))
         if outcome.event == "cancelled" and spec.config.states.cancelled is None:
             # The table has no value for it, and the run has to end: else it would be claimed again for ever.
@@ -65,6 +68,21 @@ class OutcomeRules:
         return known
 
 
+def _checked_throttle(spec: QueueSpec, error: Throttle) -> BaseException:
+    """Return the signal, or the error that the queue has no such rate."""
+    known = [one.per for one in spec.config.rates]
+    if error.rate in known:
+        return error
+    named = " and ".join(repr(", ".join(per)) if per else "None" for per in dict.fromkeys(known)) or "none"
+    msg = (
+        f"{spec.model.__name__}: Throttle(rate={', '.join(error.rate) or None!r}): the queue has no rate of this key; "
+        f"it has {named}"
+    )
+    mistake = ConfigurationError(msg)
+    mistake.__cause__ = error
+    return mistake
+
+
 def outcome_of(error: BaseException | None, run: Run, policy: RetryPolicy, *, has_run_at: bool = True) -> Outcome:
     """Return the outcome of a run whose handler returned (``error`` is None) or raised; never raise.
 
@@ -88,6 +106,8 @@ def _outcome_of_error(error: BaseException, run: Run, policy: RetryPolicy) -> Ou
             return RELEASED
         case Snooze():
             return Outcome("released", seconds(error.delay, "Snooze(delay)"), cause=error)
+        case Throttle():
+            return Outcome("released", seconds(error.delay, "Throttle(until)"), throttle=error.rate, cause=error)
         case Fail():
             return Outcome("failed", error=text_with_kind(error, error.reason), cause=error)
         case Cancel():

@@ -44,6 +44,8 @@ class Outcome:
     """The handler's exception, for events and the log."""
     quarantine: bool = False
     """The job runs by itself from now on."""
+    throttle: tuple[str, ...] | None = None
+    """The attributes of the rates whose key is held back for as long as the job; None for none."""
 
     @property
     def state(self) -> State:

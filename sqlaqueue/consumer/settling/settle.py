@@ -24,6 +24,7 @@ from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, re
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
 from sqlaqueue.statements.settle import settle_statement, with_run_details
+from sqlaqueue.statements.throttle import hold_back
 from sqlaqueue.strategies import ClaimedJobs
 from sqlaqueue.strategies.parts.unique_key import unique_key
 
@@ -74,6 +75,10 @@ class Settler:
             if len(settled) < len(group):
                 keys = set(settled)
                 lost += [one for one in group if one.run.key not in keys]
+            throttle = group[0].outcome.throttle
+            if throttle is not None and settled:
+                for statement in hold_back(self._spec, throttle, settled, group[0].outcome.delay or 0.0):
+                    session.execute(statement, bind_arguments=self._bind)
             if group[0].outcome.state != "pending":
                 notify_settled(session, self._spec, self._waiters, settled)
             elif self._cancels_for_twins:

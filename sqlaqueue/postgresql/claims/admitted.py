@@ -4,7 +4,8 @@ For each cell (:mod:`~sqlaqueue.postgresql.claims.cells`), jobs are read in orde
 
 1. *Checked*: for each limit, rate and order, a function locks the key and counts in a new snapshot what runs. The lock
    is an advisory one of the transaction, so no other claim admits jobs of the key before this one is committed. A key
-   that is locked already is passed over.
+   that is locked already is passed over. Before it is locked, each key is looked at: a lock takes a place in a table of
+   the server, and there may be thousands of keys without room.
 2. *Locked*: the row itself, in its newest version.
 3. *Recorded*: the claim's record, a setting of the transaction, gets the job and its keys, so that the checks of the
    next jobs count this one as well.
@@ -15,12 +16,13 @@ The server executes them row by row, and stops when it has enough.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.flow_control.controls import FlowControl
-from sqlaqueue.postgresql.claims.cells import Cells, window_size
+from sqlaqueue.postgresql.claims.cells import Cells
 from sqlaqueue.postgresql.claims.checks import RateCheck, checks_of
 from sqlaqueue.postgresql.claims.claim_record import ClaimRecord, order_name
 from sqlaqueue.postgresql.claims.claim_scan import few_rows, first_in_order, lateral_each
@@ -109,7 +111,7 @@ class Admitted:
         )
         order = [*spec.claim_order] if self._cells.one else [*self._cells.order]
         if not part:
-            first = first_in_order(candidates.where(cells.c.part.is_(None)), order, window_size(self._limit))
+            first = first_in_order(candidates.where(cells.c.part.is_(None)), order, self._cells.window)
         else:
             assert self._cells.part is not None  # noqa: S101 - only asked for where there are parts
             of_part = candidates.where(self._cells.part.hashed(rows) == cells.c.part)
@@ -123,10 +125,12 @@ class Admitted:
         rows, before = candidates, list[sa.ColumnElement[bool]]()
         if self._visits_twice:
             before.append(~sa.case((candidates.c[_AGAIN], self._record.has(candidates)), else_=sa.false()))
-        for check in self._checks:
-            made = sa.select(*rows.c, check.free(rows, self._record.claim)).where(*before)
-            rows = made.subquery(f"sqlaqueue_checked_{check.number}")
-            before = [check.allows(rows)]
+        # Keys are locked only for a job that has room in all of them; a single check looks before it locks.
+        rounds = [True] if len(self._checks) == 1 else [False, True]
+        for lock, check in product(rounds, self._checks):
+            made = sa.select(*rows.c, check.free(rows, self._record.claim, lock=lock)).where(*before)
+            rows = made.subquery(f"sqlaqueue_{'locked' if lock else 'looked'}_{check.number}")
+            before = [check.allows(rows, lock=lock)]
         return sa.select(*rows.c).where(*before).subquery("sqlaqueue_checked")
 
     @property

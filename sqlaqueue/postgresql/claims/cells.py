@@ -34,11 +34,6 @@ _LEAST = sa.literal_column("'-9223372036854775808'::bigint", sa.BigInteger())
 _NO_PART = sa.cast(sa.null(), sa.BigInteger())
 
 
-def window_size(limit: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
-    """Return how many jobs a window has, for a claim of up to ``limit`` jobs: enough that few are held back often."""
-    return limit * sa.literal_column("4", sa.Integer()) + sa.literal_column("64", sa.Integer())
-
-
 def _random_key() -> int:
     return secrets.randbits(64) - 2**63
 
@@ -78,6 +73,15 @@ class Cells:
     def spec(self) -> QueueSpec:
         """The queue."""
         return self.flow.spec
+
+    @property
+    def window(self) -> sa.ColumnElement[int]:
+        """How many jobs a window has: enough that it is rarely full of jobs that are held back.
+
+        Behind a window of all jobs there are no parts, so it is larger.
+        """
+        further = sa.literal_column("1000" if self.one else "64", sa.Integer())
+        return self.limit * sa.literal_column("4", sa.Integer()) + further
 
     @cached_property
     def given(self) -> sa.FromClause | None:
@@ -282,7 +286,7 @@ class Cells:
         return sa.select(*nearest.c).select_from(levels.join(nearest, sa.true())).lateral(name)
 
     def _is_window_full(self, level: sa.ColumnElement[Any], turn: sa.ColumnElement[int]) -> sa.ColumnElement[bool]:
-        rows, size = self.spec.table.alias(self._name()), window_size(self.limit)
+        rows, size = self.spec.table.alias(self._name()), self.window
         run_at = self.spec.columns.get("run_at")
         due = self.spec.due(None if run_at is None else rows.c[run_at.key])
         where = [*self.waiting(rows), *self.of_level(rows, level), *self.of_turn(rows, turn), *due]

@@ -24,7 +24,8 @@ class Check:
     """One of them. Its columns in a claim end in its number.
 
     ``sqlaqueue_key_0`` is the hash of a job's key, NULL if the job is not concerned; ``sqlaqueue_most_0``, how many
-    jobs of the key may run, NULL for any number; ``sqlaqueue_free_0``, how many now.
+    jobs of the key may run, NULL for any number; ``sqlaqueue_free_0``, how many
+    more now; ``sqlaqueue_room_0``, the same before the key is locked.
     """
 
     number: int
@@ -54,18 +55,24 @@ class Check:
         key, most = self.job_key.of(self.spec.table), self.most
         return [key.label(self.name("key")), most.label(self.name("most"))]
 
-    def capacity(self, rows: sa.FromClause, claim: sa.ColumnElement[str]) -> sa.ColumnElement[int]:
+    def capacity(
+        self, rows: sa.FromClause, claim: sa.ColumnElement[str], lock: sa.ColumnElement[bool]
+    ) -> sa.ColumnElement[int]:
         """Return how many jobs of a candidate's key may be admitted now."""
         raise NotImplementedError
 
-    def free(self, rows: sa.FromClause, claim: sa.ColumnElement[str]) -> sa.ColumnElement[int]:
-        """Return the same, or NULL for any number."""
-        concerned = sa.and_(rows.c[self.name("key")].is_not(None), rows.c[self.name("most")].is_not(None))
-        return sa.case((concerned, self.capacity(rows, claim))).label(self.name("free"))
+    def free(self, rows: sa.FromClause, claim: sa.ColumnElement[str], *, lock: bool) -> sa.ColumnElement[int]:
+        """Return the same, or NULL for any number.
 
-    def allows(self, rows: sa.FromClause) -> sa.ColumnElement[bool]:
+        :param lock: whether to lock the key; otherwise the number is uncertain.
+        """
+        concerned = sa.and_(rows.c[self.name("key")].is_not(None), rows.c[self.name("most")].is_not(None))
+        free = self.capacity(rows, claim, sa.true() if lock else sa.false())
+        return sa.case((concerned, free)).label(self.name("free" if lock else "room"))
+
+    def allows(self, rows: sa.FromClause, *, lock: bool) -> sa.ColumnElement[bool]:
         """Return the condition that a candidate may be admitted."""
-        free = rows.c[self.name("free")]
+        free = rows.c[self.name("free" if lock else "room")]
         return sa.or_(free.is_(None), free > _ZERO)
 
 
@@ -79,9 +86,11 @@ class LimitCheck(Check):
         """The limit."""
         return self.job_key.most
 
-    def capacity(self, rows: sa.FromClause, claim: sa.ColumnElement[str]) -> sa.ColumnElement[int]:
+    def capacity(
+        self, rows: sa.FromClause, claim: sa.ColumnElement[str], lock: sa.ColumnElement[bool]
+    ) -> sa.ColumnElement[int]:
         """Return how many more may run."""
-        arguments = claim, self._number, rows.c[self.name("key")], rows.c[self.name("most")]
+        arguments = claim, self._number, rows.c[self.name("key")], rows.c[self.name("most")], lock
         return call(capacity_function(self.job_key), self.spec.table, *arguments, type_=_INTEGER)
 
 
@@ -95,12 +104,14 @@ class OrderCheck(Check):
         """One."""
         return _ONE
 
-    def capacity(self, rows: sa.FromClause, claim: sa.ColumnElement[str]) -> sa.ColumnElement[int]:
+    def capacity(
+        self, rows: sa.FromClause, claim: sa.ColumnElement[str], lock: sa.ColumnElement[bool]
+    ) -> sa.ColumnElement[int]:
         """Return one for the head."""
-        arguments = claim, self._number, rows.c[self.name("key")]
-        head = call(head_function(self.job_key), self.spec.table, *arguments, type_=sa.Text())
         mine = backend().side_tables.key_text(rows.c[order_name(key)] for key in self.spec.keys)
-        return sa.case((head == mine, _ONE), else_=_ZERO)
+        arguments = claim, self._number, rows.c[self.name("key")], mine, lock
+        head = call(head_function(self.job_key), self.spec.table, *arguments, type_=sa.Text())
+        return sa.case((head.is_not(None), _ONE), else_=_ZERO)
 
 
 class RateCheck(Check):
@@ -113,13 +124,15 @@ class RateCheck(Check):
         """The burst."""
         return sa.literal_column(str(self.job_key.config.burst), _INTEGER)
 
-    def capacity(self, rows: sa.FromClause, claim: sa.ColumnElement[str]) -> sa.ColumnElement[int]:
+    def capacity(
+        self, rows: sa.FromClause, claim: sa.ColumnElement[str], lock: sa.ColumnElement[bool]
+    ) -> sa.ColumnElement[int]:
         """Return how many may begin."""
         rate, key = self.job_key, rows.c[self.name("key")]
         named = [sa.literal(text, sa.Text()) for text in (self.spec.name, rate.name)]
         numbers: Any = sa.literal(rate.interval, sa.Double()), sa.literal(rate.config.burst, _INTEGER)
         return call(
-            RATE_FUNCTION, self.spec.side_tables[RATE], claim, self._number, *named, key, *numbers, type_=_INTEGER
+            RATE_FUNCTION, self.spec.side_tables[RATE], claim, self._number, *named, key, *numbers, lock, type_=_INTEGER
         )
 
 

@@ -27,7 +27,7 @@ def begin_jobs(check: RateCheck, rows: sa.FromClause) -> sa.Insert:
     now: sa.ColumnElement[Any] = sa.func.clock_timestamp(type_=moment)
     named = [sa.literal(text, sa.Text()) for text in (check.spec.name, rate.name)]
     moved = now + _seconds(sa.func.count() * sa.literal(rate.interval, sa.Double()))
-    begun = sa.select(*named, key, moved).where(key.is_not(None)).group_by(key)
+    begun = sa.select(*named, key, moved).where(key.is_not(None)).group_by(key).order_by(key)
     inserted = insert(table).from_select(["queue", "rate", "key", "next_at"], begun)
     # The difference to the present is how many intervals these jobs take.
     taken = inserted.excluded.next_at - now

@@ -56,13 +56,41 @@ _READ_RECORD = """
   END IF;"""
 
 # Without arrays: to parse hundreds of numbers for each job takes longer than to count what runs.
-_RETURN_FREE = f"""
-  sqlaqueue_free := sqlaqueue_free - (pg_catalog.length(sqlaqueue_record) - pg_catalog.length(
-    pg_catalog.replace(sqlaqueue_record, sqlaqueue_salted, ''))) / pg_catalog.length(sqlaqueue_salted);
-  IF sqlaqueue_free <= 0 THEN
-    PERFORM pg_catalog.set_config('{RECORD}', sqlaqueue_record || '!' || sqlaqueue_salted, true);
-  END IF;
-  RETURN sqlaqueue_free;
+_RETURN_IF_FULL = f"""
+    sqlaqueue_free := sqlaqueue_free - (pg_catalog.length(sqlaqueue_record) - pg_catalog.length(
+      pg_catalog.replace(sqlaqueue_record, sqlaqueue_salted, ''))) / pg_catalog.length(sqlaqueue_salted);
+    IF sqlaqueue_free <= 0 THEN
+      PERFORM pg_catalog.set_config('{RECORD}', sqlaqueue_record || '!' || sqlaqueue_salted, true);
+      RETURN 0;
+    END IF;"""
+
+_CLAIM, _LOCK = "sqlaqueue_claim text, sqlaqueue_number integer, ", ", sqlaqueue_lock boolean"
+"""The first arguments of each function, and the last one."""
+
+
+def _twice(look: str, lock: str, otherwise: str, result: str) -> str:
+    """Return the end of a function that looks, locks the key, and looks again.
+
+    A key without room is not locked: thousands of locks would fill the server's table of them. Without
+    ``sqlaqueue_lock`` the function looks only once, which tells nothing certain.
+
+    :param look: returns from the function if there is no room.
+    :param lock: the text that the lock depends on, with the key and the table.
+    :param otherwise: the result if another transaction has the lock.
+    :param result: the result if there is room.
+    """
+    seed = f"pg_catalog.hashtextextended({lock}, $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)"
+    record = _READ_RECORD if otherwise == "0" else _READ_RECORD.replace("RETURN 0", f"RETURN {otherwise}")
+    return f"""
+BEGIN{_READ_COMMITTED}{record}
+  FOR sqlaqueue_round IN 1 .. 2 LOOP{look}
+    EXIT WHEN NOT sqlaqueue_lock OR sqlaqueue_round = 2;
+    IF NOT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashint8extended(sqlaqueue_key, {seed})) THEN
+      PERFORM pg_catalog.set_config('{CONTENDED}', 'on', true);
+      RETURN {otherwise};
+    END IF;
+  END LOOP;
+  RETURN {result};
 END
 """
 
@@ -107,31 +135,21 @@ def _running(key: JobKey) -> str:
     return literal_sql(key.running(key.spec.table))
 
 
-def _lock(key: JobKey, kind: str, otherwise: str) -> str:
-    """Lock the key; the number of the lock depends on the table, and on what the key is of."""
+def _lock_text(kind: str, key: JobKey) -> str:
     quoted = f"{kind} {key.text}".replace("'", "''")
-    return _try_lock(f"'{quoted}'", otherwise)
-
-
-def _try_lock(text: str, otherwise: str) -> str:
-    seed = f"pg_catalog.hashtextextended({text}, $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)"
-    return f"""
-  IF NOT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashint8extended(sqlaqueue_key, {seed})) THEN
-    PERFORM pg_catalog.set_config('{CONTENDED}', 'on', true);
-    RETURN {otherwise};
-  END IF;"""
+    return f"'{quoted}'"
 
 
 def _capacity(spec: QueueSpec, name: str, limit: KeyLimit) -> Function:
     running = f"{_running(limit)} = sqlaqueue_key" if limit.names else _state(spec, "", "processing")
+    look = f"""
+    SELECT sqlaqueue_most - pg_catalog.count(*) INTO sqlaqueue_free FROM (
+      SELECT FROM {{table}} WHERE {running} LIMIT greatest(sqlaqueue_most, 0)
+    ) AS sqlaqueue_counted;{_RETURN_IF_FULL}"""  # noqa: S608 - the names are quoted, and the values are literals
     body = f"""
 DECLARE
-  sqlaqueue_free integer;{_DECLARED}
-BEGIN{_READ_COMMITTED}{_READ_RECORD}{_lock(limit, "limit", "0")}
-  SELECT sqlaqueue_most - pg_catalog.count(*) INTO sqlaqueue_free FROM (
-    SELECT FROM {{table}} WHERE {running} LIMIT greatest(sqlaqueue_most, 0)
-  ) AS sqlaqueue_counted;{_RETURN_FREE}"""  # noqa: S608 - the names are quoted, and the values are written as literals
-    arguments = "sqlaqueue_claim text, sqlaqueue_number integer, sqlaqueue_key bigint, sqlaqueue_most integer"
+  sqlaqueue_free integer;{_DECLARED}{_twice(look, _lock_text("limit", limit), "0", "sqlaqueue_free")}"""
+    arguments = f"{_CLAIM}sqlaqueue_key bigint, sqlaqueue_most integer{_LOCK}"
     return Function(spec.table, name, arguments, "integer", body, {"table": spec.table}, comment=_COMMENT)
 
 
@@ -150,54 +168,54 @@ def _head(order: KeyOrder) -> Function:
     unfinished.append(f"({_state(spec, '', 'pending')}{due})")
     keys = ", ".join(_name(key) for key in spec.keys)
     by = ", ".join(_name(column) for column in order.by)
+    look = f"""
+    IF pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0
+      OR EXISTS (SELECT FROM {{table}} WHERE {_running(order)} = sqlaqueue_key) THEN
+      RETURN NULL;
+    END IF;
+    SELECT CASE WHEN {_state(spec, "", "pending")} THEN pg_catalog.jsonb_build_array({keys})::text END
+      INTO sqlaqueue_first
+      FROM {{table}} WHERE {_hash(order)} = sqlaqueue_key AND ({" OR ".join(unfinished)})
+      ORDER BY {by} LIMIT 1;
+    IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job THEN
+      RETURN NULL;
+    END IF;"""  # noqa: S608 - as above
     body = f"""
 DECLARE
-  sqlaqueue_first text;{_DECLARED}
-BEGIN{_READ_COMMITTED}{_READ_RECORD.replace("RETURN 0", "RETURN NULL")}{_lock(order, "order", "NULL")}
-  IF pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0 THEN
-    RETURN NULL;
-  END IF;
-  IF EXISTS (SELECT FROM {{table}} WHERE {_running(order)} = sqlaqueue_key) THEN
-    RETURN NULL;
-  END IF;
-  SELECT CASE WHEN {_state(spec, "", "pending")} THEN pg_catalog.jsonb_build_array({keys})::text END
-    INTO sqlaqueue_first
-    FROM {{table}} WHERE {_hash(order)} = sqlaqueue_key AND ({" OR ".join(unfinished)})
-    ORDER BY {by} LIMIT 1;
-  RETURN sqlaqueue_first;
-END
-"""  # noqa: S608 - as above
-    arguments = "sqlaqueue_claim text, sqlaqueue_number integer, sqlaqueue_key bigint"
+  sqlaqueue_first text;{_DECLARED}{_twice(look, _lock_text("order", order), "NULL", "sqlaqueue_first")}"""
+    arguments = f"{_CLAIM}sqlaqueue_key bigint, sqlaqueue_job text{_LOCK}"
     return Function(spec.table, head_function(order), arguments, "text", body, {"table": spec.table}, comment=_COMMENT)
 
 
 def _rate_capacity(rates: sa.Table) -> Function:
+    look = f"""
+    SELECT r.next_at, r.throttled_until INTO sqlaqueue_next, sqlaqueue_until FROM {{table}} AS r
+      WHERE r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key;
+    sqlaqueue_now := pg_catalog.clock_timestamp();
+    IF sqlaqueue_until > sqlaqueue_now THEN
+      RETURN 0;
+    END IF;
+    IF sqlaqueue_next > sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step THEN
+      -- The clock was set back. It must not hold the key back for longer than a whole burst.
+      sqlaqueue_next := sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step;
+      UPDATE {{table}} AS r SET next_at = sqlaqueue_next
+        WHERE r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key;
+    END IF;
+    sqlaqueue_next := greatest(sqlaqueue_next, sqlaqueue_now);
+    sqlaqueue_free := sqlaqueue_burst - pg_catalog.ceil(
+      extract(epoch FROM sqlaqueue_next - sqlaqueue_now)::float8 / sqlaqueue_seconds)::integer;{_RETURN_IF_FULL}"""  # noqa: S608 - the texts are the library's own
     body = f"""
 DECLARE
   sqlaqueue_free integer;
   sqlaqueue_now timestamptz;
   sqlaqueue_next timestamptz;
   sqlaqueue_until timestamptz;
-  sqlaqueue_step interval := pg_catalog.make_interval(secs => sqlaqueue_seconds);{_DECLARED}
-BEGIN{_READ_COMMITTED}{_READ_RECORD}{_try_lock("sqlaqueue_queue || ' ' || sqlaqueue_rate", "0")}
-  SELECT r.next_at, r.throttled_until INTO sqlaqueue_next, sqlaqueue_until FROM {{table}} AS r
-    WHERE r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key;
-  sqlaqueue_now := pg_catalog.clock_timestamp();
-  IF sqlaqueue_until > sqlaqueue_now THEN
-    RETURN 0;
-  END IF;
-  IF sqlaqueue_next > sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step THEN
-    -- The clock was set back. It must not hold the key back for longer than a whole burst.
-    sqlaqueue_next := sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step;
-    UPDATE {{table}} AS r SET next_at = sqlaqueue_next
-      WHERE r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key;
-  END IF;
-  sqlaqueue_next := greatest(sqlaqueue_next, sqlaqueue_now);
-  sqlaqueue_free := sqlaqueue_burst - pg_catalog.ceil(
-    extract(epoch FROM sqlaqueue_next - sqlaqueue_now)::float8 / sqlaqueue_seconds)::integer;{_RETURN_FREE}"""  # noqa: S608 - the texts are the library's own
+  sqlaqueue_step interval := pg_catalog.make_interval(secs => sqlaqueue_seconds);{_DECLARED}{
+        _twice(look, "sqlaqueue_queue || ' ' || sqlaqueue_rate", "0", "sqlaqueue_free")
+    }"""
     arguments = (
-        "sqlaqueue_claim text, sqlaqueue_number integer, sqlaqueue_queue text, sqlaqueue_rate text, "
-        "sqlaqueue_key bigint, sqlaqueue_seconds double precision, sqlaqueue_burst integer"
+        f"{_CLAIM}sqlaqueue_queue text, sqlaqueue_rate text, sqlaqueue_key bigint, "
+        f"sqlaqueue_seconds double precision, sqlaqueue_burst integer{_LOCK}"
     )
     return Function(rates, RATE_FUNCTION, arguments, "integer", body, {"table": rates}, comment=_COMMENT)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from sqlaqueue.admin.explanation.held_back import HeldBackBy
 from sqlaqueue.admin.job_listing import JobInfo
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
@@ -60,6 +61,8 @@ class Facts:
     """Whether it waits until a twin does not count any more."""
     twin: JobInfo | None = None
     """The twin that counts, of a job that waits for it or has finished; None if there is none."""
+    held_back: Sequence[HeldBackBy] = ()
+    """What holds the due job back, of the limits, rates and the order of its queue."""
     before: int = 0
     """The number of due jobs with an earlier place in the claim order, at most :data:`MOST_COUNTED`."""
 

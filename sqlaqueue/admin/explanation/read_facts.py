@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, LiveConsumer
+from sqlaqueue.admin.explanation.held_back import held_back_by
 from sqlaqueue.admin.job_listing import JobInfo, job
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
@@ -64,6 +65,7 @@ def _read_place(session: Session, facts: Facts, info: JobInfo) -> Facts:
     facts = replace(facts, locked=_is_locked(session, spec, info.key, messages), has_message=place is not None)
     if place is None or not facts.may_be_claimed:
         return facts
+    facts = replace(facts, held_back=[*held_back_by(session, spec, info.key)])
     before = session.scalar(_jobs_before(spec, messages, order, list(place)), bind_arguments=_bind(spec))
     return replace(facts, before=before or 0)
 

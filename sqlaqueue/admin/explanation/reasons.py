@@ -245,6 +245,22 @@ def _quarantined(facts: Facts) -> Iterator[Reason]:
         )
 
 
+def _held_back(facts: Facts) -> Iterator[Reason]:
+    for one in facts.held_back:
+        of_key = f" of {one.key}" if one.key else ""
+        if one.kind == "limit":
+            number = "1 job" if one.most == 1 else f"{one.most} jobs"
+            held = f", held by {_names(list(one.jobs))}" if one.jobs else ""
+            yield Reason("limit", f"The limit of {number}{of_key} is reached{held}; the end of one lets another begin.")
+        elif one.kind == "rate":
+            yield Reason("rate", f"The rate{of_key} is used up; a job may begin in {duration_text(one.seconds)}.")
+        else:
+            what = {"failed": "has failed and blocks its key; requeue or delete it", "processing": "runs"}
+            yield Reason(
+                "order", f"Job {one.jobs[0]}{of_key} comes first, and {what.get(one.state, 'has not finished')}."
+            )
+
+
 def _jobs_before(facts: Facts) -> Iterator[Reason]:
     if facts.before:
         number = f"at least {MOST_COUNTED}" if facts.before >= MOST_COUNTED else str(facts.before)
@@ -292,6 +308,7 @@ REASONS: tuple[Callable[[Facts], Iterator[Reason]], ...] = (
     _not_due,
     _no_consumer,
     _quarantined,
+    _held_back,
     _jobs_before,
     _busy,
     _polling,

@@ -1,0 +1,113 @@
+"""What holds a due job back: limits, rates and the order of its queue. Few statements, which change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.controls import JobKey, KeyLimit, KeyOrder, KeyRate, flow_control
+from sqlaqueue.keys import Key, key_text
+from sqlaqueue.queue.backend import RATE
+from sqlaqueue.queue.spec import QueueSpec, clock
+
+_MOST_JOBS = 3
+"""Number of jobs that are named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldBackBy:
+    """One limit, rate or order that holds a job back."""
+
+    kind: str
+    """``limit``, ``rate`` or ``order``."""
+    key: str
+    """The attributes with the values of the job, empty for the whole queue."""
+    most: int = 0
+    """The limit."""
+    jobs: Sequence[str] = ()
+    """The keys of some jobs that run; of an order, the job that comes before."""
+    state: str = ""
+    """The state of the job that comes before."""
+    seconds: float = 0.0
+    """When the rate lets a job begin."""
+
+
+def held_back_by(session: Session, spec: QueueSpec, job: Key) -> Iterator[HeldBackBy]:
+    """Yield what holds a pending job back."""
+    flow = flow_control(spec)
+    if flow is None:
+        return
+    bind = {"mapper": spec.mapper}
+    for limit in flow.limits:
+        yield from _limit(session, limit, job, bind)
+    if flow.order is not None:
+        yield from _order(session, flow.order, job, bind)
+    for rate in flow.rates:
+        yield from _rate(session, rate, job, bind)
+
+
+def _of_job(job_key: JobKey, job: Key, *others: Any) -> AnySelect:
+    spec = job_key.spec
+    return sa.select(job_key.of(spec.table), *others, *job_key.columns).where(spec.key_in(spec.keys, [job]))
+
+
+def _text(job_key: JobKey, values: Sequence[Any]) -> str:
+    pairs = zip(job_key.names, values[len(values) - len(job_key.names) :], strict=True)
+    return ", ".join(f"{name} {value!r}" for name, value in pairs)
+
+
+def _keys(session: Session, statement: AnySelect, bind: Any) -> list[str]:
+    return [key_text(tuple(row)) for row in session.execute(statement, bind_arguments=bind)]
+
+
+def _limit(session: Session, limit: KeyLimit, job: Key, bind: Any) -> Iterator[HeldBackBy]:
+    spec = limit.spec
+    found: Any = session.execute(_of_job(limit, job, limit.most), bind_arguments=bind).first()
+    if found is None or found[0] is None or found[1] is None:
+        return
+    runs = limit.running(spec.table) == found[0] if limit.names else spec.in_state("processing")
+    running = sa.select(*spec.keys).where(runs).order_by(*spec.keys).limit(max(found[1], 1))
+    jobs = _keys(session, running, bind)
+    if len(jobs) >= found[1]:
+        yield HeldBackBy(kind="limit", key=_text(limit, found), most=found[1], jobs=jobs[:_MOST_JOBS])
+
+
+def _order(session: Session, order: KeyOrder, job: Key, bind: Any) -> Iterator[HeldBackBy]:
+    spec = order.spec
+    found: Any = session.execute(_of_job(order, job, *order.by), bind_arguments=bind).first()
+    if found is None or found[0] is None:
+        return
+    values: Sequence[Any] = found[1 : 1 + len(order.by)]
+    place = [sa.literal(value, column.type) for value, column in zip(values, order.by, strict=True)]
+    waits = sa.or_(spec.columns["started_at"].is_not(None), *spec.due(spec.columns.get("run_at")))
+    unfinished = [spec.in_state("processing"), sa.and_(spec.in_state("pending"), waits)]
+    if order.config.on_failure == "block":
+        unfinished.append(spec.in_state("failed"))
+    before = sa.and_(sa.or_(*unfinished), sa.tuple_(*order.by) < sa.tuple_(*place))
+    runs = spec.in_state("processing")
+    others = sa.select(*spec.keys, sa.case((runs, "processing"), (spec.in_state("failed"), "failed"), else_="pending"))
+    others = others.where(order.hashed(spec.table) == found[0], sa.or_(before, runs))
+    first = session.execute(others.order_by(*order.by).limit(1), bind_arguments=bind).first()
+    if first is not None:
+        *key, state = first
+        yield HeldBackBy(kind="order", key=_text(order, found), jobs=[key_text(tuple(key))], state=state)
+
+
+def _rate(session: Session, rate: KeyRate, job: Key, bind: Any) -> Iterator[HeldBackBy]:
+    spec, table = rate.spec, rate.spec.side_tables[RATE]
+    found: Any = session.execute(_of_job(rate, job), bind_arguments=bind).first()
+    if found is None or found[0] is None:
+        return
+    burst = sa.literal(timedelta(seconds=rate.interval * (rate.config.burst - 1)), sa.Interval())
+    free_at = sa.func.greatest(table.c.next_at - burst, table.c.throttled_until)
+    mine = sa.and_(table.c.queue == spec.name, table.c.rate == rate.name, table.c.key == found[0])
+    seconds: Any = sa.cast(sa.extract("epoch", free_at - clock()), sa.Double())
+    left = session.scalar(sa.select(seconds).where(mine, free_at > clock()), bind_arguments=bind)
+    if left is not None:
+        yield HeldBackBy(kind="rate", key=_text(rate, found), seconds=left)

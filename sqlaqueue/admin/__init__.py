@@ -51,6 +51,7 @@ from sqlaqueue.admin.explanation.result import Explanation, Reason
 from sqlaqueue.admin.failure_groups import FailureGroup, failures
 from sqlaqueue.admin.job_filter import JobFilter, count
 from sqlaqueue.admin.job_listing import JobInfo, job, jobs
+from sqlaqueue.admin.keys_at_limit import KeyAtLimit
 from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
 from sqlaqueue.admin.requeueing import Requeued, requeue, requeue_some
 from sqlaqueue.admin.schedules import (
@@ -73,6 +74,7 @@ __all__ = [
     "FailureGroup",
     "JobFilter",
     "JobInfo",
+    "KeyAtLimit",
     "Reason",
     "Requeued",
     "ScheduleInfo",

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
+from sqlaqueue.admin.keys_at_limit import KeyAtLimit, keys_at_limit
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
@@ -42,6 +43,8 @@ class Stats:
     paused: bool
     consumers: int
     """The number of live Consumers."""
+    at_limit: list[KeyAtLimit]
+    """The keys that have as many running jobs as their limit is, up to ten of each limit."""
     missing_indexes: list[str]
     """The indexes that the database lacks: without those of claims and rescues these read the whole table, and without
     that of ``QueueConfig(unique=...)`` jobs are not unique."""
@@ -78,6 +81,7 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
         paused=CONTROL in spec.side_tables
         and bool(session.scalar(paused(model), bind_arguments=bind_arguments(model))),
         consumers=len(live),
+        at_limit=[*keys_at_limit(session, spec)],
         missing_indexes=[
             str(index.name)
             for index in backend().checks.missing_indexes(

@@ -44,6 +44,7 @@ def test_stats_of_jobs_in_all_states(shop: Shop) -> None:
         "failed_by_attempts": {"1": 1, "2": 1},
         "paused": False,
         "consumers": 0,
+        "at_limit": [],
         "missing_indexes": [],
     }
 

@@ -1,4 +1,4 @@
-"""``explain_job()`` says what holds a job back."""
+"""``explain_job()`` says what holds a job back, and ``stats()`` which keys are at their limit."""
 
 from __future__ import annotations
 
@@ -62,3 +62,17 @@ def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, status: str,
     set_status(engine, job, status, 1)
     assert explained(engine, job, 2)["order"] == f"Job 1 of customer_id 1 comes first, {said}."
     assert "order" not in explained(engine, job, 3)
+
+
+def test_stats_show_the_keys_at_their_limit(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(2, per=("customer_id", "kind")), Limit("most", per="customer_id"), Limit(4)])
+    create(engine, job)
+    insert(engine, job, [*of_customers(1, 1, 1, None), *of_customers(2, kind="b", most=1), *of_customers(3)])
+    assert len(claim_and_commit(engine, job)) == 4
+    with Session(engine) as session:
+        found = admin.stats(session, job).at_limit
+    assert [str(each) for each in found] == [
+        "customer_id 1, kind 'a' (2 of 2)",
+        "customer_id 2 (1 of 1)",
+        "the queue (4 of 4)",
+    ]

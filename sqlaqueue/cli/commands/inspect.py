@@ -96,6 +96,8 @@ def _stats_table(rows: Sequence[admin.Stats]) -> RenderableType:
         add_row(shown, row.queue, *counts, row.running, row.due, duration_text(row.oldest_due), row.consumers)
         if row.paused:
             notes.append(Text(f"{row.queue} is paused"))
+        if row.at_limit:
+            notes.append(Text(f"{row.queue}: at their limit: {', '.join(map(str, row.at_limit))}"))
         if row.missing_indexes:
             names = ", ".join(row.missing_indexes)
             fix = backend().checks.UPDATE_COMMAND

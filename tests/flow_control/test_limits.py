@@ -11,6 +11,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import Limit, Order, QueueConfig, QueueMixin, claim, complete, rescue, retry
+from sqlaqueue.flow_control.controls import flow_control
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.statements.held_back import held_back
+from sqlaqueue.statements.selection import select_jobs
 from tests.flow_control.models import (
     claim_and_commit,
     claimed,
@@ -186,6 +190,24 @@ def test_a_key_that_another_claim_has_locked_is_passed_over(engine: sa.Engine) -
         assert ids(claimed(other, job, 10)) == [2]
         other.commit()
     assert claim_and_commit(engine, job) == []
+
+
+def test_a_claim_that_has_passed_over_a_locked_key_knows_it(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(2, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1))
+    flow = flow_control(spec_of(job))
+    assert flow is not None
+    why = held_back(select_jobs(job, "claim"), flow)
+    with Session(engine) as one, Session(engine) as other:
+        assert len(claimed(one, job, 1)) == 1
+        assert claimed(other, job, 1) == []
+        assert tuple(other.execute(why).one()) == (True, True, None)
+        one.commit()
+        other.rollback()
+        assert len(claimed(other, job)) == 1
+        assert claimed(other, job) == []
+        assert tuple(other.execute(why).one()) == (False, False, None)
 
 
 def test_a_claim_that_is_rolled_back_frees_its_place(engine: sa.Engine) -> None:

@@ -44,6 +44,16 @@ def test_for_slow_handlers_a_claim_takes_one_job_each() -> None:
     assert not sizer.is_slow
 
 
+@pytest.mark.parametrize(("duration", "size"), [(10, 4), (0.1, 4), (0.01, 8), (0.001, 80)])
+def test_jobs_that_count_as_running_are_claimed_when_they_can_begin(duration: float, size: int) -> None:
+    sizer = BatchSizer(100, 4, prompt=True)
+    assert sizer.claim_size() == 4
+    for _ in range(50):
+        sizer.record_calls(duration, unused=True)
+    assert sizer.claim_size() == pytest.approx(size, abs=1)
+    assert sizer.claim_size(idle=1) <= max(1, size)
+
+
 def test_a_few_jobs_are_claimed_where_there_may_be_no_more() -> None:
     """But never fewer than there are handlers."""
     for concurrency, few in ((4, FEW), (40, 40)):

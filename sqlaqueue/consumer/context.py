@@ -71,7 +71,9 @@ class ConsumerParts:
         if settings.holds_transaction:
             # Each worker claims for itself. How many jobs commit together is the application's decision.
             fixed = settings.batch or settings.fixed_batch_size
-            self.sizer = BatchSizer(settings.batch_size, 1, fixed=fixed, cautious=True)
+            # Under flow control none may wait for another: it would hold the slots of its keys.
+            size = settings.batch_size if fixed or not settings.has_flow_control else 1
+            self.sizer = BatchSizer(size, 1, fixed=fixed, cautious=True)
         else:
             # A handler that takes jobs together leaves none waiting.
             self.sizer = BatchSizer(
@@ -214,6 +216,11 @@ class ConsumerContext:
     def until_poll(self) -> float:
         """Return the seconds until the next poll."""
         return max(0.0, self.polls.next_poll() - time.monotonic())
+
+    def poll_when_admitted(self) -> None:
+        """Make a poll due when flow control may admit a job that it has held back from the last claim."""
+        if self.claimer.held_back.retry_in is not None:
+            self.polls.poll_within(self.claimer.held_back.retry_in)
 
     @property
     def runs_low(self) -> bool:

@@ -115,10 +115,10 @@ def _number(spec: QueueSpec, given: Number) -> sa.ColumnElement[int]:
     if isinstance(given, int):
         return sa.literal_column(str(given), sa.Integer())
     if isinstance(given, str):
-        return spec.mapper.columns[given]
+        return sa.cast(spec.mapper.columns[given], sa.Integer())
     # A class is a callable as well as a select is an object of one; only a function gives a select for the class.
     found: Any = given(spec.model) if callable(given) and not isinstance(given, sa.sql.ClauseElement) else given
-    return found.scalar_subquery() if isinstance(found, sa.Select) else found
+    return sa.cast(found.scalar_subquery() if isinstance(found, sa.Select) else found, sa.Integer())
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,6 +32,7 @@ from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.roles import states_in
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
+from sqlaqueue.strategies.parts.flow_control import attach_flow_control
 
 _UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
 """The roles that the library only reads after a job is enqueued."""
@@ -177,6 +178,7 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     setattr(cls, _SPEC, spec)
     backend().triggers.set_queue(table, spec)
     strategy.attach(spec)
+    attach_flow_control(spec, strategy)
     if "run_at" in columns and getattr(columns["run_at"].type, "timezone", False):
         event.listen(getattr(cls, roles["run_at"]), "set", _check_time_zone, propagate=True)
 

@@ -7,8 +7,9 @@ VOLATILE function has a snapshot of its own, so a function counts what is there 
 
 from __future__ import annotations
 
-from sqlaqueue.flow_control.controls import JobKey
+from sqlaqueue.flow_control.controls import JobKey, KeyOrder
 from sqlaqueue.postgresql.identifiers import object_name
+from sqlaqueue.queue.spec import QueueSpec
 
 CONTENDED = "sqlaqueue.contended"
 """The setting that is ``on`` for the rest of a transaction in which a claim has passed over a key that another
@@ -27,6 +28,21 @@ def capacity_function(key: JobKey) -> str:
 def head_function(key: JobKey) -> str:
     """Return the name of the function that locks a key of an order, and returns the primary key of its head."""
     return object_name("sqlaqueue_head", key.spec.table.name, *key.names)
+
+
+SLOT_BITS = 20
+"""So many bits of the key of a slot's lock are its number. A limit beyond that is none."""
+
+
+def slot_text(key: JobKey) -> str:
+    """Return the text that tells the slots of one limit, or order, of a table from those of another."""
+    kind = "order" if isinstance(key, KeyOrder) else "limit"
+    return f"{kind} {key.text}"
+
+
+def hold_function(spec: QueueSpec) -> str:
+    """Return the name of the function that locks a job with a slot of each of its keys, under a held strategy."""
+    return object_name("sqlaqueue_hold", spec.table.name)
 
 
 RATE_FUNCTION = "sqlaqueue_rate_capacity"

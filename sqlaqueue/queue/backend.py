@@ -18,7 +18,8 @@ from sqlalchemy.types import TypeEngine
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.notify_payloads import Payload
-from sqlaqueue.queue.strategy_protocol import ClaimRequest, RequiredPrivilege, ScanRange, Spec
+from sqlaqueue.queue.claims_protocol import Claims as Claims  # noqa: PLC0414 - an explicit export
+from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
 
 CONTROL = "sqlaqueue_control"
 """The side table of cancellation requests, and of paused queues."""
@@ -35,6 +36,9 @@ TICK = "sqlaqueue_tick"
 
 RATE = "sqlaqueue_rate"
 """The side table of when the next job of each key of a rate may begin."""
+
+BEGUN = "sqlaqueue_begun"
+"""The parameter with the hash of the key of each job that begins, see ``backend().claims.reservation()``."""
 
 TURN = "sqlaqueue_turn"
 """The column of the rows that a claim takes with their number, where keys take turns."""
@@ -74,67 +78,6 @@ class ForeignKey(Protocol):
     @property
     def is_to_itself(self) -> bool:
         """Whether it refers to its own table."""
-        ...
-
-
-class Claims(Protocol):
-    """Scans of the claim order, and the plans that the server makes for them."""
-
-    FEW: int
-    """The server may keep the plan of a claim of up to this many jobs."""
-
-    def by_priority(self, order: Sequence[sa.ColumnElement[Any]], /) -> sa.ColumnElement[bool]:
-        """The scan range of a claim that scans one priority after another."""
-        ...
-
-    def from_cursor(self, spec: Spec) -> ScanRange:
-        """Return the scan range of due jobs from a cursor on."""
-        ...
-
-    def cursor_at(self, spec: Spec, job: Any) -> Mapping[str, Any] | None:
-        """Return the parameters of a claim that begins at a claimed instance; None when no claim can."""
-        ...
-
-    def take(
-        self,
-        request: ClaimRequest,
-        waiting: AnySelect,
-        scanned: sa.FromClause,
-        *others: sa.FromClause,
-        lock_rows: Any,
-        first_due: Any,
-    ) -> sa.CTE:
-        """Return the first due rows of ``waiting`` in claim order, locked together with those of ``others``."""
-        ...
-
-    def upcoming_times(
-        self, spec: Spec, scanned: sa.FromClause, conditions: Sequence[sa.ColumnElement[bool]], limit: int
-    ) -> AnySelect:
-        """Return when the next rows of ``scanned`` will be due, in seconds since 1970."""
-        ...
-
-    def planned_anew(self) -> sa.ColumnElement[bool]:
-        """Return a condition that is always true, and makes the server plan each execution."""
-        ...
-
-    def planned_anew_for_many(self, limit: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
-        """Return the same for a claim of more than :attr:`FEW` jobs."""
-        ...
-
-    def was_contended(self) -> sa.ColumnElement[bool]:
-        """Return the condition that an earlier claim of this transaction has passed over a locked key."""
-        ...
-
-    def transaction_id(self) -> sa.ColumnElement[str]:
-        """Return the identity of the current transaction."""
-        ...
-
-    def was_committed(self, transaction: Any) -> sa.ColumnElement[bool]:
-        """Return the condition that the transaction of this identity was committed."""
-        ...
-
-    def written_here(self, rows: NamedFromClause) -> sa.ColumnElement[bool]:
-        """Return the condition that the current transaction has written a row of an aliased table."""
         ...
 
 
@@ -283,6 +226,14 @@ class Checks(Protocol):
 
     def missing_policies(self, connection: sa.Connection, spec: Spec) -> list[str]:
         """Return the row-level security policies that the role lacks."""
+        ...
+
+    def held_slots(self) -> sa.FromClause:
+        """Return the slots that transactions hold under held strategies: ``slot``, and ``number`` of transactions."""
+        ...
+
+    def slot_of(self, key: Any, hashed: sa.ColumnElement[int]) -> sa.ColumnElement[int]:
+        """Return the slot in :meth:`held_slots` of a key of a limit or an order, from its hash."""
         ...
 
     def sees_all(self, table: sa.Table) -> sa.ColumnElement[bool]:

@@ -46,22 +46,36 @@ else:
         :param n: the maximum number of jobs. A claim may return fewer while other workers claim; an empty result does
             not mean that the queue is empty.
         :raises NotAQueueError: if ``model`` is not a queue.
-        :raises StatementError: if ``n`` is not a positive integer, or the rows of the select cannot be locked.
+        :raises StatementError: if ``n`` is not a positive integer, the rows of the select cannot be locked, or the
+            queue has rates and a strategy that holds a transaction.
         """
         if not is_count(n):
             name = model.__name__ if isinstance(model, type) else type(model).__name__
             msg = f"claim({name}, {n!r}): the number of jobs must be an integer of 1 or more"
             raise StatementError(msg)
         if not isinstance(model, type):
-            return claim_statement(select_jobs(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+            return claim_statement(_select(model), sa.bindparam(None, n, sa.Integer()))
         # Building a statement takes longer than executing a small claim.
         statement = _cache.get((model, n))
         if statement is None:
-            statement = claim_statement(select_jobs(model, "claim"), sa.bindparam(None, n, sa.Integer()))
+            statement = claim_statement(_select(model), sa.bindparam(None, n, sa.Integer()))
             if len(_cache) >= _CACHED_STATEMENTS:
                 _cache.clear()
             _cache[model, n] = statement
         return statement
+
+
+def _select(model: Any) -> JobSelection:
+    selection = select_jobs(model, "claim")
+    spec = selection.spec
+    if spec.config.rates and spec.strategy.holds_transaction:
+        msg = (
+            f"claim({spec.model.__name__}): the strategy {spec.config.strategy!r} holds the job in this transaction. "
+            "If it is rolled back, its Rate would forget that the job has begun; run the jobs with a Consumer, or use "
+            'strategy="update_status"'
+        )
+        raise StatementError(msg)
+    return selection
 
 
 def claim_statement(
@@ -75,6 +89,7 @@ def claim_statement(
     announcements: sa.BindParameter[str] | None = None,
     many_due: bool = False,
     few: bool = False,
+    admits_all: bool = False,
 ) -> sa.sql.expression.Executable:
     """Return the statement that claims selected jobs.
 
@@ -87,6 +102,7 @@ def claim_statement(
         their jobs are claimed.
     :param many_due: whether many jobs are due, even if the limit is low.
     :param few: whether few jobs are selected, see :class:`~sqlaqueue.strategies.ClaimRequest`.
+    :param admits_all: whether flow control holds none of them back.
     """
     spec, entity, candidates, options = selection
     if CONTROL in spec.side_tables:
@@ -104,6 +120,7 @@ def claim_statement(
         token=sa.bindparam(None, callable_=token, type_=sa.Uuid()),
         scan_range=scan_range,
         few=few,
+        admits_all=admits_all,
     )
     claimed = spec.strategy.claim(request)
     if announcements is not None:

@@ -15,7 +15,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import CLAIM_OPTION, record_run
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.backend import TURN, backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.base import TOKEN
@@ -105,7 +105,7 @@ class _DetachedRow(Bundle[Any]):
 def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> AnySelect:
     """Return a SELECT of detached instances, in claim order, of ``rows`` that the claim deletes."""
     deleted = rows.subquery("deleted")
-    order = (column_of(deleted, column) for column in spec.claim_order)
+    order = [deleted.c[TURN]] if TURN in deleted.c else [column_of(deleted, column) for column in spec.claim_order]
     statement = sa.select(_DetachedRow("job", *deleted.c)).order_by(*order)
     return statement.execution_options(**{ENTITY_OPTION: (spec, entity)})
 

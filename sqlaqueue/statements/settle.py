@@ -115,11 +115,12 @@ def error_text(error: BaseException | str) -> str:
 def with_run_details(spec: QueueSpec, settlement: Settlement, runs: Iterable[Run], worker: str) -> Settlement:
     """Return ``settlement`` with the start of the runs and their worker, if the claim of the strategy writes neither.
 
-    A settlement that does not count the attempt writes neither: it does not count as a run.
+    A settlement that does not count the attempt writes neither: it does not count as a run. With an order a job that is
+    put off gets them nevertheless, since only a job that has begun holds back the others of its key while it waits.
     """
     if not (spec.strategy.holds_transaction and (spec.has("started_at") or spec.has("claimed_by"))):
         return settlement
-    if settlement.starts == 0:
+    if settlement.starts == 0 and (spec.config.order is None or settlement.run_at is None):
         return settlement
     # The clock of this machine measures only the duration since the claim.
     ago = time.monotonic() - min(run.claimed_at for run in runs)

@@ -32,7 +32,6 @@ from sqlaqueue.queue.strategy_protocol import (
 )
 from sqlaqueue.strategies.parts.blocking_heads import holds_none_back
 from sqlaqueue.strategies.parts.columns import column_of, named, named_in
-from sqlaqueue.strategies.parts.flow_control import attach_flow_control
 from sqlaqueue.strategies.parts.job_listing import job_listing
 from sqlaqueue.strategies.parts.listed_keys import ListedKeys
 from sqlaqueue.strategies.parts.required_privileges import consumer_privileges
@@ -64,7 +63,7 @@ class ClaimStrategy:
     """Whether a claim writes ``ClaimRequest.token`` into the rows, see ``sqlaqueue.strategies.parts.claim_tokens``."""
 
     supports_flow_control: ClassVar[bool] = False
-    """Whether claims take rows by ``backend().claims.take()``, and what runs can be counted."""
+    """Whether claims take rows by ``backend().claims.take()``."""
 
     tells_running_apart: ClassVar[bool] = False
     """Whether a running job reads as processing, and the strategy's settlements and rescues leave out a job whose
@@ -89,7 +88,10 @@ class ClaimStrategy:
         if spec.config.retention:
             self.attach_retention(spec)
         attach_unique(spec, self)
-        attach_flow_control(spec, self)
+
+    def locked_tables(self, spec: QueueSpec) -> Sequence[sa.Table]:
+        """Return the tables of which a claim locks rows: the model's, and then that of messages."""
+        return [spec.table]
 
     def attach_retention(self, spec: QueueSpec) -> None:
         """Add the index for the deletion of finished jobs; called only with ``QueueConfig(retention=...)``."""

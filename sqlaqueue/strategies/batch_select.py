@@ -24,6 +24,7 @@ class BatchSelect(HeldStrategy):
 
     name: ClassVar[str] = "batch_select"
     supports_scan_range: ClassVar[bool] = True
+    supports_flow_control: ClassVar[bool] = True
     required_roles: ClassVar[Mapping[str, str]] = {"status": 'strategy "batch_select"'}
 
     def attach(self, spec: QueueSpec) -> None:

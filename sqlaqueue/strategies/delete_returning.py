@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.elements import conv
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import ClaimRequest, KeyRange, Settlement, Verb
@@ -26,6 +27,7 @@ from sqlaqueue.strategies.base import ClaimStrategy
 from sqlaqueue.strategies.delete_row import DeleteRow
 from sqlaqueue.strategies.message_table import MessageStrategy, MessageTable
 from sqlaqueue.strategies.parts.columns import column_of, named
+from sqlaqueue.strategies.parts.indexes import add_index
 
 MESSAGES = "messages"
 
@@ -35,6 +37,7 @@ class DeleteReturning(MessageStrategy):
 
     name: ClassVar[str] = "delete_returning"
     supports_scan_range: ClassVar[bool] = True
+    supports_flow_control: ClassVar[bool] = True
     required_roles: ClassVar[Mapping[str, str]] = {"status": 'strategy "delete_returning" with a message table'}
 
     def for_roles(self, spec_roles: Mapping[str, Any]) -> ClaimStrategy:
@@ -55,7 +58,10 @@ class DeleteReturning(MessageStrategy):
             schema=spec.table.schema or sa.BLANK_SCHEMA,
         )
         spec.side_tables[MESSAGES] = messages
-        if spec.order_roles:
+        if flow_control(spec) is not None:
+            # Claims then read the jobs, since messages have no keys of limits.
+            add_index(spec, "claim", spec.claim_order, where=spec.in_state("pending"))
+        elif spec.order_roles:
             order = [messages.c[column.key] for column in spec.claim_order]
             spec.claim_indexes.append(sa.Index(conv(backend().object_name("ix", messages.name, "claim")), *order))
         backend().triggers.attach_message_triggers(spec, messages)
@@ -72,6 +78,8 @@ class DeleteReturning(MessageStrategy):
         messages = self.messages(spec)
         table = messages.table
         waiting = self.pick(spec, candidates, *spec.table.c).where(*messages.of_pending_jobs(spec))
+        if flow_control(spec) is not None:
+            waiting = waiting.where(spec.in_state("pending"))
         # take() locks the job first: a job that is locked must be passed over before its message is locked for the
         # length of this transaction.
         picked = backend().claims.take(request, waiting, table, table, lock_rows=self.lock, first_due=self.first_due)

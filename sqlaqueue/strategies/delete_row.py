@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.keys import Key
-from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.queue.backend import DEAD_LETTER, TURN, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, RequiredPrivilege, Settlement, Verb
 from sqlaqueue.strategies.base import TOKEN
@@ -37,6 +37,7 @@ class DeleteRow(HeldStrategy):
     name: ClassVar[str] = "delete_returning"
     keeps_rows: ClassVar[bool] = False
     supports_scan_range: ClassVar[bool] = True
+    supports_flow_control: ClassVar[bool] = True
     required_roles: ClassVar[Mapping[str, str]] = {}
 
     def attach(self, spec: QueueSpec) -> None:
@@ -74,7 +75,8 @@ class DeleteRow(HeldStrategy):
             .cte("claimed")
         )
         # The row is deleted, so the identity of the transaction is the only evidence that it still holds the job.
-        return self.in_claim_order(spec, claimed).add_columns(backend().claims.transaction_id().label(TOKEN))
+        rows = self.in_claim_order(spec, claimed, picked).add_columns(backend().claims.transaction_id().label(TOKEN))
+        return rows.add_columns(picked.c[TURN]) if TURN in picked.c else rows
 
     @staticmethod
     def lock(spec: QueueSpec, rows: AnySelect, *others: sa.FromClause, skip_locked: bool = True) -> AnySelect:

@@ -78,6 +78,10 @@ class MessageStrategy(HeldStrategy):
         """Return the message table."""
         raise NotImplementedError
 
+    def locked_tables(self, spec: QueueSpec) -> Sequence[sa.Table]:
+        """Return the model's table and that of the messages."""
+        return [spec.table, self.messages(spec).table]
+
     def settle(self, spec: QueueSpec, held: ClaimedJobs, settlement: Settlement) -> Verb:
         """Settle the runs, and insert a message for each job that becomes pending again.
 

@@ -115,6 +115,11 @@ class Claimer:
         self._isolation.begin(session)
         return self._execute(session, self._statements.claim_key, {KEYS: self._spec.bind_keys([key])})
 
+    def claim_to_settle(self, session: Session, key: Key) -> list[Any]:
+        """Claim the job with this key to settle its run; neither its limits nor its rates hold it back."""
+        self._isolation.begin(session)
+        return self._execute(session, self._statements.claim_to_settle, {KEYS: self._spec.bind_keys([key])})
+
     def claim_quarantined(self, session: Session) -> list[Any]:
         """Claim one quarantined job, or several where they may run together; none while some are running."""
         statements, quarantine = self._statements, self.quarantine

@@ -11,6 +11,11 @@ _CONTENDED = 0.005, 0.025
 for all."""
 
 
+def contended() -> float:
+    """Return in how many seconds to claim again when another transaction was faster."""
+    return random.uniform(*_CONTENDED)  # noqa: S311 - only to spread claims over time
+
+
 @dataclass(frozen=True, slots=True)
 class HeldBack:
     """The state after a claim.
@@ -25,10 +30,10 @@ class HeldBack:
     @classmethod
     def of(cls, row: Any) -> HeldBack:
         """Return what the row of :func:`sqlaqueue.statements.held_back.held_back` says."""
-        contended, due, seconds = row
+        was_contended, due, seconds = row
         waits = [] if seconds is None else [max(float(seconds), 0.0)]
-        if contended:
-            waits.append(random.uniform(*_CONTENDED))  # noqa: S311 - only to spread claims over time
+        if was_contended:
+            waits.append(contended())
         return cls(bool(due), min(waits) if due and waits else None)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,8 +51,13 @@ class ConsumerStatements:
     """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    claim_to_settle: Any
+    """The same, though flow control may hold the job back: its run is to be settled, not to begin."""
     held_back: Any
     """Tells why a claim found nothing; None without flow control."""
+    reserve: tuple[Any, Sequence[Any]] | None
+    """Reserve the beginnings of the jobs bound as ``KEYS``, see ``backend().claims.reservation()``; None where a claim
+    records them itself, or without rates."""
     load_rest: Any
     """Loads what the mapping adds to the jobs bound as ``KEYS`` and a claim does not return: columns of other tables,
     joined relationships, expressions. None where a claim returns everything."""
@@ -74,6 +79,7 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         announced: Any = None,
         scan_range: ScanRange | None = None,
         few: bool = False,
+        admits_all: bool = False,
     ) -> Any:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
         worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
@@ -88,6 +94,7 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
             # A claim from the cursor follows a full one.
             many_due=scan_range is not None and scan_range is cursor,
             few=few,
+            admits_all=admits_all,
         )
 
     def is_among(parameter: str) -> sa.ColumnElement[bool]:
@@ -119,10 +126,16 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         ),
         select_quarantined=None if together is None else _two_waiting(spec, together),
         claim_key=claims(selection.select.where(is_among(KEYS)), one, few=True),
+        claim_to_settle=claims(selection.select.where(is_among(KEYS)), one, few=True, admits_all=True),
         held_back=None if flow is None else held_back(selection, flow),
+        reserve=_reservation(spec, is_among(KEYS)) if flow is not None and flow.rates else None,
         load_rest=_load_rest(settings, is_among(KEYS)),
         complete=_complete(spec),
     )
+
+
+def _reservation(spec: QueueSpec, chosen: sa.ColumnElement[bool]) -> tuple[Any, Sequence[Any]] | None:
+    return backend().claims.reservation(spec, chosen) if spec.strategy.holds_transaction else None
 
 
 def _load_rest(settings: ConsumerSettings, is_among: sa.ColumnElement[bool]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from sqlaqueue.consumer.claiming.held_back import contended
 from sqlaqueue.consumer.claiming.job_buffer import run_of_claimed, runs_of
 from sqlaqueue.consumer.claiming.quarantine import QuarantinedJob
 from sqlaqueue.consumer.context import ConsumerContext
@@ -63,15 +64,21 @@ def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: Quar
     if jobs:
         turn.hold(runs)
     turn.claimed(found=bool(jobs), more=more)
+    context.poll_when_admitted()
     if not jobs:
-        if poll.spares_others:
+        if poll.spares_others and claimer.held_back.retry_in is None:
             yield ExecuteInOwnSession(notify_all_claimed_and_commit, (context.settings, poll))
         return Report(claimed=0 if quarantined is None else 1)
     sole = len(jobs) == 1 and (context.settings.concurrency == 1 if quarantined is None else quarantined.alone)
     entry = context.journal.open([run.key for run in runs], solely_responsible=sole)
     try:
-        arguments = (context, entry, poll.announcements)
-        yield ExecuteInOwnSession(operations.write_entry, arguments, deadline=JOURNAL_DEADLINE)
+        arguments = (context, entry, [run.key for run in runs], poll.announcements)
+        admitted = yield ExecuteInOwnSession(operations.begin_batch, arguments, deadline=JOURNAL_DEADLINE)
+        if not admitted:
+            # Another claim has taken the room of the rates; the next one finds out when there is some.
+            yield from _discard(context, entry)
+            context.polls.poll_within(contended())
+            return Report()
         found = entry.quarantined_among([run.key for run in runs])
         died_again = entry.quarantined_among([run.key for run in runs], died_again=True)
         if not sole and (died_again or (found and quarantined is None)):
@@ -82,7 +89,8 @@ def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: Quar
         for run in runs:
             run.isolated = sole and (quarantined is not None or bool(found))
         emit_claimed(context, jobs)
-        finished = yield from _run(context, jobs, entry)
+        finished = [FinishedRun(run, RELEASED) for run in runs if run.key not in admitted]
+        finished += yield from _run(context, [job for job in jobs if run_of_claimed(job).key in admitted], entry)
         return (yield from _settle(context, finished, entry))
     except _BatchBroken as broken:
         return (yield from _settle_broken(context, jobs, broken, entry))

@@ -10,27 +10,37 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.executing.job_instances import reload
+from sqlaqueue.consumer.executing.reserve_rates import reserve_rates
 from sqlaqueue.consumer.notifications.notify import notify_released
 from sqlaqueue.consumer.sessions.handler_misuse import refuse_missing_rows
 from sqlaqueue.consumer.settling import crash_journal
 from sqlaqueue.consumer.settling.crash_journal import JournalEntry
 from sqlaqueue.consumer.settling.outcomes import RELEASED, FinishedRun
 from sqlaqueue.consumer.settling.settle import without_expiring
-from sqlaqueue.keys import keys_by_token, keys_from
+from sqlaqueue.keys import Key, keys_by_token, keys_from
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
 
 
-def write_entry(
-    session: Session, context: ConsumerContext, entry: JournalEntry, announcements: Sequence[str] = ()
-) -> None:
-    """Write the journal entry of a batch that is about to run, and commit.
+def begin_batch(
+    session: Session,
+    context: ConsumerContext,
+    entry: JournalEntry,
+    keys: Sequence[Key],
+    announcements: Sequence[str] = (),
+) -> set[Key]:
+    """Write the journal entry of a batch that is about to run, reserve its beginnings, and commit.
 
+    :param keys: the keys of the jobs of the batch.
     :param announcements: the announcements that the claim answered; the others are notified of it with this commit.
+    :return: the keys of the jobs that may begin.
     """
-    crash_journal.write_entry(session, context.spec, entry, context.settings.worker(), announcements)
-    session.commit()
+    admitted = reserve_rates(session, context, keys)
+    if admitted:
+        crash_journal.write_entry(session, context.spec, entry, context.settings.worker(), announcements)
+        session.commit()
+    return admitted
 
 
 def discard_entry(session: Session, context: ConsumerContext, entry: JournalEntry) -> None:
@@ -98,7 +108,7 @@ def settle_committed(
 
 
 def _settle_anew(session: Session, context: ConsumerContext, finished: FinishedRun) -> FinishedRun | None:
-    for job in context.claimer.claim_key(session, finished.run.key):
+    for job in context.claimer.claim_to_settle(session, finished.run.key):
         # With the token of this claim: a settlement inserts only rows that the claim with its token has deleted.
         claimed = run_of(job)
         again = replace(finished, run=replace(finished.run, token=claimed.token if claimed else None), job=job)

@@ -52,8 +52,7 @@ def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Seq
     if finished:
         report_settled(context, finished, claimed.lease_lost)
     context.polls.polled(more=claimed.more)
-    if context.claimer.held_back.retry_in is not None:
-        context.polls.poll_within(context.claimer.held_back.retry_in)
+    context.poll_when_admitted()
     emit_claimed(context, jobs)
     groups = context.settings.call_groups(jobs)
     time_limit = context.sizer.time_in_row(len(groups)) if jobs else None

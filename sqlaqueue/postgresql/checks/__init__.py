@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sqlaqueue.postgresql.catalog.foreign_keys import ForeignKey, foreign_keys_to
+from sqlaqueue.postgresql.catalog.held_slots import held_slots, slot_of
 from sqlaqueue.postgresql.catalog.table_id import sees_all
 from sqlaqueue.postgresql.checks.indexes import has_index, missing_index_advice, missing_indexes
 from sqlaqueue.postgresql.checks.missing_objects import (
@@ -34,6 +35,7 @@ __all__ = [
     "foreign_keys_to",
     "grants_for",
     "has_index",
+    "held_slots",
     "missing_grants",
     "missing_index_advice",
     "missing_indexes",
@@ -45,6 +47,7 @@ __all__ = [
     "outdated_triggers_of",
     "policies_for",
     "sees_all",
+    "slot_of",
     "split_schemas",
     "undefined_object_advice",
 ]

@@ -6,6 +6,7 @@ from sqlaqueue.postgresql.claims.claim_scan import by_priority, cursor_at, from_
 from sqlaqueue.postgresql.claims.contention import was_contended
 from sqlaqueue.postgresql.claims.due_times import upcoming_times
 from sqlaqueue.postgresql.claims.planner import FEW, planned_anew, planned_anew_for_many
+from sqlaqueue.postgresql.claims.reserve import reservation
 from sqlaqueue.postgresql.claims.take import take
 from sqlaqueue.postgresql.claims.transactions import transaction_id, was_committed, written_here
 
@@ -16,6 +17,7 @@ __all__ = [
     "from_cursor",
     "planned_anew",
     "planned_anew_for_many",
+    "reservation",
     "take",
     "transaction_id",
     "upcoming_times",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -67,10 +68,13 @@ class Admitted:
         # The rows of a CTE come in the order in which it has found them.
         turns = [] if self._flow.turn is None else [sa.func.row_number().over().label(TURN)]
         picked = sa.select(*(rows.c[name] for name in self._named), *turns)
-        for check in self._checks:
-            if isinstance(check, RateCheck):
-                picked = picked.add_cte(begin_jobs(check, rows).cte(check.name("begun")))
-        return picked.cte("picked")
+        begun = self._begun(rows)
+        return (picked.add_cte(*begun) if begun else picked).cte("picked")
+
+    def _begun(self, rows: sa.CTE) -> list[sa.CTE]:
+        """Return the statements that record the beginning of jobs with their rates."""
+        rates = [check for check in self._checks if isinstance(check, RateCheck)]
+        return [begin_jobs(check, rows).cte(check.name("begun")) for check in rates]
 
     def _cell(self, cells: sa.CTE, *, part: bool) -> AnySelect:
         """Return the jobs of a cell that may be admitted, locked.
@@ -103,7 +107,7 @@ class Admitted:
         visited = sa.or_(cells.c.lap > sa.literal_column("1"), cells.c.wrapped > sa.literal_column("0"))
         again = sa.true() if part else visited
         of_checks = [column for check in self._checks for column in check.columns]
-        candidates = self._waiting.add_columns(*by, *of_checks, again.label(_AGAIN))
+        candidates = self._waiting.add_columns(*by, *of_checks, again.label(_AGAIN), *self._places())
         candidates = candidates.where(
             *spec.due(spec.columns.get("run_at")),
             *self._cells.of_level(rows, cells.c.level),
@@ -120,11 +124,13 @@ class Admitted:
             first = first_in_order(of_part, order, self._limit)
         return first.correlate(cells).subquery("sqlaqueue_candidate")
 
+    def _places(self) -> list[sa.ColumnElement[Any]]:
+        """Return where the rows are, for a function that locks them."""
+        return []
+
     def _checked(self, candidates: sa.FromClause) -> sa.FromClause:
         """Return the candidates that every check allows; a check is made only of what those before it allow."""
-        rows, before = candidates, list[sa.ColumnElement[bool]]()
-        if self._visits_twice:
-            before.append(~sa.case((candidates.c[_AGAIN], self._record.has(candidates)), else_=sa.false()))
+        rows, before = candidates, self._not_before(candidates)
         # Keys are locked only for a job that has room in all of them; a single check looks before it locks.
         rounds = [True] if len(self._checks) == 1 else [False, True]
         for lock, check in product(rounds, self._checks):
@@ -132,6 +138,12 @@ class Admitted:
             rows = made.subquery(f"sqlaqueue_{'locked' if lock else 'looked'}_{check.number}")
             before = [check.allows(rows, lock=lock)]
         return sa.select(*rows.c).where(*before).subquery("sqlaqueue_checked")
+
+    def _not_before(self, candidates: sa.FromClause) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions that a candidate has not been admitted in another cell."""
+        if not self._visits_twice:
+            return []
+        return [~sa.case((candidates.c[_AGAIN], self._record.has(candidates)), else_=sa.false())]
 
     @property
     def _visits_twice(self) -> bool:

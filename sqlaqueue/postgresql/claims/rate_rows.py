@@ -20,7 +20,7 @@ def begin_jobs(check: RateCheck, rows: sa.FromClause) -> sa.Insert:
 
     The keys are locked, so the newest rows are those that the claim has read.
 
-    :param rows: the jobs that are admitted.
+    :param rows: the jobs that are admitted, with the hashes of their keys.
     """
     rate, table = check.job_key, check.spec.side_tables[RATE]
     key, moment = rows.c[check.name("key")], sa.DateTime(timezone=True)

@@ -11,18 +11,20 @@ One trigger notifies Consumers that the end of a run may have made room for anot
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 import sqlalchemy as sa
 
 from sqlaqueue.flow_control.controls import FlowControl, JobKey, KeyLimit, KeyOrder
 from sqlaqueue.notify_payloads import PENDING
 from sqlaqueue.postgresql.ddl.attach import attach, objects_of
+from sqlaqueue.postgresql.ddl.flow_sql import READ_COMMITTED, first_unfinished, hash_sql, in_state, quoted
+from sqlaqueue.postgresql.ddl.hold import hold
 from sqlaqueue.postgresql.ddl.objects import Function, Trigger, TriggerFunction, version_comment
 from sqlaqueue.postgresql.ddl.sql_template import literal_sql
 from sqlaqueue.postgresql.flow_functions import CONTENDED, RATE_FUNCTION, RECORD, capacity_function, head_function
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.postgresql.notify import channel_of
-from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.roles import literal_text
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -33,14 +35,6 @@ _COMMENT = version_comment(VERSION)
 
 FREED_PREFIX = "sqlaqueue_freed_"
 CANCEL_PREFIX = "sqlaqueue_order_"
-
-_READ_COMMITTED = """
-  IF pg_catalog.current_setting('transaction_isolation') <> 'read committed' THEN
-    RAISE EXCEPTION 'sqlaqueue: a claim of a queue with limits, rates or an order needs READ COMMITTED; '
-      'this transaction is %', pg_catalog.upper(pg_catalog.current_setting('transaction_isolation'))
-      USING ERRCODE = 'feature_not_supported';
-  END IF;"""
-
 
 _DECLARED = f"""
   sqlaqueue_salted text := ',' || pg_catalog.hashint8extended(sqlaqueue_key, sqlaqueue_number) || ',';
@@ -82,7 +76,7 @@ def _twice(look: str, lock: str, otherwise: str, result: str) -> str:
     seed = f"pg_catalog.hashtextextended({lock}, $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)"
     record = _READ_RECORD if otherwise == "0" else _READ_RECORD.replace("RETURN 0", f"RETURN {otherwise}")
     return f"""
-BEGIN{_READ_COMMITTED}{record}
+BEGIN{READ_COMMITTED}{record}
   FOR sqlaqueue_round IN 1 .. 2 LOOP{look}
     EXIT WHEN NOT sqlaqueue_lock OR sqlaqueue_round = 2;
     IF NOT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashint8extended(sqlaqueue_key, {seed})) THEN
@@ -101,12 +95,16 @@ def attach_admission(flow: FlowControl, rates: sa.Table | None) -> None:
     :param rates: the side table of rates; None for a queue without any.
     """
     table = flow.spec.table
-    for name, limits in _by_name(flow).items():
-        attach(table, _capacity(flow.spec, name, limits))
-    if flow.order is not None:
-        attach(table, _head(flow.order))
-        if flow.order.config.on_failure == "cancel":
-            _attach_cancel(flow.order)
+    if flow.spec.strategy.holds_transaction:
+        if flow.limits or flow.order is not None:
+            attach(table, hold(flow, comment=_COMMENT))
+    else:
+        for name, limits in _by_name(flow).items():
+            attach(table, _capacity(flow.spec, name, limits))
+        if flow.order is not None:
+            attach(table, _head(flow.order))
+    if flow.order is not None and flow.order.config.on_failure == "cancel":
+        _attach_cancel(flow.order)
     if flow.spec.config.notify:
         _attach_freed(flow)
     if rates is not None and not objects_of(rates):
@@ -118,30 +116,17 @@ def _by_name(flow: FlowControl) -> dict[str, KeyLimit]:
     return {capacity_function(limit): limit for limit in flow.limits}
 
 
-def _name(column: sa.Column[object]) -> str:
-    return NEUTRAL.identifier_preparer.quote(column.name)
-
-
-def _state(spec: QueueSpec, row: str, state: str) -> str:
-    status = spec.columns["status"]
-    return f"{row}{_name(status)} = {literal_text(spec.status_value(state), status.type)}"
-
-
-def _hash(key: JobKey) -> str:
-    return literal_sql(key.hashed(key.spec.table))
-
-
 def _running(key: JobKey) -> str:
     return literal_sql(key.running(key.spec.table))
 
 
 def _lock_text(kind: str, key: JobKey) -> str:
-    quoted = f"{kind} {key.text}".replace("'", "''")
-    return f"'{quoted}'"
+    text = f"{kind} {key.text}".replace("'", "''")
+    return f"'{text}'"
 
 
 def _capacity(spec: QueueSpec, name: str, limit: KeyLimit) -> Function:
-    running = f"{_running(limit)} = sqlaqueue_key" if limit.names else _state(spec, "", "processing")
+    running = f"{_running(limit)} = sqlaqueue_key" if limit.names else in_state(spec, "", "processing")
     look = f"""
     SELECT sqlaqueue_most - pg_catalog.count(*) INTO sqlaqueue_free FROM (
       SELECT FROM {{table}} WHERE {running} LIMIT greatest(sqlaqueue_most, 0)
@@ -155,28 +140,12 @@ DECLARE
 
 def _head(order: KeyOrder) -> Function:
     spec = order.spec
-    unfinished = [_state(spec, "", "processing")]
-    if order.config.on_failure == "block":
-        unfinished.append(_state(spec, "", "failed"))
-    begun = f"{_name(spec.columns['started_at'])} IS NOT NULL"
-    run_at = spec.columns.get("run_at")
-    due = (
-        ""
-        if run_at is None
-        else f" AND ({begun} OR {_name(run_at)} IS NULL OR {_name(run_at)} <= statement_timestamp())"
-    )
-    unfinished.append(f"({_state(spec, '', 'pending')}{due})")
-    keys = ", ".join(_name(key) for key in spec.keys)
-    by = ", ".join(_name(column) for column in order.by)
     look = f"""
     IF pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0
       OR EXISTS (SELECT FROM {{table}} WHERE {_running(order)} = sqlaqueue_key) THEN
       RETURN NULL;
     END IF;
-    SELECT CASE WHEN {_state(spec, "", "pending")} THEN pg_catalog.jsonb_build_array({keys})::text END
-      INTO sqlaqueue_first
-      FROM {{table}} WHERE {_hash(order)} = sqlaqueue_key AND ({" OR ".join(unfinished)})
-      ORDER BY {by} LIMIT 1;
+    {first_unfinished(order, "sqlaqueue_key", into="sqlaqueue_first")}
     IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job THEN
       RETURN NULL;
     END IF;"""  # noqa: S608 - as above
@@ -228,10 +197,6 @@ def _digest(text: str) -> str:
 def _attach_freed(flow: FlowControl) -> None:
     """Attach the triggers that notify idle Consumers when the end of a run makes room, or that of a head."""
     spec, table = flow.spec, flow.spec.table
-    states = ["processing"] if flow.order is None else ["pending", "processing", "failed"]
-    held = " OR ".join(_state(spec, "OLD.", state) for state in states)
-    status = _name(spec.columns["status"])
-    left = f"({held}) AND OLD.{status} IS DISTINCT FROM NEW.{status}"
     body = f"""
 BEGIN
   PERFORM pg_catalog.pg_notify('{channel_of(spec).replace("'", "''")}',
@@ -242,8 +207,28 @@ END
     name = object_name("sqlaqueue_freed", table.name)
     function = TriggerFunction(table, name, body, comment=_COMMENT)
     attach(table, function)
-    for event, when in (("UPDATE", left), ("DELETE", held)):
-        attach(table, Trigger(table, f"{FREED_PREFIX}{event.lower()}_{_digest(when)}", event, function, when=when))
+    for event, when in _frees(flow):
+        digest = _digest(when or "")
+        attach(table, Trigger(table, f"{FREED_PREFIX}{event.lower()}_{digest}", event, function, when=when))
+
+
+def _frees(flow: FlowControl) -> Iterator[tuple[str, str | None]]:
+    """Yield the events that may make room, each with its condition on the rows."""
+    spec, holds = flow.spec, flow.spec.strategy.holds_transaction
+    if not spec.has("status"):
+        # A claim deletes the row; the notification is sent when its transaction is committed.
+        yield "DELETE", None
+        return
+    states = ["pending"] if holds else ["processing"]
+    if flow.order is not None:
+        states = [state for state in ("pending", "processing", "failed") if not holds or state != "processing"]
+    left = " OR ".join(in_state(spec, "OLD.", state) for state in states)
+    # Under a held strategy a job that is to run again stays pending, and another column changes.
+    roles = ["status", *(role for role in ("attempts", "run_at", "started_at") if holds and spec.has(role))]
+    names = [quoted(spec.columns[role]) for role in roles]
+    changed = " OR ".join(f"OLD.{name} IS DISTINCT FROM NEW.{name}" for name in names)
+    yield "UPDATE", f"({left}) AND ({changed})" if len(names) > 1 else f"({left}) AND {changed}"
+    yield "DELETE", left
 
 
 def _attach_cancel(order: KeyOrder) -> None:
@@ -251,20 +236,20 @@ def _attach_cancel(order: KeyOrder) -> None:
     spec, table = order.spec, order.spec.table
     values = {"status": literal_text(spec.status_value("cancelled"), spec.columns["status"].type)}
     values |= {"finished_at": "statement_timestamp()", "lease_token": "NULL"}
-    changed = ", ".join(f"{_name(spec.columns[role])} = {value}" for role, value in values.items() if spec.has(role))
-    names = [_name(column) for column in order.by]
+    changed = ", ".join(f"{quoted(spec.columns[role])} = {value}" for role, value in values.items() if spec.has(role))
+    names = [quoted(column) for column in order.by]
     behind = f"({', '.join(names)}) > ({', '.join(f'NEW.{name}' for name in names)})"
-    key = _hash(order)
-    new = ", ".join(f"NEW.{_name(column)}" for column in order.columns)
+    key = hash_sql(order)
+    new = ", ".join(f"NEW.{quoted(column)}" for column in order.columns)
     body = f"""
 BEGIN
   UPDATE {{table}} SET {changed}
-    WHERE {key} = hash_record_extended(ROW({new}), 0) AND {_state(spec, "", "pending")} AND {behind};
+    WHERE {key} = hash_record_extended(ROW({new}), 0) AND {in_state(spec, "", "pending")} AND {behind};
   RETURN NULL;
 END
 """  # noqa: S608 - as above
     name = object_name("sqlaqueue_order", table.name)
     function = TriggerFunction(table, name, body, {"table": table}, _COMMENT)
     attach(table, function)
-    failed = f"{_state(spec, 'NEW.', 'failed')} AND ({_state(spec, 'OLD.', 'failed')}) IS NOT TRUE"
+    failed = f"{in_state(spec, 'NEW.', 'failed')} AND ({in_state(spec, 'OLD.', 'failed')}) IS NOT TRUE"
     attach(table, Trigger(table, f"{CANCEL_PREFIX}{_digest(failed)}", "UPDATE", function, when=failed))

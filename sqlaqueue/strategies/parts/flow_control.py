@@ -27,7 +27,7 @@ def attach_flow_control(spec: QueueSpec, strategy: Strategy) -> None:
 
 def _add_indexes(flow: FlowControl) -> None:
     spec = flow.spec
-    pending = spec.in_state("pending")
+    pending = spec.in_state("pending") if spec.has("status") else None
     first = [spec.columns[role] for role in ("priority",) if spec.has(role)]
     rest = [column for column in spec.claim_order if column not in first]
     turn = [] if flow.turn is None else [flow.turn.hashed(spec.table)]
@@ -37,6 +37,8 @@ def _add_indexes(flow: FlowControl) -> None:
         inside = rest if flow.order is None else [*flow.order.by]
         add_index(spec, "parts", [*first, *turn, flow.part.hashed(spec.table), *inside], where=pending)
     counted = [*flow.limits, *([] if flow.order is None else [flow.order])]
+    if spec.strategy.holds_transaction:
+        counted = []
     for key in {key.text: key for key in counted}.values():
         running = key.running(spec.table)
         if key.names:
@@ -44,6 +46,8 @@ def _add_indexes(flow: FlowControl) -> None:
         else:
             add_index(spec, "running", spec.keys, where=spec.in_state("processing"))
     if flow.order is not None:
-        states = ["pending", "processing", *(["failed"] if flow.order.config.on_failure == "block" else [])]
-        where = sa.or_(*(spec.columns["status"] == spec.literal(state) for state in states))
+        states = ["pending", *([] if spec.strategy.holds_transaction else ["processing"])]
+        states += ["failed"] if flow.order.config.on_failure == "block" else []
+        unfinished = [spec.columns["status"] == spec.literal(state) for state in states if spec.has("status")]
+        where = sa.or_(*unfinished) if unfinished else None
         add_index(spec, "order", [flow.order.hashed(spec.table), *flow.order.by], where=where)

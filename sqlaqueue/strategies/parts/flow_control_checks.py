@@ -34,7 +34,8 @@ def _check_one(spec: QueueSpec, strategy: Strategy, one: Limit | Rate | Order | 
     model, kind = spec.model.__name__, type(one).__name__
     what = f"{model}: {kind}"
     if not strategy.supports_flow_control:
-        msg = f'{what}(...): the strategy "{strategy.name}" does not support it; use strategy="update_status"'
+        name = type(strategy).__name__
+        msg = f'{what}(...): the strategy {name} does not support it; use strategy="update_status"'
         raise ConfigurationError(msg)
     for name in one.per:
         key_column(spec, name, f"{what}({name!r})")
@@ -65,6 +66,12 @@ def _check_order(spec: QueueSpec, order: Order) -> None:
         msg = f"{what}: {model}.{order.by} may be NULL, which has no place in an order; declare it with nullable=False"
         raise ConfigurationError(msg)
     check_roles(model, {"started_at": "Order(...), to tell the jobs that have begun,"}, spec.columns, spec.config)
+    if order.on_failure != "continue" and not spec.has("status"):
+        msg = (
+            f"{model}: Order(on_failure={order.on_failure!r}): without a status, a failed job leaves the table; use "
+            'on_failure="continue"'
+        )
+        raise ConfigurationError(msg)
     if order.on_failure == "cancel" and spec.config.states.cancelled is None:
         msg = (
             f'{model}: Order(on_failure="cancel") needs a status value for cancelled jobs; set '

@@ -1,0 +1,272 @@
+"""Limits, order, turns and rates under strategies whose transaction holds the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from sqlaqueue import (
+    Fair,
+    Limit,
+    Order,
+    QueueConfig,
+    QueueMixin,
+    Rate,
+    claim,
+    complete,
+    fail,
+    retry,
+    release,
+)
+from sqlaqueue.exc import ConfigurationError, StatementError
+from tests.flow_control.models import claimed, create, customers, ids, insert, make_job, of_customers
+
+KINDS: dict[str, dict[str, Any]] = {
+    "batch_select": {"strategy": "batch_select"},
+    "delete_returning": {"strategy": "delete_returning"},
+    "delete_row": {"strategy": "delete_returning", "rows_are_messages": True, "columns": {"status": None}},
+}
+
+
+@pytest.fixture(params=KINDS)
+def held(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """The configuration of a strategy."""
+    return KINDS[request.param]
+
+
+@pytest.fixture
+def sessions(engine: sa.Engine) -> Iterator[list[Session]]:
+    """Three transactions."""
+    opened = [Session(engine) for _ in range(3)]
+    yield opened
+    for session in opened:
+        session.close()
+
+
+def test_a_slot_belongs_to_a_transaction(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
+    job = make_job(limits=[Limit(2, per="customer_id")], **held)
+    create(engine, job)
+    insert(engine, job, of_customers(*[1] * 6, 2))
+    first, second, third = sessions
+    assert customers(claimed(first, job, 2)) == [1, 1]
+    assert customers(claimed(second, job, 2)) == [1, 1]
+    assert customers(claimed(third, job, 2)) == [2]
+    third.rollback()
+    first.rollback()
+    assert ids(claimed(third, job, 9)) == [1, 2, 5, 6, 7]
+
+
+def test_a_claim_of_a_transaction_that_has_a_slot_takes_no_other(
+    engine: sa.Engine, held: Any, sessions: list[Session]
+) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")], **held)
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 1))
+    first, second, _ = sessions
+    (mine,) = claimed(first, job, 1)
+    assert claimed(second, job) == []
+    first.execute(complete(mine))
+    jobs = claimed(first, job, 1)
+    assert ids(jobs) == [2]
+    assert claimed(second, job) == []
+    first.execute(complete(jobs))
+    first.commit()
+    assert ids(claimed(second, job, 1)) == [3]
+
+
+def test_a_savepoint_that_is_rolled_back_frees_its_slots(
+    engine: sa.Engine, held: Any, sessions: list[Session]
+) -> None:
+    job = make_job(limits=[Limit(1)], **held)
+    create(engine, job)
+    insert(engine, job, of_customers(1, 2))
+    first, second, _ = sessions
+    with first.begin_nested() as savepoint:
+        assert len(claimed(first, job, 1)) == 1
+        savepoint.rollback()
+    assert len(claimed(second, job, 1)) == 1
+
+
+def test_several_limits_are_taken_together_or_not_at_all(
+    engine: sa.Engine, held: Any, sessions: list[Session]
+) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")], **held)
+    create(engine, job)
+    insert(engine, job, [*of_customers(1, kind="a"), *of_customers(2, kind="a"), *of_customers(2, kind="b")])
+    first, second, third = sessions
+    assert ids(claimed(first, job, 1)) == [1]
+    # The slot of customer 2 is not kept for the job that kind "a" holds back.
+    assert ids(claimed(second, job, 1)) == [3]
+    assert claimed(third, job) == []
+
+
+def test_a_job_that_cannot_be_locked_takes_no_slot(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")], **held)
+    create(engine, job)
+    insert(engine, job, of_customers(1, 2, 1))
+    first, second, third = sessions
+    third.execute(sa.select(job.__table__.c.id).where(job.__table__.c.id == 1).with_for_update())
+    third.execute(sa.select(job.__table__.c.id).where(job.__table__.c.id == 3).with_for_update())
+    assert ids(claimed(first, job)) == [2]
+    third.rollback()
+    assert ids(claimed(second, job, 1)) == [1]
+
+
+def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(
+    engine: sa.Engine, held: Any, sessions: list[Session]
+) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")], **held)
+    create(engine, job)
+    insert(engine, job, [*of_customers(*[1] * 1000), *of_customers(*[2] * 1000), *of_customers(3, priority=5)])
+    first, second, third = sessions
+    assert customers(claimed(first, job, 1)) == [1]
+    assert customers(claimed(second, job, 1)) == [2]
+    assert customers(claimed(third, job, 1)) == [3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_limit_that_was_lowered_counts_the_slots_beyond_it(
+    engine: sa.Engine, sessions: list[Session], kind: str
+) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Tenant(Base):
+        __tablename__ = "tenant"
+        id: Mapped[int] = mapped_column(primary_key=True)
+        most: Mapped[int]
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(
+            limits=[Limit(lambda job: sa.select(Tenant.most).where(Tenant.id == job.tenant_id), per="tenant_id")],
+            **KINDS[kind],
+        )
+        id: Mapped[int] = mapped_column(primary_key=True)
+        tenant_id: Mapped[int]
+
+    create(engine, Job)
+    insert(engine, Tenant, [{"id": 1, "most": 3}])
+    insert(engine, Job, [{"tenant_id": 1}] * 9)
+    first, second, third = sessions
+    assert len(claimed(first, Job, 1)) == len(claimed(second, Job, 1)) == len(claimed(third, Job, 1)) == 1
+    with Session(engine) as session, session.begin():
+        session.execute(sa.update(Tenant).values(most=2))
+    first.rollback()
+    # Slots 1 and 2 are held, and slot 0 is free.
+    assert claimed(first, Job, 1) == []
+    first.rollback()
+    second.rollback()
+    assert len(claimed(first, Job, 1)) == 1
+
+
+def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, held: Any) -> None:
+    job = make_job(limits=[Limit(1)], **held)
+    create(engine, job)
+    insert(engine, job, of_customers(1))
+    with Session(engine.execution_options(isolation_level="REPEATABLE READ")) as session:
+        with pytest.raises(DBAPIError, match="needs READ COMMITTED; this transaction is REPEATABLE READ"):
+            claimed(session, job)
+
+
+def test_one_transaction_runs_the_jobs_of_a_key_in_order(
+    engine: sa.Engine, held: Any, sessions: list[Session]
+) -> None:
+    job = make_job(order=Order("customer_id", on_failure="continue"), **with_started_at(held))
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 2, None, None))
+    first, second, _ = sessions
+    jobs = claimed(first, job)
+    assert ids(jobs) == [1, 3, 4, 5]
+    assert claimed(second, job) == []
+    first.execute(complete(jobs))
+    first.commit()
+    assert ids(claimed(second, job)) == [2]
+
+
+@pytest.mark.parametrize("verb", [retry, release])
+def test_a_job_that_has_begun_and_waits_holds_the_others_back(engine: sa.Engine, held: Any, verb: Any) -> None:
+    job = make_job(order=Order("customer_id", on_failure="continue"), **with_started_at(held))
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 2))
+    with Session(engine) as session:
+        jobs = claimed(session, job, 1)
+        session.execute(verb(jobs, delay=100))
+        session.commit()
+        assert ids(claimed(session, job)) == [3]
+
+
+def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Engine, held: Any) -> None:
+    job = make_job(order=Order("customer_id", on_failure="continue"), **with_started_at(held))
+    create(engine, job)
+    later = sa.func.now() + timedelta(hours=1)
+    with Session(engine) as session:
+        session.execute(sa.insert(job).values(customer_id=1, run_at=later))
+        session.execute(sa.insert(job).values(customer_id=1))
+        session.commit()
+        assert ids(claimed(session, job)) == [2]
+
+
+@pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
+def test_a_failed_head_blocks_its_key(engine: sa.Engine, kind: str) -> None:
+    job = make_job(order=Order("customer_id"), **with_started_at(KINDS[kind]))
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1))
+    with Session(engine) as session:
+        session.execute(fail(claimed(session, job), error="no"))
+        session.commit()
+        assert claimed(session, job) == []
+        session.execute(sa.delete(job).where(job.id == 1))
+        assert ids(claimed(session, job)) == [2]
+
+
+@pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
+def test_a_failed_head_may_cancel_the_rest(engine: sa.Engine, kind: str) -> None:
+    job = make_job(order=Order("customer_id", on_failure="cancel"), **with_started_at(KINDS[kind]))
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 2))
+    with Session(engine) as session:
+        session.execute(fail(claimed(session, job, 1), error="no"))
+        session.commit()
+        assert session.scalars(sa.select(job.status).order_by(job.id)).all() == ["failed", "cancelled", "pending"]
+
+
+def test_keys_take_turns(engine: sa.Engine, held: Any) -> None:
+    job = make_job(fair=Fair("customer_id"), **held)
+    create(engine, job)
+    insert(engine, job, of_customers(*[1] * 50, *[2] * 3, 3))
+    taken = []
+    for _ in range(6):
+        with Session(engine) as session:
+            jobs = claimed(session, job, 1)
+            taken += customers(jobs)
+            session.execute(complete(jobs))
+            session.commit()
+    assert sorted(taken[:3]) == sorted([1, 2, 3])
+    assert sorted(taken) == [1, 1, 1, 2, 2, 3] or sorted(taken) == [1, 1, 2, 2, 2, 3]
+    with Session(engine) as session:
+        turns = customers(claimed(session, job, 4))
+    assert set(turns[:2]) == {1, 2} or turns == [1, 1, 1, 1]
+
+
+def test_a_bare_claim_with_a_rate_is_refused(engine: sa.Engine, held: Any) -> None:
+    job = make_job(rates=[Rate(1, every=timedelta(seconds=1))], **held)
+    with pytest.raises(StatementError, match=r"claim\(Job\): .*Rate.*Consumer"):
+        claim(job, 1)
+
+
+def test_a_strategy_that_does_not_support_it_says_so() -> None:
+    for kind in ("block", "cancel"):
+        with pytest.raises(ConfigurationError, match='use on_failure="continue"'):
+            make_job(order=Order("customer_id", on_failure=kind), **with_started_at(KINDS["delete_row"]))
+
+
+def with_started_at(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the column that an order needs."""
+    return {**config, "columns": {**config.get("columns", {}), "started_at": "started_at"}}

@@ -10,6 +10,13 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, claim
 
+HELD: dict[str, dict[str, Any]] = {
+    "batch_select": {"strategy": "batch_select"},
+    "delete_returning": {"strategy": "delete_returning"},
+    "delete_row": {"strategy": "delete_returning", "rows_are_messages": True, "columns": {"status": None}},
+}
+"""The configurations of strategies whose transaction holds the jobs."""
+
 
 def make_job(**config: Any) -> Any:
     """Return a new class of jobs, in a MetaData of its own; with an order it has ``started_at``."""

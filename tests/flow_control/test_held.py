@@ -21,23 +21,17 @@ from sqlaqueue import (
     claim,
     complete,
     fail,
-    retry,
     release,
+    retry,
 )
 from sqlaqueue.exc import ConfigurationError, StatementError
-from tests.flow_control.models import claimed, create, customers, ids, insert, make_job, of_customers
-
-KINDS: dict[str, dict[str, Any]] = {
-    "batch_select": {"strategy": "batch_select"},
-    "delete_returning": {"strategy": "delete_returning"},
-    "delete_row": {"strategy": "delete_returning", "rows_are_messages": True, "columns": {"status": None}},
-}
+from tests.flow_control.models import HELD, claimed, create, customers, ids, insert, make_job, of_customers
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=HELD)
 def held(request: pytest.FixtureRequest) -> dict[str, Any]:
     """The configuration of a strategy."""
-    return KINDS[request.param]
+    return HELD[request.param]
 
 
 @pytest.fixture
@@ -80,9 +74,7 @@ def test_a_claim_of_a_transaction_that_has_a_slot_takes_no_other(
     assert ids(claimed(second, job, 1)) == [3]
 
 
-def test_a_savepoint_that_is_rolled_back_frees_its_slots(
-    engine: sa.Engine, held: Any, sessions: list[Session]
-) -> None:
+def test_a_savepoint_that_is_rolled_back_frees_its_slots(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
     job = make_job(limits=[Limit(1)], **held)
     create(engine, job)
     insert(engine, job, of_customers(1, 2))
@@ -93,9 +85,7 @@ def test_a_savepoint_that_is_rolled_back_frees_its_slots(
     assert len(claimed(second, job, 1)) == 1
 
 
-def test_several_limits_are_taken_together_or_not_at_all(
-    engine: sa.Engine, held: Any, sessions: list[Session]
-) -> None:
+def test_several_limits_are_taken_together_or_not_at_all(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
     job = make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")], **held)
     create(engine, job)
     insert(engine, job, [*of_customers(1, kind="a"), *of_customers(2, kind="a"), *of_customers(2, kind="b")])
@@ -130,7 +120,7 @@ def test_keys_at_their_limit_do_not_hold_back_the_jobs_behind_them(
     assert customers(claimed(third, job, 1)) == [3]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", HELD)
 def test_a_limit_that_was_lowered_counts_the_slots_beyond_it(
     engine: sa.Engine, sessions: list[Session], kind: str
 ) -> None:
@@ -146,7 +136,7 @@ def test_a_limit_that_was_lowered_counts_the_slots_beyond_it(
         __tablename__ = "job"
         __queue__ = QueueConfig(
             limits=[Limit(lambda job: sa.select(Tenant.most).where(Tenant.id == job.tenant_id), per="tenant_id")],
-            **KINDS[kind],
+            **HELD[kind],
         )
         id: Mapped[int] = mapped_column(primary_key=True)
         tenant_id: Mapped[int]
@@ -170,15 +160,13 @@ def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, held: Any) -> 
     job = make_job(limits=[Limit(1)], **held)
     create(engine, job)
     insert(engine, job, of_customers(1))
-    with Session(engine.execution_options(isolation_level="REPEATABLE READ")) as session:
-        with pytest.raises(DBAPIError, match="needs READ COMMITTED; this transaction is REPEATABLE READ"):
-            claimed(session, job)
+    strict = engine.execution_options(isolation_level="REPEATABLE READ")
+    with Session(strict) as session, pytest.raises(DBAPIError, match="this transaction is REPEATABLE READ"):
+        claimed(session, job)
 
 
-def test_one_transaction_runs_the_jobs_of_a_key_in_order(
-    engine: sa.Engine, held: Any, sessions: list[Session]
-) -> None:
-    job = make_job(order=Order("customer_id", on_failure="continue"), **with_started_at(held))
+def test_one_transaction_runs_the_jobs_of_a_key_in_order(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
+    job = make_job(order=Order("customer_id", on_failure="continue"), **held)
     create(engine, job)
     insert(engine, job, of_customers(1, 1, 2, None, None))
     first, second, _ = sessions
@@ -192,7 +180,7 @@ def test_one_transaction_runs_the_jobs_of_a_key_in_order(
 
 @pytest.mark.parametrize("verb", [retry, release])
 def test_a_job_that_has_begun_and_waits_holds_the_others_back(engine: sa.Engine, held: Any, verb: Any) -> None:
-    job = make_job(order=Order("customer_id", on_failure="continue"), **with_started_at(held))
+    job = make_job(order=Order("customer_id", on_failure="continue"), **held)
     create(engine, job)
     insert(engine, job, of_customers(1, 1, 2))
     with Session(engine) as session:
@@ -203,7 +191,7 @@ def test_a_job_that_has_begun_and_waits_holds_the_others_back(engine: sa.Engine,
 
 
 def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Engine, held: Any) -> None:
-    job = make_job(order=Order("customer_id", on_failure="continue"), **with_started_at(held))
+    job = make_job(order=Order("customer_id", on_failure="continue"), **held)
     create(engine, job)
     later = sa.func.now() + timedelta(hours=1)
     with Session(engine) as session:
@@ -215,7 +203,7 @@ def test_a_job_that_is_not_due_and_has_never_begun_is_passed_over(engine: sa.Eng
 
 @pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
 def test_a_failed_head_blocks_its_key(engine: sa.Engine, kind: str) -> None:
-    job = make_job(order=Order("customer_id"), **with_started_at(KINDS[kind]))
+    job = make_job(order=Order("customer_id"), **HELD[kind])
     create(engine, job)
     insert(engine, job, of_customers(1, 1))
     with Session(engine) as session:
@@ -228,7 +216,7 @@ def test_a_failed_head_blocks_its_key(engine: sa.Engine, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["batch_select", "delete_returning"])
 def test_a_failed_head_may_cancel_the_rest(engine: sa.Engine, kind: str) -> None:
-    job = make_job(order=Order("customer_id", on_failure="cancel"), **with_started_at(KINDS[kind]))
+    job = make_job(order=Order("customer_id", on_failure="cancel"), **HELD[kind])
     create(engine, job)
     insert(engine, job, of_customers(1, 1, 2))
     with Session(engine) as session:
@@ -264,9 +252,4 @@ def test_a_bare_claim_with_a_rate_is_refused(engine: sa.Engine, held: Any) -> No
 def test_a_strategy_that_does_not_support_it_says_so() -> None:
     for kind in ("block", "cancel"):
         with pytest.raises(ConfigurationError, match='use on_failure="continue"'):
-            make_job(order=Order("customer_id", on_failure=kind), **with_started_at(KINDS["delete_row"]))
-
-
-def with_started_at(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the column that an order needs."""
-    return {**config, "columns": {**config.get("columns", {}), "started_at": "started_at"}}
+            make_job(order=Order("customer_id", on_failure=kind), **HELD["delete_row"])

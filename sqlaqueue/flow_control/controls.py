@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -84,6 +85,11 @@ class KeyRate(JobKey):
     def name(self) -> str:
         """The name of the rate among those of the queue; another period is another rate."""
         return f"{self.text}/{self.config.every.total_seconds():g}s"
+
+    def free_at(self, rates: sa.FromClause) -> sa.ColumnElement[Any]:
+        """Return when the next job of a key may begin, from the columns of the side table of rates."""
+        burst = sa.literal(timedelta(seconds=self.interval * (self.config.burst - 1)), sa.Interval())
+        return sa.func.greatest(rates.c.next_at - burst, rates.c.throttled_until)
 
 
 @dataclass(frozen=True, eq=False)

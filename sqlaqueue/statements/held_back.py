@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -32,8 +31,7 @@ def _next_beginning(rate: KeyRate) -> sa.ColumnElement[float]:
     """Return in how many seconds the next job of a key may begin, of those that are used up."""
     table = rate.spec.side_tables[RATE]
     now = sa.func.clock_timestamp(type_=sa.DateTime(timezone=True))
-    burst = sa.literal(timedelta(seconds=rate.interval * (rate.config.burst - 1)), sa.Interval())
-    free_at = sa.func.greatest(table.c.next_at - burst, table.c.throttled_until)
+    free_at = rate.free_at(table)
     seconds = sa.extract("epoch", sa.func.min(free_at) - now)
     # Later than the beginning of the transaction, and so of the claim: a job may have become free since.
     mine = sa.and_(table.c.queue == rate.spec.name, table.c.rate == rate.name, free_at > sa.func.now())

@@ -18,6 +18,7 @@ from sqlaqueue import (
     QueueConfig,
     QueueMixin,
     Rate,
+    admin,
     claim,
     complete,
     fail,
@@ -253,3 +254,27 @@ def test_a_strategy_that_does_not_support_it_says_so() -> None:
     for kind in ("block", "cancel"):
         with pytest.raises(ConfigurationError, match='use on_failure="continue"'):
             make_job(order=Order("customer_id", on_failure=kind), **HELD["delete_row"])
+
+
+def test_a_limit_says_how_many_transactions_hold_it(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
+    job = make_job(limits=[Limit(2, per="customer_id"), Limit("most", per="kind")], **held)
+    create(engine, job)
+    insert(engine, job, [*of_customers(*[1] * 3, 2, most=None), *of_customers(3, most=0)])
+    first, second, third = sessions
+    claimed(first, job, 1)
+    claimed(second, job, 1)
+    reasons = admin.explain_job(third, job, 3).reasons
+    assert [reason.code for reason in reasons if reason.code == "limit"] == ["limit"]
+    assert "limit of 2 jobs of customer_id 1 is reached, held by 2 transactions" in str(reasons)
+    assert "limit" not in [reason.code for reason in admin.explain_job(third, job, 4).reasons]
+    assert "limit" in [reason.code for reason in admin.explain_job(third, job, 5).reasons]
+    (full,) = admin.stats(third, job).at_limit
+    assert (full.key, full.running, full.most) == ({"customer_id": 1}, 2, 2)
+
+
+def test_an_order_names_the_job_that_comes_first(engine: sa.Engine, held: Any, sessions: list[Session]) -> None:
+    job = make_job(order=Order("customer_id", on_failure="continue"), **held)
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1))
+    reasons = {one.code: str(one.text) for one in admin.explain_job(sessions[0], job, 2).reasons}
+    assert "Job 1 of customer_id 1 comes first" in reasons["order"]

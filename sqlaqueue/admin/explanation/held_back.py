@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +12,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.flow_control.controls import JobKey, KeyLimit, KeyOrder, KeyRate, flow_control
 from sqlaqueue.keys import Key, key_text
-from sqlaqueue.queue.backend import RATE
+from sqlaqueue.queue.backend import RATE, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 
 _MOST_JOBS = 3
@@ -32,6 +31,8 @@ class HeldBackBy:
     """The limit."""
     jobs: Sequence[str] = ()
     """The keys of some jobs that run; of an order, the job that comes before."""
+    transactions: int = 0
+    """How many transactions hold slots of the limit, under a held strategy; their jobs cannot be seen."""
     state: str = ""
     """The state of the job that comes before."""
     seconds: float = 0.0
@@ -71,11 +72,22 @@ def _limit(session: Session, limit: KeyLimit, job: Key, bind: Any) -> Iterator[H
     found: Any = session.execute(_of_job(limit, job, limit.most), bind_arguments=bind).first()
     if found is None or found[0] is None or found[1] is None:
         return
+    if spec.strategy.holds_transaction:
+        held = session.scalar(_transactions(limit, found[0]), bind_arguments=bind) or 0
+        if held >= found[1]:
+            yield HeldBackBy(kind="limit", key=_text(limit, found), most=found[1], transactions=held)
+        return
     runs = limit.running(spec.table) == found[0] if limit.names else spec.in_state("processing")
     running = sa.select(*spec.keys).where(runs).order_by(*spec.keys).limit(max(found[1], 1))
     jobs = _keys(session, running, bind)
     if len(jobs) >= found[1]:
         yield HeldBackBy(kind="limit", key=_text(limit, found), most=found[1], jobs=jobs[:_MOST_JOBS])
+
+
+def _transactions(limit: KeyLimit, hashed: int) -> AnySelect:
+    slots = backend().checks.held_slots()
+    mine = backend().checks.slot_of(limit, sa.literal(hashed, sa.BigInteger()))
+    return sa.select(slots.c.number).where(slots.c.slot == mine)
 
 
 def _order(session: Session, order: KeyOrder, job: Key, bind: Any) -> Iterator[HeldBackBy]:
@@ -86,12 +98,17 @@ def _order(session: Session, order: KeyOrder, job: Key, bind: Any) -> Iterator[H
     values: Sequence[Any] = found[1 : 1 + len(order.by)]
     place = [sa.literal(value, column.type) for value, column in zip(values, order.by, strict=True)]
     waits = sa.or_(spec.columns["started_at"].is_not(None), *spec.due(spec.columns.get("run_at")))
-    unfinished = [spec.in_state("processing"), sa.and_(spec.in_state("pending"), waits)]
-    if order.config.on_failure == "block":
-        unfinished.append(spec.in_state("failed"))
-    before = sa.and_(sa.or_(*unfinished), sa.tuple_(*order.by) < sa.tuple_(*place))
-    runs = spec.in_state("processing")
-    others = sa.select(*spec.keys, sa.case((runs, "processing"), (spec.in_state("failed"), "failed"), else_="pending"))
+    unfinished: list[sa.ColumnElement[bool]] = [waits]
+    runs: sa.ColumnElement[bool] = sa.false()
+    its_state: sa.ColumnElement[str] = sa.literal("pending", sa.Text())
+    if spec.has("status"):
+        unfinished, failed = [sa.and_(spec.in_state("pending"), waits)], spec.in_state("failed")
+        unfinished += [failed] if order.config.on_failure == "block" else []
+        if not spec.strategy.holds_transaction:
+            runs = spec.in_state("processing")
+        its_state = sa.case((runs, "processing"), (failed, "failed"), else_="pending")
+    before = sa.and_(sa.or_(*unfinished, runs), sa.tuple_(*order.by) < sa.tuple_(*place))
+    others = sa.select(*spec.keys, its_state)
     others = others.where(order.hashed(spec.table) == found[0], sa.or_(before, runs))
     first = session.execute(others.order_by(*order.by).limit(1), bind_arguments=bind).first()
     if first is not None:
@@ -104,8 +121,7 @@ def _rate(session: Session, rate: KeyRate, job: Key, bind: Any) -> Iterator[Held
     found: Any = session.execute(_of_job(rate, job), bind_arguments=bind).first()
     if found is None or found[0] is None:
         return
-    burst = sa.literal(timedelta(seconds=rate.interval * (rate.config.burst - 1)), sa.Interval())
-    free_at = sa.func.greatest(table.c.next_at - burst, table.c.throttled_until)
+    free_at = rate.free_at(table)
     mine = sa.and_(table.c.queue == spec.name, table.c.rate == rate.name, table.c.key == found[0])
     seconds: Any = sa.cast(sa.extract("epoch", free_at - clock()), sa.Double())
     left = session.scalar(sa.select(seconds).where(mine, free_at > clock()), bind_arguments=bind)

@@ -165,10 +165,13 @@ def _rate_capacity(rates: sa.Table) -> Function:
       RETURN 0;
     END IF;
     IF sqlaqueue_next > sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step THEN
-      -- The clock was set back. It must not hold the key back for longer than a whole burst.
-      sqlaqueue_next := sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step;
-      UPDATE {{table}} AS r SET next_at = sqlaqueue_next
-        WHERE r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key;
+      -- The clock was set back. It must not hold the key back for longer than a whole burst. The key is locked first.
+      sqlaqueue_next := sqlaqueue_now;
+      IF sqlaqueue_round = 2 THEN
+        sqlaqueue_next := sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step;
+        UPDATE {{table}} AS r SET next_at = sqlaqueue_next
+          WHERE r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key;
+      END IF;
     END IF;
     sqlaqueue_next := greatest(sqlaqueue_next, sqlaqueue_now);
     sqlaqueue_free := sqlaqueue_burst - pg_catalog.ceil(

@@ -10,6 +10,8 @@ that was lowered has left slots with higher numbers, so where a limit may change
 
 from __future__ import annotations
 
+import sqlalchemy as sa
+
 from sqlaqueue.flow_control.controls import FlowControl, KeyLimit
 from sqlaqueue.postgresql.ddl.flow_sql import READ_COMMITTED, first_unfinished
 from sqlaqueue.postgresql.ddl.objects import Function
@@ -45,7 +47,7 @@ def hold(flow: FlowControl, comment: str) -> Function:
     RETURN false;
   END IF;{behind.replace("{instead}", "RETURN false")}"""
         refuse_later = behind.replace("{instead}", f"RAISE SQLSTATE '{_REFUSED}'")
-    tables = dict(zip(("table", "messages"), spec.strategy.locked_tables(spec), strict=False))
+    tables: dict[str, sa.Table] = dict(zip(("table", "messages"), spec.strategy.locked_tables(spec), strict=False))
     messages = "messages" in tables
     rows = "{table} AS j, {messages} AS m" if messages else "{table} AS j"
     also = " AND m.ctid = sqlaqueue_message" if messages else ""

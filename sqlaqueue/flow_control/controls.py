@@ -69,6 +69,11 @@ class KeyLimit(JobKey):
         """How many jobs of the key may run at once, from the columns of the table."""
         return _number(self.spec, self.config.most)
 
+    @property
+    def changes(self) -> bool:
+        """Whether the number may change while jobs run."""
+        return not isinstance(self.config.most, int)
+
 
 @dataclass(frozen=True, eq=False)
 class KeyRate(JobKey):

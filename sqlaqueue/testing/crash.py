@@ -15,7 +15,8 @@ from sqlaqueue.exc import NotClaimableError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.statements.claim import claim, worker_name
+from sqlaqueue.statements.claim import claim_statement, worker_name
+from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.testing._types import AnySession
 from sqlaqueue.testing.in_transaction.claimable import flushed_key, not_claimable
 from sqlaqueue.testing.in_transaction.earlier_jobs import remember_earlier_jobs
@@ -60,7 +61,8 @@ def crash_in(session: Session, job: Any, function: str, *, is_async: bool = Fals
 def _crash(session: Session, spec: QueueSpec, key: Key, refusal: Callable[[], NotClaimableError]) -> None:
     if spec.has("lease_expires_at"):
         rescue_expired(session, spec)
-    claimed = session.execute(claim(sa.select(spec.model).where(spec.key_in(spec.keys, [key])), 1)).scalars().all()
+    one = select_jobs(sa.select(spec.model).where(spec.key_in(spec.keys, [key])), "crash")
+    claimed = session.execute(claim_statement(one, sa.literal(1))).scalars().all()
     if not claimed:
         raise refusal()
     if spec.strategy.holds_transaction:

@@ -7,15 +7,16 @@ the beginnings in a transaction of their own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import OID, array
+from sqlalchemy.dialects.postgresql import ARRAY, OID, array
 
 from sqlaqueue.postgresql.claims.admitted import Admitted
-from sqlaqueue.postgresql.claims.checks import RateCheck
+from sqlaqueue.postgresql.claims.checks import LimitCheck, OrderCheck, RateCheck
 from sqlaqueue.postgresql.claims.claim_record import order_name
-from sqlaqueue.postgresql.flow_functions import hold_function
+from sqlaqueue.postgresql.flow_functions import hold_function, slot_text
 from sqlaqueue.postgresql.function_calls import call
 from sqlaqueue.queue.backend import backend
 
@@ -49,16 +50,33 @@ class HeldAdmitted(Admitted):
                 looked = sa.select(*rows.c, check.free(rows, self._record.claim, lock=False)).where(*before)
                 rows = looked.subquery(f"sqlaqueue_looked_{check.number}")
                 before = [check.allows(rows, lock=False)]
-        slots = [check for check in self._checks if not isinstance(check, RateCheck)]
-        if slots:
+        order = next((check for check in self._checks if isinstance(check, OrderCheck)), None)
+        limits = [check for check in self._checks if isinstance(check, LimitCheck)]
+        if order is not None or limits:
             job = backend().side_tables.key_text(rows.c[order_name(key)] for key in self._spec.keys)
             places = (rows.c[place.name] for place in self._places())
-            keys, most = (array([rows.c[check.name(what)] for check in slots]) for what in ("key", "most"))
-            arguments = self._record.claim, *places, job, keys, most
-            held = call(hold_function(self._spec), self._spec.table, *arguments, type_=sa.Boolean())
+            held = call(
+                hold_function(self._spec),
+                self._spec.table,
+                self._record.claim,
+                *places,
+                job,
+                sa.cast(sa.null(), sa.BigInteger()) if order is None else rows.c[order.name("key")],
+                sa.literal_column(str(limits[0].number if limits else 0), sa.Integer()),
+                _array([sa.literal(slot_text(check.job_key), sa.Text()) for check in limits], sa.Text()),
+                _array([rows.c[check.name("key")] for check in limits], sa.BigInteger()),
+                _array([rows.c[check.name("most")] for check in limits], sa.Integer()),
+                _array([sa.literal(check.job_key.changes) for check in limits], sa.Boolean()),
+                type_=sa.Boolean(),
+            )
             rows = sa.select(*rows.c, held.label(_HELD)).where(*before).subquery("sqlaqueue_looked")
             before = [rows.c[_HELD]]
         return sa.select(*rows.c).where(*before).subquery("sqlaqueue_checked")
+
+
+def _array(values: Sequence[Any], type_: Any) -> sa.ColumnElement[Any]:
+    # Without elements ARRAY[] has no type.
+    return sa.cast(array(values), ARRAY(type_))
 
 
 def _system_column(table: sa.Table, name: str, type_: Any) -> sa.ColumnClause[Any]:

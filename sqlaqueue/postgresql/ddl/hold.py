@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.flow_control.controls import FlowControl, KeyLimit
+from sqlaqueue.flow_control.controls import FlowControl
 from sqlaqueue.postgresql.ddl.flow_sql import READ_COMMITTED, first_unfinished
 from sqlaqueue.postgresql.ddl.objects import Function
 from sqlaqueue.postgresql.flow_functions import CONTENDED, RECORD, SLOT_BITS, hold_function, slot_text
@@ -22,26 +22,24 @@ _REFUSED = "SQ001"
 
 
 def hold(flow: FlowControl, comment: str) -> Function:
-    """Return the function of a queue. Its result: whether the job and the slots are locked."""
+    """Return the function of a queue. Its result: whether the job and the slots are locked.
+
+    The limits are arguments, so that it serves two versions of a program with different ones. Element 1 of each array
+    is the order's.
+    """
     spec = flow.spec
-    order = [] if flow.order is None else [flow.order]
-    keys = [*order, *flow.limits]
-    texts = ", ".join("'" + slot_text(key).replace("'", "''") + "'" for key in keys)
-    changing = ", ".join(
-        "true" if isinstance(key, KeyLimit) and not isinstance(key.config.most, int) else "false" for key in keys
-    )
-    look = refuse_later = ""
+    text, look, refuse_later = "", "", ""
     if flow.order is not None:
-        head = first_unfinished(flow.order, "sqlaqueue_keys[1]", into="sqlaqueue_first")
+        text = slot_text(flow.order).replace("'", "''")
         behind = f"""
-  IF sqlaqueue_keys[1] IS NOT NULL THEN
-    {head}
+  IF sqlaqueue_order IS NOT NULL THEN
+    {first_unfinished(flow.order, "sqlaqueue_order", into="sqlaqueue_first")}
     IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job THEN
       {{instead}};
     END IF;
   END IF;"""
         # One job of a key for each claim: the next one may begin when this one has ended.
-        salted = "',' || pg_catalog.hashint8extended(sqlaqueue_keys[1], 0) || ','"
+        salted = "',' || pg_catalog.hashint8extended(sqlaqueue_order, 0) || ','"
         look = f"""
   IF pg_catalog.strpos(sqlaqueue_record, {salted}) > 0 THEN
     RETURN false;
@@ -53,11 +51,11 @@ def hold(flow: FlowControl, comment: str) -> Function:
     also = " AND m.ctid = sqlaqueue_message" if messages else ""
     # A claim that deletes the row needs the full lock. With a weaker one here it would pass over the row afterwards.
     strength = "FOR NO KEY UPDATE" if spec.strategy.keeps_rows else "FOR UPDATE"
-    number = f"(1::bigint << {SLOT_BITS}) - 1"
+    without_number = f"-(1::bigint << {SLOT_BITS})"
+    salt = """sqlaqueue_salted := ',' || pg_catalog.hashint8extended(
+        sqlaqueue_keys[i], CASE i WHEN 1 THEN 0 ELSE sqlaqueue_number + i - 2 END) || ',';"""
     body = f"""
 DECLARE
-  sqlaqueue_texts CONSTANT text[] := ARRAY[{texts}];
-  sqlaqueue_changing CONSTANT boolean[] := ARRAY[{changing}];
   sqlaqueue_record text := coalesce(pg_catalog.current_setting('{RECORD}', true), '');
   sqlaqueue_salted text;
   sqlaqueue_first text;
@@ -69,22 +67,26 @@ BEGIN{READ_COMMITTED}
   IF NOT pg_catalog.starts_with(sqlaqueue_record, sqlaqueue_claim) THEN
     sqlaqueue_record := sqlaqueue_claim;
   END IF;
+  sqlaqueue_limits := ARRAY['{text}'] || sqlaqueue_limits;
+  sqlaqueue_keys := ARRAY[sqlaqueue_order] || sqlaqueue_keys;
+  sqlaqueue_most := ARRAY[1] || sqlaqueue_most;
+  sqlaqueue_changing := ARRAY[false] || sqlaqueue_changing;
   FOR i IN 1 .. pg_catalog.cardinality(sqlaqueue_keys) LOOP
-    sqlaqueue_salted := ',' || pg_catalog.hashint8extended(sqlaqueue_keys[i], i - 1) || ',';
+      {salt}
     IF pg_catalog.strpos(sqlaqueue_record, '!' || sqlaqueue_salted) > 0 THEN
       RETURN false;
     END IF;
   END LOOP;{look}
   BEGIN
     FOR i IN 1 .. pg_catalog.cardinality(sqlaqueue_keys) LOOP
-      sqlaqueue_salted := ',' || pg_catalog.hashint8extended(sqlaqueue_keys[i], i - 1) || ',';
+      {salt}
       CONTINUE WHEN sqlaqueue_keys[i] IS NULL OR sqlaqueue_most[i] IS NULL
         OR pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0;
       sqlaqueue_slot := pg_catalog.hashint8extended(sqlaqueue_keys[i], pg_catalog.hashtextextended(
-        sqlaqueue_texts[i], $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)) & ~({number});
+        sqlaqueue_limits[i], $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)) & {without_number};
       sqlaqueue_taken := false;
-      FOR sqlaqueue_number IN 0 .. least(sqlaqueue_most[i], 1 << {SLOT_BITS}) - 1 LOOP
-        sqlaqueue_taken := pg_catalog.pg_try_advisory_xact_lock(sqlaqueue_slot | sqlaqueue_number);
+      FOR sqlaqueue_try IN 0 .. least(sqlaqueue_most[i], 1 << {SLOT_BITS}) - 1 LOOP
+        sqlaqueue_taken := pg_catalog.pg_try_advisory_xact_lock(sqlaqueue_slot | sqlaqueue_try);
         EXIT WHEN sqlaqueue_taken;
       END LOOP;
       IF sqlaqueue_taken AND sqlaqueue_changing[i] THEN
@@ -93,8 +95,7 @@ BEGIN{READ_COMMITTED}
           WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
             AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d
               WHERE d.datname = pg_catalog.current_database())
-            AND l.classid = (sqlaqueue_slot >> 32 & 4294967295)::oid
-            AND (l.objid::bigint & ~({number})) = (sqlaqueue_slot & 4294967295);
+            AND (l.classid::bigint << 32 | l.objid::bigint) & {without_number} = sqlaqueue_slot;
         -- Two claims may have counted each other's slot.
         sqlaqueue_contended := NOT sqlaqueue_taken;
       END IF;
@@ -123,6 +124,7 @@ END
 """  # noqa: S608 - the names are quoted, and the texts are the library's own
     arguments = (
         f"sqlaqueue_claim text, sqlaqueue_row tid, sqlaqueue_part oid{', sqlaqueue_message tid' if messages else ''}, "
-        "sqlaqueue_job text, sqlaqueue_keys bigint[], sqlaqueue_most integer[]"
+        "sqlaqueue_job text, sqlaqueue_order bigint, sqlaqueue_number integer, sqlaqueue_limits text[], "
+        "sqlaqueue_keys bigint[], sqlaqueue_most integer[], sqlaqueue_changing boolean[]"
     )
     return Function(spec.table, hold_function(spec), arguments, "boolean", body, tables, comment=comment)

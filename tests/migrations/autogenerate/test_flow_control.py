@@ -39,7 +39,12 @@ CHANGES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "another order": ({"order": Order("kind")}, {"order": Order("kind", by="article", on_failure="continue")}),
     "turns": ({"limits": [LIMIT]}, {"limits": [LIMIT], "fair": Fair("article")}),
 }
-THOROUGH = {"a limit", "turns", "another key"}
+for held in ("batch_select", "delete_returning"):
+    CHANGES |= {
+        f"everything, {held}": ({"strategy": held}, EVERYTHING | {"strategy": held}),
+        f"nothing, {held}": (EVERYTHING | {"strategy": held}, {"strategy": held}),
+    }
+THOROUGH = {"a limit", "turns", "another key", "nothing, batch_select", "everything, delete_returning"}
 
 
 @pytest.mark.parametrize(

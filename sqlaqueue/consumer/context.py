@@ -217,10 +217,17 @@ class ConsumerContext:
         """Return the seconds until the next poll."""
         return max(0.0, self.polls.next_poll() - time.monotonic())
 
-    def poll_when_admitted(self) -> None:
-        """Make a poll due when flow control may admit a job that it has held back from the last claim."""
-        if self.claimer.held_back.retry_in is not None:
-            self.polls.poll_within(self.claimer.held_back.retry_in)
+    def poll_when_admitted(self, ended_before: int) -> None:
+        """Make a poll due when flow control may admit a job that it has held back from a claim.
+
+        :param ended_before: :attr:`runs_ended` before the claim. A run that has ended meanwhile may have made room
+            after the claim looked, and its worker did not know yet that a job was held back.
+        """
+        held_back = self.claimer.held_back
+        if held_back.due and self.runs_ended != ended_before:
+            self.polls.poll_at_once()
+        elif held_back.retry_in is not None:
+            self.polls.poll_within(held_back.retry_in)
 
     @property
     def runs_low(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import Any
@@ -13,7 +14,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import AsyncConsumer, Consumer, Limit, Order, Rate, Retry
 from tests.flow_control.models import create, insert, make_job, of_customers
-from tests.flow_control.running import Handlers, consumers, unfinished, wait_for
+from tests.flow_control.running import LONG, Handlers, consumers, unfinished, wait_for
 from tests.servers import Database
 
 
@@ -36,6 +37,28 @@ def test_workers_of_several_threads_share_the_places_of_a_key(pool: sa.Engine) -
         handlers.let_go()
         wait_for(lambda: not unfinished(pool, job))
     assert handlers.most == {1: 3, 2: 3}
+
+
+def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(pool: sa.Engine) -> None:
+    job, handlers = make_job(limits=[Limit(2)]), Handlers()
+    create(pool, job)
+    gate, slow = threading.Event(), set[int]()
+
+    def handle(session: Session, one: Any) -> None:
+        handlers(session, one)
+        if one.customer_id == 2:
+            slow.add(one.id)
+            gate.wait(LONG)
+
+    # After quick handlers each Consumer claims several jobs ahead.
+    with consumers(pool, job, handle, 2, concurrency=1, poll_interval=600):
+        insert(pool, job, of_customers(*[1] * 100))
+        wait_for(lambda: not unfinished(pool, job))
+        insert(pool, job, of_customers(2, 2, 2))
+        # The limit allows two, and neither Consumer may keep the second place for a job that waits.
+        wait_for(lambda: len(slow) == 2)
+        gate.set()
+        wait_for(lambda: not unfinished(pool, job))
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -65,6 +88,23 @@ def test_without_notifications_a_consumer_takes_the_places_that_it_frees(pool: s
     create(pool, job)
     insert(pool, job, of_customers(*[1] * 10))
     with consumers(pool, job, handlers, 1, concurrency=3, poll_interval=600):
+        wait_for(lambda: not unfinished(pool, job))
+
+
+def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine) -> None:
+    job, handlers = make_job(limits=[Limit(1)], notify=False), Handlers(wait=True)
+    create(pool, job)
+    insert(pool, job, of_customers(1, 1))
+
+    @sa.event.listens_for(pool, "after_cursor_execute")
+    def end_the_run(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        # The statement that tells why the other worker's claim has found nothing.
+        if "sqlaqueue.contended" in statement and handlers.running[1]:
+            handlers.let_go()
+            wait_for(lambda: unfinished(pool, job) == 1)
+            time.sleep(0.2)
+
+    with consumers(pool, job, handlers, 1, concurrency=2, poll_interval=600):
         wait_for(lambda: not unfinished(pool, job))
 
 

@@ -52,7 +52,7 @@ JOURNAL_DEADLINE = 2.0
 
 def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: QuarantinedJob | None) -> Routine:
     """Claim a batch, or one quarantined job, run it and settle it in the one transaction that holds it."""
-    claimer, quarantine = context.claimer, context.quarantine
+    claimer, quarantine, ended_before = context.claimer, context.quarantine, context.runs_ended
     if quarantined is None:
         poll = context.polls.begin_poll()
         jobs, more = yield Execute(claimer.claim, (context.claim_size(),))
@@ -64,7 +64,7 @@ def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: Quar
     if jobs:
         turn.hold(runs)
     turn.claimed(found=bool(jobs), more=more)
-    context.poll_when_admitted()
+    context.poll_when_admitted(ended_before)
     if not jobs:
         if poll.spares_others and claimer.held_back.retry_in is None:
             yield ExecuteInOwnSession(notify_all_claimed_and_commit, (context.settings, poll))

@@ -35,7 +35,7 @@ def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Seq
 
     :return: how many jobs were claimed.
     """
-    limit, poll = context.claim_size(), context.polls.begin_poll()
+    limit, poll, ended_before = context.claim_size(), context.polls.begin_poll(), context.runs_ended
     began = time.monotonic()
     try:
         claimed: SettleAndClaimResult = yield Execute(
@@ -49,10 +49,10 @@ def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Seq
     jobs = claimed.jobs
     context.intervals.succeeded()
     context.sizer.record_claim(time.monotonic() - began)
+    context.polls.polled(more=claimed.more)
+    context.poll_when_admitted(ended_before)
     if finished:
         report_settled(context, finished, claimed.lease_lost)
-    context.polls.polled(more=claimed.more)
-    context.poll_when_admitted()
     emit_claimed(context, jobs)
     groups = context.settings.call_groups(jobs)
     time_limit = context.sizer.time_in_row(len(groups)) if jobs else None

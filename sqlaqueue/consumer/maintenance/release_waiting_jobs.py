@@ -58,7 +58,9 @@ def late_groups(context: ConsumerContext, now: float) -> list[CallGroup]:
     # Not those of a batch that failed: it is being tried job by job, and would be claimed as a batch again.
     busy = context.in_flight.busy()
     durations = [now - one.started for one in busy]
-    all_busy = len(busy) >= context.settings.concurrency and min(durations) >= LONGEST_WAIT
+    # Under flow control they take the places of jobs that could begin elsewhere.
+    blocked = BLOCKED if context.flow_control else LONGEST_WAIT
+    all_busy = len(busy) >= context.settings.concurrency and min(durations) >= blocked
     claimed_by = now if all_busy or context.stopping else now - LATE
     with context.lock:
         groups = [

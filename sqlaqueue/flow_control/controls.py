@@ -148,6 +148,15 @@ class FlowControl:
         return [*self.limits, *self.rates, *([] if self.order is None else [self.order])]
 
     @property
+    def most_at_once(self) -> list[int]:
+        """The numbers that no claim exceeds: of limits of the whole queue, if constant, and of rates."""
+        limits = [key.config.most for key in self.limits if not key.names and isinstance(key.config.most, int)]
+        if self.spec.strategy.holds_transaction:
+            # A slot is for any number of jobs of one transaction.
+            limits = []
+        return [max(number, 1) for number in (*limits, *(key.config.burst for key in self.rates if not key.names))]
+
+    @property
     def part(self) -> JobKey | None:
         """The attributes of these keys together, without those that take turns; None where there are none."""
         turns = () if self.turn is None else self.turn.names

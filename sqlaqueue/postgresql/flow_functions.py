@@ -16,8 +16,12 @@ CONTENDED = "sqlaqueue.contended"
 transaction has locked."""
 
 
-RECORD = "sqlaqueue.claim"
-"""The setting with what a claim has admitted so far, see :mod:`sqlaqueue.postgresql.claims.claim_record`."""
+RECORD = "sqlaqueue.claim_"
+"""The beginning of the names of the settings with what a claim has admitted so far, see
+:mod:`sqlaqueue.postgresql.claims.claim_record`."""
+
+RECORD_PARTS = 64
+"""How many such settings there are: a power of two. Behind the name is the remainder of the hash of a key."""
 
 
 def capacity_function(key: JobKey) -> str:

@@ -37,7 +37,8 @@ FUNCTIONS = sa.text("""
            l.lanname = 'plpgsql' AND f.provolatile = 'v' AND NOT f.proisstrict
              AND f.proparallel = 'u' AND f.procost = 100 AND NOT f.proleakproof
              AND CASE WHEN f.proconfig[1] LIKE 'search_path=%' THEN f.proconfig[2:] ELSE f.proconfig END
-               = ARRAY['enable_seqscan=off'] AS plain
+               = CASE f.prorettype WHEN 'trigger'::regtype THEN ARRAY['enable_seqscan=off']
+                 ELSE ARRAY['enable_seqscan=off', 'plan_cache_mode=force_generic_plan'] END AS plain
     FROM pg_proc AS f
     JOIN pg_namespace AS n ON n.oid = f.pronamespace
     JOIN pg_language AS l ON l.oid = f.prolang

@@ -47,9 +47,12 @@ class Admitted:
 
     def __init__(self, request: ClaimRequest, flow: FlowControl, waiting: AnySelect, lock: Lock) -> None:
         self._spec: QueueSpec = request.spec
-        self._limit, self._flow, self._waiting, self._lock = request.limit, flow, waiting, lock
+        self._flow, self._waiting, self._lock = flow, waiting, lock
+        # With a larger window, a claim would look at many jobs after the whole queue has no room left.
+        numbers = [sa.literal_column(str(number), sa.Integer()) for number in flow.most_at_once]
+        self._limit = sa.func.least(request.limit, *numbers, type_=sa.Integer()) if numbers else request.limit
         self._checks = checks_of(flow)
-        self._cells = Cells(flow, request.limit, one=request.few)
+        self._cells = Cells(flow, self._limit, one=request.few)
         self._record = ClaimRecord(self._spec, request.token)
         self._named = [str(column.key) for column in waiting.selected_columns]
         self._ordered = list(dict.fromkeys([*self._spec.claim_order, *(() if flow.order is None else flow.order.by)]))

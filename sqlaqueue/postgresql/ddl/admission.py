@@ -22,7 +22,14 @@ from sqlaqueue.postgresql.ddl.flow_sql import READ_COMMITTED, first_unfinished, 
 from sqlaqueue.postgresql.ddl.hold import hold
 from sqlaqueue.postgresql.ddl.objects import Function, Trigger, TriggerFunction, version_comment
 from sqlaqueue.postgresql.ddl.sql_template import literal_sql
-from sqlaqueue.postgresql.flow_functions import CONTENDED, RATE_FUNCTION, RECORD, capacity_function, head_function
+from sqlaqueue.postgresql.flow_functions import (
+    CONTENDED,
+    RATE_FUNCTION,
+    RECORD,
+    RECORD_PARTS,
+    capacity_function,
+    head_function,
+)
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.postgresql.notify import channel_of
 from sqlaqueue.queue.roles import literal_text
@@ -38,7 +45,8 @@ CANCEL_PREFIX = "sqlaqueue_order_"
 
 _DECLARED = f"""
   sqlaqueue_salted text := ',' || pg_catalog.hashint8extended(sqlaqueue_key, sqlaqueue_number) || ',';
-  sqlaqueue_record text := pg_catalog.current_setting('{RECORD}', true);"""
+  sqlaqueue_name text := '{RECORD}' || (sqlaqueue_key & {RECORD_PARTS - 1});
+  sqlaqueue_record text := pg_catalog.current_setting(sqlaqueue_name, true);"""
 
 _READ_RECORD = """
   IF pg_catalog.starts_with(sqlaqueue_record, sqlaqueue_claim) THEN
@@ -50,11 +58,11 @@ _READ_RECORD = """
   END IF;"""
 
 # Without arrays: to parse hundreds of numbers for each job takes longer than to count what runs.
-_RETURN_IF_FULL = f"""
+_RETURN_IF_FULL = """
     sqlaqueue_free := sqlaqueue_free - (pg_catalog.length(sqlaqueue_record) - pg_catalog.length(
       pg_catalog.replace(sqlaqueue_record, sqlaqueue_salted, ''))) / pg_catalog.length(sqlaqueue_salted);
     IF sqlaqueue_free <= 0 THEN
-      PERFORM pg_catalog.set_config('{RECORD}', sqlaqueue_record || '!' || sqlaqueue_salted, true);
+      PERFORM pg_catalog.set_config(sqlaqueue_name, sqlaqueue_record || '!' || sqlaqueue_salted, true);
       RETURN 0;
     END IF;"""
 

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlaqueue.flow_control.controls import FlowControl
 from sqlaqueue.postgresql.ddl.flow_sql import READ_COMMITTED, first_unfinished
 from sqlaqueue.postgresql.ddl.objects import Function
-from sqlaqueue.postgresql.flow_functions import CONTENDED, RECORD, SLOT_BITS, hold_function, slot_text
+from sqlaqueue.postgresql.flow_functions import CONTENDED, RECORD, RECORD_PARTS, SLOT_BITS, hold_function, slot_text
 
 _REFUSED = "SQ001"
 """The SQLSTATE with which the function leaves its subtransaction, which releases what it has locked there."""
@@ -38,12 +38,7 @@ def hold(flow: FlowControl, comment: str) -> Function:
       {{instead}};
     END IF;
   END IF;"""
-        # One job of a key for each claim: the next one may begin when this one has ended.
-        salted = "',' || pg_catalog.hashint8extended(sqlaqueue_order, 0) || ','"
-        look = f"""
-  IF pg_catalog.strpos(sqlaqueue_record, {salted}) > 0 THEN
-    RETURN false;
-  END IF;{behind.replace("{instead}", "RETURN false")}"""
+        look = behind.replace("{instead}", "RETURN false")
         refuse_later = behind.replace("{instead}", f"RAISE SQLSTATE '{_REFUSED}'")
     tables: dict[str, sa.Table] = dict(zip(("table", "messages"), spec.strategy.locked_tables(spec), strict=False))
     messages = "messages" in tables
@@ -52,11 +47,19 @@ def hold(flow: FlowControl, comment: str) -> Function:
     # A claim that deletes the row needs the full lock. With a weaker one here it would pass over the row afterwards.
     strength = "FOR NO KEY UPDATE" if spec.strategy.keeps_rows else "FOR UPDATE"
     without_number = f"-(1::bigint << {SLOT_BITS})"
-    salt = """sqlaqueue_salted := ',' || pg_catalog.hashint8extended(
-        sqlaqueue_keys[i], CASE i WHEN 1 THEN 0 ELSE sqlaqueue_number + i - 2 END) || ',';"""
+    # What the claim has admitted so far is in one of several settings, by the remainder of the key.
+    read = f"""sqlaqueue_name := '{RECORD}' || (sqlaqueue_keys[i] & {RECORD_PARTS - 1});
+    sqlaqueue_record := pg_catalog.current_setting(sqlaqueue_name, true);
+    IF pg_catalog.starts_with(sqlaqueue_record, sqlaqueue_claim) IS NOT TRUE THEN
+      sqlaqueue_record := sqlaqueue_claim;
+    END IF;
+    sqlaqueue_salted := ',' || pg_catalog.hashint8extended(
+      sqlaqueue_keys[i], CASE i WHEN 1 THEN 0 ELSE sqlaqueue_number + i - 2 END) || ',';"""
+    newline = "\n"
     body = f"""
 DECLARE
-  sqlaqueue_record text := coalesce(pg_catalog.current_setting('{RECORD}', true), '');
+  sqlaqueue_name text;
+  sqlaqueue_record text;
   sqlaqueue_salted text;
   sqlaqueue_first text;
   sqlaqueue_slot bigint;
@@ -64,24 +67,23 @@ DECLARE
   sqlaqueue_full text;
   sqlaqueue_contended boolean := false;
 BEGIN{READ_COMMITTED}
-  IF NOT pg_catalog.starts_with(sqlaqueue_record, sqlaqueue_claim) THEN
-    sqlaqueue_record := sqlaqueue_claim;
-  END IF;
   sqlaqueue_limits := ARRAY['{text}'] || sqlaqueue_limits;
   sqlaqueue_keys := ARRAY[sqlaqueue_order] || sqlaqueue_keys;
   sqlaqueue_most := ARRAY[1] || sqlaqueue_most;
   sqlaqueue_changing := ARRAY[false] || sqlaqueue_changing;
   FOR i IN 1 .. pg_catalog.cardinality(sqlaqueue_keys) LOOP
-      {salt}
-    IF pg_catalog.strpos(sqlaqueue_record, '!' || sqlaqueue_salted) > 0 THEN
+    CONTINUE WHEN sqlaqueue_keys[i] IS NULL;
+    {read}
+    -- One job of an order for each claim: the next one may begin when this one has ended.
+    IF pg_catalog.strpos(sqlaqueue_record, CASE i WHEN 1 THEN '' ELSE '!' END || sqlaqueue_salted) > 0 THEN
       RETURN false;
     END IF;
   END LOOP;{look}
   BEGIN
     FOR i IN 1 .. pg_catalog.cardinality(sqlaqueue_keys) LOOP
-      {salt}
-      CONTINUE WHEN sqlaqueue_keys[i] IS NULL OR sqlaqueue_most[i] IS NULL
-        OR pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0;
+      CONTINUE WHEN sqlaqueue_keys[i] IS NULL OR sqlaqueue_most[i] IS NULL;
+      {read.replace(newline, newline + "  ")}
+      CONTINUE WHEN pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0;
       sqlaqueue_slot := pg_catalog.hashint8extended(sqlaqueue_keys[i], pg_catalog.hashtextextended(
         sqlaqueue_limits[i], $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)) & {without_number};
       sqlaqueue_taken := false;
@@ -100,7 +102,7 @@ BEGIN{READ_COMMITTED}
         sqlaqueue_contended := NOT sqlaqueue_taken;
       END IF;
       IF NOT sqlaqueue_taken THEN
-        sqlaqueue_full := '!' || sqlaqueue_salted;
+        sqlaqueue_full := sqlaqueue_record || '!' || sqlaqueue_salted;
         RAISE SQLSTATE '{_REFUSED}';
       END IF;
     END LOOP;{refuse_later}
@@ -117,7 +119,7 @@ BEGIN{READ_COMMITTED}
     PERFORM pg_catalog.set_config('{CONTENDED}', 'on', true);
   END IF;
   IF sqlaqueue_full IS NOT NULL THEN
-    PERFORM pg_catalog.set_config('{RECORD}', sqlaqueue_record || sqlaqueue_full, true);
+    PERFORM pg_catalog.set_config(sqlaqueue_name, sqlaqueue_full, true);
   END IF;
   RETURN false;
 END

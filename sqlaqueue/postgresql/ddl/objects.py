@@ -50,7 +50,7 @@ class Function(QueueObject):
     It runs with the caller's search path, by which the statement that calls it has found the same tables; to set
     another one takes as long as the whole call. A trigger function sets its own: under a writer's search path, the
     unqualified names in its body could mean other objects. Both disable sequential scans, because PL/pgSQL keeps a plan
-    for as long as the connection lives while the table grows.
+    for as long as the connection lives while the table grows. A function that statements call keeps each of its plans.
     """
 
     kind: ClassVar[str] = "function"

@@ -110,6 +110,7 @@ def test_it_is_added_and_removed(database: Database, make: Any, caplog: pytest.L
         (f"COMMENT ON FUNCTION {NAME} IS 'it''s 100%% mine'", "changed"),
         (f"ALTER FUNCTION {NAME} SET search_path = public", "changed"),
         (f"ALTER FUNCTION {NAME} SET enable_seqscan = on", "changed"),
+        (f"ALTER FUNCTION {NAME} RESET plan_cache_mode", "changed"),
         (f"ALTER FUNCTION {NAME} STABLE", "changed"),
         (f"ALTER FUNCTION {NAME} SECURITY DEFINER", "changed"),
         (f"CREATE OR REPLACE FUNCTION {NAME}({ARGUMENTS}) RETURNS integer LANGUAGE sql RETURN 100 %% 7", "changed"),

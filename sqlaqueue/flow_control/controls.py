@@ -129,6 +129,8 @@ def _number(spec: QueueSpec, given: Number) -> sa.ColumnElement[int]:
         return sa.cast(spec.mapper.columns[given], sa.Integer())
     # A class is a callable as well as a select is an object of one; only a function gives a select for the class.
     found: Any = given(spec.model) if callable(given) and not isinstance(given, sa.sql.ClauseElement) else given
+    if isinstance(found, int):
+        return sa.literal_column(str(found), sa.Integer())
     return sa.cast(found.scalar_subquery() if isinstance(found, sa.Select) else found, sa.Integer())
 
 

@@ -33,7 +33,8 @@ def test_a_limit_of_the_queue_and_one_that_lets_nothing_begin(engine: sa.Engine)
     job = make_job(limits=[Limit(1), Limit("most", per="customer_id")])
     create(engine, job)
     insert(engine, job, of_customers(1, 1, most=0))
-    assert explained(engine, job, 1)["limit"].startswith("The limit of 0 jobs of customer_id 1 is reached;")
+    text = explained(engine, job, 1)["limit"]
+    assert text == "The limit of 0 jobs of customer_id 1 is reached; raise it to let jobs begin."
     set_status(engine, job, "processing", 2)
     assert explained(engine, job, 1)["limit"]
 

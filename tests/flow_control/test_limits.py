@@ -95,6 +95,13 @@ def test_each_job_may_have_its_own_limit_and_null_is_none(engine: sa.Engine) -> 
     assert ids(claim_and_commit(engine, job)) == [1, 2, 4, 5, 6]
 
 
+def test_a_function_may_return_a_number(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(lambda model: len(model.__name__) - 1)])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1, 1))
+    assert ids(claim_and_commit(engine, job)) == [1, 2]
+
+
 def test_a_limit_by_a_scalar_select_is_changed_at_run_time(engine: sa.Engine) -> None:
     class Base(DeclarativeBase):
         pass

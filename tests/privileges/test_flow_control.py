@@ -120,6 +120,15 @@ def test_each_function_must_be_executable_where_not_every_role_may(roles: Roles,
         assert len(session.scalars(claim(Export, 1)).all()) == 1
 
 
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_a_consumer_names_the_function_that_it_may_not_execute(roles: Roles, function: str) -> None:
+    roles.execute(*of_page("If that was revoked, grant it:"))
+    roles.execute(*(grant for grant in granted_functions() if function not in grant))
+    consumer = Consumer(Export, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    with pytest.raises(DatabaseNotReadyError, match=rf"GRANT EXECUTE ON FUNCTION {function}\("):
+        consumer.drain()
+
+
 def granted_functions() -> list[str]:
     return of_page("REVOKE EXECUTE ON ALL FUNCTIONS IN SCHEMA public FROM PUBLIC;")
 

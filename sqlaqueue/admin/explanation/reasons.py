@@ -253,7 +253,8 @@ def _held_back(facts: Facts) -> Iterator[Reason]:
             held = f", held by {_names(list(one.jobs))}" if one.jobs else ""
             if one.transactions:
                 held = f", held by {one.transactions} transaction{'s' if one.transactions > 1 else ''}"
-            yield Reason("limit", f"The limit of {number}{of_key} is reached{held}; the end of one lets another begin.")
+            then = "the end of one lets another begin" if one.most else "raise it to let jobs begin"
+            yield Reason("limit", f"The limit of {number}{of_key} is reached{held}; {then}.")
         elif one.kind == "rate":
             yield Reason("rate", f"The rate{of_key} is used up; a job may begin in {duration_text(one.seconds)}.")
         else:

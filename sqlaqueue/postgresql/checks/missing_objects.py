@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.postgresql.catalog import queue_objects
 from sqlaqueue.postgresql.ddl import wake_triggers
-from sqlaqueue.postgresql.ddl.attach import called_functions, objects_of
+from sqlaqueue.postgresql.ddl.attach import functions_of, objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -30,13 +30,13 @@ def missing_objects(session: Session | sa.Connection, spec: QueueSpec) -> list[s
     triggers = queue_objects.trigger_names(session, spec.table)
     names = [each.name for each in objects_of(spec.table) if isinstance(each, Trigger)]
     wanted = [name for name in names if not name.startswith(wake_triggers.PREFIX)]
-    called = called_functions(spec.table)
+    called = functions_of(spec)
     functions = queue_objects.existing_functions(session, spec.table, called)
     return [
         *_missing_columns(session, tables),
         *(f"the trigger {name} of {spec.table.fullname}" for name in wanted if name not in triggers),
         *(
-            f"the function {each.signature} of {spec.table.fullname}"
+            f"the function {each.signature} of {each.table.fullname}"
             for each in called
             if each.signature not in functions
         ),

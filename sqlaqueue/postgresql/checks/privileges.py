@@ -19,7 +19,7 @@ from sqlaqueue.postgresql.catalog.queue_objects import (
     unusable_schemas,
 )
 from sqlaqueue.postgresql.catalog.table_id import TableId, TableName
-from sqlaqueue.postgresql.ddl.attach import called_functions
+from sqlaqueue.postgresql.ddl.attach import functions_of
 from sqlaqueue.postgresql.ddl.wake_triggers import wakes
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege
@@ -38,13 +38,13 @@ def missing_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
     """Return the GRANTs for the privileges that a Consumer of this queue needs and the role lacks."""
     return [
         *grants_for(connection, list(spec.strategy.required_privileges(spec)), notifies=wakes(spec)),
-        *_function_grants(connection, spec.table),
+        *_function_grants(connection, spec),
     ]
 
 
-def _function_grants(connection: sa.Connection, table: sa.Table) -> list[str]:
-    """Return the GRANTs for the functions of a table that the role may not execute; by default every role may."""
-    functions = existing_functions(connection, table, called_functions(table))
+def _function_grants(connection: sa.Connection, spec: QueueSpec) -> list[str]:
+    """Return the GRANTs for the functions of a queue that the role may not execute; by default every role may."""
+    functions = existing_functions(connection, spec.table, functions_of(spec))
     refused = [each.name for each in functions.values() if not each.executable]
     role = connection.execute(sa.select(quoted_role())).scalar_one() if refused else None
     return [f"GRANT EXECUTE ON FUNCTION {name} TO {role}" for name in refused]

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog import queue_objects
 from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND
-from sqlaqueue.postgresql.ddl.attach import called_functions, objects_of
+from sqlaqueue.postgresql.ddl.attach import functions_of, objects_of
 from sqlaqueue.postgresql.ddl.objects import Function, Trigger, TriggerFunction, version_in
 from sqlaqueue.postgresql.sqlstate import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
 from sqlaqueue.queue.spec import QueueSpec
@@ -51,7 +51,7 @@ def outdated_triggers_of(session: Session | sa.Connection, table: sa.Table, need
 
 def outdated_functions(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
     """Return what is wrong with the functions that statements of a queue call, as above."""
-    functions = called_functions(spec.table)
+    functions = functions_of(spec)
     existing = queue_objects.existing_functions(session, spec.table, functions)
     comments = {each.name: existing[each.signature].comment for each in functions if each.signature in existing}
     return _other_version(spec.table, functions, comments, spec.model.__name__)

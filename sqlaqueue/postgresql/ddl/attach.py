@@ -67,6 +67,11 @@ def called_functions(table: sa.Table) -> Sequence[Function]:
     return [each for each in objects_of(table) if isinstance(each, Function) and not isinstance(each, TriggerFunction)]
 
 
+def functions_of(spec: QueueSpec) -> Sequence[Function]:
+    """Return the functions that statements of a queue call, those of its side tables among them."""
+    return [each for table in (spec.table, *spec.side_tables.values()) for each in called_functions(table)]
+
+
 @event.listens_for(sa.Table, "after_create")
 def _create_objects(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
     for element in objects_of(table):

@@ -112,6 +112,7 @@ def about(server: BenchServer, size: Size, repeat: int) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(int(memory.split()[1]) / 2**20),
         "machine": platform.machine(),
+        "load": [round(one, 2) for one in os.getloadavg()],
         "python": installations.python_version(),
         "server": server.settings(),
     }

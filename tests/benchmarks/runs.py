@@ -11,6 +11,7 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -101,5 +102,5 @@ def out_of_order(runs: Iterable[Run]) -> int:
     count = 0
     for some in by_key(runs).values():
         by_number = sorted(some, key=lambda run: run.number)
-        count += sum(later.begin < earlier.end for earlier, later in zip(by_number, by_number[1:], strict=False))
+        count += sum(later.begin < earlier.end for earlier, later in pairwise(by_number))
     return count

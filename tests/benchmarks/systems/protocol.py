@@ -19,7 +19,7 @@ has a subclass of :class:`Adapter` and ends with ``main(ItsAdapter)``; ``protoco
 OPTIONS is a JSON object with ``url``, ``tuned``, ``handler`` (``read``, ``stamp`` or ``sleep``), ``report_every`` in
 seconds, and the options of the system. With ``runs``, a directory, and ``most_runs`` each worker records there when its
 handlers begin and end. With ``flow`` a system controls the flow of its jobs, whose key is the field ``account``;
-``keys``, the number of different keys, is in the requests and in the options.
+``keys``, the number of different keys, is in the requests and in the options; ``first_key`` in requests only.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def emit(event: str, **values: Any) -> None:
         sys.stdout.flush()
 
 
-def payloads(number: int, first: int = 0, keys: int = KEYS) -> list[dict[str, Any]]:
+def payloads(number: int, first: int = 0, keys: int = KEYS, first_key: int = 0) -> list[dict[str, Any]]:
     """Return the payloads of ``number`` jobs, with the current time in ``sent``, and so many different accounts."""
     sent = time.time()
     return [
@@ -81,7 +81,7 @@ def payloads(number: int, first: int = 0, keys: int = KEYS) -> list[dict[str, An
             "note": "left at the door, as agreed",
             "reference": f"{index:032x}",
             "language": "en",
-            "account": index % keys,
+            "account": first_key + index % keys,
             "amount": 1999,
             "share": 0.25,
             "urgent": False,
@@ -303,7 +303,8 @@ async def _serve_requests(adapter: Adapter) -> None:
             await _send_steadily(adapter, request, first)
         else:
             for chunk in _chunks(request["jobs"], request["chunk"]):
-                jobs = payloads(len(chunk), first + chunk.start, request.get("keys", KEYS))
+                keys, first_key = request.get("keys", KEYS), request.get("first_key", 0)
+                jobs = payloads(len(chunk), first + chunk.start, keys, first_key)
                 await _maybe(adapter.enqueue(jobs, request))
         first += request["jobs"]
         emit("enqueued", jobs=request["jobs"], seconds=time.perf_counter() - start)

@@ -227,9 +227,9 @@ class SqlaqueueAdapter(Adapter):
             (plan,) = cursor.fetchone()[0]
             cursor.execute("ROLLBACK TO SAVEPOINT benchmark")
             top = plan["Plan"]
-            if top["Actual Rows"]:
-                buffers = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
-                emit("claim", buffers=buffers, ms=plan["Execution Time"] + plan["Planning Time"])
+            buffers = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+            took = plan["Execution Time"] + plan["Planning Time"]
+            emit("claim", buffers=buffers, ms=took, jobs=top["Actual Rows"])
 
     @staticmethod
     def _is_claim(statement: str) -> bool:

@@ -20,12 +20,12 @@ from tests.benchmarks.systems import System
 from tests.benchmarks.workloads import Case, Figures, Size
 
 REFERENCE = "sqlaqueue Limit(2) of each key"
-JOBS = 50_000
+JOBS = 20_000
 KEYS = 1_000
-LIMIT = 20.0
+LIMIT = 10.0
 """Seconds after which a slow drain is stopped, and measured by the jobs that it has handled."""
 
-FEW_JOBS = 6_000
+FEW_JOBS = 5_000
 FEW_KEYS = 3
 """Fewer than the handlers, so that all of them want the same keys all the time."""
 HANDLER = 0.002
@@ -116,8 +116,10 @@ def _kill(sut: SystemUnderTest, crowd: Crowd, limit: float) -> Figures:
             restarted.stop()
         others.stop()
         recorded = runs.read(Path(path), killed)
-    twice = len(recorded) - len({run.number for run in recorded})
-    return {"left": left, "ran_twice": twice, **_admitted(recorded, sut.system.options["flow"])}
+    figures = _admitted(recorded, sut.system.options["flow"])
+    # Jobs of the killed process run again, so their order says nothing.
+    figures.pop("out_of_order", None)
+    return {"left": left, "ran_twice": len(recorded) - len({run.number for run in recorded}), **figures}
 
 
 def _admitted(recorded: list[runs.Run], flow: dict[str, Any]) -> Figures:

@@ -124,6 +124,12 @@ TABLES: dict[str, Sequence[Column]] = {
             Column("kept", "flow", name, "ratio", "{:.0%}".format),
             Column("too many", "flow", name, "too_many", whole),
         )
+    ]
+    + [
+        Column("server, µs a job", "flow", "1 process of 1 thread", "server_us_per_job", significant),
+        Column("without", "flow", "1 process of 1 thread", "plain_server_us_per_job", significant),
+        Column("client, µs a job", "flow", "1 process of 1 thread", "client_us_per_job", significant),
+        Column("without", "flow", "1 process of 1 thread", "plain_client_us_per_job", significant),
     ],
     "flow-admitted": [
         Column("jobs/s", "flow", "3 keys, handlers of 2 ms", "jobs_per_second", significant),

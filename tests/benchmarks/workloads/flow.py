@@ -91,15 +91,23 @@ def _beside_plain(sut: SystemUnderTest, measure: Any) -> Figures:
 
 def _drain(sut: SystemUnderTest, *, flow: dict[str, Any], crowd: Crowd, limit: float) -> Figures:
     with tempfile.TemporaryDirectory(dir="/tmp") as path, crowd.workers(sut, Path(path)) as workers:
-        start = time.perf_counter()
+        server_cpu, start = sut.server.cpu(), time.perf_counter()
         workers.go()
         if workers.wait_for_jobs(crowd.jobs, limit):
             # The last jobs that were handled may not have been settled yet.
             workers.wait_until(lambda: not sut.has_jobs(), limit)
         handled, took = workers.jobs, time.perf_counter() - start
-        workers.stop()
+        server_cpu = sut.server.cpu() - server_cpu
+        client_cpu = sum(end["cpu"] for end in workers.stop())
         recorded = runs.read(Path(path), time.perf_counter())
-    return {"jobs_per_second": handled / took, "jobs": handled, **_admitted(recorded, flow)}
+    return {
+        "jobs_per_second": handled / took,
+        "jobs": handled,
+        # Other work on the machine affects these less than the rate.
+        "server_us_per_job": server_cpu / max(handled, 1) * 1e6,
+        "client_us_per_job": client_cpu / max(handled, 1) * 1e6,
+        **_admitted(recorded, flow),
+    }
 
 
 def _kill(sut: SystemUnderTest, crowd: Crowd, limit: float) -> Figures:

@@ -32,10 +32,10 @@ class Run:
     end: float
 
 
-def read(directory: Path, ended: float) -> list[Run]:
+def read(directory: Path, killed: float) -> list[Run]:
     """Read what the processes of a workload have recorded.
 
-    :param ended: the end of runs whose process was killed.
+    :param killed: when a process was killed. Unfinished runs that began before have ended then; others have not ended.
     """
     record = struct.Struct(RUN_RECORD)
     found = []
@@ -44,7 +44,7 @@ def read(directory: Path, ended: float) -> list[Run]:
         for key, number, begin, end in record.iter_unpack(path.read_bytes()):
             if not begin:
                 break
-            found.append(Run(key, number, begin, end or ended))
+            found.append(Run(key, number, begin, end or (killed if begin <= killed else math.inf)))
     return found
 
 

@@ -138,7 +138,8 @@ TABLES: dict[str, Sequence[Column]] = {
         Column("out of order", "flow", "3 keys, handlers of 2 ms", "out_of_order", whole),
         Column("killed: too many", "flow", "a process is killed", "too_many", whole),
         Column("ran twice", "flow", "a process is killed", "ran_twice", whole),
-        Column("left", "flow", "a process is killed", "left", whole),
+        Column("not run", "flow", "a process is killed", "not_run", whole),
+        Column("jobs/s at the end", "flow", "a process is killed", "last_jobs_per_second", significant),
     ],
     "flow-claims": [
         column

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -67,10 +68,15 @@ def test_records_are_read_as_they_were_written(tmp_path: Path) -> None:
     for job in payloads(2, first=7, keys=4, first_key=100):
         log.end(log.begin(job["account"], job["reference"]))
     log.begin(5, "ff")
-    first, second, unfinished = runs.read(tmp_path, ended=1e12)
+    first, second, unfinished = runs.read(tmp_path, killed=1e12)
     assert (first.key, first.number, second.key, second.number) == (103, 7, 100, 8)
     assert 0 < first.begin <= first.end <= second.begin
     assert (unfinished.key, unfinished.number, unfinished.end) == (5, 255, 1e12)
+
+
+def test_an_unfinished_run_after_a_kill_has_not_ended(tmp_path: Path) -> None:
+    RunLog(str(tmp_path), 10).begin(1, "1")
+    assert [run.end for run in runs.read(tmp_path, killed=1e-9)] == [math.inf]
 
 
 PROGRAM = """
@@ -90,4 +96,4 @@ def test_records_of_a_killed_process_are_complete(tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == b"begun\n"
         os.kill(process.pid, signal.SIGKILL)
-    assert [(run.key, run.end == 1e12) for run in runs.read(tmp_path, ended=1e12)] == [(1, False), (2, True)]
+    assert [(run.key, run.end == 1e12) for run in runs.read(tmp_path, killed=1e12)] == [(1, False), (2, True)]

@@ -32,6 +32,8 @@ HANDLER = 0.002
 """Seconds that a handler takes where it is measured what is admitted too many: longer than a claim."""
 LEASE = 3.0
 """Seconds after which the jobs of a killed process may run again."""
+LAST = 2.0
+"""Seconds at the end of a case, in which a system with lost places runs nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,23 @@ def _kill(sut: SystemUnderTest, crowd: Crowd, limit: float) -> Figures:
         with sut.workers(1, **crowd.all_options(Path(path))) as restarted:
             restarted.go()
             others.wait_until(lambda: not sut.has_jobs(), limit)
-            left = sut.execute(f"SELECT count(*) FROM ({sut.remaining}) AS unfinished")
+            ended = time.perf_counter()
             restarted.stop()
         others.stop()
         recorded = runs.read(Path(path), killed)
     figures = _admitted(recorded, sut.system.options["flow"])
     # Jobs of the killed process run again, so their order says nothing.
     figures.pop("out_of_order", None)
-    return {"left": left, "ran_twice": len(recorded) - len({run.number for run in recorded}), **figures}
+    ran = len({run.number for run in recorded})
+    # Whether places are lost with a process: a system that runs jobs at the end has only been slow.
+    if ran < crowd.jobs:
+        at_the_end = sum(ended - LAST <= run.begin <= ended for run in recorded)
+        figures["last_jobs_per_second"] = at_the_end / LAST
+    return {
+        "not_run": crowd.jobs - ran,
+        "ran_twice": len(recorded) - ran,
+        **figures,
+    }
 
 
 def _admitted(recorded: list[runs.Run], flow: dict[str, Any]) -> Figures:

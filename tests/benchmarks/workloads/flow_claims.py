@@ -13,7 +13,7 @@ from functools import partial
 import psycopg
 
 from tests.benchmarks.report import quantile
-from tests.benchmarks.system_under_test import SystemUnderTest
+from tests.benchmarks.system_under_test import SystemFailedError, SystemUnderTest
 from tests.benchmarks.systems import System
 from tests.benchmarks.workloads import Case, Figures, Size
 
@@ -77,6 +77,8 @@ def measure(sut: SystemUnderTest, size: Size, load: Load) -> Figures:
             workers.stop()
     # The first statement of a Consumer is a claim of no jobs, which checks the table.
     seen = claims[1 : CLAIMS + 1]
+    if not any(one["jobs"] for one in seen):
+        raise SystemFailedError(f"{sut.system.name}: no claim of any jobs has ended within the time")
     busy, idle = [one for one in seen if one["jobs"]], [one for one in seen if not one["jobs"]]
     first, later = busy[0], busy[1:] or busy
     figures = {

@@ -73,12 +73,13 @@ def measure(sut: SystemUnderTest, size: Size, load: Load) -> Figures:
         with sut.workers(consumer=consumer, explain=1) as workers:
             claims = workers.programs[0].claims
             workers.go()
-            workers.wait_until(lambda: len(claims) > CLAIMS, min(size.limit, LIMIT))
+            workers.wait_until(lambda: len(claims) > CLAIMS + 1, min(size.limit, LIMIT))
             workers.stop()
-    # The first statement of a Consumer is a claim of no jobs, which checks the table.
-    seen = claims[1 : CLAIMS + 1]
-    if not any(one["jobs"] for one in seen):
+    # The first statements of a Consumer check the table, and return no jobs.
+    begun = next((number for number, one in enumerate(claims) if one["jobs"]), None)
+    if begun is None:
         raise SystemFailedError(f"{sut.system.name}: no claim of any jobs has ended within the time")
+    seen = claims[begun : begun + CLAIMS]
     busy, idle = [one for one in seen if one["jobs"]], [one for one in seen if not one["jobs"]]
     first, later = busy[0], busy[1:] or busy
     figures = {

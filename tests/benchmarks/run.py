@@ -15,7 +15,7 @@ from tests.benchmarks import installations, report
 from tests.benchmarks.server import BenchServer, bench_server
 from tests.benchmarks.system_under_test import SystemFailedError, SystemUnderTest
 from tests.benchmarks.systems import SYSTEMS, TUNED, System
-from tests.benchmarks.workloads import FULL, SMALL, Case, Size, cases_of
+from tests.benchmarks.workloads import FULL, SMALL, Case, Size, cases_of, participants
 
 
 @dataclass
@@ -90,7 +90,7 @@ def run(
                 for case in filter(cases, cases_of(workload)):
                     recorder.references[workload, case.name] = case.reference
                     print(f"run {number + 1} of {repeat}: {workload}, {case.name}", flush=True)
-                    for system in filter(case.includes, systems):
+                    for system in participants(workload, case, systems):
                         recorder.measure(server, number, workload, case, system)
                     recorder.write()
     return recorder.failures
@@ -112,6 +112,7 @@ def about(server: BenchServer, size: Size, repeat: int) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(int(memory.split()[1]) / 2**20),
         "machine": platform.machine(),
+        "load": [round(one, 2) for one in os.getloadavg()],
         "python": installations.python_version(),
         "server": server.settings(),
     }

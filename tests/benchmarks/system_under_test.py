@@ -183,9 +183,9 @@ class SystemUnderTest:
 
     @classmethod
     @contextlib.contextmanager
-    def on(cls, server: BenchServer, system: System) -> Iterator[Self]:
+    def on(cls, server: BenchServer, system: System, name: str = "bench") -> Iterator[Self]:
         """Create a database with a system in it; drop the database afterwards."""
-        with server.database() as url:
+        with server.database(name) as url:
             sut = cls(system, server, url)
             try:
                 yield sut

@@ -115,6 +115,51 @@ TABLES: dict[str, Sequence[Column]] = {
         Column("MiB after 100 k jobs", "scale", "1 M jobs", "early_mib", significant),
         Column("MiB after 1 M jobs", "scale", "1 M jobs", "late_mib", significant),
     ],
+    "flow": [
+        column
+        for name in ("1 process of 1 thread", "2 processes of 4 threads")
+        for column in (
+            Column(name, "flow", name, "jobs_per_second", significant),
+            Column("without", "flow", name, "plain_jobs_per_second", significant),
+            Column("kept", "flow", name, "ratio", "{:.0%}".format),
+            Column("too many", "flow", name, "too_many", whole),
+        )
+    ]
+    + [
+        Column("server, µs a job", "flow", "1 process of 1 thread", "server_us_per_job", significant),
+        Column("without", "flow", "1 process of 1 thread", "plain_server_us_per_job", significant),
+        Column("client, µs a job", "flow", "1 process of 1 thread", "client_us_per_job", significant),
+        Column("without", "flow", "1 process of 1 thread", "plain_client_us_per_job", significant),
+    ],
+    "flow-admitted": [
+        Column("jobs/s", "flow", "3 keys, handlers of 2 ms", "jobs_per_second", significant),
+        Column("too many", "flow", "3 keys, handlers of 2 ms", "too_many", whole),
+        Column("too many without", "flow", "3 keys, handlers of 2 ms", "plain_too_many", whole),
+        Column("out of order", "flow", "3 keys, handlers of 2 ms", "out_of_order", whole),
+        Column("killed: too many", "flow", "a process is killed", "too_many", whole),
+        Column("ran twice", "flow", "a process is killed", "ran_twice", whole),
+        Column("not run", "flow", "a process is killed", "not_run", whole),
+        Column("jobs/s at the end", "flow", "a process is killed", "last_jobs_per_second", significant),
+    ],
+    "flow-claims": [
+        column
+        for name in ("10 k keys wait", "1 M dead entries of drained keys")
+        for column in (
+            Column(f"{name}: first, buffers", "flow_claims", name, "first_buffers", significant),
+            Column("ms", "flow_claims", name, "first_ms", significant),
+            Column("next, buffers", "flow_claims", name, "buffers", significant),
+            Column("ms", "flow_claims", name, "ms", significant),
+        )
+    ],
+    "flow-full": [
+        Column("jobs", "flow_claims", "10 k keys, all but 10 at their limit", "jobs", whole),
+        Column("buffers", "flow_claims", "10 k keys, all but 10 at their limit", "buffers", significant),
+        Column("ms", "flow_claims", "10 k keys, all but 10 at their limit", "ms", significant),
+        Column(
+            "without room, buffers", "flow_claims", "10 k keys, all but 10 at their limit", "idle_buffers", significant
+        ),
+        Column("ms", "flow_claims", "10 k keys, all but 10 at their limit", "idle_ms", significant),
+    ],
 }
 """The columns of each table, by its name."""
 
@@ -125,7 +170,9 @@ def fill(results: Iterable[Path], page: Path) -> None:
     samples, references = report.join(paths)
     summaries = report.summarise(samples, references)
     made = {name: table(columns, summaries) for name, columns in TABLES.items()}
-    made |= {"costs": costs_table(), "about": about(paths)}
+    flow = [path for path in paths if measures_flow(path)]
+    others = [path for path in paths if not measures_flow(path)]
+    made |= {"costs": costs_table(), "about": about(others), "flow-about": about(flow)}
 
     def replaced(block: re.Match[str]) -> str:
         text = made[block[2]]
@@ -177,17 +224,31 @@ def costs_table() -> str:
     return "\n".join(lines)
 
 
+def measures_flow(results: Path) -> bool:
+    """Return whether a file has results of flow control only, which have a description of their own."""
+    return all(sample["workload"].startswith("flow") for sample in json.loads(results.read_text())["samples"])
+
+
 def about(results: Sequence[Path]) -> str:
-    """Return a description of the machine, the server and the versions; empty without results."""
+    """Return a description of the machine, the server and the versions; empty without results.
+
+    If there are several files, the machine and the server are those of the last one.
+    """
     if not results:
         return ""
-    info = json.loads(results[-1].read_text())["about"]
+    infos = [json.loads(path.read_text())["about"] for path in results]
+    info = infos[-1]
+    if len(infos) == 1:
+        runs = f"{info['repeat']} runs"
+    else:
+        numbers = sorted({summary.runs for summary in report.summarise(*report.join(results))})
+        runs = f"{' to '.join(dict.fromkeys(str(one) for one in (numbers[0], numbers[-1])))} runs"
     server = info["server"]
-    versions = {name: version for of in info["versions"].values() for name, version in of.items()}
+    versions = {name: version for one in infos for of in one["versions"].values() for name, version in of.items()}
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     same = ", ".join(f"{name} {value}" for name, value in server.items() if name != "server_version")
     return (
         f"Measured on {info['date']}: {info['cores']} cores, {info['memory_gib']} GiB, PostgreSQL "
-        f"{server['server_version']} on loopback ({same}), Python {info['python']}; {info['repeat']} runs in turn.\n"
+        f"{server['server_version']} on loopback ({same}), Python {info['python']}; {runs} in turn.\n"
         f"Versions: {named}."
     )

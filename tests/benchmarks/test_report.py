@@ -8,7 +8,7 @@ import pytest
 
 from tests.benchmarks.report import Sample, join, quantile, read, summarise, write
 from tests.benchmarks.systems import SYSTEMS
-from tests.benchmarks.workloads import WORKLOADS, cases_of
+from tests.benchmarks.workloads import WORKLOADS, cases_of, participants
 
 pytestmark = pytest.mark.once
 
@@ -68,6 +68,13 @@ def test_the_runs_of_several_files_have_consecutive_numbers(tmp_path: Path) -> N
 def test_every_case_includes_several_systems_and_its_reference() -> None:
     for workload in WORKLOADS:
         for case in cases_of(workload):
-            included = [name for name, system in SYSTEMS.items() if case.includes(system)]
+            included = [system.name for system in participants(workload, case, SYSTEMS.values())]
             assert len(included) > 1, (workload, case.name)
             assert case.reference in included, (workload, case.name)
+
+
+def test_systems_with_flow_control_take_part_in_its_workloads_only() -> None:
+    for workload in WORKLOADS:
+        for case in cases_of(workload):
+            for system in participants(workload, case, SYSTEMS.values()):
+                assert ("flow" in system.options) == workload.startswith("flow"), (workload, system.name)

@@ -60,12 +60,36 @@ def test_tables_without_new_results_are_kept(tmp_path: Path) -> None:
     assert {name for name in before if before[name] != after[name]} <= {"drain", "about"}
 
 
+def test_results_of_flow_control_have_a_description_of_their_own(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE.read_text())
+    results = [tmp_path / "one.json", tmp_path / "two.json"]
+    case = ("flow", "1 process of 1 thread")
+    for repeat, path in enumerate(results, start=1):
+        about = {
+            "date": "2026-01-02",
+            "cores": 2,
+            "memory_gib": 24,
+            "python": "3.13.0",
+            "repeat": repeat,
+            "server": {"server_version": "18.1", "fsync": "on"},
+            "versions": {path.stem: {f"system of {path.stem}": "1.0"}},
+        }
+        measured_once = [Sample(0, *case, "sqlaqueue Order", "ratio", 0.25)] if repeat == 1 else []
+        write(path, about, [Sample(0, *case, "sqlaqueue Fair", "ratio", 0.5), *measured_once], {})
+    fill(results, page)
+    before, after = (blocks(text) for text in (PAGE.read_text(), page.read_text()))
+    assert "| sqlaqueue Fair | 50% |" in after["flow"]
+    assert "1 to 2 runs in turn.\nVersions: system of one 1.0, system of two 1.0." in after["flow-about"]
+    assert before["about"] == after["about"]
+
+
 def blocks(text: str) -> dict[str, str]:
     return {name: body for _, name, body, _ in BLOCK.findall(text)}
 
 
 def test_the_page_has_every_table_and_no_other() -> None:
-    assert set(blocks(PAGE.read_text())) == {*TABLES, "costs", "about"}
+    assert set(blocks(PAGE.read_text())) == {*TABLES, "costs", "about", "flow-about"}
 
 
 def test_the_page_shows_costs_json() -> None:

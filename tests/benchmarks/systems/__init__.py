@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -23,6 +23,7 @@ class System:
     :param requirements: the packages of its environment, pinned.
     :param options: the options of its program.
     :param fair: a description of tuned settings, for the table.
+    :param workloads: the only workloads that it takes part in; empty for those that are not about flow control.
     """
 
     name: str
@@ -30,6 +31,7 @@ class System:
     requirements: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     fair: str = ""
+    workloads: tuple[str, ...] = ()
 
     @property
     def family(self) -> str:
@@ -137,6 +139,46 @@ BARE = System(
 """A table with the columns of a queue, but without its indexes, triggers and side tables."""
 
 
+FLOW: dict[str, dict[str, Any]] = {
+    "Limit(2) of each key": {"kind": "limit", "most": 2, "per_key": True},
+    "Limit(1) of each key": {"kind": "limit", "most": 1, "per_key": True},
+    "Limit(4) of the queue": {"kind": "limit", "most": 4, "per_key": False},
+    "Order": {"kind": "order", "most": 1, "per_key": True},
+    "Fair": {"kind": "fair", "per_key": True},
+    "Rate(500) of each key": {"kind": "rate", "most": 500, "per_key": True},
+}
+"""The option ``flow``: what is limited, how many, and whether for each key. A rate is for each second."""
+
+
+def _flow_control() -> Iterator[System]:
+    """Yield the systems that limit what runs, each with one of the ways in which it can."""
+    needs = (SELF, SQLALCHEMY_ASYNC, PSYCOPG)
+    for what, flow in FLOW.items():
+        options = {"strategy": "update_status", "kind": "sync", "on_complete": "delete", "flow": flow}
+        yield System(f"sqlaqueue {what}", "sqlaqueue_consumer.py", needs, options, workloads=("flow", "flow_claims"))
+    peers = {
+        "procrastinate lock": ("procrastinate.py", "Order"),
+        "pgqueuer concurrency_limit=4": ("pgqueuer.py", "Limit(4) of the queue"),
+        "pgqueuer concurrency_limit=2, 1,000 entry points": ("pgqueuer.py", "Limit(2) of each key"),
+        "graphile-worker queue names": ("graphile_worker.mjs", "Order"),
+        "graphile-worker queue names, no local queue": ("graphile_worker.mjs", "Order"),
+    }
+    for name, (program, what) in peers.items():
+        options = {"tuned": True, "flow": FLOW[what]}
+        if name.endswith("no local queue"):
+            options["local_queue"] = False
+        yield System(name, program, REQUIREMENTS[program], options, workloads=("flow",))
+    plain = {"strategy": "update_status", "kind": "sync", "on_complete": "delete", "flow": None}
+    yield System("sqlaqueue plain", "sqlaqueue_consumer.py", needs, plain, workloads=("flow_claims",))
+
+
+REQUIREMENTS: dict[str, tuple[str, ...]] = {
+    "procrastinate.py": ("procrastinate==3.10.0", PSYCOPG),
+    "pgqueuer.py": ("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop"),
+    "graphile_worker.mjs": ("graphile-worker@0.18.0", NODE_PG),
+}
+"""The packages of programs that run several systems."""
+
 SYSTEMS: dict[str, System] = {
     each.name: each
     for each in (
@@ -148,13 +190,13 @@ SYSTEMS: dict[str, System] = {
         *_both(
             "procrastinate",
             "procrastinate.py",
-            ("procrastinate==3.10.0", PSYCOPG),
+            REQUIREMENTS["procrastinate.py"],
             "concurrency 10, finished jobs deleted",
         ),
         *_both(
             "pgqueuer",
             "pgqueuer.py",
-            ("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop"),
+            REQUIREMENTS["pgqueuer.py"],
             "batches of 1,000, a pool of four asyncpg connections, uvloop",
         ),
         *_both("chancy", "chancy.py", ("chancy==0.26.0", PSYCOPG), "concurrency 1,000, eager polling"),
@@ -162,7 +204,7 @@ SYSTEMS: dict[str, System] = {
         *_both(
             "graphile-worker",
             "graphile_worker.mjs",
-            ("graphile-worker@0.18.0", NODE_PG),
+            REQUIREMENTS["graphile_worker.mjs"],
             "24 jobs at once, a local queue of 2,000, completions gathered for 10 ms",
         ),
         *_both(
@@ -171,6 +213,7 @@ SYSTEMS: dict[str, System] = {
             ("pg-boss@12.35.0", NODE_PG),
             "two loops that fetch 500 and complete them",
         ),
+        *_flow_control(),
     )
 }
 """All systems by name, in the order of the tables."""

@@ -1,4 +1,4 @@
-// graphile-worker: a task by name, a payload of JSON.
+// graphile-worker: a task by name, a payload of JSON. Of its jobs with the same queue name one runs at once, in order.
 
 import { Logger, makeWorkerUtils, run } from "graphile-worker";
 import pg from "pg";
@@ -29,7 +29,7 @@ await main({
     };
   },
 
-  async open({ url }) {
+  async open({ url, flow }) {
     const pgPool = new pg.Pool({ connectionString: url, max: 1 });
     const utils = await makeWorkerUtils({ pgPool, logger: quiet });
     return async (jobs, { way, priority, delay }) => {
@@ -37,16 +37,19 @@ await main({
       if (way === "one") {
         for (const job of jobs) await utils.addJob("handle", job, { priority, runAt });
       } else {
-        await utils.addJobs(jobs.map((payload) => ({ identifier: "handle", payload, priority, runAt })));
+        const queueOf = (job) => (flow ? String(job.account) : undefined);
+        await utils.addJobs(
+          jobs.map((payload) => ({ identifier: "handle", payload, priority, runAt, queueName: queueOf(payload) })),
+        );
       }
     };
   },
 
-  async work({ url, tuned, concurrency }, meter) {
+  async work({ url, tuned, concurrency, local_queue: localQueue = true }, meter) {
     await meter.waitForGo();
     const best = {
       concurrentJobs: concurrency ?? 24,
-      localQueue: { size: 2000 },
+      ...(localQueue ? { localQueue: { size: 2000 } } : {}),
       completeJobBatchDelay: 10,
       failJobBatchDelay: 10,
     };

@@ -1,4 +1,7 @@
-"""pgqueuer: an entry point by name, a payload of bytes."""
+"""pgqueuer: an entry point by name, a payload of bytes.
+
+Its limit is one of an entry point. So for a limit of each key there is an entry point for each, all known beforehand.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,15 @@ class Pgqueuer(Adapter):
                 await self._queries.enqueue("handle", one, priority, after)
         else:
             number = len(jobs)
-            await self._queries.enqueue(["handle"] * number, encoded, [priority] * number, [after] * number)
+            names = [self._name(job["account"]) for job in jobs]
+            await self._queries.enqueue(names, encoded, [priority] * number, [after] * number)
+
+    @property
+    def _flow(self) -> Mapping[str, Any]:
+        return self.options.get("flow") or {"most": 0, "per_key": False}
+
+    def _name(self, key: int) -> str:
+        return f"handle {key}" if self._flow["per_key"] else "handle"
 
     async def work(self, meter: Meter) -> None:
         if self.tuned:
@@ -55,12 +66,17 @@ class Pgqueuer(Adapter):
         else:
             queuer = PgQueuer(AsyncpgDriver(await asyncpg.connect(self.url)))
 
-        @queuer.entrypoint("handle")
         async def handle(job: Any) -> None:
             await meter.handle_async(json.loads(job.payload))
 
+        for name in {self._name(key) for key in range(self.options.get("keys", 1))}:
+            queuer.entrypoint(name, concurrency_limit=self._flow["most"])(handle)
+
         meter.wait_for_go()
-        await queuer.run(**({"batch_size": 1000} if self.tuned else {}))
+        arguments: dict[str, Any] = {"batch_size": 1000} if self.tuned else {}
+        if "lease" in self.options:
+            arguments["heartbeat_timeout"] = timedelta(seconds=self.options["lease"])
+        await queuer.run(**arguments)
 
 
 if __name__ == "__main__":

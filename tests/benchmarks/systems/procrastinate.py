@@ -1,4 +1,7 @@
-"""procrastinate: a function is the task, its arguments are JSON."""
+"""procrastinate: a function is the task, its arguments are JSON.
+
+Of its jobs with the same ``lock`` one runs at once, in the order of their ids.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +51,11 @@ class Procrastinate(Adapter):
         when = {}
         if "delay" in request:
             when["schedule_at"] = datetime.now(UTC) + timedelta(seconds=request["delay"])
+        if self.options.get("flow"):
+            # Its own call for many jobs has one lock for all of them.
+            locked = [self.task.configure(lock=str(job["account"])).make_new_job(**job) for job in jobs]
+            await self.app.job_manager.batch_defer_jobs_async(jobs=locked)
+            return
         # Higher priorities come first.
         deferrer = self.task.configure(priority=-request.get("priority", 0), **when)
         if request["way"] == "one":

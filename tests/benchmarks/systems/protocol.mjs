@@ -1,11 +1,13 @@
 // The protocol of programs for Node; protocol.py specifies it.
 
+import { openSync, writeSync } from "node:fs";
 import { createInterface } from "node:readline";
 
 export const FIELDS = [
   "recipient", "subject", "note", "reference", "language", "account", "amount", "share", "urgent", "sent",
 ];
-const SLEEP_MS = 50;
+const KEYS = 5000;
+const SLEEP = 0.05;
 
 export function emit(event, values = {}) {
   process.stdout.write(JSON.stringify({ event, ...values }) + "\n");
@@ -14,7 +16,7 @@ export function emit(event, values = {}) {
 const now = () => (performance.timeOrigin + performance.now()) / 1000;
 const wait = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-export function payloads(number, first = 0) {
+export function payloads(number, first = 0, keys = KEYS) {
   const sent = now();
   return Array.from({ length: number }, (_, offset) => {
     const index = first + offset;
@@ -24,7 +26,7 @@ export function payloads(number, first = 0) {
       note: "left at the door, as agreed",
       reference: index.toString(16).padStart(32, "0"),
       language: "en",
-      account: index % 5000,
+      account: index % keys,
       amount: 1999,
       share: 0.25,
       urgent: false,
@@ -33,9 +35,36 @@ export function payloads(number, first = 0) {
   });
 }
 
+// Records when handlers begin and end, as RunLog in protocol.py does; a record is written at once.
+class RunLog {
+  constructor(directory) {
+    this.file = openSync(`${directory}/${process.pid}`, "w+");
+    this.records = 0;
+  }
+
+  begin(key, reference) {
+    const record = Buffer.alloc(32);
+    record.writeBigInt64LE(BigInt(key), 0);
+    record.writeBigInt64LE(BigInt(`0x${reference}`), 8);
+    record.writeDoubleLE(Number(process.hrtime.bigint()) / 1e9, 16);
+    const place = 32 * this.records;
+    this.records += 1;
+    writeSync(this.file, record, 0, 32, place);
+    return place;
+  }
+
+  end(place) {
+    const record = Buffer.alloc(8);
+    record.writeDoubleLE(Number(process.hrtime.bigint()) / 1e9);
+    writeSync(this.file, record, 0, 8, place + 24);
+  }
+}
+
 class Meter {
-  constructor(handler, lines, reportEvery = 0.02) {
+  constructor({ handler = "read", sleep = SLEEP, report_every: reportEvery = 0.02, runs }, lines) {
     this.handler = handler;
+    this.sleep = sleep;
+    this.runs = runs ? new RunLog(runs) : null;
     this.reportEvery = reportEvery;
     this.lines = lines;
     this.jobs = 0;
@@ -51,8 +80,14 @@ class Meter {
 
   // Only the handler that sleeps is asynchronous.
   handle(payload) {
-    if (this.handler === "sleep") return wait(SLEEP_MS).then(() => this.read(payload));
+    const place = this.runs?.begin(payload.account, payload.reference);
+    if (this.handler === "sleep") return wait(this.sleep * 1000).then(() => this.end(payload, place));
+    this.end(payload, place);
+  }
+
+  end(payload, place) {
     this.read(payload);
+    this.runs?.end(place);
   }
 
   async waitForGo() {
@@ -97,7 +132,7 @@ export async function main(adapter) {
     await serveRequests(await adapter.open(options), lines);
     process.exit(0);
   } else if (verb === "work") {
-    await adapter.work(options, new Meter(options.handler ?? "read", lines, options.report_every));
+    await adapter.work(options, new Meter(options, lines));
   } else {
     throw new Error(`unknown command: ${verb}`);
   }
@@ -114,7 +149,7 @@ async function serveRequests(enqueue, lines) {
     for (let start = 0, number = 0; start < request.jobs; start += request.chunk, number += 1) {
       const late = started + number * (request.interval ?? 0) * 1000 - performance.now();
       if (late > 0) await wait(late);
-      await enqueue(payloads(Math.min(request.chunk, request.jobs - start), first + start), request);
+      await enqueue(payloads(Math.min(request.chunk, request.jobs - start), first + start, request.keys), request);
     }
     first += request.jobs;
     emit("enqueued", { jobs: request.jobs, seconds: (performance.now() - started) / 1000 });

@@ -17,7 +17,9 @@ has a subclass of :class:`Adapter` and ends with ``main(ItsAdapter)``; ``protoco
     milliseconds, and exits at the line ``stop``.
 
 OPTIONS is a JSON object with ``url``, ``tuned``, ``handler`` (``read``, ``stamp`` or ``sleep``), ``report_every`` in
-seconds, and the options of the system.
+seconds, and the options of the system. With ``runs``, a directory, and ``most_runs`` each worker records there when its
+handlers begin and end. With ``flow`` a system controls the flow of its jobs, whose key is the field ``account``;
+``keys``, the number of different keys, is in the requests and in the options; ``first_key`` in requests only.
 """
 
 from __future__ import annotations
@@ -27,20 +29,29 @@ import gc
 import inspect
 import itertools
 import json
+import mmap
 import os
 import resource
+import struct
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import Any, NoReturn
 
 FIELDS = ("recipient", "subject", "note", "reference", "language", "account", "amount", "share", "urgent", "sent")
 """The fields of a job: ten values, about 200 bytes as JSON."""
 
+KEYS = 5000
+"""How many different accounts there are."""
+
 SLEEP = 0.05
-"""Duration of the handler ``sleep`` in seconds."""
+"""Duration of the handler ``sleep`` in seconds, unless the options have another one."""
+
+RUN_RECORD = "<qqdd"
+"""A run of a handler: the key and the number of its job, the times of its begin and its end, 0 before it has ended."""
 
 YOUNGEST_GENERATION = 50_000
 """Threshold of the garbage collector in tuned programs."""
@@ -60,8 +71,8 @@ def emit(event: str, **values: Any) -> None:
         sys.stdout.flush()
 
 
-def payloads(number: int, first: int = 0) -> list[dict[str, Any]]:
-    """Return the payloads of ``number`` jobs, with the current time in ``sent``."""
+def payloads(number: int, first: int = 0, keys: int = KEYS, first_key: int = 0) -> list[dict[str, Any]]:
+    """Return the payloads of ``number`` jobs, with the current time in ``sent``, and so many different accounts."""
     sent = time.time()
     return [
         {
@@ -70,7 +81,7 @@ def payloads(number: int, first: int = 0) -> list[dict[str, Any]]:
             "note": "left at the door, as agreed",
             "reference": f"{index:032x}",
             "language": "en",
-            "account": index % 5000,
+            "account": first_key + index % keys,
             "amount": 1999,
             "share": 0.25,
             "urgent": False,
@@ -85,15 +96,52 @@ def version_of(*distributions: str) -> dict[str, str]:
     return {name: metadata.version(name) for name in distributions}
 
 
+class RunLog:
+    """Records when handlers begin and end, in a file that is complete even if the process is killed.
+
+    The file is mapped into memory, so that recording needs no system call, which would let another thread run.
+
+    :param directory: has a file for each process.
+    :param most: the largest number of runs.
+    """
+
+    def __init__(self, directory: str, most: int) -> None:
+        self._record = struct.Struct(RUN_RECORD)
+        self._end = struct.Struct("<d")
+        self._places = itertools.count()
+        with (Path(directory) / str(os.getpid())).open("w+b") as file:
+            file.truncate(most * self._record.size)
+            self._memory = mmap.mmap(file.fileno(), 0)
+
+    def begin(self, key: int, reference: str) -> int:
+        """Record that a job begins; return the place of its record."""
+        place = next(self._places) * self._record.size
+        self._record.pack_into(self._memory, place, key, int(reference, 16), time.perf_counter(), 0.0)
+        return place
+
+    def end(self, place: int) -> None:
+        """Record that it has ended."""
+        self._end.pack_into(self._memory, place + self._record.size - self._end.size, time.perf_counter())
+
+
 class Meter:
     """Counts the handled jobs of this process, and reports them.
 
-    :param handler: ``read`` reads every field, ``stamp`` also records the time, ``sleep`` waits for `SLEEP` seconds.
+    :param handler: ``read`` reads every field, ``stamp`` also records the time, ``sleep`` waits for `sleep` seconds.
     :param report_every: seconds between reports.
+    :param runs: where to record when handlers begin and end; None for nowhere.
     """
 
-    def __init__(self, handler: str, report_every: float = _REPORT_EVERY) -> None:
+    def __init__(
+        self,
+        handler: str,
+        report_every: float = _REPORT_EVERY,
+        *,
+        sleep: float = SLEEP,
+        runs: RunLog | None = None,
+    ) -> None:
         self.handler, self._report_every = handler, report_every
+        self.sleep, self.runs = sleep if handler == "sleep" else 0.0, runs
         self._counter = itertools.count()
         self._stamps: list[tuple[float, float]] = []
         self._cpu = 0.0
@@ -112,15 +160,21 @@ class Meter:
 
     def handle(self, payload: Mapping[str, Any]) -> None:
         """Handle a job in a thread."""
-        if self.handler == "sleep":
-            time.sleep(SLEEP)
+        place = self.runs.begin(payload["account"], payload["reference"]) if self.runs else 0
+        if self.sleep:
+            time.sleep(self.sleep)
         self.read(payload)
+        if self.runs:
+            self.runs.end(place)
 
     async def handle_async(self, payload: Mapping[str, Any]) -> None:
         """Handle a job in a task."""
-        if self.handler == "sleep":
-            await asyncio.sleep(SLEEP)
+        place = self.runs.begin(payload["account"], payload["reference"]) if self.runs else 0
+        if self.sleep:
+            await asyncio.sleep(self.sleep)
         self.read(payload)
+        if self.runs:
+            self.runs.end(place)
 
     def wait_for_go(self) -> None:
         """Report that this worker is ready, wait for the start, and begin to report counts."""
@@ -214,7 +268,12 @@ def main(adapter: type[Adapter]) -> None:
                 gc.freeze()
                 gc.set_threshold(YOUNGEST_GENERATION)
                 sys.setswitchinterval(SWITCH_INTERVAL)
-            meter = Meter(options.get("handler", "read"), options.get("report_every", _REPORT_EVERY))
+            meter = Meter(
+                options.get("handler", "read"),
+                options.get("report_every", _REPORT_EVERY),
+                sleep=options.get("sleep", SLEEP),
+                runs=RunLog(options["runs"], options["most_runs"]) if "runs" in options else None,
+            )
             _now(made.work(meter), made.loop_factory)
         case _:
             msg = f"unknown command: {verb}"
@@ -244,7 +303,9 @@ async def _serve_requests(adapter: Adapter) -> None:
             await _send_steadily(adapter, request, first)
         else:
             for chunk in _chunks(request["jobs"], request["chunk"]):
-                await _maybe(adapter.enqueue(payloads(len(chunk), first + chunk.start), request))
+                keys, first_key = request.get("keys", KEYS), request.get("first_key", 0)
+                jobs = payloads(len(chunk), first + chunk.start, keys, first_key)
+                await _maybe(adapter.enqueue(jobs, request))
         first += request["jobs"]
         emit("enqueued", jobs=request["jobs"], seconds=time.perf_counter() - start)
 

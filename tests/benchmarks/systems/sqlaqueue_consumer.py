@@ -16,9 +16,20 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, QueueConfig, QueueMixin, __version__, copy_in
+from sqlaqueue import (
+    AsyncConsumer,
+    Consumer,
+    Fair,
+    Limit,
+    Order,
+    QueueConfig,
+    QueueMixin,
+    Rate,
+    __version__,
+    copy_in,
+)
 from sqlaqueue.mapping.mixin import spec_of
-from tests.benchmarks.systems.protocol import SLEEP, Adapter, Meter, emit, main, version_of
+from tests.benchmarks.systems.protocol import Adapter, Meter, emit, main, version_of
 
 _PRIORITY, _DELAY = "priority", "delay"
 
@@ -47,9 +58,29 @@ def make_model(options: Mapping[str, Any]) -> Any:
 
     if options.get("plain"):
         return type("Job", (Fields, Base), {"__tablename__": "job", "__module__": __name__})
-    config = QueueConfig(strategy=options["strategy"], on_complete=options["on_complete"])
+    config = QueueConfig(
+        strategy=options["strategy"], on_complete=options["on_complete"], **flow_arguments(options.get("flow"))
+    )
     body = {"__tablename__": "job", "__queue__": config, "__module__": __name__}
     return type("Job", (QueueMixin, Fields, Base), body)
+
+
+def flow_arguments(flow: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the arguments of the configuration for the option ``flow``."""
+    match flow and flow["kind"]:
+        case None:
+            return {}
+        case "limit":
+            per = "account" if flow and flow["per_key"] else None
+            return {"limits": [Limit(flow and flow["most"], per=per)]}
+        case "order":
+            return {"order": Order("account", by="id"), "columns": {"started_at": "started_at"}}
+        case "fair":
+            return {"fair": Fair("account")}
+        case "rate":
+            return {"rates": [Rate(flow and flow["most"], every=1, per="account")]}
+        case other:
+            raise ValueError(other)
 
 
 class SqlaqueueAdapter(Adapter):
@@ -130,6 +161,8 @@ class SqlaqueueAdapter(Adapter):
             arguments |= {"concurrency": self.options["concurrency"], "batch": False}
             if spec_of(self.model).strategy.holds_transaction:
                 arguments["batch_size"] = 10
+        if "lease" in self.options:
+            arguments["lease"] = self.options["lease"]
         connections = arguments.get("concurrency", 1) + 1
         pool = {"pool_size": min(connections, 50), "max_overflow": max(connections - 50, 0)}
         if self.options["kind"] == "async":
@@ -142,10 +175,14 @@ class SqlaqueueAdapter(Adapter):
         batch, one = _batch_reader(self.columns, meter), reader(self.columns, meter)
 
         def handle(session: Any, job: Any) -> None:
-            time.sleep(SLEEP)
+            place = meter.runs.begin(job.account, job.reference) if meter.runs else 0
+            if meter.sleep:
+                time.sleep(meter.sleep)
             one(session, job)
+            if meter.runs:
+                meter.runs.end(place)
 
-        handler = handle if meter.handler == "sleep" else batch if arguments.get("batch") else one
+        handler = batch if arguments.get("batch") else handle if meter.sleep or meter.runs else one
         consumer: Consumer[Any] = Consumer(self.model, handler, sessionmaker(engine), **arguments)
         with engine.connect():
             meter.wait_for_go()
@@ -157,8 +194,8 @@ class SqlaqueueAdapter(Adapter):
         batch, one = _batch_reader(self.columns, meter), reader(self.columns, meter)
 
         async def handle(session: Any, job: Any) -> None:
-            if meter.handler == "sleep":
-                await asyncio.sleep(SLEEP)
+            if meter.sleep:
+                await asyncio.sleep(meter.sleep)
             one(session, job)
 
         async def handle_batch(session: Any, jobs: list[Any]) -> None:
@@ -190,9 +227,9 @@ class SqlaqueueAdapter(Adapter):
             (plan,) = cursor.fetchone()[0]
             cursor.execute("ROLLBACK TO SAVEPOINT benchmark")
             top = plan["Plan"]
-            if top["Actual Rows"]:
-                buffers = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
-                emit("claim", buffers=buffers, ms=plan["Execution Time"] + plan["Planning Time"])
+            buffers = top["Shared Hit Blocks"] + top["Shared Read Blocks"]
+            took = plan["Execution Time"] + plan["Planning Time"]
+            emit("claim", buffers=buffers, ms=took, jobs=top["Actual Rows"])
 
     @staticmethod
     def _is_claim(statement: str) -> bool:

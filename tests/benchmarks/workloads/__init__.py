@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
 from tests.benchmarks.system_under_test import SystemUnderTest
 from tests.benchmarks.systems import System
 
-WORKLOADS = ("drain", "enqueue", "latency", "backlog", "horizon", "scale")
+WORKLOADS = ("drain", "enqueue", "latency", "backlog", "horizon", "scale", "flow", "flow_claims")
 
 Figures = dict[str, float]
 
@@ -58,3 +58,10 @@ def cases_of(workload: str) -> Sequence[Case]:
     """Return the cases of a workload."""
     cases: Sequence[Case] = import_module(f"{__name__}.{workload}").CASES
     return cases
+
+
+def participants(workload: str, case: Case, systems: Iterable[System]) -> list[System]:
+    """Return the systems that take part in a case."""
+    about_flow = workload.startswith("flow")
+    taking_part = [one for one in systems if (workload in one.workloads if about_flow else not one.workloads)]
+    return [one for one in taking_part if case.includes(one)]

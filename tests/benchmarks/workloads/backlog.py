@@ -75,7 +75,7 @@ def measure(
         figures = {"jobs_per_second": workers.jobs / (time.perf_counter() - start)}
         workers.wait_for_jobs(jobs, size.limit / 2)
         workers.stop()
-        claims = workers.programs[0].claims
+        claims = [claim for claim in workers.programs[0].claims if claim["jobs"]]
     if claims:
         buffers, times = [claim["buffers"] for claim in claims], [claim["ms"] for claim in claims]
         figures["claim_buffers"] = quantile(buffers, 0.5)

@@ -19,10 +19,13 @@ def insert_or_ignore(table: sa.Table, rows: Rows) -> sa.Insert:
     return _insert(table, rows).on_conflict_do_nothing()
 
 
-def insert_or_replace(table: sa.Table, rows: Rows, *, replaced: Sequence[str]) -> sa.Insert:
-    """Return an INSERT that writes the columns ``replaced`` of existing rows."""
+def insert_or_replace(
+    table: sa.Table, rows: Rows, *, replaced: Sequence[str] = (), raised: Sequence[str] = ()
+) -> sa.Insert:
+    """Return an INSERT that writes the columns ``replaced`` of existing rows, and ``raised`` where they are smaller."""
     insert = _insert(table, rows)
-    values = {name: insert.excluded[name] for name in replaced}
+    values: dict[str, Any] = {name: insert.excluded[name] for name in replaced}
+    values |= {name: sa.func.greatest(table.c[name], insert.excluded[name]) for name in raised}
     return insert.on_conflict_do_update(index_elements=list(table.primary_key), set_=values)
 
 

@@ -323,7 +323,9 @@ class Backend(Protocol):
         """
         ...
 
-    def insert_or_replace(self, table: sa.Table, rows: Rows, *, replaced: Sequence[str]) -> sa.Insert:
+    def insert_or_replace(
+        self, table: sa.Table, rows: Rows, *, replaced: Sequence[str] = (), raised: Sequence[str] = ()
+    ) -> sa.Insert:
         """Return an INSERT that writes the columns ``replaced`` of rows of the same key."""
         ...
 

@@ -31,7 +31,7 @@ def _hold_back(rate: KeyRate, jobs: Sequence[Key], delay: float) -> sa.Insert:
     # In the order in which claims write them, or the two could wait for each other.
     rows = sa.select(sa.literal(spec.name), sa.literal(rate.name), keys.c.key, clock(), until).order_by(keys.c.key)
     names = ["queue", "rate", "key", "next_at", "throttled_until"]
-    return backend().insert_or_replace(spec.side_tables[RATE], (names, rows), replaced=["throttled_until"])
+    return backend().insert_or_replace(spec.side_tables[RATE], (names, rows), raised=["throttled_until"])
 
 
 def delete_idle(spec: QueueSpec) -> sa.Delete | None:

@@ -137,6 +137,10 @@ class Claimer:
                 if run is not None:
                     run.isolated = True
         quarantine.may_wait = bool(jobs)
+        if not jobs and statements.quarantined_wait is not None:
+            # One that flow control has held back is to be looked for again, when a run has ended.
+            waits = session.execute(statements.quarantined_wait, bind_arguments=self._bind).scalar_one()
+            quarantine.may_wait = bool(waits)
         return jobs
 
     def began(self, jobs: Sequence[Any]) -> None:

@@ -51,6 +51,8 @@ class ConsumerStatements:
     """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
+    quarantined_wait: Any
+    """Tells whether a quarantined job is pending; None without flow control, which may hold it back from a claim."""
     claim_to_settle: Any
     """The same, though flow control may hold the job back: its run is to be settled, not to begin."""
     held_back: Any
@@ -126,12 +128,19 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         ),
         select_quarantined=None if together is None else _two_waiting(spec, together),
         claim_key=claims(selection.select.where(is_among(KEYS)), one, few=True),
+        quarantined_wait=None if flow is None or quarantined is None else _quarantined_wait(spec, selection.select),
         claim_to_settle=claims(selection.select.where(is_among(KEYS)), one, few=True, admits_all=True),
         held_back=None if flow is None else held_back(selection, flow),
         reserve=_reservation(spec, is_among(KEYS)) if flow is not None and flow.rates else None,
         load_rest=_load_rest(settings, is_among(KEYS)),
         complete=_complete(spec),
     )
+
+
+def _quarantined_wait(spec: QueueSpec, candidates: AnySelect) -> AnySelect:
+    quarantined = spec.strategy.quarantined(spec)
+    some: AnySelect = candidates.with_only_columns(sa.literal_column("1"), maintain_column_froms=True)
+    return sa.select(some.where(spec.in_state("pending"), *([] if quarantined is None else [quarantined])).exists())
 
 
 def _reservation(spec: QueueSpec, chosen: sa.ColumnElement[bool]) -> tuple[Any, Sequence[Any]] | None:

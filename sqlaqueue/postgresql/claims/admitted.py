@@ -77,7 +77,11 @@ class Admitted:
     def _begun(self, rows: sa.CTE) -> list[sa.CTE]:
         """Return the statements that record the beginning of jobs with their rates."""
         rates = [check for check in self._checks if isinstance(check, RateCheck)]
-        return [begin_jobs(check, rows).cte(check.name("begun")) for check in rates]
+        begun: list[sa.CTE] = []
+        for check in rates:
+            statement = begin_jobs(check, rows, begun[-1] if begun else None)
+            begun.append(statement.returning(sa.literal_column("1")).cte(check.name("begun")))
+        return begun
 
     def _cell(self, cells: sa.CTE, *, part: bool) -> AnySelect:
         """Return the jobs of a cell that may be admitted, locked.

@@ -62,6 +62,7 @@ class Round(Harness):
         super().__init__(*arguments)
         self.configuration = configuration
         self._workers: list[tuple[Process, Any]] = []
+        self._told_to_stop: list[Process] = []
 
     def start(self, role: str, name: str, **parameters: Any) -> Process:
         """Start a process."""
@@ -84,8 +85,11 @@ class Round(Harness):
             self._inject(self.rng.choice(config.faults))
         for process in others:
             process.wait()
+        for worker in self._told_to_stop:
+            assert worker.wait() == 0, f"{worker.name} exited with {worker.exit_code}"
         for worker, _ in self._workers:
             worker.send_signal(signal.SIGCONT)
+            self._wait_until_it_runs(worker)
         with self.bench.engine.begin() as connection:
             connection.execute(sa.update(models(config).tenant).values(most=2).where(sa.text("most = 0")))
 
@@ -100,14 +104,11 @@ class Round(Harness):
                 process.send_signal(signal.SIGKILL)
                 process.wait()
             case "stop":
-                # One that starts has no handler of the signal yet.
                 process.send_signal(signal.SIGCONT)
-                if process.records("ready"):
-                    self.recorder.record("stop", to=process.name)
-                    self.wait_until(lambda: process.handles_signal(signal.SIGTERM) or process.has_exited, "it runs")
-                    process.send_signal(signal.SIGTERM)
-                else:
-                    return
+                self._wait_until_it_runs(process)
+                self.recorder.record("stop", to=process.name)
+                process.send_signal(signal.SIGTERM)
+                self._told_to_stop.append(process)
             case "pause":
                 process.send_signal(signal.SIGSTOP)
                 if self.rng.random() < 0.5:
@@ -119,6 +120,10 @@ class Round(Harness):
                 return
         self._workers.pop(chosen)
         self._start_worker(worker)
+
+    def _wait_until_it_runs(self, worker: Process) -> None:
+        # SIGTERM would kill a worker that is about to start, or one that is about to stop.
+        self.wait_until(lambda: worker.handles_signal(signal.SIGTERM), f"{worker.name} runs")
 
     # -- the quiet end -----------------------------------------------------------------------------------------------
 

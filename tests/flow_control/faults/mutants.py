@@ -39,7 +39,11 @@ IN_DATABASE: Mapping[str, Replacement] = {
     ),
     "order without a lock": Replacement(_HEAD, _UNLOCKED),
     "order is not checked": Replacement(
-        _HEAD, {"IS DISTINCT FROM sqlaqueue_job": "IS NULL", "RETURN sqlaqueue_first;": "RETURN sqlaqueue_job;"}
+        _HEAD,
+        {
+            "IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job": "IF false",
+            "RETURN sqlaqueue_first;": "RETURN sqlaqueue_job;",
+        },
     ),
     "order does not see running jobs": Replacement(_HEAD, {"OR EXISTS (": "OR false AND EXISTS ("}),
     "order does not see failed jobs": Replacement(_HEAD, {" OR status = 'failed'": ""}),

@@ -124,6 +124,8 @@ class Round(Harness):
     def _wait_until_it_runs(self, worker: Process) -> None:
         # SIGTERM would kill a worker that is about to start, or one that is about to stop.
         self.wait_until(lambda: worker.handles_signal(signal.SIGTERM), f"{worker.name} runs")
+        # The handler of a Consumer needs what is stored once all handlers are set.
+        time.sleep(0.05)
 
     # -- the quiet end -----------------------------------------------------------------------------------------------
 

@@ -398,6 +398,7 @@ def test_a_claim_that_waits_for_the_row_of_a_rate_uses_the_rate_up(
         ("limit without a lock", "limit 2"),
         ("order without a lock", "order"),
         ("order is not checked", "order"),
+        ("order does not see running jobs", "order"),
         ("rate without a lock", "rate"),
     ],
 )
@@ -407,7 +408,7 @@ def test_a_lost_safeguard_is_detected(server: Server, thread: ThreadPoolExecutor
         engine = stack.enter_context(make_engine(database))
         replace_functions(engine, mutant)
         with pytest.raises(AssertionError):
-            for first in ("claim", "fail"):
+            for first in ("claim", "fail", "requeue"):
                 world = World(name, engine)
                 world.reset(busy=first != "claim", expired=False)
                 play(world, thread, first, "claim", "both commit")

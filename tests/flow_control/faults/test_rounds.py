@@ -35,22 +35,18 @@ MUTANTS = {
     "limit always one more": ("limits", Configuration(1, limits=("attribute",), **BUSY)),
     "limit counts in the snapshot of the statement": ("limits", Configuration(1, limits=("queue",), **BUSY)),
     "limit without the claim's own jobs": ("limits", Configuration(1, limits=("pair",), **BUSY)),
-    "order is not checked": ("order", Configuration(1, order="continue", **BUSY)),
-    "order does not see running jobs": (
-        "one_of_a_key",
-        Configuration(1, order="continue", actions=("requeue",), **BUSY),
-    ),
+    "order is not checked": ("order", Configuration(1, order="continue", **BUSY | {"jobs": 100})),
     "order does not see failed jobs": (
         "order",
         Configuration(1, order="block", **BUSY | {"payloads": ("ok", "fails")}),
     ),
     "order does not see begun jobs": (
         "order",
-        Configuration(1, order="continue", **BUSY | {"payloads": ("ok", "snooze")}),
+        Configuration(1, order="continue", **BUSY | {"payloads": ("ok", "snooze"), "jobs": 100}),
     ),
     "a failed job cancels nothing": (
         "cancelled_behind",
-        Configuration(1, order="cancel", **BUSY | {"payloads": ("ok", "fails")}),
+        Configuration(1, order="cancel", **BUSY | {"payloads": ("ok", "fails"), "jobs": 60}),
     ),
     "rate without a lock": ("rates", Configuration(1, rates=((40, 1.0, "customer_id", 3),), **BUSY)),
     "rate always has its burst": ("rates", Configuration(1, rates=((40, 1.0, None, 3),), **BUSY)),
@@ -64,8 +60,10 @@ MUTANTS = {
     ),
     "turns are forgotten": ("turns", Configuration(1, fair=1, **BUSY | {"customers": 20})),
 }
-"""For each mutant the rule that reports it, and the round in which it does. Without the lock of an order only a requeue
-within the milliseconds of a claim shows; ``tests/flow_control/test_pairs.py`` has that one."""
+"""For each mutant the rule that reports it, and the round in which it does."""
+
+IN_PAIRS = {"order without a lock", "order does not see running jobs"}
+"""Those that a requeue shows only within the milliseconds of a claim, see ``tests/flow_control/test_pairs.py``."""
 
 pytestmark = pytest.mark.once
 
@@ -88,4 +86,4 @@ def test_the_checker_reports_a_lost_safeguard(database: Database, fork_server: F
 
 
 def test_each_mutant_has_a_round() -> None:
-    assert MUTANTS.keys() == (IN_DATABASE.keys() | IN_WORKERS.keys()) - {"order without a lock"}
+    assert MUTANTS.keys() == (IN_DATABASE.keys() | IN_WORKERS.keys()) - IN_PAIRS

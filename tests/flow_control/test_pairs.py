@@ -73,6 +73,7 @@ LIMITED = _queue(
     "limit", limits=[Limit(lambda job: sa.select(Tenant.most).where(Tenant.id == job.customer_id), per="customer_id")]
 )
 ORDERED = _queue("order", order=Order("customer_id"))
+TWO_RATES = _queue("two_rates", rates=[Rate(10, every=60, per="customer_id"), Rate(100, every=3600, per="customer_id")])
 RATED = _queue("rate", rates=[Rate(BURST, every=INTERVAL * BURST, per="customer_id")])
 
 QUEUES: dict[str, tuple[Any, int]] = {
@@ -204,15 +205,16 @@ def _pairs() -> Iterator[Any]:
             all_of_queue = ANY | OF_QUEUE[name] | (OF_RUN if state == "busy" else {})
             for first in all_of_queue:
                 for second in all_of_queue:
-                    marks = () if _is_quick(state, {first, second}) else pytest.mark.thorough
+                    marks = () if _is_quick(name, state, {first, second}) else pytest.mark.thorough
                     title = f"{name}-{state}-{first}-{second}"
                     yield pytest.param(name, state, first, second, marks=marks, id=title)
 
 
-def _is_quick(state: str, pair: set[str]) -> bool:
+def _is_quick(name: str, state: str, pair: set[str]) -> bool:
     """Return whether each session runs a pair: a claim, and one of each kind that may let it begin too many jobs."""
-    others = {"complete", "rescue", "requeue", "set completed", "enqueue an earlier job", "lower the limit", "throttle"}
-    return pair == {"claim"} or (state == "busy" and "claim" in pair and not pair.isdisjoint(others))
+    others = {"complete", "rescue", "requeue", "enqueue an earlier job", "lower the limit", "throttle"}
+    is_one_of_them = state == "busy" and name != "limit 2" and not pair.isdisjoint(others)
+    return pair == {"claim"} or ("claim" in pair and is_one_of_them)
 
 
 TOUCHED = dict.fromkeys(OF_RUN, RUNNING) | dict.fromkeys(OF_QUEUE["limit 1"], "the limit")
@@ -389,6 +391,26 @@ def test_a_claim_that_waits_for_the_row_of_a_rate_uses_the_rate_up(
         assert len(waiting.result(30)) == 1
         other.commit()
         assert float(other.scalar(next_at) - before) > INTERVAL - 0.1
+
+
+@pytest.mark.xfail(reason="a claim writes the rows of several rates in the opposite order")
+def test_a_claim_and_a_throttle_of_two_rates_do_not_deadlock(
+    pair_engine: sa.Engine, thread: ThreadPoolExecutor
+) -> None:
+    with Session(pair_engine) as one, Session(pair_engine) as other:
+        one.execute(sa.insert(TWO_RATES.__table__), [{"id": key, "customer_id": 1} for key in (1, 2)])
+        one.commit()
+        [first] = one.scalars(claim(TWO_RATES, 1)).all()
+        one.commit()
+        pid = other.scalar(sa.text("SELECT pg_backend_pid()"))
+        first_rate, second_rate = hold_back(spec_of(TWO_RATES), ("customer_id",), [(first.id,)], 0)
+        one.execute(first_rate)
+        waiting = thread.submit(lambda: other.scalars(claim(TWO_RATES, 1)).all())
+        with Session(pair_engine) as third:
+            _is_blocked(third, pid, waiting)
+        one.execute(second_rate)
+        one.commit()
+        assert len(waiting.result(30)) <= 1
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,8 @@ def draw(seed: int) -> Configuration:
     limits = kinds + ["queue"] * ("queue" in features)
     per, burst = rng.choice(["customer_id", "customer_id", None]), rng.choice([1, 3, 10])
     rate = (rng.choice([20, 40]) if per else rng.choice([80, 150]), 1.0, per, burst)
+    # Of the same key, so that a throttle holds both back.
+    rates = (rate, (5 * rate[0], 10.0, per, 3 * burst)) if rng.random() < 0.3 else (rate,)
     # A wait for a poll of this length would be seen as a stall: all wakeups have to come by notifications.
     only_notified = rng.random() < 0.2
     few = rng.random() < 0.5
@@ -88,7 +90,7 @@ def draw(seed: int) -> Configuration:
         limits=tuple(limits),
         most=rng.choice([1, 1, 2, 3, 8]),
         most_of_queue=rng.choice([1, 3, 8]),
-        rates=(rate,) if "rate" in features else (),
+        rates=rates if "rate" in features else (),
         order=rng.choice(["block", "continue", "cancel"]) if "order" in features else None,
         fair=rng.choice([1, 1, 3]) if "fair" in features else None,
         priorities=rng.random() < 0.4,

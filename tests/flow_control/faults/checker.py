@@ -166,7 +166,8 @@ def throttled(audit: Audit) -> Violations:
             seen = [row for row, _ in by_key[key] if claim.seen.shows(row.xid)] if key is not None else []
             last = (seen[-1].after or {}).get("throttled_until") if seen else None
             if last is not None and claim.at < datetime.fromisoformat(last).timestamp() - 1e-5:
-                yield f"rate {name}: {claim} began before {last}; at most {most}"
+                later = [row.after and row.after["throttled_until"] for row, _ in by_key[key] if row.seq > seen[-1].seq]
+                yield f"rate {name} of {most}: {claim} began before {last}, which was then changed to {later[:1]}"
 
 
 def turns(audit: Audit) -> Violations:

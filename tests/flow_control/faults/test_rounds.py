@@ -25,6 +25,7 @@ ROUNDS = {
         jobs=60,
         seconds=1,
         faults=("terminate",),
+        payloads=("ok", "flaky", "retry", "snooze"),
         actions=("requeue", "claim", "settle", "cancel"),
     ),
     "turns": Configuration(3, fair=1, limits=("queue",), jobs=80, seconds=0.5, priorities=True, customers=40),

@@ -225,7 +225,10 @@ ROLES = {"worker": run_worker, "producer": run_producer, "test": run_test}
 
 
 def run_role(parameters: Any) -> None:
-    """Redirect the output of this process to a file, and run the role that ``parameters`` name."""
+    """Redirect the output of this process to a file, and run the role that ``parameters`` name.
+
+    Tests of other packages name a function of their own instead, as ``run``: ``module:function``.
+    """
     directory = Path(parameters["directory"])
     random.seed()
     output = (directory / f"{parameters['name']}.out").open("ab", buffering=0)
@@ -233,4 +236,8 @@ def run_role(parameters: Any) -> None:
     os.dup2(output.fileno(), sys.stderr.fileno())
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     logging.basicConfig(format="%(asctime)s %(threadName)s %(message)s", level=logging.INFO)
-    ROLES[parameters["role"]](parameters)
+    if "run" in parameters:
+        module, _, function = parameters["run"].partition(":")
+        getattr(importlib.import_module(module), function)(parameters)
+    else:
+        ROLES[parameters["role"]](parameters)

@@ -1,0 +1,99 @@
+"""``python -m tests.flow_control.faults --minutes 10 --seed 1``: run random rounds; the exit code is 1 if one fails."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import secrets
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from tests.faults.fork_server import ForkServer
+from tests.flow_control.faults.a_round import Result, run_round
+from tests.flow_control.faults.configuration import draw
+from tests.servers import choose_versions, find_installations, running
+
+
+@dataclass(frozen=True)
+class GivenDatabase:
+    """An empty database on a server that runs already."""
+
+    base: sa.URL
+    name: str
+
+    def url(self, driver: str = "psycopg") -> str:
+        """Return what ``create_engine`` and ``create_async_engine`` take."""
+        url = self.base.set(drivername=f"postgresql+{driver}", database=self.name)
+        return url.render_as_string(hide_password=False)
+
+
+@contextlib.contextmanager
+def on_server(url: str) -> Iterator[GivenDatabase]:
+    """Create a database beside the one of ``url``, and drop it at the end."""
+    base = sa.make_url(url).set(drivername="postgresql+psycopg")
+    engine = sa.create_engine(base, isolation_level="AUTOCOMMIT")
+    name = f"test_{secrets.token_hex(6)}"
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+        try:
+            yield GivenDatabase(base, name)
+        finally:
+            connection.exec_driver_sql(f"DROP DATABASE {name} WITH (FORCE)")
+    engine.dispose()
+
+
+def main() -> int:
+    """Run rounds until the time is over, print each, and the totals."""
+    parser = argparse.ArgumentParser(prog="python -m tests.flow_control.faults", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=1, help="for how long new rounds begin")
+    parser.add_argument("--rounds", type=int, default=sys.maxsize, help="the most rounds")
+    parser.add_argument("--seed", type=int, help="the seed of the first round; the following ones count from there")
+    parser.add_argument("--postgres", default="newest", help="the major version of a server to start")
+    parser.add_argument("--url", help="a database of a running server instead, which creates the databases of rounds")
+    parser.add_argument("--keep", type=Path, help="a directory for what was recorded in rounds that fail")
+    arguments = parser.parse_args()
+    seed = secrets.randbelow(10**6) if arguments.seed is None else arguments.seed
+    with contextlib.ExitStack() as stack:
+        fork_server = stack.enter_context(ForkServer())
+        if arguments.url:
+            return _run(arguments, seed, fork_server, lambda: on_server(arguments.url))
+        [version] = choose_versions(arguments.postgres, find_installations())
+        server = stack.enter_context(running([version])).shared(version)
+        return _run(arguments, seed, fork_server, server.database)
+
+
+def _run(arguments: Any, seed: int, fork_server: ForkServer, database: Any) -> int:
+    end, rounds, failed, totals = time.monotonic() + arguments.minutes * 60, 0, [], Counter[str]()
+    while time.monotonic() < end and rounds < arguments.rounds:
+        result = _one(seed + rounds, database(), fork_server, arguments.keep)
+        sys.stdout.write(f"{result}\n")
+        sys.stdout.flush()
+        rounds += 1
+        totals += result.counts
+        failed += [result.configuration.seed] if result.violations else []
+    counts = " ".join(f"{name}={number}" for name, number in sorted(totals.items()))
+    sys.stdout.write(f"{rounds} rounds from seed {seed}, {len(failed)} failed {failed}; {counts}\n")
+    return 1 if failed else 0
+
+
+def _one(seed: int, database: AbstractContextManager[Any], fork_server: ForkServer, keep: Path | None) -> Result:
+    configuration = draw(seed)
+    with database as fresh:
+        try:
+            return run_round(configuration, fresh, fork_server, keep)
+        except AssertionError as error:
+            if keep is not None:
+                (keep / f"seed-{seed}.txt").write_text("\n".join([str(error), *getattr(error, "__notes__", ())]))
+            return Result(configuration, {"processes": [str(error)]})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,10 +9,18 @@ import pytest
 import sqlalchemy as sa
 
 from tests.flow_control.pairs import make_engine
-from tests.servers import Server
+from tests.servers import Database, Server
 from tests.shared_database import engine, shared
 
 __all__ = ["engine", "shared"]
+
+
+@pytest.fixture
+def pool(shared: Database, engine: sa.Engine) -> Iterator[sa.Engine]:
+    """An engine with connections for many Consumers, on the database of ``engine``."""
+    many = sa.create_engine(shared.url(), pool_size=60)
+    yield many
+    many.dispose()
 
 
 @pytest.fixture(scope="module")

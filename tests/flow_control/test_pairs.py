@@ -69,7 +69,6 @@ def _may_wait(first: str, second: str) -> bool:
 
 @pytest.mark.parametrize(("name", "state", "first", "second"), list(_pairs()))
 def test_a_pair(
-    request: pytest.FixtureRequest,
     pair_engine: sa.Engine,
     thread: ThreadPoolExecutor,
     name: str,
@@ -77,8 +76,6 @@ def test_a_pair(
     first: str,
     second: str,
 ) -> None:
-    if (first, second) == ("throttle", "claim"):
-        request.applymarker(pytest.mark.xfail(reason="a claim waits for the row of a rate that a throttle has locked"))
     world = World(name, pair_engine)
     for ending in ENDINGS:
         world.reset(busy=state == "busy", expired="rescue" in {first, second})

@@ -165,9 +165,19 @@ DECLARE
 
 
 def _rate_capacity(rates: sa.Table) -> Function:
+    mine = "r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key"
     look = f"""
-    SELECT r.next_at, r.throttled_until INTO sqlaqueue_next, sqlaqueue_until FROM {{table}} AS r
-      WHERE r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key;
+    IF sqlaqueue_round = 1 THEN
+      SELECT r.next_at, r.throttled_until INTO sqlaqueue_next, sqlaqueue_until FROM {{table}} AS r WHERE {mine};
+    ELSE
+      -- A transaction that holds the key back may have locked the row. The claim must not wait for it.
+      SELECT r.next_at, r.throttled_until INTO sqlaqueue_next, sqlaqueue_until FROM {{table}} AS r WHERE {mine}
+        FOR NO KEY UPDATE SKIP LOCKED;
+      IF NOT FOUND AND EXISTS (SELECT FROM {{table}} AS r WHERE {mine}) THEN
+        PERFORM pg_catalog.set_config('{CONTENDED}', 'on', true);
+        RETURN 0;
+      END IF;
+    END IF;
     sqlaqueue_now := pg_catalog.clock_timestamp();
     IF sqlaqueue_until > sqlaqueue_now THEN
       RETURN 0;
@@ -177,8 +187,7 @@ def _rate_capacity(rates: sa.Table) -> Function:
       sqlaqueue_next := sqlaqueue_now;
       IF sqlaqueue_round = 2 THEN
         sqlaqueue_next := sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step;
-        UPDATE {{table}} AS r SET next_at = sqlaqueue_next
-          WHERE r.queue = sqlaqueue_queue AND r.rate = sqlaqueue_rate AND r.key = sqlaqueue_key;
+        UPDATE {{table}} AS r SET next_at = sqlaqueue_next WHERE {mine};
       END IF;
     END IF;
     sqlaqueue_next := greatest(sqlaqueue_next, sqlaqueue_now);

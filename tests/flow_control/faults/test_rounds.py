@@ -69,6 +69,7 @@ IN_PAIRS = {"order without a lock", "order does not see running jobs"}
 pytestmark = pytest.mark.once
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ROUNDS)
 def test_a_round_of_faults(database: Database, fork_server: ForkServer, name: str) -> None:
     assert set(FAULTS) >= set(ROUNDS[name].faults)

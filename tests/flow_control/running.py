@@ -47,9 +47,9 @@ class Handlers:
         self._gate.set()
 
 
-def wait_for(condition: Any) -> None:
+def wait_for(condition: Any, seconds: float = LONG) -> None:
     """Wait until a condition is true."""
-    deadline = time.monotonic() + LONG
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "timeout"
         time.sleep(0.01)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import Any
@@ -82,6 +83,22 @@ def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) 
         with pool.begin() as connection:
             connection.execute(sa.delete(job.__table__).where(job.__table__.c.id == 1))
         wait_for(lambda: not unfinished(pool, job))
+
+
+def test_a_quarantined_job_that_its_limit_holds_back_runs_later(pool: sa.Engine) -> None:
+    job, handlers = make_job(limits=[Limit(1, per="customer_id")]), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(1, status="processing"))
+    # Its last worker died: a rescued job keeps the token of the claim.
+    insert(pool, job, of_customers(1, lease_token=uuid.uuid4()))
+    with consumers(pool, job, handlers, 1, poll_interval=0.05):
+        insert(pool, job, of_customers(2))
+        wait_for(lambda: handlers.begun[2])
+        time.sleep(0.2)
+        with pool.begin() as connection:
+            connection.execute(sa.delete(job.__table__).where(job.__table__.c.id == 1))
+        # Without waiting for the rescue that looks for such jobs now and then.
+        wait_for(lambda: not unfinished(pool, job), seconds=15)
 
 
 def test_without_notifications_a_consumer_takes_the_places_that_it_frees(pool: sa.Engine) -> None:

@@ -49,10 +49,8 @@ class ClaimStrategy:
 
     name: ClassVar[str]
     """The name in ``QueueConfig(strategy=...)``."""
-
     holds_transaction: ClassVar[bool] = False
     """Whether a run belongs to the transaction that claimed the job (True), or to a lease (False)."""
-
     keeps_rows: ClassVar[bool] = True
     """Whether a claimed job's row still exists. If not, the claim returns detached instances."""
 

@@ -51,10 +51,10 @@ class ConsumerStatements:
     """Selects the keys of two of them, for a single one is claimed by ``claim_quarantined``."""
     claim_key: Any
     """Claims the job with the key bound as ``KEYS``."""
-    quarantined_wait: Any
-    """Tells whether a quarantined job is pending; None without flow control, which may hold it back from a claim."""
     claim_to_settle: Any
     """The same, though flow control may hold the job back: its run is to be settled, not to begin."""
+    quarantined_wait: Any
+    """Tells whether a quarantined job is pending; None without flow control, which may hold it back from a claim."""
     held_back: Any
     """Tells why a claim found nothing; None without flow control."""
     reserve: tuple[Any, Sequence[Any]] | None

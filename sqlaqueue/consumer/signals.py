@@ -48,12 +48,9 @@ class SignalHandlers:
         self._stops.append(stop)
         if in_main:
             self._in_main += 1
-            if self._in_main == 1:
-                # Not by the event loop, which keeps one handler per signal: two Consumers may share a loop.
-                self._before = {number: signal.signal(number, self._handle) for number in _NUMBERS}
-                self._raised = None
-                self._installed = dict.fromkeys(_NUMBERS, self._handle)
         try:
+            if in_main and self._in_main == 1:
+                self._install_all()
             yield
         finally:
             self._stops.remove(stop)
@@ -64,14 +61,24 @@ class SignalHandlers:
         if in_main and self._in_main == 0:
             self._raise()
 
+    def _install_all(self) -> None:
+        # Not by the event loop, which keeps one handler per signal: two Consumers may share a loop.
+        # All is recorded first, because a signal may arrive as soon as one handler is installed.
+        self._before = {number: signal.getsignal(number) for number in _NUMBERS}
+        self._raised = None
+        self._installed = dict.fromkeys(_NUMBERS, self._handle)
+        for number in _NUMBERS:
+            signal.signal(number, self._handle)
+        if any(handler != self._handle for handler in self._installed.values()):
+            # A signal has arrived meanwhile, after which its handler was installed for the other one.
+            self._leave_the_next_signal()
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
         """Stop all Consumers, and call the program's handler.
 
         The next signal of either kind calls only the program's handler, or ends the process at once if there is none.
         """
-        for either in _NUMBERS:
-            before = self._before[either]
-            self._install(either, before if _is_custom(before) else signal.SIG_DFL)
+        self._leave_the_next_signal()
         before = self._before[signal.Signals(number)]
         # It is not logged here, as the interrupted thread may hold the lock of a log handler. Each Consumer logs it.
         self.received, self.next_signal_aborts = signal.Signals(number).name, not _is_custom(before)
@@ -83,9 +90,10 @@ class SignalHandlers:
             except BaseException as error:  # noqa: BLE001 - sys.exit() must not end the grace period
                 self._raised = error
 
-    def _install(self, number: signal.Signals, handler: Any) -> None:
-        signal.signal(number, handler)
-        self._installed[number] = handler
+    def _leave_the_next_signal(self) -> None:
+        for number, before in self._before.items():
+            self._installed[number] = before if _is_custom(before) else signal.SIG_DFL
+            signal.signal(number, self._installed[number])
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

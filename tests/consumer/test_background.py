@@ -300,6 +300,32 @@ def test_signal_handlers_installed_meanwhile_stay(host: list[int]) -> None:
 
 
 @pytest.mark.once
+@pytest.mark.parametrize("installed", [1, 2])
+def test_a_signal_that_arrives_while_the_handlers_are_installed_stops_the_consumer(
+    host: list[int], monkeypatch: pytest.MonkeyPatch, installed: int
+) -> None:
+    calls: list[int] = []
+    stopped: list[str] = []
+    install = signal.signal
+    mine = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+
+    def install_and_receive(number: signal.Signals, handler: Any) -> Any:
+        before = install(number, handler)
+        calls.append(number)
+        if len(calls) == installed:
+            signal.raise_signal(signal.SIGTERM)
+        return before
+
+    monkeypatch.setattr(signal, "signal", install_and_receive)
+    with signal_handlers.stop_on_signal(lambda: stopped.append("stopped")):
+        assert (host, stopped) == ([signal.SIGTERM], ["stopped"])
+        # As after any first signal, the next one is the program's.
+        signal.raise_signal(signal.SIGINT)
+        assert (host, stopped) == ([signal.SIGTERM, signal.SIGINT], ["stopped"])
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == mine
+
+
+@pytest.mark.once
 def test_signal_handlers_of_the_event_loop_are_called_as_well(host: list[int]) -> None:
     """As installed by aiohttp and Hypercorn, with ``loop.add_signal_handler()``."""
 

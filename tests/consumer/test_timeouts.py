@@ -152,6 +152,23 @@ def test_jobs_behind_threads_that_hang_are_released(threads: Bench) -> None:
     assert {threads.row(key).attempts for key in good} == {1}
 
 
+@pytest.mark.parametrize("strategy", ["batch_select", "own_message"])
+def test_jobs_behind_a_thread_that_hangs_stay_in_the_transaction_that_holds_them(
+    supply: Any, strategy: str, log: Any
+) -> None:
+    """If the Consumer forgot them, its commit would leave them deleted, or locked until another claim."""
+    held = supply.take(strategy, "sync")
+    slow = held.enqueue(1, payload="slow")
+    good = held.enqueue(4)
+    handler = Slow(held)
+    with held.consumer(handler, timeout=0.2, batch_size=5, retry=lambda *_: 3600).running() as server:
+        wait_until(lambda: "exceeded its timeout" in log.text)
+        handler.go_on.set()
+        wait_until(lambda: len(server.told("completed")) == 4)
+    assert server.told("claimed") == [*slow, *good]
+    assert held.effects() == dict.fromkeys(good, 1)
+
+
 def test_a_thread_that_hangs_with_its_row_locked_blocks_no_other_job(threads: Bench, log: Any) -> None:
     """Its run cannot be settled before it returns."""
     [slow] = threads.enqueue(1, payload="slow", priority=-1)

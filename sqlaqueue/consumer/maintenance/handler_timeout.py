@@ -43,8 +43,9 @@ def end_overdue(maintenance: Maintenance, now: float) -> Routine:
             logger.warning(text, context.name, key_text(key), timeout, extra=extra)
         settled = [one for one in finished if one not in [*result.lease_lost, *unsettled]]
         report(context, Report(settled=settled, lease_lost=result.lease_lost))
-    if _all_timed_out(context):
-        # No worker is left to run these, and their leases would be extended for as long as the handlers hang.
+    if _all_timed_out(context) and not context.settings.holds_transaction:
+        # No worker is left to run these, and their leases would be extended for as long as the handlers hang. The jobs
+        # of a held batch run or return with its transaction, which may have deleted their rows.
         release(context, context.forget_waiting())
 
 

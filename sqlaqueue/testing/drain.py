@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.queue.spec import clock
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.flow_control.controls import KeyRate, flow_control
+from sqlaqueue.queue.backend import RATE
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.testing._types import AnySession, Handler, Jobs
 from sqlaqueue.testing.in_transaction.claimable import is_paused
 from sqlaqueue.testing.in_transaction.joined_sessions import resolve_session
@@ -44,8 +48,8 @@ def drain(
     :param session: the test's session. Its pending changes are flushed first; its instances then show the changes.
     :param model: the queue class, or ``select(Model).where(...)`` for some of its jobs.
     :param handler: as a :class:`~sqlaqueue.Consumer` takes it, a dict of handlers by class, or a Consumer.
-    :param scheduled: also run jobs that are due later, such as retries: whenever none is due, :func:`travel` moves to
-        the next due time.
+    :param scheduled: also run jobs that are due later, such as retries, and those that a rate holds back: whenever no
+        job may begin, :func:`travel` moves to when the next one may.
     :param check: raise :class:`~sqlaqueue.exc.JobFailed`, caused by a handler's exception, if a run does not complete
         its job.
     :param limit: the most runs: a handler that always enqueues a successor would keep the test running for ever.
@@ -103,17 +107,53 @@ def _check(session: Session, worker: WorkerInTest) -> None:
 
 
 def _travel_to_next(session: Session, worker: WorkerInTest) -> bool:
-    """Travel to when the next job is due; return whether there is one."""
+    """Travel to when the next job is due or its rates let it begin; return whether there is one."""
     spec, selection = worker.spec, worker.selection
-    if not spec.has("run_at"):
-        return False
-    run_at = getattr(selection.entity, spec.attributes["run_at"])
     waiting = selection.select.where(spec.in_state("pending")) if spec.has("status") else selection.select
-    # Those that are due and were not claimed are locked. Those that are parked, such as in the year 9999, never run.
-    waiting = waiting.where(run_at > clock(), run_at < clock() + sa.literal(LONGEST, sa.Interval()))
-    wait = waiting.with_only_columns(sa.func.min(run_at) - clock(), maintain_column_froms=True)
-    delay: timedelta | None = session.execute(wait, bind_arguments={"mapper": spec.mapper}).scalar_one()
-    if delay is None or is_paused(session, spec):
+    delays = [*_until_due(session, worker, waiting), *_until_begun(session, spec, waiting)]
+    if not delays or is_paused(session, spec):
         return False
-    travel(session, delay)
+    travel(session, min(delays))
     return True
+
+
+def _until_due(session: Session, worker: WorkerInTest, waiting: AnySelect) -> Iterator[timedelta]:
+    """Yield the time until the first job is due of those that are due later."""
+    if not worker.spec.has("run_at"):
+        return
+    run_at = getattr(worker.selection.entity, worker.spec.attributes["run_at"])
+    later = waiting.where(*_within_reach(run_at))
+    wait = later.with_only_columns(sa.func.min(run_at) - clock(), maintain_column_froms=True)
+    yield from _delays(session, worker.spec, wait)
+
+
+def _until_begun(session: Session, spec: QueueSpec, waiting: AnySelect) -> Iterator[timedelta]:
+    """Yield the time until all rates of a job let it begin, of the first job that they hold back."""
+    flow = flow_control(spec)
+    if flow is None or not flow.rates:
+        return
+    due = waiting.where(*spec.due(spec.columns.get("run_at")))
+    # In a subquery: a select of the user may have joins, in which the rates could not refer to the jobs.
+    keys = spec.strategy.pick(spec, due, *spec.keys).correlate(None)
+    moments = sa.func.greatest(*(_free_at(rate) for rate in flow.rates), type_=sa.DateTime(timezone=True))
+    jobs = sa.select(moments.label("free_at")).where(sa.tuple_(*spec.keys).in_(keys)).subquery("jobs")
+    yield from _delays(session, spec, sa.select(sa.func.min(jobs.c.free_at) - clock()).where(*_within_reach(jobs.c[0])))
+
+
+def _free_at(rate: KeyRate) -> sa.ScalarSelect[Any]:
+    """Return when the next job of a job's key may begin; NULL if it may begin at any time."""
+    table = rate.spec.side_tables[RATE]
+    mine = sa.and_(table.c.queue == rate.spec.name, table.c.rate == rate.name, table.c.key == rate.of(rate.spec.table))
+    return sa.select(rate.free_at(table)).where(mine).correlate(rate.spec.table).scalar_subquery()
+
+
+def _within_reach(moment: Any) -> list[sa.ColumnElement[bool]]:
+    # Jobs whose moment has come and that were not claimed are locked or held back. Those that are parked, such as in
+    # the year 9999, never run.
+    return [moment > clock(), moment < clock() + sa.literal(LONGEST, sa.Interval())]
+
+
+def _delays(session: Session, spec: QueueSpec, wait: AnySelect) -> Iterator[timedelta]:
+    delay: timedelta | None = session.execute(wait, bind_arguments={"mapper": spec.mapper}).scalar_one()
+    if delay is not None:
+        yield delay

@@ -46,7 +46,7 @@ def write_project(directory: Path, server: Server, database: Database) -> list[s
 def test_the_suite_of_the_page_passes_and_leaves_nothing(server: Server, database: Database, tmp_path: Path) -> None:
     tests = write_project(tmp_path, server, database)
     done = run_pytest(tmp_path, server, *tests)
-    assert re.search(r"^22 passed", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(r"^23 passed", done.stdout, re.MULTILINE), done.stdout
     with database.connect() as connection:
         assert connection.execute("SELECT count(*) FROM pg_class WHERE relname = 'email'").fetchone() == (0,)
     with psycopg.connect(server.dsn()) as connection:

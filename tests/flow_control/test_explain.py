@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Limit, Order, Rate, admin
+from sqlaqueue.cli import main
+from tests.flow_control import models
 from tests.flow_control.models import claim_and_commit, create, insert, make_job, of_customers, set_status
+from tests.servers import Database
 
 
 def explained(engine: sa.Engine, job: Any, key: int) -> dict[str, str]:
@@ -77,3 +82,18 @@ def test_stats_show_the_keys_at_their_limit(engine: sa.Engine) -> None:
         "customer_id 2 (1 of 1)",
         "the queue (4 of 4)",
     ]
+
+
+def test_why_names_the_keys_of_a_queue_that_are_at_their_limit(
+    shared: Database, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(1, 1))
+    assert len(claim_and_commit(engine, job)) == 1
+    monkeypatch.setattr(models, "Limited", job, raising=False)
+    arguments = ["why", f"{models.__name__}:Limited", "--url", shared.url()]
+    said = CliRunner().invoke(main, arguments)
+    assert "  At their limit: customer_id 1 (1 of 1); the end of a run makes room.\n" in said.output
+    found = json.loads(CliRunner().invoke(main, [*arguments, "--json"]).output)
+    assert found["at_limit"] == [{"key": {"customer_id": 1}, "running": 1, "most": 1}]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlaqueue.admin.explanation.held_back import HeldBackBy
 from sqlaqueue.admin.job_listing import JobInfo
+from sqlaqueue.flow_control.held_back import HeldBackBy
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec
 

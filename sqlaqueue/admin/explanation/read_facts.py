@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, LiveConsumer
-from sqlaqueue.admin.explanation.held_back import held_back_by
 from sqlaqueue.admin.job_listing import JobInfo, job
+from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock

@@ -247,21 +247,7 @@ def _quarantined(facts: Facts) -> Iterator[Reason]:
 
 def _held_back(facts: Facts) -> Iterator[Reason]:
     for one in facts.held_back:
-        of_key = f" of {one.key}" if one.key else ""
-        if one.kind == "limit":
-            number = "1 job" if one.most == 1 else f"{one.most} jobs"
-            held = f", held by {_names(list(one.jobs))}" if one.jobs else ""
-            if one.transactions:
-                held = f", held by {one.transactions} transaction{'s' if one.transactions > 1 else ''}"
-            then = "the end of one lets another begin" if one.most else "raise it to let jobs begin"
-            yield Reason("limit", f"The limit of {number}{of_key} is reached{held}; {then}.")
-        elif one.kind == "rate":
-            yield Reason("rate", f"The rate{of_key} is used up; a job may begin in {duration_text(one.seconds)}.")
-        else:
-            what = {"failed": "has failed and blocks its key; requeue or delete it", "processing": "runs"}
-            yield Reason(
-                "order", f"Job {one.jobs[0]}{of_key} comes first, and {what.get(one.state, 'has not finished')}."
-            )
+        yield Reason(one.kind, one.text)
 
 
 def _jobs_before(facts: Facts) -> Iterator[Reason]:

@@ -98,7 +98,7 @@ def cancel(target: str, **options: Any) -> None:
 @_bulk_options
 @json_option
 def purge(target: str, **options: Any) -> None:
-    """Delete finished jobs."""
+    """Delete finished jobs. A failed one that holds back the jobs behind it in its order stays; requeue it."""
     _change_jobs(target, _bulk_change("delete", "deleted", admin.purge_some, options), **options)
 
 

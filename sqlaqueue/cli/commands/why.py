@@ -63,7 +63,8 @@ def _echo_queue(stats: admin.Stats, next_due: datetime | None, *, json: bool) ->
     if json:
         shown = ("queue", "paused", "consumers", "running", "due", "oldest_due")
         values = {name: getattr(stats, name) for name in shown}
-        echo_json({**values, "next_due": next_due, "failed": stats.states.get("failed", 0)})
+        full = [asdict(each) for each in stats.at_limit]
+        echo_json({**values, "next_due": next_due, "at_limit": full, "failed": stats.states.get("failed", 0)})
         return
     click.echo(stats.queue)
     for line in _lines(stats, next_due):
@@ -81,6 +82,8 @@ def _lines(stats: admin.Stats, next_due: datetime | None) -> Iterator[str]:
     since = "" if stats.oldest_due is None else f", the oldest of them for {duration_text(stats.oldest_due)}"
     then = "" if next_due is None else f"; the next one is due at {moment_text(next_due)}"
     yield f"Due: {jobs_text(stats.due)}{since}{then}."
+    if stats.at_limit:
+        yield f"At their limit: {', '.join(map(str, stats.at_limit))}; the end of a run makes room."
     failed = stats.states.get("failed", 0)
     if failed:
         yield f"Failed: {jobs_text(failed)}; `sqlaqueue failed` shows why."

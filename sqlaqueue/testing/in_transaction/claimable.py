@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, object_session
 
 from sqlaqueue.exc import NotAQueueError, NotClaimableError, StatementError
+from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.log import seconds_text
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
@@ -63,7 +64,17 @@ def _reason(session: Session, spec: QueueSpec, key: Key) -> str:
         if delay is not None and delay.total_seconds() > 0:
             left = delay.total_seconds()
             return f"is not due for {seconds_text(left)}; travel(session, {int(left) + 1}) moves it there"
-    return "was not claimed: another transaction has locked it, or the Consumer's select leaves it out"
+    other = "was not claimed: another transaction has locked it, or the Consumer's select leaves it out"
+    return _held_back(session, spec, key) or other
+
+
+def _held_back(session: Session, spec: QueueSpec, key: Key) -> str:
+    found = [*held_back_by(session, spec, key)]
+    if not found:
+        return ""
+    waits = [one.seconds for one in found if one.kind == "rate"]
+    hint = f" travel(session, {int(max(waits)) + 1}) moves it there." if waits else ""
+    return f"is held back. {' '.join(one.text for one in found)}{hint}".removesuffix(".")
 
 
 def is_paused(session: Session, spec: QueueSpec) -> bool:

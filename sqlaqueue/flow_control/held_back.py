@@ -14,6 +14,7 @@ from sqlaqueue.flow_control.controls import JobKey, KeyLimit, KeyOrder, KeyRate,
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.backend import RATE, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.texts import duration_text
 
 _MOST_JOBS = 3
 """Number of jobs that are named."""
@@ -37,6 +38,22 @@ class HeldBackBy:
     """The state of the job that comes before."""
     seconds: float = 0.0
     """When the rate lets a job begin."""
+
+    @property
+    def text(self) -> str:
+        """A sentence with these facts, and what ends them."""
+        of_key = f" of {self.key}" if self.key else ""
+        if self.kind == "rate":
+            return f"The rate{of_key} is used up; a job may begin in {duration_text(self.seconds)}."
+        if self.kind == "order":
+            what = {"failed": "has failed and blocks its key; requeue or delete it", "processing": "runs"}
+            return f"Job {self.jobs[0]}{of_key} comes first, and {what.get(self.state, 'has not finished')}."
+        number = "1 job" if self.most == 1 else f"{self.most} jobs"
+        held = f", held by {', '.join(self.jobs)}" if self.jobs else ""
+        if self.transactions:
+            held = f", held by {self.transactions} transaction{'s' if self.transactions > 1 else ''}"
+        then = "the end of one lets another begin" if self.most else "raise it to let jobs begin"
+        return f"The limit of {number}{of_key} is reached{held}; {then}."
 
 
 def held_back_by(session: Session, spec: QueueSpec, job: Key) -> Iterator[HeldBackBy]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import secrets
 import sys
 import time
@@ -18,7 +19,7 @@ import sqlalchemy as sa
 
 from tests.faults.fork_server import ForkServer
 from tests.flow_control.faults.a_round import Result, run_round
-from tests.flow_control.faults.configuration import draw
+from tests.flow_control.faults.configuration import HELD, draw, strategy_of
 from tests.servers import choose_versions, find_installations, running
 
 
@@ -58,6 +59,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, help="the seed of the first round; the following ones count from there")
     parser.add_argument("--postgres", default="newest", help="the major version of a server to start")
     parser.add_argument("--url", help="a database of a running server instead, which creates the databases of rounds")
+    parser.add_argument("--strategies", default="", help="only seeds of these strategies, separated by commas, or held")
     parser.add_argument("--keep", type=Path, help="a directory for what was recorded in rounds that fail")
     arguments = parser.parse_args()
     seed = secrets.randbelow(10**6) if arguments.seed is None else arguments.seed
@@ -72,8 +74,11 @@ def main() -> int:
 
 def _run(arguments: Any, seed: int, fork_server: ForkServer, database: Any) -> int:
     end, rounds, failed, totals = time.monotonic() + arguments.minutes * 60, 0, [], Counter[str]()
+    strategies = ",".join(HELD) if arguments.strategies == "held" else arguments.strategies
+    wanted = [name for name in strategies.split(",") if name]
+    seeds = (each for each in itertools.count(seed) if not wanted or strategy_of(each) in wanted)
     while time.monotonic() < end and rounds < arguments.rounds:
-        result = _one(seed + rounds, database(), fork_server, arguments.keep)
+        result = _one(next(seeds), database(), fork_server, arguments.keep)
         sys.stdout.write(f"{result}\n")
         sys.stdout.flush()
         rounds += 1

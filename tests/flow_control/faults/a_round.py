@@ -16,9 +16,9 @@ import sqlalchemy as sa
 
 from tests.faults.fork_server import ForkServer
 from tests.faults.harness import Harness, Process
-from tests.flow_control.faults import audit
+from tests.flow_control.faults import audit, held_audit
 from tests.flow_control.faults.checker import violations
-from tests.flow_control.faults.configuration import LEASE, Configuration, models
+from tests.flow_control.faults.configuration import HELD, LEASE, Configuration, models
 from tests.flow_control.faults.mutants import IN_DATABASE, replace_functions
 from tests.flow_control.faults.transactions import Audit
 
@@ -121,6 +121,18 @@ class Round(Harness):
         self._workers.pop(chosen)
         self._start_worker(worker)
 
+    def terminate_connections(self, share: float = 1.0) -> None:
+        """Terminate connections, but those that only record."""
+        statement = """
+            SELECT pid, pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+              AND application_name <> :marks AND random() < :share
+        """
+        with self.bench.engine.connect() as connection:
+            values = {"marks": held_audit.APPLICATION, "share": share}
+            for pid, _ in connection.execute(sa.text(statement), values):
+                self.recorder.record("fault", kind="terminated connection", pid=pid)
+
     def _wait_until_it_runs(self, worker: Process) -> None:
         # SIGTERM would kill a worker that is about to start, or one that is about to stop.
         self.wait_until(lambda: worker.handles_signal(signal.SIGTERM), f"{worker.name} runs")
@@ -153,14 +165,15 @@ class Round(Harness):
         blocked: set[int] = set()
         """The documents whose later jobs are held back for ever."""
         for row in sorted(rows, key=lambda row: row.id):
-            if row.status == "processing":
-                found.add((row.id, row.status))
-            elif row.status == "failed" and config.order == "block":
+            status = getattr(row, "status", "pending")
+            if status == "processing":
+                found.add((row.id, status))
+            elif status == "failed" and config.order == "block":
                 blocked.add(row.document_id)
-            elif row.status == "pending":
+            elif status == "pending":
                 if config.order is not None and row.document_id is not None and row.document_id in blocked:
                     continue
-                found.add((row.id, row.status))
+                found.add((row.id, status))
         return found
 
     # -- the check ---------------------------------------------------------------------------------------------------
@@ -178,7 +191,9 @@ class Round(Harness):
             result.violations["forgotten"] = forgotten
         kinds = Counter(record.details["kind"] for record in found.handlers if record.event in {"fault", "acted"})
         kinds["SIGTERM"] = sum(record.event == "stop" for record in found.handlers)
-        result.counts = kinds + Counter(jobs=len(found.by_job), runs=len(found.runs), changes=len(found.changes))
+        result.counts = kinds + Counter(
+            jobs=len(found.by_job), runs=len(found.runs) + len(found.marks), changes=len(found.changes)
+        )
         return result
 
 
@@ -191,7 +206,9 @@ def run_round(configuration: Configuration, database: Any, fork_server: ForkServ
     prepare(configuration, engine)
     with tempfile.TemporaryDirectory() as directory:
         rng = random.Random(configuration.seed)
-        one = Round(configuration, Queue(database, engine), fork_server, Path(directory), rng)
+        one = Round(
+            configuration, Queue(database, engine, configuration.strategy in HELD), fork_server, Path(directory), rng
+        )
         with one.running():
             one.run()
             forgotten = one.wait_until_quiet()
@@ -208,6 +225,8 @@ def prepare(configuration: Configuration, engine: sa.Engine) -> None:
     found = models(configuration)
     found.base.metadata.create_all(engine)
     audit.install(engine)
+    if configuration.strategy in HELD:
+        held_audit.install(engine)
     with engine.begin() as connection:
         tenants: list[Mapping[str, int]] = [
             {"id": number, "most": configuration.most} for number in range(configuration.customers)

@@ -58,7 +58,12 @@ CREATE TRIGGER audit_1 AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW 
 CREATE TRIGGER audit_2 AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION audit_{table}();
 """
 
-RECORDS = {"job": "change", "tenant": "limit_change", "sqlaqueue_rate": "rate_change"}
+RECORDS = {
+    "job": "change",
+    "tenant": "limit_change",
+    "sqlaqueue_rate": "rate_change",
+    "sqlaqueue_dead_letter": "letter_change",
+}
 """The tables whose changes are recorded, and the tables of the records."""
 
 
@@ -76,7 +81,7 @@ def read(engine: sa.Engine) -> dict[str, list[Any]]:
     """Return the rows of all records and of ``committed``, and the final rows of jobs and effects."""
     with engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
         present = sa.inspect(connection).get_table_names()
-        order = dict.fromkeys(RECORDS.values(), "seq") | {"committed": "at", "job": "id", "effect": "id"}
+        order = dict.fromkeys(RECORDS.values(), "seq") | {"committed": "at", "job": "id", "effect": "id", "mark": "seq"}
         return {
             name: list(connection.execute(sa.text(f"SELECT * FROM {name} ORDER BY {key}"))) if name in present else []
             for name, key in order.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -24,6 +24,8 @@ class Configuration:
     """What a round runs; all of it can be written as JSON."""
 
     seed: int
+    strategy: str = "update_status"
+    """``update_status``, or one of :data:`HELD`."""
     limits: tuple[str, ...] = ()
     """Kinds of limits: ``number``, ``attribute`` and ``tenant`` for each customer, ``pair`` for each customer and
     kind, and ``queue``."""
@@ -64,12 +66,38 @@ class Configuration:
         return " ".join(f"{name}={getattr(self, name)!r}" for name in changed)
 
 
+HELD = ("batch_select", "delete_returning", "delete_row")
+"""The strategies whose transaction holds the jobs; ``delete_row`` is the one with rows as messages."""
+
 FAULTS = ("kill", "pause", "terminate", "stop")
 ACTIONS = ("cancel", "requeue", "purge", "settle", "delete", "claim", "abandon", "limit", "pause", "lock")
 
 
+def strategy_of(seed: int) -> str:
+    """Return the strategy of a seed: even ones have ``update_status``."""
+    return HELD[seed // 2 % 3] if seed % 2 else "update_status"
+
+
 def draw(seed: int) -> Configuration:
     """Return the configuration of a seed."""
+    found = _draw(seed)
+    if seed % 2 == 0:
+        return found
+    # No other transaction sees that such a job runs, and no lease ends.
+    without = {"settle", "abandon"} if strategy_of(seed) == "delete_row" else {"abandon"}
+    if found.rates:
+        without.add("claim")  # it is refused
+    if found.poll_interval > 60:
+        without |= {"claim", "lock"}  # a rollback notifies nobody
+    return replace(
+        found,
+        strategy=strategy_of(seed),
+        order="continue" if found.order is not None and strategy_of(seed) == "delete_row" else found.order,
+        actions=tuple(name for name in found.actions if name not in without),
+    )
+
+
+def _draw(seed: int) -> Configuration:
     rng = random.Random(seed)
     features = rng.sample(
         ["limit", "limit", "limit", "rate", "order", "order", "fair", "queue"], rng.choice([1, 2, 2, 3, 4])
@@ -153,6 +181,7 @@ def models(configuration: Configuration) -> Models:
         id: Mapped[int] = mapped_column(primary_key=True)
         job: Mapped[int]
         token: Mapped[str]
+        xid: Mapped[int] = mapped_column(sa.BigInteger, server_default=sa.text("pg_current_xact_id()::text::bigint"))
 
     return Models(Base, Job, Tenant, Effect)
 
@@ -165,12 +194,15 @@ def _config(configuration: Configuration, tenant: Any) -> QueueConfig:
         "queue": Limit(configuration.most_of_queue),
         "pair": Limit(configuration.most, per=("customer_id", "kind")),
     }
+    rows_are_messages = configuration.strategy == "delete_row"
     return QueueConfig(
         limits=[limits[kind] for kind in configuration.limits],
         rates=[Rate(most, every=every, per=per, burst=burst) for most, every, per, burst in configuration.rates],
         order=None if configuration.order is None else Order("document_id", on_failure=configuration.order),
         fair=None if configuration.fair is None else Fair("customer_id", weight=configuration.fair),
-        columns={"started_at": "started_at"},
+        strategy="delete_returning" if rows_are_messages else configuration.strategy,
+        rows_are_messages=rows_are_messages,
+        columns={"started_at": "started_at"} | ({"status": None} if rows_are_messages else {}),
         notify=configuration.notify,
         lease=LEASE,
         max_attempts=3,

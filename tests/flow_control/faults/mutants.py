@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from sqlaqueue.consumer.executing import held_operations
 from sqlaqueue.flow_control.turns import Turns
 
 
@@ -25,6 +26,7 @@ class Replacement:
 _LOCK = "IF NOT pg_catalog.pg_try_advisory_xact_lock("
 _UNLOCKED = {_LOCK: f"IF false AND {_LOCK.removeprefix('IF ')}"}
 _CAPACITY, _HEAD, _RATE = "sqlaqueue_capacity_", "sqlaqueue_head_", "sqlaqueue_rate_capacity"
+_HOLD = "sqlaqueue_hold_"
 
 IN_DATABASE: Mapping[str, Replacement] = {
     "limit without a lock": Replacement(_CAPACITY, _UNLOCKED),
@@ -54,6 +56,16 @@ IN_DATABASE: Mapping[str, Replacement] = {
         _RATE, {"IF sqlaqueue_free <= 0 THEN": "IF false THEN", "RETURN sqlaqueue_free;": "RETURN sqlaqueue_burst;"}
     ),
     "rate is not held back": Replacement(_RATE, {"IF sqlaqueue_until >": "IF false AND sqlaqueue_until >"}),
+    "a slot without a lock": Replacement(
+        _HOLD, {"pg_catalog.pg_try_advisory_xact_lock(sqlaqueue_slot | sqlaqueue_try)": "true"}
+    ),
+    "one slot more": Replacement(_HOLD, {"- 1 LOOP": "LOOP"}),
+    "the slots of a changing limit are not counted": Replacement(
+        _HOLD, {"IF sqlaqueue_taken AND sqlaqueue_changing[i] THEN": "IF false THEN"}
+    ),
+    "the head is not looked for": Replacement(
+        _HOLD, {"IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job THEN": "IF false THEN"}
+    ),
     "no notification of free places": Replacement("sqlaqueue_freed_", {"BEGIN\n": "BEGIN\n  RETURN NULL;\n"}),
 }
 
@@ -62,7 +74,14 @@ def _forget_turns() -> None:
     Turns.claimed = lambda *_: None  # type: ignore[method-assign]  # the mutation
 
 
-IN_WORKERS: Mapping[str | None, Callable[[], None]] = {"turns are forgotten": _forget_turns}
+def _reserve_nothing() -> None:
+    held_operations.reserve_rates = lambda _, __, keys: set(keys)  # type: ignore[assignment]  # the mutation
+
+
+IN_WORKERS: Mapping[str | None, Callable[[], None]] = {
+    "turns are forgotten": _forget_turns,
+    "beginnings are not reserved": _reserve_nothing,
+}
 
 
 def replace_functions(engine: sa.Engine, mutant: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from sqlaqueue import AsyncConsumer, Consumer, Fail, Retry, Snooze, Throttle
 from sqlaqueue.consumer.core import intervals
 from tests.consumer.handler_io import for_async, for_sync
 from tests.faults.history import Recorder
-from tests.flow_control.faults.configuration import Configuration, models
+from tests.flow_control.faults.configuration import HELD, Configuration, models
+from tests.flow_control.faults.held_audit import Marks
 from tests.flow_control.faults.mutants import IN_WORKERS
 
 
@@ -36,16 +38,26 @@ def engine_of(parameters: Any) -> sa.Engine:
     return sa.create_engine(parameters["url"], poolclass=sa.NullPool, connect_args=arguments)
 
 
+def marks_of(parameters: Any) -> Marks | None:
+    """Return what records runs, under a strategy whose transaction holds the jobs."""
+    held = configuration_of(parameters).strategy in HELD
+    return Marks(parameters["url"], parameters["name"]) if held else None
+
+
 class Handler:
     """Does what the payload of a job says, and records when each call began and ended, by the clock of the server."""
 
-    def __init__(self, configuration: Configuration, recorder: Recorder, rng: random.Random) -> None:
-        self._configuration, self._recorder, self._rng = configuration, recorder, rng
+    def __init__(
+        self, configuration: Configuration, recorder: Recorder, rng: random.Random, marks: Marks | None = None
+    ) -> None:
+        self._configuration, self._recorder, self._rng, self._marks = configuration, recorder, rng, marks
         self._effect = sa.text("INSERT INTO effect (job, token) VALUES (:job, :token)")
 
     async def __call__(self, io: Any, job: Any) -> None:
         # Read before an error can roll the session back.
-        key, token = job.id, str(job.lease_token)
+        key, token = job.id, str(uuid.uuid4() if self._marks else job.lease_token)
+        if self._marks is not None:
+            await self._marks.write(io, key, token)
         self._recorder.record("start", key, token=token, at=time.time())
         try:
             await self._handle(io, job, token)
@@ -79,7 +91,7 @@ def run_worker(parameters: Any) -> None:
     intervals.RESCUE = 0.3
     if configuration.mutant in IN_WORKERS:
         IN_WORKERS[configuration.mutant]()
-    handler = Handler(configuration, recorder, random.Random(parameters["seed"]))
+    handler = Handler(configuration, recorder, random.Random(parameters["seed"]), marks_of(parameters))
     api, concurrency, batch_size, timeout = parameters["worker"]
     options = {"concurrency": concurrency, "poll_interval": configuration.poll_interval, "grace": 20}
     options |= {"batch_size": batch_size, "timeout": timeout, "name": parameters["name"]}

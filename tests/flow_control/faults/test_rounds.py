@@ -25,8 +25,29 @@ ROUNDS = {
         jobs=60,
         seconds=1,
         faults=("terminate",),
-        payloads=("ok", "flaky", "retry", "snooze"),
+        payloads=("ok", "flaky", "retry", "snooze", "throttle"),
         actions=("requeue", "claim", "settle", "cancel"),
+    ),
+    "slots and order": Configuration(
+        4,
+        strategy="batch_select",
+        limits=("tenant", "queue"),
+        order="cancel",
+        jobs=60,
+        seconds=1,
+        faults=("kill", "terminate"),
+        actions=("cancel", "requeue", "claim", "limit", "delete"),
+    ),
+    "reservations and turns": Configuration(
+        5,
+        strategy="delete_row",
+        rates=((100, 1.0, None, 5),),
+        fair=1,
+        limits=("number",),
+        jobs=60,
+        seconds=1,
+        faults=("kill",),
+        actions=("cancel", "requeue", "delete"),
     ),
     "turns": Configuration(3, fair=1, limits=("queue",), jobs=80, seconds=0.5, priorities=True, customers=40),
 }
@@ -58,6 +79,17 @@ MUTANTS = {
     "no notification of free places": (
         "forgotten",
         Configuration(1, limits=("number",), most=1, poll_interval=600, **BUSY | {"customers": 1}),
+    ),
+    "a slot without a lock": ("slots", Configuration(1, strategy="batch_select", limits=("number",), **BUSY)),
+    "one slot more": ("running", Configuration(1, strategy="delete_row", limits=("number",), **BUSY | {"work": 0.02})),
+    "the slots of a changing limit are not counted": (
+        "slots",
+        Configuration(1, strategy="delete_returning", limits=("attribute",), **BUSY),
+    ),
+    "the head is not looked for": ("order", Configuration(1, strategy="batch_select", order="continue", **BUSY)),
+    "beginnings are not reserved": (
+        "reserved",
+        Configuration(1, strategy="delete_row", rates=((40, 1.0, None, 3),), **BUSY | {"jobs": 60}),
     ),
     "turns are forgotten": ("turns", Configuration(1, fair=1, **BUSY | {"customers": 20})),
 }

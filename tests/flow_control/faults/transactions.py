@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class Change:
         values = row.after or row.before
         self.job, self.customer, self.document = values["id"], values["customer_id"], values["document_id"]
         self.kind, self.most, self.priority = values["kind"], values["most"], values["priority"]
-        self.old, self.new = (row and row["status"] for row in (self.before, self.after))
+        self.old, self.new = (row and row.get("status", "pending") for row in (self.before, self.after))
 
     @property
     def begins(self) -> bool:
@@ -92,6 +93,39 @@ class Run:
     end: Change | None = None
 
 
+class Hold:
+    """What the function of a held strategy has admitted."""
+
+    def __init__(self, xid: int, text: str) -> None:
+        values = json.loads(text)
+        self.xid, self.job, self.at, self.began = xid, values["job"], values["at"], values["began"]
+        self.before, self.after = snapshot(values["before"]), snapshot(values["after"])
+        self.started = values["started"]
+        each = zip(values["limits"], values["keys"], values["most"], strict=True)
+        self.slots = [((name, key), most) for name, key, most in each if key is not None and most is not None]
+        """The keys with a limit, and the limits."""
+
+    def __str__(self) -> str:
+        return f"{self.at % 1000:.4f} job {self.job} of {self.xid}"
+
+
+class Mark:
+    """The beginning of a call of a handler in the transaction that holds the job."""
+
+    def __init__(self, row: Any) -> None:
+        self.job, self.xid, self.origin, self.at, self.began = (
+            row.job,
+            row.xid,
+            row.origin,
+            row.at,
+            row.transaction_began,
+        )
+        self.seen, self.holds = snapshot(row.seen), row.holds
+
+    def __str__(self) -> str:
+        return f"{self.at % 1000:.4f} {self.origin} job {self.job} of {self.xid}"
+
+
 class Audit:
     """All that was recorded in a round.
 
@@ -121,6 +155,9 @@ class Audit:
                 elif change.ends:
                     self.runs[-1].end = change
         self.begins = sorted((run.begin for run in self.runs), key=lambda change: (change.commit.at, change.seq))
+        self.marks = [Mark(row) for row in rows["mark"]]
+        texts = {(mark.xid, text) for mark in self.marks for text in mark.holds.splitlines()}
+        self.holds = [Hold(xid, text) for xid, text in texts]
         self.limit_changes = [(row.after["id"], row.after["most"], row.xid) for row in rows["limit_change"]]
         self.rate_changes = [(row, commits[row.xid]) for row in rows["rate_change"]]
 

@@ -139,16 +139,19 @@ class Throttle(HandlerSignal):
         :class:`~datetime.datetime` with a time zone.
     :param rate: the attributes of a :class:`~sqlaqueue.Rate` of the queue, as its ``per`` names them. All rates with
         this key are held back. None means those of the whole queue.
-    :raises ConfigurationError: if ``until`` has no time zone.
+    :raises ConfigurationError: if ``until`` is no such time, below zero or without a time zone, or ``rate`` is neither
+        a name nor several. If the queue has no such rate, the attempt fails with this error.
     """
 
     def __init__(self, until: float | timedelta | datetime, rate: str | Sequence[str] | None = None) -> None:
         super().__init__("throttled by the handler")
-        if isinstance(until, datetime) and until.tzinfo is None:
-            msg = f"Throttle({until!r}): use a datetime with a time zone, or the time from now"
+        _check_until(until)
+        names: object = () if rate is None else (rate,) if isinstance(rate, str) else rate
+        if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
+            msg = f"Throttle(rate={rate!r}): give the name of an attribute, or several, as the per of the Rate has them"
             raise ConfigurationError(msg)
         self.until = until
-        self.rate: tuple[str, ...] = () if rate is None else (rate,) if isinstance(rate, str) else tuple(rate)
+        self.rate: tuple[str, ...] = tuple(names)
 
     @property
     def delay(self) -> float | timedelta:
@@ -156,6 +159,18 @@ class Throttle(HandlerSignal):
         if isinstance(self.until, datetime):
             return max(self.until - datetime.now(UTC), timedelta(0))
         return self.until
+
+
+def _check_until(until: object) -> None:
+    if isinstance(until, datetime):
+        if until.tzinfo is None:
+            msg = f"Throttle({until!r}): use a datetime with a time zone, or the time from now"
+            raise ConfigurationError(msg)
+        return
+    seconds = until.total_seconds() if isinstance(until, timedelta) else until
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        msg = f"Throttle({until!r}): use seconds or a timedelta from now, zero or more, or a datetime with a time zone"
+        raise ConfigurationError(msg)
 
 
 class Fail(HandlerSignal):

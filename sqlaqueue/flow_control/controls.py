@@ -14,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.flow_control import Fair, Limit, Number, Order, Rate
 from sqlaqueue.queue.spec import QueueSpec
@@ -131,6 +132,12 @@ def _number(spec: QueueSpec, given: Number) -> sa.ColumnElement[int]:
     found: Any = given(spec.model) if callable(given) and not isinstance(given, sa.sql.ClauseElement) else given
     if isinstance(found, int):
         return sa.literal_column(str(found), sa.Integer())
+    if isinstance(found, sa.Select) and len(found.selected_columns) != 1:
+        msg = (
+            f"{spec.model.__name__}: the select of a limit or weight has {len(found.selected_columns)} columns; "
+            "select the number alone"
+        )
+        raise ConfigurationError(msg)
     return sa.cast(found.scalar_subquery() if isinstance(found, sa.Select) else found, sa.Integer())
 
 

@@ -15,6 +15,8 @@ CONTENDED = "sqlaqueue.contended"
 """The setting that is ``on`` for the rest of a transaction in which a claim has passed over a key that another
 transaction has locked."""
 
+ROOM = "sqlaqueue.room"
+"""The setting with the token of the claim while the last key that it has locked had room for a job."""
 
 RECORD = "sqlaqueue.claim_"
 """The beginning of the names of the settings with what a claim has admitted so far, see

@@ -169,6 +169,6 @@ def _attributes(per: object, what: str) -> tuple[str, ...]:
 def _check_number(given: object, what: str, *, least: int) -> None:
     if isinstance(given, int) and not isinstance(given, bool) and least <= given <= _MOST:
         return
-    if given is None or isinstance(given, int | float | bytes) or (isinstance(given, str) and not given):
+    if given is None or isinstance(given, int | float | bytes) or (isinstance(given, str) and not given.isidentifier()):
         msg = f"{what}: use an integer of {least} or more, the name of an attribute, or a scalar select"
         raise ConfigurationError(msg)

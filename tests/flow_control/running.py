@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer
@@ -71,3 +72,31 @@ def consumers(engine: sa.Engine, job: Any, handler: Any, number: int, **options:
             consumer = Consumer(job, handler, sessionmaker(engine), signals=False, name=str(each), **options)
             stack.enter_context(consumer)
         yield
+
+
+class Looks:
+    """Counts how often a Consumer asks why its claim has found nothing."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._last = 0.0
+
+    def executed(self, connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        """Count a statement."""
+        if statement.startswith("SELECT coalesce(current_setting("):
+            self.number, self._last = self.number + 1, time.monotonic()
+
+    def is_idle(self) -> bool:
+        """Return whether the Consumer has found nothing, and waits; at its start it claims several times."""
+        return self.number > 0 and time.monotonic() - self._last > 0.5
+
+
+@contextlib.contextmanager
+def looks(engine: sa.Engine) -> Iterator[Looks]:
+    """Count within the block."""
+    counted = Looks()
+    event.listen(engine, "after_cursor_execute", counted.executed)
+    try:
+        yield counted
+    finally:
+        event.remove(engine, "after_cursor_execute", counted.executed)

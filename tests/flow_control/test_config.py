@@ -19,6 +19,7 @@ REFUSED: list[tuple[Any, str]] = [
     (lambda: Limit(1.5), r"Limit\(1.5\): use an integer"),
     (lambda: Limit(None), r"Limit\(None\): use an integer"),
     (lambda: Limit(2**31), "use an integer"),
+    (lambda: Limit("2"), r"Limit\('2'\): use an integer of 0 or more, the name of an attribute, or a scalar select"),
     (lambda: Limit(1, per=()), r"Limit\(per=\(\)\): name at least one attribute"),
     (lambda: Limit(1, per=("a", "a")), "the attribute 'a' is named twice"),
     (lambda: Limit(1, per=3), r"Limit\(per=3\): use the name of an attribute"),  # type: ignore[arg-type] # what is tested
@@ -45,7 +46,10 @@ def test_invalid_values_are_refused(make: Any, message: str) -> None:
 
 
 UNFIT: list[tuple[dict[str, Any], str]] = [
-    ({"limits": [Limit(1, per="custmer_id")]}, r"Job: Limit\('custmer_id'\): there is no such attribute.*customer_id"),
+    (
+        {"limits": [Limit(1, per="custmer_id")]},
+        r"Job: Limit\(1, per='custmer_id'\): there is no such attribute.*customer_id",
+    ),
     ({"limits": [Limit(1, per="status")]}, "Job.status is the status of the queue, which changes"),
     ({"limits": [Limit("mst", per="kind")]}, r"Job: Limit\('mst'\): there is no such attribute.*'most'"),
     ({"limits": [Limit("kind")]}, r"Job: Limit\('kind'\): Job.kind is no integer column"),

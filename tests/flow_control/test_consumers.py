@@ -5,19 +5,18 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, Limit, Order, Rate, Retry
-from tests.flow_control.models import create, insert, make_job, of_customers
-from tests.flow_control.running import LONG, Handlers, consumers, unfinished, wait_for
-from tests.servers import Database
+from sqlaqueue import Consumer, Limit, Order, Rate, Retry
+from sqlaqueue.consumer.maintenance import release_waiting_jobs
+from tests.flow_control.models import claimed, create, insert, make_job, of_customers
+from tests.flow_control.running import LONG, Handlers, consumers, looks, unfinished, wait_for
 
 
 def test_ten_workers_of_one_thread_run_the_ten_jobs_of_a_limit(pool: sa.Engine) -> None:
@@ -41,7 +40,12 @@ def test_workers_of_several_threads_share_the_places_of_a_key(pool: sa.Engine) -
     assert handlers.most == {1: 3, 2: 3}
 
 
-def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(pool: sa.Engine) -> None:
+def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(
+    pool: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As long as jobs may wait that hold no places.
+    monkeypatch.setattr(release_waiting_jobs, "LONGEST_WAIT", 600)
+    monkeypatch.setattr(release_waiting_jobs, "LATE", 600)
     job, handlers = make_job(limits=[Limit(2)]), Handlers()
     create(pool, job)
     gate, slow = threading.Event(), set[int]()
@@ -61,6 +65,21 @@ def test_jobs_behind_a_handler_that_turns_out_slow_run_elsewhere(pool: sa.Engine
         wait_for(lambda: len(slow) == 2)
         gate.set()
         wait_for(lambda: not unfinished(pool, job))
+
+
+def test_a_consumer_claims_no_job_that_has_to_wait_for_a_handler(pool: sa.Engine) -> None:
+    job, counted = make_job(limits=[Limit(50)]), list[int]()
+    create(pool, job)
+    insert(pool, job, of_customers(*range(12)))
+
+    def handle(session: Session, one: Any) -> None:
+        counted.append(session.scalars(sa.select(sa.func.count()).where(job.status == "processing")).one())
+        # A claim ahead would be for 0.02 seconds.
+        time.sleep(0.03)
+
+    with consumers(pool, job, handle, 1, concurrency=1):
+        wait_for(lambda: not unfinished(pool, job))
+    assert counted == [1] * 12
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -118,7 +137,7 @@ def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine)
         session.execute(sa.text("SELECT 1"))  # so that its own transaction completes it
         handlers(session, one)
 
-    @sa.event.listens_for(pool, "after_cursor_execute")
+    @event.listens_for(pool, "after_cursor_execute")
     def end_the_run(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
         # The statement that tells why the other worker's claim has found nothing.
         if statement.startswith("SELECT coalesce(current_setting(") and unfinished(pool, job) == 2:
@@ -129,6 +148,19 @@ def test_a_run_that_ends_while_a_claim_finds_nothing_is_noticed(pool: sa.Engine)
 
     with consumers(pool, job, handle, 1, concurrency=2, poll_interval=600):
         wait_for(lambda: not unfinished(pool, job))
+
+
+def test_a_consumer_claims_again_when_a_transaction_had_locked_the_key_and_is_rolled_back(pool: sa.Engine) -> None:
+    job, handlers = make_job(limits=[Limit(2, per="customer_id")]), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(1, 1))
+    with Session(pool) as other, looks(pool) as looked:
+        assert len(claimed(other, job, 1)) == 1
+        with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):
+            wait_for(lambda: looked.number > 20)
+            # Nothing announces it.
+            other.rollback()
+            wait_for(lambda: not unfinished(pool, job))
 
 
 def test_jobs_of_a_key_run_in_order_with_retries_and_several_consumers(pool: sa.Engine) -> None:
@@ -175,27 +207,3 @@ def test_a_drain_waits_for_a_rate_and_ends_beside_a_failed_head(engine: sa.Engin
     with engine.connect() as connection:
         statuses = connection.execute(sa.select(job.__table__.c.status).order_by(job.__table__.c.id)).scalars().all()
     assert statuses == ["completed", "failed", "pending", "completed", "completed"]
-
-
-async def test_async_consumers_obey(shared: Database, engine: sa.Engine) -> None:
-    job = make_job(limits=[Limit(2, per="customer_id")], order=Order("document_id"), rates=[Rate(1000, every=1)])
-    create(engine, job)
-    insert(engine, job, [{"customer_id": number % 3, "document_id": number % 10} for number in range(40)])
-    running: Counter[int] = Counter()
-    begun: dict[int, list[int]] = defaultdict(list)
-    most = 0
-
-    async def handle(session: Any, one: Any) -> None:
-        nonlocal most
-        running[one.customer_id] += 1
-        most = max(most, *running.values())
-        begun[one.document_id].append(one.id)
-        await session.execute(sa.text("SELECT pg_sleep(0.002)"))
-        running[one.customer_id] -= 1
-
-    many = create_async_engine(shared.url("asyncpg"), pool_size=12)
-    await AsyncConsumer(job, handle, async_sessionmaker(many), concurrency=8).drain()
-    await many.dispose()
-    assert unfinished(engine, job) == 0
-    assert most == 2
-    assert all(keys == sorted(keys) for keys in begun.values())

@@ -158,6 +158,30 @@ def test_a_limit_that_was_lowered_counts_the_slots_beyond_it(
     assert len(claimed(first, Job, 1)) == 1
 
 
+def test_a_job_takes_a_slot_behind_one_of_its_key_without_a_limit(
+    engine: sa.Engine, held: Any, sessions: list[Session]
+) -> None:
+    job = make_job(limits=[Limit("most", per="customer_id")], **held)
+    create(engine, job)
+    insert(engine, job, [*of_customers(1), *of_customers(1, 1, most=1)])
+    first, second = sessions[:2]
+    assert ids(claimed(first, job, 2)) == [1, 2]
+    assert claimed(second, job) == []
+    first.rollback()
+    assert ids(claimed(second, job)) == [1, 2, 3]
+
+
+def test_a_transaction_with_a_slot_claims_no_job_whose_own_limit_is_reached(
+    engine: sa.Engine, held: Any, sessions: list[Session]
+) -> None:
+    job = make_job(limits=[Limit("most", per="customer_id")], **held)
+    create(engine, job)
+    insert(engine, job, [*of_customers(1, 1, most=2), *of_customers(1, most=1), *of_customers(2, most=1)])
+    first, second = sessions[:2]
+    assert ids(claimed(first, job, 1)) == [1]
+    assert ids(claimed(second, job)) == [2, 4]
+
+
 def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, held: Any) -> None:
     job = make_job(limits=[Limit(1)], **held)
     create(engine, job)

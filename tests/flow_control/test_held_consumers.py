@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Constant, Consumer, Limit, Order, Rate, Retry, admin
-from tests.flow_control.models import HELD, create, insert, make_job, of_customers
-from tests.flow_control.running import Handlers, consumers, unfinished, wait_for
-from tests.servers import Database
+from sqlaqueue import Constant, Consumer, Limit, Order, Rate, Retry, admin, complete
+from sqlaqueue.consumer.claiming import held_back
+from sqlaqueue.consumer.executing import held_operations
+from tests.flow_control.models import HELD, claimed, create, customers, insert, make_job, of_customers
+from tests.flow_control.running import Handlers, consumers, looks, unfinished, wait_for
 
 
 @pytest.fixture(params=HELD)
@@ -33,6 +32,65 @@ def test_workers_of_one_thread_run_as_many_jobs_as_the_limit_is(pool: sa.Engine,
         handlers.let_go()
         wait_for(lambda: not unfinished(pool, job))
     assert max(handlers.most.values()) == 1
+
+
+def test_a_job_that_runs_holds_no_slot_for_another_one(pool: sa.Engine, held: Any) -> None:
+    job, handlers = make_job(limits=[Limit(1, per="customer_id")], **held), Handlers()
+    slow = Handlers(wait=True)
+    create(pool, job)
+
+    def handle(session: Session, one: Any) -> None:
+        (handlers if one.customer_id is None else slow)(session, one)
+
+    with consumers(pool, job, handle, 1, concurrency=1):
+        # After quick handlers a Consumer without flow control claims several jobs at once.
+        insert(pool, job, of_customers(*[None] * 50))
+        wait_for(lambda: not unfinished(pool, job))
+        insert(pool, job, of_customers(1, 2))
+        wait_for(lambda: slow.begun[1])
+        with Session(pool) as session:
+            assert customers(claimed(session, job)) == [2]
+        slow.let_go()
+        wait_for(lambda: not unfinished(pool, job))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"status": "failed"},
+        {"attempts": 1},
+        {"run_at": sa.func.now() + timedelta(hours=1)},
+        {"started_at": sa.func.now()},
+        None,
+    ],
+    ids=["status", "attempts", "run_at", "started_at", "deleted"],
+)
+def test_a_slot_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine, values: Any) -> None:
+    job = make_job(limits=[Limit(1)], columns={"started_at": "started_at"}, **HELD["batch_select"])
+    handlers = Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(1, 2))
+    with Session(pool) as other, looks(pool) as looked:
+        (mine,) = claimed(other, job, 1)
+        with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):
+            wait_for(looked.is_idle)
+            mine = job.__table__.c.id == mine.id
+            other.execute(sa.delete(job).where(mine) if values is None else sa.update(job).where(mine).values(values))
+            other.commit()
+            wait_for(lambda: handlers.begun[2])
+
+
+def test_a_slot_that_a_settlement_frees_is_taken_without_polling(pool: sa.Engine, held: Any) -> None:
+    job, handlers = make_job(limits=[Limit(1)], **held), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(1, 2))
+    with Session(pool) as other, looks(pool) as looked:
+        mine = claimed(other, job, 1)
+        with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):
+            wait_for(looked.is_idle)
+            other.execute(complete(mine))
+            other.commit()
+            wait_for(lambda: handlers.begun[2])
 
 
 def test_freed_slots_are_taken_without_polling(pool: sa.Engine, held: Any) -> None:
@@ -123,30 +181,42 @@ def test_an_attempt_counts_though_the_rate_is_used_up(engine: sa.Engine, held: A
         wait_for(lambda: failed() == 1)
 
 
-async def test_async_consumers_obey(shared: Database, engine: sa.Engine, held: Any) -> None:
-    job = make_job(
-        limits=[Limit(2, per="customer_id")],
-        order=Order("document_id", on_failure="continue"),
-        rates=[Rate(1000, every=1)],
-        **held,
-    )
-    create(engine, job)
-    insert(engine, job, [{"customer_id": number % 3, "document_id": number % 10} for number in range(24)])
-    running: Counter[int] = Counter()
-    begun: dict[int, list[int]] = defaultdict(list)
-    most = 0
+def test_jobs_are_released_when_another_claim_has_reserved_their_beginnings(
+    pool: sa.Engine, held: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both claims saw the same room."""
+    job, handlers = make_job(rates=[Rate(5, every=3600, burst=5)], **held), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(*range(5)))
+    reserve, calls = held_operations.reserve_rates, list[int]()
 
-    async def handle(session: Any, one: Any) -> None:
-        nonlocal most
-        running[one.customer_id] += 1
-        most = max(most, *running.values())
-        begun[one.document_id].append(one.id)
-        await session.execute(sa.text("SELECT pg_sleep(0.002)"))
-        running[one.customer_id] -= 1
+    def after_another_one(session: Session, context: Any, keys: Any) -> Any:
+        if not calls:
+            with Session(pool) as other, other.begin():
+                calls.append(len(reserve(other, context, keys[:3])))
+        return reserve(session, context, keys)
 
-    many = create_async_engine(shared.url("asyncpg"), pool_size=20)
-    await AsyncConsumer(job, handle, async_sessionmaker(many), concurrency=8).drain()
-    await many.dispose()
-    assert unfinished(engine, job) == 0
-    assert most <= 2
-    assert all(keys == sorted(keys) for keys in begun.values())
+    monkeypatch.setattr(held_operations, "reserve_rates", after_another_one)
+    with Consumer(job, handlers, sessionmaker(pool), batch_size=5, signals=False):
+        wait_for(lambda: unfinished(pool, job) == 3)
+    assert calls == [3]
+    assert len(handlers.begun) == 2
+    with Session(pool) as session:
+        left = session.scalars(sa.select(job.attempts).where(job.id > 2)).all()
+    assert left == [0, 0, 0]
+
+
+def test_a_consumer_looks_again_for_a_slot_that_was_taken_for_a_moment(
+    pool: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a claim that another limit refuses afterwards: no run ends when it releases the slot."""
+    monkeypatch.setattr(held_back, "_CONTENDED", (2.0, 2.0))
+    job, handlers = make_job(limits=[Limit(1, per="customer_id")], **HELD["batch_select"]), Handlers()
+    create(pool, job)
+    insert(pool, job, of_customers(1, 1))
+    with Session(pool) as other, looks(pool) as looked:
+        assert len(claimed(other, job)) == 2
+        with consumers(pool, job, handlers, 1, concurrency=1, poll_interval=600):
+            wait_for(looked.is_idle)
+            other.rollback()
+            wait_for(lambda: not unfinished(pool, job))

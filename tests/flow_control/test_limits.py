@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import Limit, Order, QueueConfig, QueueMixin, claim, complete, rescue, retry
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.statements.held_back import held_back
@@ -229,31 +230,6 @@ def test_a_claim_that_is_rolled_back_frees_its_place(engine: sa.Engine) -> None:
             assert ids(claimed(other, job)) == [1]
 
 
-def test_the_count_is_newer_than_the_statement_that_locks_the_key(engine: sa.Engine) -> None:
-    """A claim whose snapshot is older than the commit of another one must not admit a job beside that one's."""
-    job = make_job(limits=[Limit(1, per="customer_id")])
-    create(engine, job)
-    insert(engine, job, of_customers(1, 1))
-    function = "sqlaqueue_capacity_job_customer_id"
-    with engine.begin() as connection:
-        # The function of the claim waits, so that its statement's snapshot grows old.
-        connection.exec_driver_sql(f"ALTER FUNCTION {function} RENAME TO quick")
-        connection.exec_driver_sql(
-            f"CREATE FUNCTION {function}(claim text, number integer, key bigint, most integer, lock boolean) "
-            "RETURNS integer LANGUAGE plpgsql AS "
-            "$$ BEGIN PERFORM pg_advisory_xact_lock(77); RETURN quick(claim, number, key, most, lock); END $$"
-        )
-    with engine.connect() as gate, Session(engine) as old:
-        gate.exec_driver_sql("SELECT pg_advisory_lock(77)")
-        with ThreadPoolExecutor(1) as pool:
-            late = pool.submit(claimed, old, job, 1)
-            while not gate.exec_driver_sql("SELECT 1 FROM pg_locks WHERE NOT granted").first():
-                pass
-            set_status(engine, job, "processing", 2)
-            gate.exec_driver_sql("SELECT pg_advisory_unlock(77)")
-            assert late.result() == []
-
-
 def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
     """A lock takes a place in a table of the server, and there may be thousands of such keys."""
     job = make_job(limits=[Limit(1, per="customer_id"), Limit(1, per="kind")], order=Order("document_id"))
@@ -269,3 +245,34 @@ def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
         insert(engine, job, [{"customer_id": 303, "document_id": 303, "kind": "e"}])
         assert len(claimed(session, job)) == 1
         assert session.scalar(locks) == 3
+
+
+def test_a_select_of_two_columns_is_refused() -> None:
+    job = make_job(limits=[Limit(lambda job: sa.select(job.id, job.most), per="customer_id")])
+    with pytest.raises(ConfigurationError, match="Job: the select of a limit or weight has 2 columns"):
+        claim(job, 1).compile(dialect=postgresql.dialect())
+
+
+@pytest.mark.parametrize("limits", [["customer_id"], ["customer_id", "kind"]])
+def test_each_key_is_looked_at_once_while_keys_have_room(engine: sa.Engine, limits: list[str]) -> None:
+    job = make_job(limits=[Limit(2, per=per) for per in limits])
+    create(engine, job)
+    insert(engine, job, [{"customer_id": number, "kind": str(number)} for number in range(60)])
+    with Session(engine) as session:
+        assert len(claimed(session, job)) == 60
+        scans = sa.text("SELECT idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'job'")
+        # One for each limit and one for the row. A look before the lock would be another one for each limit.
+        assert session.scalars(scans).one() < 60 * (len(limits) + 1) + 30
+
+
+def test_a_claim_looks_at_few_jobs_when_the_whole_queue_has_no_room(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit(2)])
+    create(engine, job)
+    insert(engine, job, of_customers(*range(1000)))
+    set_status(engine, job, "processing", 1, 2)
+    with Session(engine) as session:
+        # A function is called for each job that the claim looks at.
+        session.execute(sa.text("SET LOCAL track_functions = 'pl'"))
+        assert claimed(session, job, 500) == []
+        calls = sa.text("SELECT sum(calls) FROM pg_stat_xact_user_functions WHERE funcname LIKE 'sqlaqueue_capacity%'")
+        assert 0 < session.execute(calls).scalar_one() < 100

@@ -92,6 +92,25 @@ def test_a_time_without_a_time_zone_is_refused() -> None:
         Throttle(datetime(2026, 1, 1))  # noqa: DTZ001 - what is tested
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("30",), r"Throttle\('30'\): use seconds or a timedelta from now, zero or more, or a datetime"),
+        ((-3,), r"Throttle\(-3\): use seconds"),
+        ((timedelta(seconds=-1),), "use seconds"),
+        ((True,), r"Throttle\(True\): use seconds"),
+        ((None,), r"Throttle\(None\): use seconds"),
+        ((float("nan"),), "use seconds"),
+        ((30, 5), r"Throttle\(rate=5\): give the name of an attribute, or several"),
+        ((30, ""), r"Throttle\(rate=''\): give the name"),
+        ((30, ["a", 5]), "give the name of an attribute"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        Throttle(*arguments)
+
+
 def test_rows_that_say_nothing_are_deleted(engine: sa.Engine) -> None:
     job = make_job(rates=[Rate(1, every=0.001, per="customer_id")])
     create(engine, job)

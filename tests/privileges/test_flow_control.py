@@ -95,6 +95,13 @@ def test_a_missing_privilege_on_the_times_of_rates_is_named(roles: Roles, right:
         consumer.drain()
 
 
+def test_a_consumer_names_the_table_of_the_number_that_it_may_not_read(roles: Roles) -> None:
+    roles.execute("REVOKE SELECT (max_parallel) ON customer FROM worker")
+    consumer = Consumer(Export, lambda session, job: None, sessionmaker(roles.engine("worker")))
+    with pytest.raises(DatabaseNotReadyError, match=r"GRANT SELECT \(max_parallel\) ON TABLE customer TO worker_\w+$"):
+        consumer.drain()
+
+
 def test_without_the_table_of_the_number_a_claim_is_refused(roles: Roles) -> None:
     enqueue(roles, 1)
     roles.execute("REVOKE SELECT (id, max_parallel) ON customer FROM worker")

@@ -36,6 +36,7 @@ class Claimer:
         self.quarantine, self._cursor = quarantine, ScanCursor()
         self.held_back = NOTHING
         """What held jobs back from the last claim."""
+        self._has_looked_again = False
 
     def claim(self, session: Session, limit: int, announcements: Sequence[str] = ()) -> tuple[list[Any], bool]:
         """Claim up to ``limit`` jobs, from the head of the queue or from the scan cursor.
@@ -59,6 +60,10 @@ class Claimer:
         if not jobs:
             found = session.execute(self._statements.held_back, bind_arguments=self._bind)
             held_back = HeldBack.of(found.one())
+        if self._spec.strategy.holds_transaction:
+            if not self._has_looked_again:
+                held_back = held_back.looks_again
+            self._has_looked_again = not jobs and not self._has_looked_again
         self.held_back = held_back
         return jobs, bool(jobs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 _CONTENDED = 0.005, 0.025
@@ -35,6 +35,15 @@ class HeldBack:
         if was_contended:
             waits.append(contended())
         return cls(bool(due), min(waits) if due and waits else None)
+
+    @property
+    def looks_again(self) -> HeldBack:
+        """Return the same with another claim soon.
+
+        Where a claim's transaction holds slots, a claim takes those of one limit before it knows that another limit has
+        none, and releases them then. A claim that looks meanwhile finds them taken, and no run ends that would wake it.
+        """
+        return replace(self, retry_in=contended()) if self.due and self.retry_in is None else self
 
 
 NOTHING = HeldBack()

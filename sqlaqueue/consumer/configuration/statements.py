@@ -116,6 +116,10 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
     together = _may_run_together(spec, selection.select, settings.concurrency)
     token = alone_token if settings.concurrency == 1 else shared_token
     usual = selection.select.where(~(is_among(EXCEPT) if quarantined is None else quarantined))
+    claim_key = claims(selection.select.where(is_among(KEYS)), one, few=True)
+    claim_to_settle = claim_key
+    if flow is not None and spec.strategy.holds_transaction:
+        claim_to_settle = claims(selection.select.where(is_among(KEYS)), one, few=True, admits_all=True)
     announced = sa.bindparam(ANNOUNCEMENTS, "", sa.Text())
     return ConsumerStatements(
         claim=claims(usual, limit, token, scan_range=head),
@@ -127,9 +131,11 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
             None if together is None else claims(together, limit, several_quarantined_token, few=True)
         ),
         select_quarantined=None if together is None else _two_waiting(spec, together),
-        claim_key=claims(selection.select.where(is_among(KEYS)), one, few=True),
-        quarantined_wait=None if flow is None or quarantined is None else _quarantined_wait(spec, selection.select),
-        claim_to_settle=claims(selection.select.where(is_among(KEYS)), one, few=True, admits_all=True),
+        claim_key=claim_key,
+        quarantined_wait=None
+        if flow is None or quarantined is None
+        else _pending_exists(spec, selection.select.where(quarantined)),
+        claim_to_settle=claim_to_settle,
         held_back=None if flow is None else held_back(selection, flow),
         reserve=_reservation(spec, is_among(KEYS)) if flow is not None and flow.rates else None,
         load_rest=_load_rest(settings, is_among(KEYS)),
@@ -137,10 +143,9 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
     )
 
 
-def _quarantined_wait(spec: QueueSpec, candidates: AnySelect) -> AnySelect:
-    quarantined = spec.strategy.quarantined(spec)
+def _pending_exists(spec: QueueSpec, candidates: AnySelect) -> AnySelect:
     some: AnySelect = candidates.with_only_columns(sa.literal_column("1"), maintain_column_froms=True)
-    return sa.select(some.where(spec.in_state("pending"), *([] if quarantined is None else [quarantined])).exists())
+    return sa.select(some.where(spec.in_state("pending")).exists())
 
 
 def _reservation(spec: QueueSpec, chosen: sa.ColumnElement[bool]) -> tuple[Any, Sequence[Any]] | None:

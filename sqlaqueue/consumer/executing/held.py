@@ -89,7 +89,8 @@ def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: Quar
         for run in runs:
             run.isolated = sole and (quarantined is not None or bool(found))
         emit_claimed(context, jobs)
-        finished = [FinishedRun(run, RELEASED) for run in runs if run.key not in admitted]
+        pairs = zip(runs, jobs, strict=True)
+        finished = [FinishedRun(run, RELEASED, job) for run, job in pairs if run.key not in admitted]
         finished += yield from _run(context, [job for job in jobs if run_of_claimed(job).key in admitted], entry)
         return (yield from _settle(context, finished, entry))
     except _BatchBroken as broken:

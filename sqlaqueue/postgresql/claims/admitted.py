@@ -91,8 +91,10 @@ class Admitted:
         checked = self._checked(self._candidates(cells, part=part))
         locked = lateral_each(self._locked(checked), "sqlaqueue_locked")
         keys = [checked.c[check.name("key")] for check in self._checks]
-        recorded = self._record.with_job(checked, self._checks, itself=self._visits_twice).label("sqlaqueue_recorded")
-        found = sa.select(*keys, recorded, *(locked.c[name] for name in self._named))
+        # A job without a limit runs beside those that have one. Where slots are counted, it has none.
+        unlimited = not self._spec.strategy.holds_transaction
+        recorded = self._record.with_job(checked, self._checks, itself=self._visits_twice, unlimited=unlimited)
+        found = sa.select(*keys, recorded.label("sqlaqueue_recorded"), *(locked.c[name] for name in self._named))
         found = found.select_from(checked.join(locked, sa.true()))
         if self._cells.turn is None:
             return found

@@ -60,17 +60,24 @@ class ClaimRecord:
         mine = sa.func.starts_with(setting, self.claim, type_=sa.Boolean())
         return sa.func.coalesce(sa.and_(mine, sa.func.strpos(setting, _between_commas(job)) > 0), sa.false())
 
-    def with_job(self, rows: sa.FromClause, keys: Sequence[_NumberedKey], *, itself: bool) -> sa.ColumnElement[int]:
+    def with_job(
+        self, rows: sa.FromClause, keys: Sequence[_NumberedKey], *, itself: bool, unlimited: bool
+    ) -> sa.ColumnElement[int]:
         """Return the expression that adds the keys of a job to the record.
 
         :param itself: whether the job is added as well.
+        :param unlimited: whether a key is added for a job that its limit does not concern.
         """
         added: list[tuple[sa.ColumnElement[int], sa.ColumnElement[int]]] = []
         if itself:
             added.append((self._job(rows), self._job(rows)))
         for key in keys:
-            hashed = rows.c[key.name("key")]
+            hashed: sa.ColumnElement[int] = rows.c[key.name("key")]
+            if not unlimited:
+                hashed = sa.case((rows.c[key.name("most")].is_not(None), hashed))
             added.append((hashed, sa.func.hashint8extended(hashed, key.number, type_=sa.BigInteger())))
+        if not added:
+            return sa.literal_column("0", sa.Integer())
         return sa.func.num_nonnulls(*(self._with(*each) for each in added), type_=sa.Integer())
 
     def _with(self, hashed: sa.ColumnElement[int], number: sa.ColumnElement[int]) -> sa.ColumnElement[str]:

@@ -27,6 +27,7 @@ from sqlaqueue.postgresql.flow_functions import (
     RATE_FUNCTION,
     RECORD,
     RECORD_PARTS,
+    ROOM,
     capacity_function,
     head_function,
 )
@@ -46,7 +47,8 @@ CANCEL_PREFIX = "sqlaqueue_order_"
 _DECLARED = f"""
   sqlaqueue_salted text := ',' || pg_catalog.hashint8extended(sqlaqueue_key, sqlaqueue_number) || ',';
   sqlaqueue_name text := '{RECORD}' || (sqlaqueue_key & {RECORD_PARTS - 1});
-  sqlaqueue_record text := pg_catalog.current_setting(sqlaqueue_name, true);"""
+  sqlaqueue_record text := pg_catalog.current_setting(sqlaqueue_name, true);
+  sqlaqueue_room boolean;"""
 
 _READ_RECORD = """
   IF pg_catalog.starts_with(sqlaqueue_record, sqlaqueue_claim) THEN
@@ -63,35 +65,51 @@ _RETURN_IF_FULL = """
       pg_catalog.replace(sqlaqueue_record, sqlaqueue_salted, ''))) / pg_catalog.length(sqlaqueue_salted);
     IF sqlaqueue_free <= 0 THEN
       PERFORM pg_catalog.set_config(sqlaqueue_name, sqlaqueue_record || '!' || sqlaqueue_salted, true);
-      RETURN 0;
+      {refuse};
     END IF;"""
 
 _CLAIM, _LOCK = "sqlaqueue_claim text, sqlaqueue_number integer, ", ", sqlaqueue_lock boolean"
 """The first arguments of each function, and the last one."""
 
 
-def _twice(look: str, lock: str, otherwise: str, result: str) -> str:
+def _twice(look: str, lock: str, otherwise: str, result: str, *, guess: str) -> str:
     """Return the end of a function that looks, locks the key, and looks again.
 
-    A key without room is not locked: thousands of locks would fill the server's table of them. Without
-    ``sqlaqueue_lock`` the function looks only once, which tells nothing certain.
+    A key without room is not locked: thousands of locks would fill the server's table of them, and claims that find
+    nothing would be in each other's way. Without ``sqlaqueue_lock`` the function looks only once, which tells nothing
+    certain. While each key that a claim locks has room, the next one probably has room too, and the first look is left
+    out.
 
-    :param look: returns from the function if there is no room.
+    :param look: refuses the job if there is no room.
     :param lock: the text that the lock depends on, with the key and the table.
-    :param otherwise: the result if another transaction has the lock.
+    :param otherwise: the result if the job is refused, or another transaction has the lock.
     :param result: the result if there is room.
+    :param guess: the result instead of a look.
     """
     seed = f"pg_catalog.hashtextextended({lock}, $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)"
     record = _READ_RECORD if otherwise == "0" else _READ_RECORD.replace("RETURN 0", f"RETURN {otherwise}")
+    refuse = f"""IF sqlaqueue_round = 2 THEN
+        PERFORM pg_catalog.set_config('{ROOM}', '', true);
+      END IF;
+      RETURN {otherwise}"""
     return f"""
 BEGIN{READ_COMMITTED}{record}
-  FOR sqlaqueue_round IN 1 .. 2 LOOP{look}
+  sqlaqueue_room := pg_catalog.current_setting('{ROOM}', true) IS NOT DISTINCT FROM sqlaqueue_claim;
+  IF sqlaqueue_room AND NOT sqlaqueue_lock THEN
+    RETURN {guess};
+  END IF;
+  FOR sqlaqueue_round IN 1 .. 2 LOOP
+    IF NOT sqlaqueue_room OR sqlaqueue_round = 2 THEN{look.replace("{refuse}", refuse)}
+    END IF;
     EXIT WHEN NOT sqlaqueue_lock OR sqlaqueue_round = 2;
     IF NOT pg_catalog.pg_try_advisory_xact_lock(pg_catalog.hashint8extended(sqlaqueue_key, {seed})) THEN
       PERFORM pg_catalog.set_config('{CONTENDED}', 'on', true);
       RETURN {otherwise};
     END IF;
   END LOOP;
+  IF sqlaqueue_lock AND NOT sqlaqueue_room THEN
+    PERFORM pg_catalog.set_config('{ROOM}', sqlaqueue_claim, true);
+  END IF;
   RETURN {result};
 END
 """
@@ -141,7 +159,7 @@ def _capacity(spec: QueueSpec, name: str, limit: KeyLimit) -> Function:
     ) AS sqlaqueue_counted;{_RETURN_IF_FULL}"""  # noqa: S608 - the names are quoted, and the values are literals
     body = f"""
 DECLARE
-  sqlaqueue_free integer;{_DECLARED}{_twice(look, _lock_text("limit", limit), "0", "sqlaqueue_free")}"""
+  sqlaqueue_free integer;{_DECLARED}{_twice(look, _lock_text("limit", limit), "0", "sqlaqueue_free", guess="1")}"""
     arguments = f"{_CLAIM}sqlaqueue_key bigint, sqlaqueue_most integer{_LOCK}"
     return Function(spec.table, name, arguments, "integer", body, {"table": spec.table}, comment=_COMMENT)
 
@@ -151,15 +169,16 @@ def _head(order: KeyOrder) -> Function:
     look = f"""
     IF pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0
       OR EXISTS (SELECT FROM {{table}} WHERE {_running(order)} = sqlaqueue_key) THEN
-      RETURN NULL;
+      {{refuse}};
     END IF;
     {first_unfinished(order, "sqlaqueue_key", into="sqlaqueue_first")}
     IF sqlaqueue_first IS DISTINCT FROM sqlaqueue_job THEN
-      RETURN NULL;
+      {{refuse}};
     END IF;"""  # noqa: S608 - as above
+    checked = _twice(look, _lock_text("order", order), "NULL", "sqlaqueue_first", guess="sqlaqueue_job")
     body = f"""
 DECLARE
-  sqlaqueue_first text;{_DECLARED}{_twice(look, _lock_text("order", order), "NULL", "sqlaqueue_first")}"""
+  sqlaqueue_first text;{_DECLARED}{checked}"""
     arguments = f"{_CLAIM}sqlaqueue_key bigint, sqlaqueue_job text{_LOCK}"
     return Function(spec.table, head_function(order), arguments, "text", body, {"table": spec.table}, comment=_COMMENT)
 
@@ -180,7 +199,7 @@ def _rate_capacity(rates: sa.Table) -> Function:
     END IF;
     sqlaqueue_now := pg_catalog.clock_timestamp();
     IF sqlaqueue_until > sqlaqueue_now THEN
-      RETURN 0;
+      {{refuse}};
     END IF;
     IF sqlaqueue_next > sqlaqueue_now + sqlaqueue_burst * sqlaqueue_step THEN
       -- The clock was set back. It must not hold the key back for longer than a whole burst. The key is locked first.
@@ -200,7 +219,7 @@ DECLARE
   sqlaqueue_next timestamptz;
   sqlaqueue_until timestamptz;
   sqlaqueue_step interval := pg_catalog.make_interval(secs => sqlaqueue_seconds);{_DECLARED}{
-        _twice(look, "sqlaqueue_queue || ' ' || sqlaqueue_rate", "0", "sqlaqueue_free")
+        _twice(look, "sqlaqueue_queue || ' ' || sqlaqueue_rate", "0", "sqlaqueue_free", guess="1")
     }"""
     arguments = (
         f"{_CLAIM}sqlaqueue_queue text, sqlaqueue_rate text, sqlaqueue_key bigint, "

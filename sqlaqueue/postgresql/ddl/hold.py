@@ -83,13 +83,13 @@ BEGIN{READ_COMMITTED}
     FOR i IN 1 .. pg_catalog.cardinality(sqlaqueue_keys) LOOP
       CONTINUE WHEN sqlaqueue_keys[i] IS NULL OR sqlaqueue_most[i] IS NULL;
       {read.replace(newline, newline + "  ")}
-      CONTINUE WHEN pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0;
+      sqlaqueue_taken := pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0;
+      CONTINUE WHEN sqlaqueue_taken AND NOT sqlaqueue_changing[i];
       sqlaqueue_slot := pg_catalog.hashint8extended(sqlaqueue_keys[i], pg_catalog.hashtextextended(
         sqlaqueue_limits[i], $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)) & {without_number};
-      sqlaqueue_taken := false;
       FOR sqlaqueue_try IN 0 .. least(sqlaqueue_most[i], 1 << {SLOT_BITS}) - 1 LOOP
-        sqlaqueue_taken := pg_catalog.pg_try_advisory_xact_lock(sqlaqueue_slot | sqlaqueue_try);
         EXIT WHEN sqlaqueue_taken;
+        sqlaqueue_taken := pg_catalog.pg_try_advisory_xact_lock(sqlaqueue_slot | sqlaqueue_try);
       END LOOP;
       IF sqlaqueue_taken AND sqlaqueue_changing[i] THEN
         SELECT pg_catalog.count(DISTINCT l.virtualtransaction) <= sqlaqueue_most[i] INTO sqlaqueue_taken

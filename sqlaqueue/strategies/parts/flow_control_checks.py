@@ -38,7 +38,7 @@ def _check_one(spec: QueueSpec, strategy: Strategy, one: Limit | Rate | Order | 
         msg = f'{what}(...): the strategy {name} does not support it; use strategy="update_status"'
         raise ConfigurationError(msg)
     for name in one.per:
-        key_column(spec, name, f"{what}({name!r})")
+        key_column(spec, name, f"{model}: {_with_key(one, name)}")
     number: Any = one.most if isinstance(one, Limit) else one.weight if isinstance(one, Fair) else None
     if isinstance(number, str) and not isinstance(column_named(spec, number, f"{what}({number!r})").type, sa.Integer):
         msg = f"{what}({number!r}): {model}.{number} is no integer column"
@@ -50,6 +50,14 @@ def _check_one(spec: QueueSpec, strategy: Strategy, one: Limit | Rate | Order | 
             'role out with columns={"priority": None}'
         )
         raise ConfigurationError(msg)
+
+
+def _with_key(one: Limit | Rate | Order | Fair, name: str) -> str:
+    """Return how the key was configured, for errors."""
+    if not isinstance(one, Limit | Rate):
+        return f"{type(one).__name__}({name!r})"
+    number = repr(one.most) if isinstance(one.most, int | str) else "..."
+    return f"{type(one).__name__}({number}, per={name!r})"
 
 
 def _check_different(spec: QueueSpec, option: str, keys: Sequence[Hashable]) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import sqlalchemy as sa
+from sqlalchemy.sql.visitors import iterate
 
+from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.queue.backend import CONTROL, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import Privilege, RequiredPrivilege
@@ -49,3 +51,20 @@ def consumer_privileges(spec: QueueSpec) -> Iterator[RequiredPrivilege]:
     for purpose, table in spec.side_tables.items():
         for privilege, columns in _SIDE_TABLES.get(purpose, _EVERYTHING).items():
             yield RequiredPrivilege(privilege, table, [table.c[name] for name in columns])
+    yield from _limits_privileges(spec)
+
+
+def _limits_privileges(spec: QueueSpec) -> Iterator[RequiredPrivilege]:
+    """Return the privileges to read the numbers of limits, and the weights of turns, from other tables."""
+    flow = flow_control(spec)
+    if flow is None:
+        return
+    numbers = [limit.most for limit in flow.limits] + ([] if flow.turn is None else [flow.turn.weight])
+    read: dict[sa.Table, dict[str, sa.Column[object]]] = {}
+    for element in (each for number in numbers for each in iterate(number)):
+        # The column of an alias is derived from that of the table.
+        for column in element.base_columns if isinstance(element, sa.ColumnElement) else ():
+            if isinstance(column, sa.Column) and column.table is not spec.table:
+                read.setdefault(column.table, {})[column.name] = column
+    for table, columns in read.items():
+        yield RequiredPrivilege("SELECT", table, list(columns.values()))

@@ -62,7 +62,7 @@ UNFIT: list[tuple[dict[str, Any], str]] = [
         {"order": Order("customer_id", on_failure="cancel"), "states": States(cancelled=None)},
         "needs a status value for cancelled jobs",
     ),
-    ({"fair": Fair("customer_id", weight="kind")}, r"Job: Fair\('kind'\): Job.kind is no integer column"),
+    ({"fair": Fair("customer_id", weight="kind")}, r"Job: Fair\(weight='kind'\): Job.kind is no integer column"),
 ]
 
 

@@ -40,9 +40,11 @@ def _check_one(spec: QueueSpec, strategy: Strategy, one: Limit | Rate | Order | 
     for name in one.per:
         key_column(spec, name, f"{model}: {_with_key(one, name)}")
     number: Any = one.most if isinstance(one, Limit) else one.weight if isinstance(one, Fair) else None
-    if isinstance(number, str) and not isinstance(column_named(spec, number, f"{what}({number!r})").type, sa.Integer):
-        msg = f"{what}({number!r}): {model}.{number} is no integer column"
-        raise ConfigurationError(msg)
+    if isinstance(number, str):
+        where = f"{what}({'weight=' if isinstance(one, Fair) else ''}{number!r})"
+        if not isinstance(column_named(spec, number, where).type, sa.Integer):
+            msg = f"{where}: {model}.{number} is no integer column"
+            raise ConfigurationError(msg)
     priority = spec.columns.get("priority")
     if priority is not None and priority.nullable:
         msg = (

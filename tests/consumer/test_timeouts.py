@@ -166,6 +166,7 @@ def test_jobs_behind_a_thread_that_hangs_stay_in_the_transaction_that_holds_them
         handler.go_on.set()
         wait_until(lambda: len(server.told("completed")) == 4)
     assert server.told("claimed") == [*slow, *good]
+    assert server.told("lease_lost") == []
     assert held.effects() == dict.fromkeys(good, 1)
 
 

@@ -247,6 +247,19 @@ def test_keys_without_room_are_not_locked(engine: sa.Engine) -> None:
         assert session.scalar(locks) == 3
 
 
+def test_at_most_one_key_without_room_is_locked_after_keys_with_room(engine: sa.Engine) -> None:
+    """While keys have room, the next one is locked before it is looked at."""
+    job = make_job(limits=[Limit(1, per="customer_id")])
+    create(engine, job)
+    insert(engine, job, of_customers(*range(1, 200)))
+    set_status(engine, job, "processing")
+    insert(engine, job, of_customers(0, *range(1, 200)))
+    with Session(engine) as session:
+        assert ids(claimed(session, job, 400)) == [200]
+        locks = sa.text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()")
+        assert session.execute(locks).scalar_one() <= 2
+
+
 def test_a_select_of_two_columns_is_refused() -> None:
     job = make_job(limits=[Limit(lambda job: sa.select(job.id, job.most), per="customer_id")])
     with pytest.raises(ConfigurationError, match="Job: the select of a limit or weight has 2 columns"):

@@ -167,9 +167,15 @@ class FlowControl:
 
     @property
     def part(self) -> JobKey | None:
-        """The attributes of these keys together, without those that take turns; None where there are none."""
+        """The attributes by which these hold jobs back, without those that take turns; None where there are none.
+
+        The attribute that is a limit is one of them: behind jobs of a key whose limit is reached may be one with a
+        higher limit.
+        """
         turns = () if self.turn is None else self.turn.names
-        names = dict.fromkeys(name for key in self.keys for name in key.names if name not in turns)
+        numbers = [limit.config.most for limit in self.limits if isinstance(limit.config.most, str)]
+        each = (*(name for key in self.keys for name in key.names), *numbers)
+        names = dict.fromkeys(name for name in each if name not in turns)
         return JobKey(self.spec, tuple(names)) if names else None
 
 

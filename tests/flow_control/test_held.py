@@ -182,6 +182,16 @@ def test_a_transaction_with_a_slot_claims_no_job_whose_own_limit_is_reached(
     assert ids(claimed(second, job)) == [2, 4]
 
 
+def test_a_job_with_a_higher_limit_is_found_behind_one_whose_limit_is_reached(
+    engine: sa.Engine, held: Any, sessions: list[Session]
+) -> None:
+    job = make_job(limits=[Limit("most", per="customer_id")], **held)
+    create(engine, job)
+    insert(engine, job, [{"customer_id": 1, "most": most} for most in (0, 0, 1, None)])
+    assert ids(claimed(sessions[0], job)) == [3, 4]
+    assert ids(claimed(sessions[1], job)) == []
+
+
 def test_a_stricter_isolation_level_is_refused(engine: sa.Engine, held: Any) -> None:
     job = make_job(limits=[Limit(1)], **held)
     create(engine, job)

@@ -96,6 +96,28 @@ def test_each_job_may_have_its_own_limit_and_null_is_none(engine: sa.Engine) -> 
     assert ids(claim_and_commit(engine, job)) == [1, 2, 4, 5, 6]
 
 
+def test_a_job_without_a_limit_counts_for_those_of_its_key_in_the_same_claim(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit("most", per="customer_id")])
+    create(engine, job)
+    insert(engine, job, [{"customer_id": 1, "most": most} for most in (None, 1, 2, 2)])
+    assert ids(claim_and_commit(engine, job)) == [1, 3]
+
+
+def test_a_job_with_a_higher_limit_is_found_behind_one_whose_limit_is_reached(engine: sa.Engine) -> None:
+    job = make_job(limits=[Limit("most", per="customer_id")])
+    create(engine, job)
+    insert(engine, job, [{"customer_id": 1, "most": most} for most in (0, 1)])
+    assert ids(claim_and_commit(engine, job)) == [2]
+
+
+def test_it_is_found_behind_many_jobs_of_its_key(engine: sa.Engine) -> None:
+    """More than a claim looks at in order, and more than it looks at of one key."""
+    job = make_job(limits=[Limit("most", per="customer_id")])
+    create(engine, job)
+    insert(engine, job, [{"customer_id": 1, "most": most} for most in [0] * 200 + [1]])
+    assert ids(claim_and_commit(engine, job, 3)) == [201]
+
+
 def test_a_function_may_return_a_number(engine: sa.Engine) -> None:
     job = make_job(limits=[Limit(lambda model: len(model.__name__) - 1)])
     create(engine, job)

@@ -50,13 +50,18 @@ _DECLARED = f"""
   sqlaqueue_record text := pg_catalog.current_setting(sqlaqueue_name, true);
   sqlaqueue_room boolean;"""
 
+# A job is refused without a look if another one of its key was refused by the same limit: jobs may have different ones.
+_DECLARED_FULL = """
+  sqlaqueue_full text := '!' || {most} || ' ' || pg_catalog.btrim(sqlaqueue_salted, ',') || '!';"""
+
 _READ_RECORD = """
-  IF pg_catalog.starts_with(sqlaqueue_record, sqlaqueue_claim) THEN
-    IF pg_catalog.strpos(sqlaqueue_record, '!' || sqlaqueue_salted) > 0 THEN
-      RETURN 0;
-    END IF;
-  ELSE
+  IF pg_catalog.starts_with(sqlaqueue_record, sqlaqueue_claim) IS NOT TRUE THEN
     sqlaqueue_record := sqlaqueue_claim;
+  END IF;"""
+
+_RETURN_IF_KNOWN = """
+  IF pg_catalog.strpos(sqlaqueue_record, sqlaqueue_full) > 0 THEN
+    RETURN 0;
   END IF;"""
 
 # Without arrays: to parse hundreds of numbers for each job takes longer than to count what runs.
@@ -64,7 +69,7 @@ _RETURN_IF_FULL = """
     sqlaqueue_free := sqlaqueue_free - (pg_catalog.length(sqlaqueue_record) - pg_catalog.length(
       pg_catalog.replace(sqlaqueue_record, sqlaqueue_salted, ''))) / pg_catalog.length(sqlaqueue_salted);
     IF sqlaqueue_free <= 0 THEN
-      PERFORM pg_catalog.set_config(sqlaqueue_name, sqlaqueue_record || '!' || sqlaqueue_salted, true);
+      PERFORM pg_catalog.set_config(sqlaqueue_name, sqlaqueue_record || sqlaqueue_full, true);
       {refuse};
     END IF;"""
 
@@ -72,7 +77,7 @@ _CLAIM, _LOCK = "sqlaqueue_claim text, sqlaqueue_number integer, ", ", sqlaqueue
 """The first arguments of each function, and the last one."""
 
 
-def _twice(look: str, lock: str, otherwise: str, result: str, *, guess: str) -> str:
+def _twice(look: str, lock: str, otherwise: str, result: str, *, guess: str, known: str = "") -> str:
     """Return the end of a function that looks, locks the key, and looks again.
 
     A key without room is not locked: thousands of locks would fill the server's table of them, and claims that find
@@ -85,15 +90,15 @@ def _twice(look: str, lock: str, otherwise: str, result: str, *, guess: str) -> 
     :param otherwise: the result if the job is refused, or another transaction has the lock.
     :param result: the result if there is room.
     :param guess: the result instead of a look.
+    :param known: returns from the function if there was no room before.
     """
     seed = f"pg_catalog.hashtextextended({lock}, $sqlaqueue_name${{table}}$sqlaqueue_name$::regclass::oid::bigint)"
-    record = _READ_RECORD if otherwise == "0" else _READ_RECORD.replace("RETURN 0", f"RETURN {otherwise}")
     refuse = f"""IF sqlaqueue_round = 2 THEN
         PERFORM pg_catalog.set_config('{ROOM}', '', true);
       END IF;
       RETURN {otherwise}"""
     return f"""
-BEGIN{READ_COMMITTED}{record}
+BEGIN{READ_COMMITTED}{_READ_RECORD}{known}
   sqlaqueue_room := pg_catalog.current_setting('{ROOM}', true) IS NOT DISTINCT FROM sqlaqueue_claim;
   IF sqlaqueue_room AND NOT sqlaqueue_lock THEN
     RETURN {guess};
@@ -159,7 +164,9 @@ def _capacity(spec: QueueSpec, name: str, limit: KeyLimit) -> Function:
     ) AS sqlaqueue_counted;{_RETURN_IF_FULL}"""  # noqa: S608 - the names are quoted, and the values are literals
     body = f"""
 DECLARE
-  sqlaqueue_free integer;{_DECLARED}{_twice(look, _lock_text("limit", limit), "0", "sqlaqueue_free", guess="1")}"""
+  sqlaqueue_free integer;{_DECLARED}{_DECLARED_FULL.format(most="sqlaqueue_most")}{
+        _twice(look, _lock_text("limit", limit), "0", "sqlaqueue_free", guess="1", known=_RETURN_IF_KNOWN)
+    }"""
     arguments = f"{_CLAIM}sqlaqueue_key bigint, sqlaqueue_most integer{_LOCK}"
     return Function(spec.table, name, arguments, "integer", body, {"table": spec.table}, comment=_COMMENT)
 
@@ -219,7 +226,11 @@ DECLARE
   sqlaqueue_next timestamptz;
   sqlaqueue_until timestamptz;
   sqlaqueue_step interval := pg_catalog.make_interval(secs => sqlaqueue_seconds);{_DECLARED}{
-        _twice(look, "sqlaqueue_queue || ' ' || sqlaqueue_rate", "0", "sqlaqueue_free", guess="1")
+        _DECLARED_FULL.format(most="sqlaqueue_burst")
+    }{
+        _twice(
+            look, "sqlaqueue_queue || ' ' || sqlaqueue_rate", "0", "sqlaqueue_free", guess="1", known=_RETURN_IF_KNOWN
+        )
     }"""
     arguments = (
         f"{_CLAIM}sqlaqueue_queue text, sqlaqueue_rate text, sqlaqueue_key bigint, "

@@ -54,7 +54,9 @@ def hold(flow: FlowControl, comment: str) -> Function:
       sqlaqueue_record := sqlaqueue_claim;
     END IF;
     sqlaqueue_salted := ',' || pg_catalog.hashint8extended(
-      sqlaqueue_keys[i], CASE i WHEN 1 THEN 0 ELSE sqlaqueue_number + i - 2 END) || ',';"""
+      sqlaqueue_keys[i], CASE i WHEN 1 THEN 0 ELSE sqlaqueue_number + i - 2 END) || ',';
+    -- Jobs of a key may have different limits.
+    sqlaqueue_full := '!' || sqlaqueue_most[i] || ' ' || pg_catalog.btrim(sqlaqueue_salted, ',') || '!';"""
     newline = "\n"
     body = f"""
 DECLARE
@@ -65,6 +67,7 @@ DECLARE
   sqlaqueue_slot bigint;
   sqlaqueue_taken boolean;
   sqlaqueue_full text;
+  sqlaqueue_with_full text;
   sqlaqueue_contended boolean := false;
 BEGIN{READ_COMMITTED}
   sqlaqueue_limits := ARRAY['{text}'] || sqlaqueue_limits;
@@ -75,7 +78,8 @@ BEGIN{READ_COMMITTED}
     CONTINUE WHEN sqlaqueue_keys[i] IS NULL;
     {read}
     -- One job of an order for each claim: the next one may begin when this one has ended.
-    IF pg_catalog.strpos(sqlaqueue_record, CASE i WHEN 1 THEN '' ELSE '!' END || sqlaqueue_salted) > 0 THEN
+    IF pg_catalog.strpos(sqlaqueue_record, sqlaqueue_full) > 0
+      OR i = 1 AND pg_catalog.strpos(sqlaqueue_record, sqlaqueue_salted) > 0 THEN
       RETURN false;
     END IF;
   END LOOP;{look}
@@ -102,7 +106,7 @@ BEGIN{READ_COMMITTED}
         sqlaqueue_contended := NOT sqlaqueue_taken;
       END IF;
       IF NOT sqlaqueue_taken THEN
-        sqlaqueue_full := sqlaqueue_record || '!' || sqlaqueue_salted;
+        sqlaqueue_with_full := sqlaqueue_record || sqlaqueue_full;
         RAISE SQLSTATE '{_REFUSED}';
       END IF;
     END LOOP;{refuse_later}
@@ -118,8 +122,8 @@ BEGIN{READ_COMMITTED}
   IF sqlaqueue_contended THEN
     PERFORM pg_catalog.set_config('{CONTENDED}', 'on', true);
   END IF;
-  IF sqlaqueue_full IS NOT NULL THEN
-    PERFORM pg_catalog.set_config(sqlaqueue_name, sqlaqueue_full, true);
+  IF sqlaqueue_with_full IS NOT NULL THEN
+    PERFORM pg_catalog.set_config(sqlaqueue_name, sqlaqueue_with_full, true);
   END IF;
   RETURN false;
 END

@@ -239,16 +239,16 @@ def about(results: Sequence[Path]) -> str:
     infos = [json.loads(path.read_text())["about"] for path in results]
     info = infos[-1]
     if len(infos) == 1:
-        runs = f"{info['repeat']} runs"
+        runs = "1 run" if info["repeat"] == 1 else f"{info['repeat']} runs in turn"
     else:
         numbers = sorted({summary.runs for summary in report.summarise(*report.join(results))})
-        runs = f"{' to '.join(dict.fromkeys(str(one) for one in (numbers[0], numbers[-1])))} runs"
+        runs = f"{' to '.join(dict.fromkeys(str(one) for one in (numbers[0], numbers[-1])))} runs in turn"
     server = info["server"]
     versions = {name: version for one in infos for of in one["versions"].values() for name, version in of.items()}
     named = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()))
     same = ", ".join(f"{name} {value}" for name, value in server.items() if name != "server_version")
     return (
         f"Measured on {info['date']}: {info['cores']} cores, {info['memory_gib']} GiB, PostgreSQL "
-        f"{server['server_version']} on loopback ({same}), Python {info['python']}; {runs} in turn.\n"
+        f"{server['server_version']} on loopback ({same}), Python {info['python']}; {runs}.\n"
         f"Versions: {named}."
     )

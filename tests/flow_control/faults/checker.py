@@ -78,15 +78,9 @@ def order(audit: Audit) -> Violations:
     """No job of an ordered key begins while an earlier one is unfinished."""
     if audit.configuration.order is None:
         return
-    by_document: dict[Any, list[int]] = defaultdict(list)
-    for job, changes in sorted(audit.by_job.items()):
-        if changes[0].document is not None:
-            by_document[changes[0].document].append(job)
     for claim in audit.begins:
-        for job in by_document[claim.document] if claim.document is not None else ():
-            if job >= claim.job:
-                break
-            states = _states_during(audit.by_job[job], claim)
+        for changes in audit.before(claim.job, claim.document):
+            states = _states_during(changes, claim)
             if states and all(_holds_back(audit, state, claim) for state in states):
                 yield f"order {claim.document}: {claim} began behind {states[-1]}"
 
@@ -117,16 +111,11 @@ def cancelled_behind(audit: Audit) -> Violations:
     """A job that waits behind a failed one is cancelled in the same transaction, where the order says so."""
     if audit.configuration.order != "cancel":
         return
-    for failed in audit.changes:
-        if failed.new != "failed" or failed.old == "failed" or failed.document is None:
-            continue
-        for job, changes in audit.by_job.items():
-            if job <= failed.job or changes[0].document != failed.document:
-                continue
-            seen = [change for change in changes if failed.sees(change)]
-            following = changes[len(seen)] if len(seen) < len(changes) else None
-            if seen and seen[-1].new == "pending" and following is not None and following.begins:
-                yield f"order {failed.document}: {following} was not cancelled by {failed}"
+    for failed, changes in audit.behind_failed():
+        seen = [change for change in changes if failed.sees(change)]
+        following = changes[len(seen)] if len(seen) < len(changes) else None
+        if seen and seen[-1].new == "pending" and following is not None and following.begins:
+            yield f"order {failed.document}: {following} was not cancelled by {failed}"
 
 
 def rates(audit: Audit) -> Violations:

@@ -80,16 +80,10 @@ def order(audit: Audit) -> Violations:
     """No job of an ordered key is admitted while an earlier one is unfinished."""
     if audit.configuration.order is None:
         return
-    by_document: dict[Any, list[int]] = defaultdict(list)
-    for job, changes in sorted(audit.by_job.items()):
-        if changes[0].document is not None:
-            by_document[changes[0].document].append(job)
     for hold in audit.holds:
         document = audit.by_job[hold.job][0].document if hold.job in audit.by_job else None
-        for job in by_document[document] if document is not None else ():
-            if job >= hold.job:
-                break
-            states = _states_during(audit.by_job[job], hold)
+        for changes in audit.before(hold.job, document):
+            states = _states_during(changes, hold)
             if states and all(_holds_back(audit, state, hold) for state in states):
                 yield f"order {document}: {hold} was admitted behind {states[-1]}"
 
@@ -118,16 +112,11 @@ def cancelled_behind(audit: Audit) -> Violations:
     """A job that waits behind a failed one is cancelled in the same transaction, where the order says so."""
     if audit.configuration.order != "cancel":
         return
-    for failed in audit.changes:
-        if failed.new != "failed" or failed.old == "failed" or failed.document is None:
-            continue
-        for job, changes in audit.by_job.items():
-            if job <= failed.job or changes[0].document != failed.document:
-                continue
-            before = [change for change in changes if failed.sees(change)]
-            after = [change for change in changes if change.xid == failed.xid or failed.commit.seen.shows(change.xid)]
-            if before and before[-1].new == "pending" and after[-1] is before[-1]:
-                yield f"order {failed.document}: {before[-1]} was not cancelled by {failed}"
+    for failed, changes in audit.behind_failed():
+        before = [change for change in changes if failed.sees(change)]
+        after = [change for change in changes if change.xid == failed.xid or failed.commit.seen.shows(change.xid)]
+        if before and before[-1].new == "pending" and after[-1] is before[-1]:
+            yield f"order {failed.document}: {before[-1]} was not cancelled by {failed}"
 
 
 class _Reservation:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from sqlaqueue.consumer.claiming.held_back import NOTHING, HeldBack
 from sqlaqueue.consumer.executing import held_operations
 from sqlaqueue.flow_control.turns import Turns
 
@@ -78,7 +79,13 @@ def _reserve_nothing() -> None:
     held_operations.reserve_rates = lambda _, __, keys: set(keys)  # type: ignore[assignment]  # the mutation
 
 
+def _forget_that_jobs_wait() -> None:
+    # The Consumer that ends a run would look for the jobs that wait for its place.
+    HeldBack.of = classmethod(lambda *_: NOTHING)  # type: ignore[method-assign,assignment]  # the mutation
+
+
 IN_WORKERS: Mapping[str | None, Callable[[], None]] = {
+    "no notification of free places": _forget_that_jobs_wait,
     "turns are forgotten": _forget_turns,
     "beginnings are not reserved": _reserve_nothing,
 }

@@ -70,7 +70,8 @@ MUTANTS = {
         "cancelled_behind",
         Configuration(1, order="cancel", **BUSY | {"payloads": ("ok", "fails"), "jobs": 60}),
     ),
-    "rate without a lock": ("rates", Configuration(1, rates=((40, 1.0, "customer_id", 3),), **BUSY)),
+    # The row of a rate is locked as well, once a first job of the key has begun.
+    "rate without a lock": ("rates", Configuration(1, rates=((5, 1.0, "customer_id", 1),), **BUSY | {"customers": 60})),
     "rate always has its burst": ("rates", Configuration(1, rates=((40, 1.0, None, 3),), **BUSY)),
     "rate is not held back": (
         "throttled",

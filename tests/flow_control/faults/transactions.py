@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, cached_property
@@ -175,6 +175,29 @@ class Audit:
                 return None if customer is None else (customer, change.kind), config.most
         seen = [most for tenant, most, xid in self._of_tenant[customer] if change.seen.shows(xid)]
         return customer, seen[-1] if seen else None
+
+    def before(self, job: int, document: int | None) -> Iterator[list[Change]]:
+        """Yield the changes of each job that comes before a job in the order of its document, the first one first."""
+        for earlier in self._of_document[document] if document is not None else ():
+            if earlier >= job:
+                return
+            yield self.by_job[earlier]
+
+    def behind_failed(self) -> Iterator[tuple[Change, list[Change]]]:
+        """Yield each failure of a job of a document, with the changes of each job behind it."""
+        for failed in self.changes:
+            if failed.new == "failed" and failed.old != "failed" and failed.document is not None:
+                for job in self._of_document[failed.document]:
+                    if job > failed.job:
+                        yield failed, self.by_job[job]
+
+    @cached_property
+    def _of_document(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for job, changes in sorted(self.by_job.items()):
+            if changes[0].document is not None:
+                found[changes[0].document].append(job)
+        return found
 
     @cached_property
     def _of_tenant(self) -> dict[Any, list[tuple[int, int | None, int]]]:

@@ -96,9 +96,9 @@ def test_a_place_that_plain_sql_frees_is_taken_without_polling(pool: sa.Engine) 
     job, handlers = make_job(limits=[Limit(1, per="customer_id")]), Handlers()
     create(pool, job)
     insert(pool, job, of_customers(1, status="processing"))
-    with consumers(pool, job, handlers, 1, poll_interval=600):
-        insert(pool, job, of_customers(1, 2))
-        wait_for(lambda: handlers.begun[2])
+    insert(pool, job, of_customers(1))
+    with looks(pool) as looked, consumers(pool, job, handlers, 1, poll_interval=600):
+        wait_for(looked.is_idle)
         with pool.begin() as connection:
             connection.execute(sa.delete(job.__table__).where(job.__table__.c.id == 1))
         wait_for(lambda: not unfinished(pool, job))

@@ -157,7 +157,7 @@ class AsyncConsumer(RunsInTask, Generic[T]):
         return await self._serve(draining=True)
 
     async def _serve(self, *, draining: bool) -> int:
-        runner = TaskRunner(repr(self), self._parts, self._factory, self._handler, draining=draining)
+        runner = TaskRunner(repr(self), self._parts, self._factory, self.handler_call, draining=draining)
         self._begin(runner.context)
         try:
             runner.context.engine = await self._check_factory()

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.configuration.handlers import check_handler
+from sqlaqueue.consumer.configuration.middleware import check_middleware, surround
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings, make_settings
 from sqlaqueue.consumer.configuration.statements import make_statements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
@@ -42,6 +43,7 @@ class ConsumerBase:
         batch: bool = False,
         signals: bool = True,
         schedules: Sequence[Any] = (),
+        around: Sequence[Callable[..., Any]] = (),
     ) -> None:
         by_class = dict(handler) if isinstance(handler, Mapping) else None
         for each in [handler] if by_class is None else by_class.values():
@@ -63,6 +65,9 @@ class ConsumerBase:
         self._settings = settings
         self._parts = ConsumerParts(settings, make_statements(settings))
         self._handler: Any = handler if settings.dispatch is None else settings.dispatch
+        middleware = check_middleware(around, type(self).__name__, is_async=self._is_async)
+        self.handler_call = surround(self._handler, middleware, is_async=self._is_async)
+        """Calls the handler inside the middleware."""
         self._factory = resolve_factory(session_factory, self._kind, is_async=self._is_async)
         self.handles_signals = signals
         self._context: ConsumerContext | None = None

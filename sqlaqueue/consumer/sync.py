@@ -64,6 +64,8 @@ class Consumer(RunsInThread, Generic[T]):
         program.
     :param schedules: the :class:`~sqlaqueue.Schedule` objects that it fires while it runs, of any queues. A queue class
         in the list stands for schedules that are only added at run time.
+    :param around: middleware around each call of a handler, outermost first: ``middleware(job, call)`` calls ``call()``
+        once and sees its result or exception. With ``batch=True`` it receives the list of jobs.
     :raises ConfigurationError: for an invalid argument.
 
     ``with Consumer(...):`` runs it in a background thread until the block ends, and leaves signals to the program.
@@ -168,7 +170,7 @@ class Consumer(RunsInThread, Generic[T]):
         return self._serve(draining=True)
 
     def _serve(self, *, draining: bool) -> int:
-        runner = ThreadRunner(repr(self), self._parts, self._factory, self._handler, draining=draining)
+        runner = ThreadRunner(repr(self), self._parts, self._factory, self.handler_call, draining=draining)
         with contextlib.closing(runner):
             self._begin(runner.context)
             try:

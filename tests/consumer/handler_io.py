@@ -143,15 +143,15 @@ class AsyncHandlerIO(HandlerIO):
             await asyncio.sleep(0.005)
 
 
-def for_sync(handler: Handler, given_up: threading.Event | None = None) -> Callable[[Session, Any], None]:
+def for_sync(handler: Handler, given_up: threading.Event | None = None) -> Callable[[Session, Any], object]:
     """Return the handler for a Consumer; after ``given_up`` its waits fail."""
 
-    def handle(session: Session, jobs: Any) -> None:
+    def handle(session: Session, jobs: Any) -> object:
         coroutine: Any = handler(HandlerIO(session, given_up), jobs)
         try:
             coroutine.send(None)
-        except StopIteration:
-            return
+        except StopIteration as end:
+            return end.value
         coroutine.close()
         msg = "a handler awaited something other than a method of its HandlerIO"
         raise AssertionError(msg)
@@ -161,10 +161,10 @@ def for_sync(handler: Handler, given_up: threading.Event | None = None) -> Calla
 
 def for_async(
     handler: Handler, given_up: threading.Event | None = None
-) -> Callable[[AsyncSession, Any], Awaitable[None]]:
+) -> Callable[[AsyncSession, Any], Awaitable[object]]:
     """Return the handler for an AsyncConsumer; after ``given_up`` its waits fail."""
 
-    async def handle(session: AsyncSession, jobs: Any) -> None:
-        await handler(AsyncHandlerIO(session, given_up), jobs)
+    async def handle(session: AsyncSession, jobs: Any) -> object:
+        return await handler(AsyncHandlerIO(session, given_up), jobs)
 
     return handle

@@ -36,6 +36,7 @@ class ConsumerOptions(TypedDict, total=False):
     name: str | None
     signals: bool
     schedules: Sequence[Schedule[Any] | type[Any]]
+    around: Sequence[Callable[[Any, Callable[[], Any]], Any]]
 
 
 @dataclass(frozen=True, eq=False)

@@ -79,7 +79,7 @@ class WorkerInTest:
         self.events: list[JobEvent] = []
         """What has become of the jobs, in order."""
         self._function, self._name, self._limit = function, repr(consumer), limit
-        self._handler = consumer.handler
+        self._handler = consumer.handler_call
         self._interrupted: list[BaseException] = []
         self._settings: tuple[str, ...] = ()
         self._in_async_code = False

@@ -65,9 +65,7 @@ class ConsumerBase:
         self._settings = settings
         self._parts = ConsumerParts(settings, make_statements(settings))
         self._handler: Any = handler if settings.dispatch is None else settings.dispatch
-        middleware = check_middleware(around, type(self).__name__, is_async=self._is_async)
-        self.handler_call = surround(self._handler, middleware, is_async=self._is_async)
-        """Calls the handler inside the middleware."""
+        self._around = check_middleware(around, type(self).__name__, is_async=self._is_async)
         self._factory = resolve_factory(session_factory, self._kind, is_async=self._is_async)
         self.handles_signals = signals
         self._context: ConsumerContext | None = None
@@ -117,6 +115,11 @@ class ConsumerBase:
         """The callable that runs a job: the handler, or what chooses one by the class of the job."""
         handler: Callable[..., Any] = self._handler
         return handler
+
+    @property
+    def handler_call(self) -> Callable[..., Any]:
+        """The same, inside the middleware."""
+        return surround(self._handler, self._around, is_async=self._is_async)
 
     @property
     def events(self) -> EventEmitter:

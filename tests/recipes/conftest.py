@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -37,6 +38,7 @@ class Worker:
             cwd=ROOT,
             stdout=subprocess.PIPE,
             text=True,
+            process_group=0,
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -57,8 +59,9 @@ class Worker:
         self._reader.join()
 
     def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
+        # A worker may have a child, which has the pipe as well.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self._reader.join()
         assert self.process.stdout is not None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlaqueue import exc
 from sqlaqueue._version import __version__
-from sqlaqueue.consumer.core.events import JobEvent
+from sqlaqueue.consumer.core.events import JobEvent, PollEvent
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.copy.copy_in import copy_in
 from sqlaqueue.exc import (
@@ -70,6 +70,7 @@ __all__ = [
     "Limit",
     "Linear",
     "Order",
+    "PollEvent",
     "QueueConfig",
     "QueueMixin",
     "Rate",

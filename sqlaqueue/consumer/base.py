@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -13,7 +13,7 @@ from sqlaqueue.consumer.configuration.middleware import check_middleware, surrou
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings, make_settings
 from sqlaqueue.consumer.configuration.statements import make_statements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
-from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName
+from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName, PollListener
 from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.exc import ConfigurationError
@@ -71,14 +71,28 @@ class ConsumerBase:
         self._context: ConsumerContext | None = None
         self.stop_requested: Callable[[], bool] | None = None
 
-    def on(self, event: EventName, listener: EventListener) -> None:
+    @overload
+    def on(self, event: EventName, listener: EventListener) -> None: ...
+    @overload
+    def on(self, event: Literal["polled"], listener: PollListener) -> None: ...
+    def on(self, event: Any, listener: Callable[[Any], object]) -> None:
         """Call ``listener`` with a :class:`~sqlaqueue.JobEvent` after each event of this name.
 
+        The event ``polled`` is no event of a job: its listeners get a :class:`~sqlaqueue.PollEvent` for each claim.
         Listeners run in the Consumer's threads or tasks, so keep them short. An exception of a listener is logged.
 
         :raises ConfigurationError: if there is no event of this name.
         """
         self._parts.events.add(event, listener)
+
+    def add_middleware(self, middleware: Callable[..., Any]) -> None:
+        """Add a middleware outside of those that the Consumer has, as if it stood first in ``around``.
+
+        It has no effect on a run that has begun.
+
+        :raises ConfigurationError: if it cannot be called with a job and a callable, or is of the other kind.
+        """
+        self._around = (*check_middleware([middleware], type(self).__name__, is_async=self._is_async), *self._around)
 
     def stop(self) -> None:
         """Claim no more jobs, and make ``run()`` or ``drain()`` return, at the latest after the grace period.
@@ -89,6 +103,11 @@ class ConsumerBase:
         context = self._context
         if context is not None:
             context.stop()
+
+    @property
+    def is_async(self) -> bool:
+        """Whether its handlers and middleware are coroutine functions."""
+        return self._is_async
 
     @property
     def queue(self) -> str:

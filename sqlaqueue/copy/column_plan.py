@@ -14,6 +14,7 @@ from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipProperty
 from sqlaqueue.exc import StatementError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.traceparent import current_traceparent
 
 Row = Mapping[str, Any]
 Process = Callable[[Any], Any]
@@ -67,7 +68,7 @@ def make_column_plan(verb: str, spec: QueueSpec, mapper: Mapper[Any], first: Any
         raise StatementError(msg)
     check_mapping(what, mapper, first, 1)
     given = {key: _column(what, mapper, key) for key in first}
-    constants, calls = _defaults(what, mapper, given)
+    constants, calls = _defaults(what, spec, mapper, given)
     columns = {**given, **{key: column for key, (column, _) in (constants | calls).items()}}
     if not columns:
         msg = f"{what}: the rows are empty, and no column has a default in Python; set at least one attribute"
@@ -134,7 +135,7 @@ _Constants = dict[str, tuple[sa.Column[Any], Any]]
 _Calls = dict[str, tuple[sa.Column[Any], Callable[[Any], Any]]]
 
 
-def _defaults(what: str, mapper: Mapper[Any], given: Collection[str]) -> tuple[_Constants, _Calls]:
+def _defaults(what: str, spec: QueueSpec, mapper: Mapper[Any], given: Collection[str]) -> tuple[_Constants, _Calls]:
     """Return the Python-side defaults by attribute: constants and functions."""
     constants: _Constants = {}
     calls: _Calls = {}
@@ -142,7 +143,12 @@ def _defaults(what: str, mapper: Mapper[Any], given: Collection[str]) -> tuple[_
         column = prop.columns[0]
         if not isinstance(column, sa.Column) or prop.key in given:
             continue
-        default = _default(what, mapper, prop.key, column)
+        if column is spec.columns.get("traceparent"):
+            current = current_traceparent()
+            # Without a span the column is left to its server default, which may be set in the transaction.
+            default: Constant | Callable[[Any], Any] | None = None if current is None else Constant(current)
+        else:
+            default = _default(what, mapper, prop.key, column)
         if isinstance(default, Constant):
             constants[prop.key] = column, default.value
         elif default is not None:

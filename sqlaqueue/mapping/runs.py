@@ -71,12 +71,14 @@ def record_run(state: InstanceState[Any], session: Any, token: str | None = None
     if spec.config.fair is not None:
         turns_of(spec).claimed(values)
     # This function is called for each claimed job, so the names are looked up once per queue.
-    token_name, limit_name, attempts_name = spec.run_attributes
+    token_name, limit_name, attempts_name, trace_name = spec.run_attributes
     limit = values.get(limit_name)
     if limit is None:
         limit = spec.config.max_attempts
     key: Any = state.identity
     run = Run(key, values.get(token_name, token), values.get(attempts_name) or 1, limit)
+    if trace_name:
+        run.traceparent = values.get(trace_name)
     if session is not None and spec.strategy.holds_transaction:
         run.transaction, run.savepoint = session.get_transaction(), session.get_nested_transaction()
         if _RUN in info and _is_same_run(info[_RUN], run):

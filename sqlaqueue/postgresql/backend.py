@@ -12,6 +12,7 @@ from sqlaqueue.postgresql.key_arrays import key_array, numbered_rows
 from sqlaqueue.postgresql.key_hash import key_hash
 from sqlaqueue.postgresql.notify import channel_of, notification
 from sqlaqueue.postgresql.periods import period
+from sqlaqueue.postgresql.session_settings import session_setting
 from sqlaqueue.postgresql.sqlstate import sqlstate, violated_constraint
 from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.backend import Checks, Claims, SideTables, Triggers, register_backend
@@ -37,6 +38,7 @@ class PostgreSQL:
     insert_or_replace = staticmethod(insert_or_replace)
     insert_unless = staticmethod(insert_unless)
     period = staticmethod(period)
+    session_setting = staticmethod(session_setting)
     sqlstate = staticmethod(sqlstate)
     violated_constraint = staticmethod(violated_constraint)
 

@@ -289,6 +289,10 @@ class Backend(Protocol):
         """Return a 64-bit hash of a key, or NULL for rows that do not meet ``only``, for an index and statements."""
         ...
 
+    def session_setting(self, name: str) -> sa.ColumnElement[Any]:
+        """Return a setting of the transaction or session as a text, NULL if it is not set."""
+        ...
+
     def period(self, length: timedelta, moment: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
         """Return the beginning of the period to which ``moment`` belongs, for an index and for statements."""
         ...

@@ -35,13 +35,14 @@ ROLES = (
     "lease_expires_at",
     "claimed_by",
     "started_at",
+    "traceparent",
 )
 """The names of the queue attributes. Each is a role that a column of the model can have."""
 
 LEASE_ROLES = ("lease_token", "lease_expires_at", "claimed_by")
 """The roles that only strategies with leases use."""
 
-OPT_IN_ROLES = ("started_at",)
+OPT_IN_ROLES = ("started_at", "traceparent")
 """The roles that a queue has only if its config names them."""
 
 _SHORTEST_LEASE = 1.0

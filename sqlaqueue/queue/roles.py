@@ -19,6 +19,7 @@ from sqlalchemy.exc import StatementError
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue import traceparent
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.states import States
 
@@ -126,6 +127,8 @@ class Role:
     """Makes the default, if it is a constant."""
     server_now: bool = False
     """Whether the default is ``now()`` of the database."""
+    from_trace: bool = False
+    """Whether the server default is the trace that is set in the transaction."""
 
     def column(self, name: str, states: States, type_: TypeEngine[Any] | None = None) -> sa.Column[Any]:
         """Return a new column for this role.
@@ -139,6 +142,8 @@ class Role:
             options["server_default"] = sa.literal_column(literal_text(options["default"], type_))
         elif self.server_now:
             options["server_default"] = sa.func.now()
+        elif self.from_trace:
+            options["server_default"] = traceparent.server_default()
         return sa.Column(name, type_, **options)
 
 
@@ -159,4 +164,5 @@ COLUMNS: dict[str, Role] = {
     "lease_expires_at": Role(datetime | None, _timestamp),
     "claimed_by": Role(str | None, lambda _: sa.Text()),
     "started_at": Role(datetime | None, _timestamp),
+    "traceparent": Role(str | None, lambda _: sa.Text(), from_trace=True),
 }

@@ -45,6 +45,10 @@ class Run:
     """The time at which the handler was called, by the same clock; None before."""
     duration: float | None = None
     """The seconds that the handler took; None before it returned."""
+    traceparent: str | None = None
+    """The trace of the transaction that enqueued the job, see :mod:`sqlaqueue.queue.traceparent`."""
+    notes: dict[str, Any] | None = None
+    """What middleware has noted for event listeners; None for nothing."""
 
     def copied(self, *, held: bool) -> Run:
         """Return the run for a copy of the instance.

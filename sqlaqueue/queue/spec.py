@@ -66,10 +66,10 @@ class QueueSpec:
         return self.config.lease_duration
 
     @cached_property
-    def run_attributes(self) -> tuple[str, str, str]:
-        """The attributes of token, limit and number of attempts; empty names for roles that are left out."""
-        token, limit, attempts = (self.attributes.get(role, "") for role in ("lease_token", "max_attempts", "attempts"))
-        return token, limit, attempts
+    def run_attributes(self) -> tuple[str, str, str, str]:
+        """The attributes of token, limit, number of attempts and trace; empty names for roles that are left out."""
+        get = self.attributes.get
+        return get("lease_token", ""), get("max_attempts", ""), get("attempts", ""), get("traceparent", "")
 
     @property
     def keeps_claimed_by(self) -> bool:

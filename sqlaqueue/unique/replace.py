@@ -24,6 +24,7 @@ _OF_THE_QUEUE = (
     "status",
     "created_at",
     "started_at",
+    "traceparent",
     "finished_at",
     "lease_token",
     "lease_expires_at",

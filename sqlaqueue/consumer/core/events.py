@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from sqlaqueue.consumer.core.error_text import kind_of, text_of
@@ -17,6 +18,24 @@ from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.claim import worker_name
 
 EventName = Literal["claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost"]
+"""The events of jobs."""
+
+_NO_NOTES: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class PollEvent:
+    """A poll of a queue, emitted after the commit of its claim, also if it has found no job."""
+
+    queue: str
+    jobs: int
+    """The number of claimed jobs."""
+    duration: float
+    """Seconds from the first statement to the end of the last one; under a lease with the commit."""
+    settled: int = 0
+    """The number of runs that the same transaction has settled."""
+    traceparents: tuple[str, ...] = ()
+    """The traces of the claimed jobs, if the queue stores them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +61,10 @@ class JobEvent:
     """When the handler was called, by the clock of the worker's machine; None if it was not called."""
     duration: float | None = None
     """Seconds for which the handler ran; None if it was not called. The jobs of one batch share the value."""
+    traceparent: str | None = None
+    """The trace of the transaction that enqueued the job; None for ``rescued``, and if the queue does not store it."""
+    notes: Mapping[str, Any] = field(default=_NO_NOTES, repr=False, compare=False)
+    """What middleware has noted about this attempt by :func:`~sqlaqueue.telemetry.note`."""
 
 
 def make_event(name: EventName, queue: str, run: Run, delay: float | None, error: BaseException | None) -> JobEvent:
@@ -52,10 +75,13 @@ def make_event(name: EventName, queue: str, run: Run, delay: float | None, error
         started = datetime.now(UTC) - timedelta(seconds=ago)
         # Without a duration the handler is still running, after its timeout.
         duration = ago if run.duration is None else run.duration
-    return JobEvent(name, queue, run.key, run.attempt, delay, error, run.max_attempts, started, duration)
+    notes = _NO_NOTES if run.notes is None else run.notes
+    event = (name, queue, run.key, run.attempt, delay, error, run.max_attempts, started, duration)
+    return JobEvent(*event, traceparent=run.traceparent, notes=notes)
 
 
 EventListener = Callable[[JobEvent], object]
+PollListener = Callable[[PollEvent], object]
 
 _LEVELS: dict[EventName, int] = {
     "failed": logging.ERROR,
@@ -74,10 +100,12 @@ class EventEmitter:
     """
 
     def __init__(self, worker: Callable[[], str] = worker_name) -> None:
-        self._listeners: dict[str, list[EventListener]] = {name: [] for name in get_args(EventName)}
+        self._listeners: dict[str, list[Callable[[Any], object]]] = {
+            name: [] for name in (*get_args(EventName), "polled")
+        }
         self._worker = worker
 
-    def add(self, name: EventName, listener: EventListener) -> None:
+    def add(self, name: str, listener: Callable[[Any], object]) -> None:
         """Call ``listener`` with each event of this name.
 
         :raises ConfigurationError: if there is no event of this name.
@@ -86,6 +114,11 @@ class EventEmitter:
             msg = f"on({name!r}): there is no such event; give one of {', '.join(self._listeners)}"
             raise ConfigurationError(msg)
         self._listeners[name].append(listener)
+
+    @property
+    def wants_polls(self) -> bool:
+        """Whether polls have listeners."""
+        return bool(self._listeners["polled"])
 
     def wants(self, name: EventName) -> bool:
         """Return whether an event has listeners or is logged, so that it is worth making."""
@@ -107,14 +140,24 @@ class EventEmitter:
             )
         self.call_listeners(event)
 
+    def emit_poll(self, event: PollEvent) -> None:
+        """Call the listeners of a poll; it is not logged."""
+        self._call(
+            "polled",
+            event,
+            lambda: fields("event_listener_failed", queue=event.queue, worker=self._worker(), count=event.jobs),
+        )
+
     def call_listeners(self, event: JobEvent) -> None:
         """Call the listeners of an event without logging it."""
-        for listener in self._listeners[event.name]:
+        self._call(event.name, event, lambda: self._fields(event) | {"event": "event_listener_failed"})
+
+    def _call(self, name: str, event: JobEvent | PollEvent, extra: Callable[[], dict[str, Any]]) -> None:
+        for listener in self._listeners[name]:
             try:
                 listener(event)
             except BaseException:
-                extra = self._fields(event) | {"event": "event_listener_failed"}
-                logger.exception("an event listener for %r failed", event.name, extra=extra)
+                logger.exception("an event listener for %r failed", name, extra=extra())
 
     def _fields(self, event: JobEvent) -> dict[str, Any]:
         return fields(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from sqlaqueue.consumer.executing import held_operations as operations
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.job_instances import reload
 from sqlaqueue.consumer.executing.leased import rollback
-from sqlaqueue.consumer.executing.report import Report, emit_claimed
+from sqlaqueue.consumer.executing.report import Report, emit_claimed, emit_polled
 from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.consumer.notifications.notify import notify_all_claimed_and_commit
 from sqlaqueue.consumer.notifications.poll_schedule import NO_ANNOUNCEMENT
@@ -53,6 +54,7 @@ JOURNAL_DEADLINE = 2.0
 def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: QuarantinedJob | None) -> Routine:
     """Claim a batch, or one quarantined job, run it and settle it in the one transaction that holds it."""
     claimer, quarantine, ended_before = context.claimer, context.quarantine, context.runs_ended
+    began = time.monotonic()
     if quarantined is None:
         poll = context.polls.begin_poll()
         jobs, more = yield Execute(claimer.claim, (context.claim_size(),))
@@ -60,6 +62,7 @@ def run_held_batch(context: ConsumerContext, turn: WorkerTurn, quarantined: Quar
     else:
         poll = NO_ANNOUNCEMENT
         jobs, more = (yield Execute(claimer.claim_key, (quarantined.key,))), False
+    emit_polled(context, jobs, time.monotonic() - began)
     runs = runs_of(jobs)
     if jobs:
         turn.hold(runs)

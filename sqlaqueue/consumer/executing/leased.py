@@ -14,7 +14,7 @@ from sqlaqueue.consumer.core.database_errors import is_connection_lost, is_trans
 from sqlaqueue.consumer.core.effects import CallHandler, Effect, Execute, ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.executor import Executor
 from sqlaqueue.consumer.executing.job_instances import expunge, load_again, reload
-from sqlaqueue.consumer.executing.report import Report, emit_claimed, release, report, report_settled
+from sqlaqueue.consumer.executing.report import Report, emit_claimed, emit_polled, release, report, report_settled
 from sqlaqueue.consumer.executing.settle_and_claim import ReplyLost, SettleAndClaimResult, settle_and_claim
 from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.consumer.sessions.session_usage import has_lost_connection
@@ -48,11 +48,13 @@ def claim_leased_batch(context: ConsumerContext, turn: WorkerTurn, finished: Seq
         raise (lost.__cause__ or lost) from None
     jobs = claimed.jobs
     context.intervals.succeeded()
-    context.sizer.record_claim(time.monotonic() - began)
+    took = time.monotonic() - began
+    context.sizer.record_claim(took)
     context.polls.polled(more=claimed.more)
     context.poll_when_admitted(ended_before)
     if finished:
         report_settled(context, finished, claimed.lease_lost)
+    emit_polled(context, jobs, took, settled=len(finished))
     emit_claimed(context, jobs)
     groups = context.settings.call_groups(jobs)
     time_limit = context.sizer.time_in_row(len(groups)) if jobs else None

@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlaqueue.consumer.claiming.job_buffer import runs_of
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.events import EventName, JobEvent, make_event
+from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, make_event
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRun
 from sqlaqueue.exc import LeaseLost
 from sqlaqueue.keys import Key, key_text
@@ -95,6 +95,17 @@ def emit_claimed(context: ConsumerContext, jobs: Sequence[Any]) -> None:
     """Emit an event for each claimed job."""
     for run in runs_of(jobs) if context.events.wants("claimed") else ():
         _emit(context, "claimed", run)
+
+
+def emit_polled(context: ConsumerContext, jobs: Sequence[Any], duration: float, *, settled: int = 0) -> None:
+    """Emit an event for a poll.
+
+    :param duration: the seconds that its statements took.
+    :param settled: the number of runs that were settled with it.
+    """
+    if context.events.wants_polls:
+        traces = tuple(run.traceparent for run in runs_of(jobs) if run.traceparent is not None)
+        context.events.emit_poll(PollEvent(context.spec.name, len(jobs), duration, settled, traces))
 
 
 def emit_rescued(context: ConsumerContext, keys: Sequence[Key]) -> None:

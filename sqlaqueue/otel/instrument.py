@@ -1,0 +1,49 @@
+"""Instrument a Consumer: spans of its polls, attempts and settlements, and the metrics of all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, get_args
+
+from opentelemetry import metrics, trace
+
+from sqlaqueue._version import __version__
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.core.events import EventName
+from sqlaqueue.otel.conventions import SCHEMA_URL, SCOPE
+from sqlaqueue.otel.metrics import ConsumerMetrics
+from sqlaqueue.otel.spans import ConsumerSpans
+from sqlaqueue.telemetry.surround import surround
+
+
+def instrument(
+    consumer: ConsumerBase,
+    *,
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> None:
+    """Make spans and metrics of what a Consumer or an AsyncConsumer does.
+
+    Call it once for a Consumer, before it runs. The Consumer's other middleware runs inside of the span.
+
+    :param tracer_provider: makes the tracer; the global one by default.
+    :param meter_provider: makes the meter; the global one by default.
+    """
+    spans = ConsumerSpans(trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL))
+    measured = ConsumerMetrics(metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL))
+
+    @contextmanager
+    def around_call(argument: Any) -> Iterator[None]:
+        jobs = argument if isinstance(argument, list) else [argument]
+        with measured.call(jobs), spans.call(jobs):
+            yield
+
+    surround(consumer, around_call)
+    consumer.on("polled", spans.polled)
+    consumer.on("polled", measured.polled)
+    names: tuple[EventName, ...] = get_args(EventName)
+    for name in names:
+        if name != "claimed":
+            consumer.on(name, spans.ended)
+            consumer.on(name, measured.ended)

@@ -1,0 +1,132 @@
+"""Instrument the sessions that enqueue jobs: a ``send`` span for each queue of a flush or a bulk insert.
+
+The jobs of the flush get the trace of this span, so that it is their parent in the trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.trace import Span, SpanKind
+from sqlalchemy import event
+from sqlalchemy.orm import ORMExecuteState, Session
+
+from sqlaqueue._version import __version__
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping.mixin import queue_spec
+from sqlaqueue.otel.conventions import SCHEMA_URL, SCOPE, attributes
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.traceparent import current_traceparent
+
+_SPANS = "sqlaqueue_send_spans"
+"""The key in ``Session.info`` of the spans of a flush that has not ended."""
+
+
+def instrument_sessions(
+    sessions: Any,
+    *,
+    tracer_provider: trace.TracerProvider | None = None,
+    meter_provider: metrics.MeterProvider | None = None,
+) -> None:
+    """Make a span, and count messages, when sessions insert jobs.
+
+    :param sessions: a ``sessionmaker``, an ``async_sessionmaker``, or a subclass of Session.
+    :param tracer_provider: makes the tracer; the global one by default.
+    :param meter_provider: makes the meter; the global one by default.
+    :raises ConfigurationError: for anything else.
+    """
+    target = _event_target(sessions)
+    sender = _Sender(
+        trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL),
+        metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL),
+    )
+    event.listen(target, "before_flush", sender.before_flush)
+    event.listen(target, "after_flush", sender.after_flush)
+    event.listen(target, "after_soft_rollback", sender.after_rollback)
+    event.listen(target, "do_orm_execute", sender.execute)
+
+
+def _event_target(sessions: Any) -> Any:
+    """Return what SQLAlchemy's events of sessions are for."""
+    made = getattr(sessions, "class_", None)
+    if hasattr(made, "sync_session_class"):
+        # The events of an AsyncSession are those of the Session that it wraps. That is a class of its own from now on,
+        # as the sessions of other factories wrap the same.
+        wrapped = sessions.kw.get("sync_session_class", made.sync_session_class)
+        own = type(wrapped.__name__, (wrapped,), {})
+        sessions.configure(sync_session_class=own)
+        return own
+    if made is not None or (isinstance(sessions, type) and issubclass(sessions, Session)):
+        return sessions
+    msg = f"instrument_sessions({sessions!r}): give a sessionmaker, an async_sessionmaker, or a subclass of Session"
+    raise ConfigurationError(msg)
+
+
+class _Sender:
+    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
+        self._tracer = tracer
+        self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Enqueued jobs.")
+
+    def before_flush(self, session: Session, *_: object) -> None:
+        """Begin a span for each queue of which the flush inserts jobs."""
+        by_queue: dict[str, tuple[QueueSpec, list[Any]]] = {}
+        for instance in session.new:
+            spec = queue_spec(type(instance))
+            if spec is not None:
+                by_queue.setdefault(spec.name, (spec, []))[1].append(instance)
+        for queue, (spec, jobs) in by_queue.items():
+            span = self._begin(queue, len(jobs))
+            session.info.setdefault(_SPANS, []).append((span, queue, len(jobs)))
+            attribute = spec.attributes.get("traceparent")
+            if attribute is None:
+                continue
+            with trace.use_span(span):
+                traceparent = current_traceparent()
+            for job in jobs:
+                if job.__dict__.get(attribute) is None:
+                    setattr(job, attribute, traceparent)
+
+    def after_flush(self, session: Session, *_: object) -> None:
+        """End the spans of a flush."""
+        for span, queue, jobs in session.info.pop(_SPANS, ()):
+            self._end(span, queue, jobs)
+
+    @staticmethod
+    def after_rollback(session: Session, *_: object) -> None:
+        """End the spans of a flush that has failed."""
+        for span, _, _ in session.info.pop(_SPANS, ()):
+            span.set_status(trace.Status(trace.StatusCode.ERROR, "the flush has failed"))
+            span.end()
+
+    def execute(self, state: ORMExecuteState) -> Any:
+        """Execute an INSERT of jobs in a span, so that it is the current one for the default of their traceparent."""
+        mapper = state.bind_mapper if state.is_insert else None
+        spec = None if mapper is None else queue_spec(mapper.class_)
+        if spec is None:
+            return None
+        jobs = _number_of_rows(state.parameters)
+        span = self._begin(spec.name, jobs)
+        with trace.use_span(span):
+            try:
+                result = state.invoke_statement()
+            except BaseException:
+                span.end()
+                raise
+        self._end(span, spec.name, jobs)
+        return result
+
+    def _begin(self, queue: str, jobs: int) -> Span:
+        count = jobs if jobs > 1 else None
+        given = attributes(queue, "send", "send", messaging__batch__message_count=count)
+        return self._tracer.start_span(f"send {queue}", kind=SpanKind.PRODUCER, attributes=given)
+
+    def _end(self, span: Span, queue: str, jobs: int) -> None:
+        span.end()
+        self._sent.add(jobs, attributes(queue, "send", "send"))
+
+
+def _number_of_rows(parameters: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> int:
+    """Return the number of rows of a bulk insert; 1 for a statement that contains its values."""
+    return len(parameters) if isinstance(parameters, Sequence) else 1

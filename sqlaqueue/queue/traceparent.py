@@ -1,0 +1,52 @@
+"""The trace of a job: the ``traceparent`` of W3C Trace Context, taken from OpenTelemetry or from the transaction.
+
+The column is filled when a row is inserted: by the span that is current in this process, or else by the setting
+``sqlaqueue.traceparent`` of the transaction, which its server default reads. So COPY, ``INSERT ... SELECT`` and plain
+SQL continue a trace as well.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue.queue.backend import backend
+
+SETTING = "sqlaqueue.traceparent"
+"""The setting of a transaction that inserts jobs without the ORM: ``SET LOCAL sqlaqueue.traceparent = '00-...-01'``."""
+
+
+def current_traceparent() -> str | None:
+    """Return the current span of OpenTelemetry as a ``traceparent``; None without one.
+
+    OpenTelemetry is not imported: a program without it has no span.
+    """
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return None
+    context = trace.get_current_span().get_span_context()
+    if not context.is_valid:
+        return None
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def server_default() -> sa.ColumnElement[Any]:
+    """Return the server default of the column: the setting of the transaction, NULL if it is not set."""
+    return backend().session_setting(SETTING)
+
+
+def set_insert_default(column: sa.Column[Any]) -> None:
+    """Let INSERT statements of this process write the current span, or else the setting.
+
+    A column that has a default keeps it.
+
+    It belongs to the column of the table, and to no field: a field of a dataclass has its own default, None.
+    """
+    if column.default is not None:
+        return
+    # A function in a bound parameter is called for each execution, so the statement stays the same.
+    current = sa.bindparam("sqlaqueue_traceparent", callable_=current_traceparent, type_=sa.Text(), unique=True)
+    default = sa.ColumnDefault(sa.func.coalesce(current, server_default(), type_=sa.Text()))
+    default._set_parent_with_dispatch(column)  # noqa: SLF001 - SQLAlchemy has no public way to add a default to a column

@@ -1,0 +1,73 @@
+"""What middleware can learn about the attempt of a job, and what it can note for event listeners."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlaqueue.exc import StatementError
+from sqlaqueue.keys import Key
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.queue.run import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of a job, as its middleware sees it."""
+
+    queue: str
+    key: Key
+    """The primary key of the job, as a tuple."""
+    number: int
+    """The number of the attempt, from 1."""
+    max_attempts: int
+    traceparent: str | None
+    """The trace of the transaction that enqueued the job; None if it is unknown, or the queue does not store it."""
+
+
+def attempt_of(job: Any) -> Attempt:
+    """Return the attempt for which a Consumer runs ``job``.
+
+    :raises StatementError: if the job was not claimed.
+    """
+    run = _run_of(job, "attempt_of")
+    return Attempt(spec_of(type(job)).name, run.key, run.attempt, run.max_attempts, run.traceparent)
+
+
+def note(job: Any, values: Mapping[str, Any]) -> None:
+    """Note something about the attempt of a job: the events of its end have it as ``event.notes``.
+
+    It is kept in the memory of this process until then, and is not stored.
+
+    :raises StatementError: if the job was not claimed.
+    """
+    run = _run_of(job, "note")
+    # A new dict: an event of an earlier end may be read by another thread.
+    run.notes = {**(run.notes or {}), **values}
+
+
+def seconds_waited(job: Any) -> float | None:
+    """Return the seconds since a job was due, or was enqueued if that was later, by the clock of this machine.
+
+    None if the model has neither ``run_at`` nor ``created_at``.
+    """
+    spec, values = spec_of(type(job)), job.__dict__
+    # Not by getattr(), which would load an attribute that has expired.
+    known = [values.get(spec.attributes.get(role, "")) for role in ("run_at", "created_at")]
+    moments = [
+        each if each.tzinfo is not None else each.replace(tzinfo=UTC) for each in known if isinstance(each, datetime)
+    ]
+    if not moments:
+        return None
+    return max(0.0, (datetime.now(UTC) - max(moments)).total_seconds())
+
+
+def _run_of(job: Any, what: str) -> Run:
+    run = run_of(job)
+    if run is None:
+        msg = f"{what}({type(job).__name__}): the job was not claimed; give the job that the handler gets"
+        raise StatementError(msg)
+    return run

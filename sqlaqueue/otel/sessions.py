@@ -50,7 +50,7 @@ def instrument_sessions(
 
 def _event_target(sessions: Any) -> Any:
     """Return what SQLAlchemy's events of sessions are for."""
-    made = getattr(sessions, "class_", None)
+    made: Any = getattr(sessions, "class_", None)
     if hasattr(made, "sync_session_class"):
         # The events of an AsyncSession are those of the Session that it wraps. That is a class of its own from now on,
         # as the sessions of other factories wrap the same.
@@ -97,8 +97,7 @@ class _Sender:
     def after_rollback(session: Session, *_: object) -> None:
         """End the spans of a flush that has failed."""
         for span, _, _ in session.info.pop(_SPANS, ()):
-            span.set_status(trace.Status(trace.StatusCode.ERROR, "the flush has failed"))
-            span.end()
+            _fail(span, "the flush has failed")
 
     def execute(self, state: ORMExecuteState) -> Any:
         """Execute an INSERT of jobs in a span, so that it is the current one for the default of their traceparent."""
@@ -112,7 +111,7 @@ class _Sender:
             try:
                 result = state.invoke_statement()
             except BaseException:
-                span.end()
+                _fail(span, "the INSERT has failed")
                 raise
         self._end(span, spec.name, jobs)
         return result
@@ -125,6 +124,11 @@ class _Sender:
     def _end(self, span: Span, queue: str, jobs: int) -> None:
         span.end()
         self._sent.add(jobs, attributes(queue, "send", "send"))
+
+
+def _fail(span: Span, description: str) -> None:
+    span.set_status(trace.Status(trace.StatusCode.ERROR, description))
+    span.end()
 
 
 def _number_of_rows(parameters: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> int:

@@ -9,7 +9,6 @@ another system can be made in the same way::
             scope.set_tag("attempt", attempt_of(job).number)
             note(job, {"scope": scope})
             yield
-
     surround(consumer, tag_errors)
     consumer.on("failed", lambda event: sentry_sdk.capture_exception(event.error, scope=event.notes["scope"]))
 """

@@ -1,0 +1,255 @@
+"""The spans of enqueueing, claims, attempts and settlements, by OpenTelemetry's conventions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from opentelemetry import trace
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, StatusCode
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import AsyncConsumer, Cancel, Consumer, Fail, Retry, Snooze, copy_in
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.otel import instrument, instrument_sessions
+from tests.servers import Database
+from tests.telemetry.conftest import Recorded
+from tests.telemetry.models import MODELS, Base, Held, Leased
+
+
+@pytest.fixture
+def sessions(database: Database) -> Iterator[sessionmaker[Session]]:
+    engine = sa.create_engine(database.url("psycopg"))
+    Base.metadata.create_all(engine)
+    yield sessionmaker(engine)
+    engine.dispose()
+
+
+def enqueue(sessions: Any, recorded: Recorded, model: Any, number: int = 1) -> ReadableSpan:
+    """Enqueue jobs in a span, and return it."""
+    tracer = recorded.tracer_provider.get_tracer("application")
+    with tracer.start_as_current_span("request") as span, sessions() as session:
+        session.add_all([model(text=f"{n}") for n in range(number)])
+        session.commit()
+    return span  # type: ignore[return-value] # the SDK's spans are readable
+
+
+def trace_id(span: Any) -> int:
+    return int(span.get_span_context().trace_id)
+
+
+def parent_of(span: ReadableSpan) -> int | None:
+    return None if span.parent is None else span.parent.span_id
+
+
+def instrumented(consumer: Any, recorded: Recorded) -> Any:
+    instrument(consumer, **recorded.providers)
+    return consumer
+
+
+def fail_once(seen: list[int]) -> Any:
+    def handler(session: Session, job: Any) -> None:
+        seen.append(trace_id(trace.get_current_span()))
+        if len(seen) == 1:
+            msg = "the mail server does not answer"
+            raise ConnectionError(msg)
+
+    return handler
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_enqueueing_failure_retry_and_success_are_one_trace(
+    sessions: sessionmaker[Session], recorded: Recorded, model: Any
+) -> None:
+    request, seen = enqueue(sessions, recorded, model), list[int]()
+    consumer = instrumented(Consumer(model, fail_once(seen), sessions, concurrency=1), recorded)
+    assert consumer.drain() == 2
+    queue = model.__tablename__
+    first, second = recorded.spans(f"process {queue}")
+    [retried], [completed] = recorded.spans(f"retry {queue}"), recorded.spans(f"complete {queue}")
+    for span in (first, second, retried, completed):
+        assert trace_id(span) == trace_id(request)
+    assert seen == [trace_id(request)] * 2, "the handler's own spans belong to it as well"
+    assert parent_of(first) == parent_of(second) == request.get_span_context().span_id
+    assert [link.context.span_id for link in first.links] == [request.get_span_context().span_id]
+    assert parent_of(retried) == first.get_span_context().span_id
+    assert parent_of(completed) == second.get_span_context().span_id
+    assert (first.kind, retried.kind) == (SpanKind.CONSUMER, SpanKind.CLIENT)
+    assert dict(first.attributes) == {
+        "messaging.system": "sqlaqueue",
+        "messaging.destination.name": queue,
+        "messaging.operation.name": "process",
+        "messaging.operation.type": "process",
+        "messaging.message.id": "1",
+        "sqlaqueue.attempt": 1,
+        "sqlaqueue.max_attempts": 3,
+        "error.type": "ConnectionError",
+    }
+    assert first.status.status_code is StatusCode.ERROR
+    assert first.events[0].attributes["exception.message"] == "the mail server does not answer"
+    assert second.status.is_ok
+    assert second.attributes["sqlaqueue.attempt"] == 2
+    assert retried.attributes["messaging.operation.type"] == "settle"
+    assert retried.attributes["error.type"] == "ConnectionError"
+    assert retried.attributes["messaging.operation.name"] == "retry"
+    assert retried.start_time >= first.end_time - 5_000_000
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_claims_have_a_span_of_their_own_and_empty_polls_have_none(
+    sessions: sessionmaker[Session], recorded: Recorded, model: Any
+) -> None:
+    requests = [enqueue(sessions, recorded, model) for _ in range(3)]
+    consumer = Consumer(model, lambda session, job: None, sessions)
+    polls: list[Any] = []
+    consumer.on("polled", polls.append)
+    instrumented(consumer, recorded).drain()
+    received = recorded.spans(f"receive {model.__tablename__}")
+    assert sum(span.attributes["messaging.batch.message_count"] for span in received) == 3
+    assert len(received) == sum(bool(poll.jobs) for poll in polls) < len(polls)
+    assert {link.context.trace_id for span in received for link in span.links} == {*map(trace_id, requests)}
+    assert all(span.parent is None and span.kind is SpanKind.CLIENT for span in received)
+
+
+def test_a_batch_has_links_instead_of_a_parent(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+    requests = [enqueue(sessions, recorded, Leased) for _ in range(3)]
+    with sessions() as session:
+        session.add(Leased())
+        session.commit()
+    consumer = Consumer(Leased, lambda session, jobs: None, sessions, batch=True, batch_size=10)
+    instrumented(consumer, recorded).drain()
+    [span] = recorded.spans("process leased")
+    assert span.parent is None
+    assert {link.context.trace_id for link in span.links} == {*map(trace_id, requests)}
+    assert span.attributes["messaging.batch.message_count"] == 4
+    assert len(recorded.spans("complete leased")) == 4
+
+
+def test_a_job_without_a_trace_begins_one(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+    """Also in a program that starts its Consumer within a span, which would never end otherwise."""
+    with sessions() as session:
+        session.add_all([Leased(), Leased(traceparent="no trace")])
+        session.commit()
+    consumer = instrumented(Consumer(Leased, lambda session, job: None, sessions), recorded)
+    with recorded.tracer_provider.get_tracer("application").start_as_current_span("startup") as startup:
+        consumer.drain()
+    spans = recorded.spans("process leased")
+    assert [span.parent for span in spans] == [None, None]
+    assert trace_id(startup) not in {trace_id(span) for span in spans}
+
+
+@pytest.mark.parametrize(
+    ("error", "operation", "error_type"),
+    [
+        (Snooze(60), "release", None),
+        (Cancel("no longer wanted"), "cancel", None),
+        (Fail("no stock", kind="no_stock"), "fail", "no_stock"),
+        (Retry(60, error="busy"), "retry", "Retry"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_signals(
+    sessions: sessionmaker[Session], recorded: Recorded, error: Exception, operation: str, error_type: str | None
+) -> None:
+    def handler(session: Session, job: Any) -> None:
+        raise error
+
+    enqueue(sessions, recorded, Leased)
+    instrumented(Consumer(Leased, handler, sessions), recorded).drain()
+    [span], [settled] = recorded.spans("process leased"), recorded.spans(f"{operation} leased")
+    assert span.attributes.get("error.type") == settled.attributes.get("error.type") == error_type
+    assert span.status.status_code is (StatusCode.UNSET if error_type is None else StatusCode.ERROR)
+
+
+def test_an_error_of_the_commit_is_in_the_span_of_the_settlement(
+    sessions: sessionmaker[Session], recorded: Recorded
+) -> None:
+    def handler(session: Session, job: Any) -> None:
+        session.add(Held(id=1))
+
+    enqueue(sessions, recorded, Leased)
+    enqueue(sessions, recorded, Held)
+    instrumented(Consumer(Leased, handler, sessions, retry=lambda attempt, error: None), recorded).drain()
+    [span], [settled] = recorded.spans("process leased"), recorded.spans("fail leased")
+    assert span.status.is_ok
+    assert settled.attributes["error.type"] == "IntegrityError"
+
+
+async def test_async_consumers(database: Database, sessions: sessionmaker[Session], recorded: Recorded) -> None:
+    engine = create_async_engine(database.url("asyncpg"))
+    factory = async_sessionmaker(engine)
+    instrument_sessions(factory, **recorded.providers)
+    tracer = recorded.tracer_provider.get_tracer("application")
+    with tracer.start_as_current_span("request") as request:
+        async with factory() as session:
+            session.add(Leased(text="a"))
+            await session.commit()
+    seen: list[int] = []
+
+    async def handler(session: Any, job: Any) -> None:
+        seen.append(trace_id(trace.get_current_span()))
+        if len(seen) == 1:
+            raise ConnectionError
+
+    with tracer.start_as_current_span("startup"):
+        await instrumented(AsyncConsumer(Leased, handler, factory), recorded).drain()
+    await engine.dispose()
+    assert seen == [trace_id(request)] * 2
+    [sent], [first, second] = recorded.spans("send leased"), recorded.spans("process leased")
+    assert parent_of(sent) == request.get_span_context().span_id
+    assert parent_of(first) == parent_of(second) == sent.get_span_context().span_id
+    assert [span.name for span in recorded.spans() if trace_id(span) == trace_id(request)] == [
+        "request",
+        "send leased",
+        "process leased",
+        "retry leased",
+        "process leased",
+        "complete leased",
+    ]
+
+
+def test_a_flush_sends_in_a_span_for_each_queue(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+    instrument_sessions(sessions, **recorded.providers)
+    request = enqueue(sessions, recorded, Leased, 3)
+    [sent] = recorded.spans("send leased")
+    assert parent_of(sent) == request.get_span_context().span_id
+    assert sent.kind is SpanKind.PRODUCER
+    assert sent.attributes["messaging.batch.message_count"] == 3
+    with sessions() as session:
+        [traceparent] = session.scalars(sa.select(Leased.traceparent).distinct())
+        assert traceparent.split("-")[2] == f"{sent.get_span_context().span_id:016x}"
+        session.execute(sa.insert(Leased), [{"text": f"{n}"} for n in range(5)])
+        copy_in(session, Leased, [{"text": "copied"}])
+        bulk = recorded.spans("send leased")[1]
+        found = session.scalars(sa.select(Leased.traceparent).where(Leased.id > 3, Leased.text != "copied").distinct())
+        assert [each.split("-")[2] for each in found] == [f"{bulk.get_span_context().span_id:016x}"]
+    assert recorded.total("messaging.client.sent.messages") == 8
+    with Session(sessions.kw["bind"]) as other:
+        other.add(Leased())
+        other.flush()
+    assert len(recorded.spans("send leased")) == 2, "other sessions are not instrumented"
+
+
+def test_a_failed_flush_ends_its_span(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+    instrument_sessions(sessions, **recorded.providers)
+    enqueue(sessions, recorded, Leased)
+    with sessions() as session:
+        session.add(Leased(id=1))
+        with pytest.raises(sa.exc.IntegrityError):
+            session.flush()
+        session.rollback()
+        with pytest.raises(sa.exc.IntegrityError):
+            session.execute(sa.insert(Leased), [{"id": 1}])
+    first, *failed = recorded.spans("send leased")
+    assert first.status.is_ok
+    assert [span.status.status_code for span in failed] == [StatusCode.ERROR] * 2
+    assert recorded.total("messaging.client.sent.messages") == 1
+
+
+def test_only_sessions_are_instrumented() -> None:
+    with pytest.raises(ConfigurationError, match="give a sessionmaker, an async_sessionmaker, or a subclass"):
+        instrument_sessions(sa.create_engine("postgresql+psycopg://"))

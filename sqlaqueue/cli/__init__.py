@@ -13,6 +13,7 @@ from sqlaqueue import __version__
 from sqlaqueue.cli.commands.bench import bench
 from sqlaqueue.cli.commands.change import cancel, purge, reconcile, requeue, rescue
 from sqlaqueue.cli.commands.demo import alembic_template, demo
+from sqlaqueue.cli.commands.health import health
 from sqlaqueue.cli.commands.inspect import failed, stats, workers
 from sqlaqueue.cli.commands.jobs import job, jobs
 from sqlaqueue.cli.commands.pause_resume import pause, resume
@@ -48,6 +49,7 @@ for command in (
     job,
     why,
     workers,
+    health,
     requeue,
     cancel,
     purge,

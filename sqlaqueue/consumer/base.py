@@ -14,6 +14,7 @@ from sqlaqueue.consumer.configuration.settings import ConsumerSettings, make_set
 from sqlaqueue.consumer.configuration.statements import make_statements
 from sqlaqueue.consumer.context import ConsumerContext, ConsumerParts
 from sqlaqueue.consumer.core.events import EventEmitter, EventListener, EventName, PollListener
+from sqlaqueue.consumer.health import Health, health_of
 from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.exc import ConfigurationError
@@ -103,6 +104,10 @@ class ConsumerBase:
         context = self._context
         if context is not None:
             context.stop()
+
+    def health(self) -> Health:
+        """Return whether it is alive and ready. It reads no database, and can be called from any thread."""
+        return health_of(self._context)
 
     @property
     def is_async(self) -> bool:

@@ -138,6 +138,8 @@ class ConsumerContext:
         """How many times workers have finished claimed jobs, which may be due again."""
         self.busy_since: float | None = None
         """When the first job was claimed since the consumer was idle; None while it is."""
+        self.maintained_at = time.monotonic()
+        """When the last round of the maintenance loop began."""
         self.maintenance_sleeps = False
         """Whether the maintenance loop would notice too late that work has begun."""
         self.runs_ended = self.runs_released = 0
@@ -152,10 +154,9 @@ class ConsumerContext:
         """The consumer is in the table of consumers."""
         self.error: BaseException | None = None
         """The error with which the run ends."""
-        self.handles_signals = True
+        self.handles_signals, self.start_logged = True, False
         self.on_start_known: Callable[[], object] | None = None
         """Called when a first claim has worked or will be tried again; None when no caller waits for it."""
-        self.start_logged = False
 
     @property
     def spec(self) -> QueueSpec:

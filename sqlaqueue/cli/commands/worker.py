@@ -9,6 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from sqlaqueue.cli.processes.http_server import parse_address
 from sqlaqueue.cli.processes.process_settings import configure_logging
 from sqlaqueue.cli.processes.supervisor import supervise
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
@@ -41,6 +42,11 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
 @click.option("--poll-interval", type=DURATION, help="Time between two polls of an empty queue; 1s by default.")
 @click.option("--name", help="Added to the worker's name in claimed_by and in the log.")
 @click.option("--drain", is_flag=True, help="Exit when no job is due.")
+@click.option(
+    "--http",
+    metavar="[HOST:]PORT",
+    help="Serve /live, /ready and /metrics; on the loopback interface unless a host is given.",
+)
 @click.option(
     "--processes",
     type=click.IntRange(1, 1000),
@@ -76,8 +82,12 @@ def worker(context: click.Context, /, *, processes: int | None, verbose: bool, *
             name for name in of_classes if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
         ],
         drain=given["drain"],
+        http=given["http"],
+        measured=given["http"] is not None,
         log_level="debug" if verbose else given["log_level"],
     )
+    if given["http"] is not None:
+        parse_address(given["http"])
     if processes is None:
         WorkerProcess(worker_options, lambda: None).run()
         return

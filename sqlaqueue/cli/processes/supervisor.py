@@ -14,10 +14,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from types import FrameType
 
+from sqlaqueue.cli.processes import worker_metrics
+from sqlaqueue.cli.processes.http_server import serving_http
+from sqlaqueue.cli.processes.supervised_worker import READY, STARTED, STUCK
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.shared.errors import FAILED
+from sqlaqueue.consumer.health import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger
 
 FIRST_RESTART_DELAY, LONGEST_RESTART_DELAY = 0.5, 30.0
@@ -36,12 +41,14 @@ def supervise(options: WorkerOptions, processes: int) -> int:
     The others start after the first one has started its Consumers, as an error in the options would stop all of them.
     A second signal kills the processes, and this one.
     """
-    supervisor = Supervisor(options, processes)
-    with _recorded(supervisor.signals):
-        try:
-            return supervisor.run()
-        finally:
-            supervisor.stop()
+    with worker_metrics.shared_directory(wanted=options.measured) as metrics:
+        supervisor = Supervisor(replace(options, http=None), processes, metrics)
+        read_metrics = worker_metrics.of_processes(metrics)
+        with _recorded(supervisor.signals), serving_http(options.http, supervisor.healths, read_metrics):
+            try:
+                return supervisor.run()
+            finally:
+                supervisor.stop()
 
 
 def restart_delay(deaths: int) -> float:
@@ -52,8 +59,10 @@ def restart_delay(deaths: int) -> float:
 class WorkerSlot:
     """One of the numbered places for a worker process, and its current process."""
 
-    def __init__(self, number: int, options: WorkerOptions) -> None:
-        self.number, self._options = number, options
+    def __init__(self, number: int, options: WorkerOptions, metrics: str | None = None) -> None:
+        self.number, self._options, self._metrics = number, options, metrics
+        self._report = b""
+        self._reported_at = 0.0
         self.has_started = False
         """Whether the Consumers of some process of this slot have started."""
         self.closed = False
@@ -76,8 +85,10 @@ class WorkerSlot:
                 stdin=theirs.fileno(),
                 # Ctrl-C at the terminal must reach the supervisor only.
                 start_new_session=True,
+                env=None if self._metrics is None else {**os.environ, worker_metrics.DIRECTORY: self._metrics},
             )
         self._socket, self._started_at = ours, time.monotonic()
+        self._report, self._reported_at = b"", self._started_at
         # Not on the command line, where other users could read the database's password.
         with contextlib.suppress(OSError):
             ours.sendall(self._options.to_json().encode() + b"\n")
@@ -90,12 +101,26 @@ class WorkerSlot:
         if self._process is None or self._socket is None:
             return None
         with contextlib.suppress(OSError):
-            self.has_started = bool(self._socket.recv(16)) or self.has_started
+            sent = self._socket.recv(4096)
+            self.has_started |= STARTED in sent
+            reports = sent.replace(STARTED, b"")
+            if reports:
+                self._report, self._reported_at = reports[-1:], time.monotonic()
         code = self._process.poll()
         if code is not None:
             self._socket.close()
+            worker_metrics.forget_process(self._process.pid, self._metrics)
             self._process = self._socket = None
         return code
+
+    def health(self) -> Health:
+        """Return the health of the process, as it has reported it; one that has died is about to be restarted."""
+        if self.closed or self._process is None:
+            return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else "it is restarting",))
+        if self._report == STUCK or time.monotonic() - self._reported_at > STUCK_AFTER:
+            return Health(alive=False, ready=False, problems=("it is stuck",))
+        ready = self._report == READY
+        return Health(alive=True, ready=ready, problems=() if ready else ("it is not ready",))
 
     def schedule_restart(self, code: int) -> None:
         """Set the time of the next start.
@@ -131,13 +156,17 @@ class WorkerSlot:
 class Supervisor:
     """The worker processes of one command."""
 
-    def __init__(self, options: WorkerOptions, processes: int) -> None:
+    def __init__(self, options: WorkerOptions, processes: int, metrics: str | None = None) -> None:
         self.signals: list[int] = []
         """The signals received so far."""
-        self._slots = [WorkerSlot(number, options) for number in range(1, processes + 1)]
+        self._slots = [WorkerSlot(number, options, metrics) for number in range(1, processes + 1)]
         self._draining = options.drain
         self._stopping = False
         self._exit_code = 0
+
+    def healths(self) -> dict[str, Health]:
+        """Return the health of each process."""
+        return {f"worker {slot.number}": slot.health() for slot in self._slots}
 
     def stop(self) -> None:
         """Stop all processes."""

@@ -20,6 +20,10 @@ class WorkerOptions:
     from_command_line: list[str] = field(default_factory=list)
     """The options given on the command line. It is an error if they have no effect; a setting may have none."""
     drain: bool = False
+    http: str | None = None
+    """``--http``: the address of the endpoint; of several processes, the supervisor's."""
+    measured: bool = False
+    """Whether to measure the Consumers: there is an endpoint, in this process or in the supervisor."""
     log_level: str | None = None
 
     def to_json(self) -> str:

@@ -17,7 +17,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
+from sqlaqueue.cli.processes import worker_metrics
 from sqlaqueue.cli.processes.consumers import make_consumers
+from sqlaqueue.cli.processes.http_server import serving_http
 from sqlaqueue.cli.processes.process_settings import configure_logging, tune_interpreter
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.shared.database import Database
@@ -25,6 +27,7 @@ from sqlaqueue.cli.shared.errors import FailedError, command_errors, first_line
 from sqlaqueue.cli.shared.targets import Target
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.group import ConsumerGroup
+from sqlaqueue.consumer.health import Health
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.consumer.startup import check_ready
 from sqlaqueue.consumer.sync import Consumer
@@ -50,12 +53,23 @@ class WorkerProcess:
         self._failure: tuple[ConsumerBase, BaseException] | None = None
         self._finished_runs = 0
         self._lock = threading.Lock()
+        self._consumers: Sequence[ConsumerBase] = ()
 
     def stop(self) -> None:
         """Stop the Consumers, including those that have not started; may be called from a signal handler."""
         self._stopping = True
         if self._group is not None:
             self._group.stop()
+
+    def healths(self) -> dict[str, Health]:
+        """Return the health of each Consumer; while they are made and checked, this process is alive and not ready."""
+        starting = Health(alive=True, ready=False, problems=("it is starting",))
+        healths: dict[str, Health] = {}
+        for number, consumer in enumerate(self._consumers, start=1):
+            # Several Consumers may serve one queue.
+            name = consumer.queue if consumer.queue not in healths else f"{consumer.queue} {number}"
+            healths[name] = starting if self._group is None else consumer.health()
+        return healths
 
     def run(self) -> None:
         """Make the Consumers and run them until a signal arrives or, with ``drain``, no job is due.
@@ -66,11 +80,15 @@ class WorkerProcess:
             consumers = make_consumers(self._options)
             configure_logging(self._options.log_level)
             try:
-                for consumer in consumers:
-                    _check_database(consumer)
-                self._on_start()
-                tune_interpreter()
-                self._run_consumers(consumers)
+                if self._options.measured:
+                    worker_metrics.instrument_all(consumers)
+                self._consumers = consumers
+                with serving_http(self._options.http, self.healths, worker_metrics.of_this_process()):
+                    for consumer in consumers:
+                        _check_database(consumer)
+                    self._on_start()
+                    tune_interpreter()
+                    self._run_consumers(consumers)
                 if self._options.drain and self._failure is None:
                     _log_paused_queues(consumers)
             finally:

@@ -36,7 +36,8 @@ class Intervals:
     def __init__(self, poll_interval: float, draw: Callable[[], float] = random.random) -> None:
         self.poll_interval = poll_interval
         self._draw = draw
-        self._failures = 0
+        self.failures = 0
+        """How many tries in a row have failed since the database answered."""
 
     def poll(self) -> float:
         """Return the seconds until the next poll of an empty queue."""
@@ -47,13 +48,13 @@ class Intervals:
 
         The cap bounds how long a consumer stays away after the database is back.
         """
-        self._failures += 1
-        longest: float = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self._failures, 10))
+        self.failures += 1
+        longest: float = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2 ** min(self.failures, 10))
         return longest * (0.5 + 0.5 * self._draw())
 
     def succeeded(self) -> None:
         """Record that the database answered."""
-        self._failures = 0
+        self.failures = 0
 
     def heartbeat(self, peers: int) -> float:
         """Return the seconds until the next heartbeat: the more consumers there are, the less often each sends one."""

@@ -50,6 +50,7 @@ def maintain(context: ConsumerContext) -> Routine:
     maintenance = Maintenance(context)
     while not context.workers_ended:
         now, pause = time.monotonic(), 0.0
+        context.maintained_at = now
         for task in TASKS:
             try:
                 yield from task(maintenance, now)

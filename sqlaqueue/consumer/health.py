@@ -1,0 +1,48 @@
+"""Whether a Consumer is alive, and whether it is ready: two questions with different consequences.
+
+A service manager restarts a worker that is not alive. A worker that is not ready is left alone: a restart would not
+bring its database back.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from sqlaqueue.consumer.context import ConsumerContext
+
+STUCK_AFTER = 180.0
+"""Seconds without a round of the maintenance loop after which a Consumer is stuck. An idle loop sleeps for up to 60."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Health:
+    """The health of a Consumer, see :meth:`Consumer.health() <sqlaqueue.Consumer.health>`."""
+
+    alive: bool
+    """Whether it runs, and its maintenance loop goes on. A database that does not answer is no reason to restart it."""
+    ready: bool
+    """Whether it claims jobs: its first claim has succeeded, the database answers, and it is not stopping."""
+    problems: tuple[str, ...] = ()
+    """Why it is not alive or not ready, in words."""
+
+
+def health_of(context: ConsumerContext | None) -> Health:
+    """Return the health of a Consumer.
+
+    :param context: its run; None if it is not running.
+    """
+    if context is None:
+        return Health(alive=False, ready=False, problems=("it is not running",))
+    silent = time.monotonic() - context.maintained_at
+    if silent > STUCK_AFTER:
+        problem = f"its maintenance loop has not run for {silent:.0f} seconds"
+        return Health(alive=False, ready=False, problems=(problem,))
+    problems = []
+    if context.stopping:
+        problems.append("it is stopping")
+    elif context.intervals.failures:
+        problems.append(f"the last {context.intervals.failures} attempts to claim have failed")
+    elif not context.has_claimed:
+        problems.append("it has not claimed yet")
+    return Health(alive=True, ready=not problems, problems=tuple(problems))

@@ -1,0 +1,115 @@
+"""The metrics of workers: what the Consumers of this process have done.
+
+Gauges that are read from the database are not among them: each worker would read the same, see
+:class:`~sqlaqueue.prometheus.QueueCollector`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent
+from sqlaqueue.telemetry.attempts import attempt_of, seconds_waited
+from sqlaqueue.telemetry.surround import surround
+
+_OUTCOMES: tuple[EventName, ...] = ("completed", "retried", "failed", "cancelled", "released")
+_RUNS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
+_WAITS = (0.01, 0.05, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 21600, 86400)
+_CLAIMS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+"""Upper bounds of the buckets, in seconds."""
+
+
+def instrument(consumer: ConsumerBase, *, registry: CollectorRegistry = REGISTRY) -> None:
+    """Count and measure what a Consumer or an AsyncConsumer does; a second call for the same registry has no effect.
+
+    Call it before the Consumer runs. Several Consumers share the metrics of a registry, told apart by ``queue``.
+
+    :param registry: exports the metrics; the default registry of ``prometheus_client`` by default.
+    """
+    metrics = _known.get(registry)
+    if metrics is None:
+        metrics = _known[registry] = WorkerMetrics(registry)
+    metrics.add(consumer)
+
+
+class WorkerMetrics:
+    """The metrics of one registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"sqlaqueue_worker_{name}", text, ["queue", *labels], registry=registry)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"sqlaqueue_worker_{name}", text, ["queue"], buckets=buckets, registry=registry)
+
+        self._jobs = counter("jobs", "Ended attempts of jobs, by outcome.", "outcome")
+        self._runs = histogram("job_duration_seconds", "Seconds that a handler's call took.", _RUNS)
+        self._waits = histogram("job_wait_seconds", "Seconds from when a job was due to its handler's call.", _WAITS)
+        self._claims = histogram("claim_duration_seconds", "Seconds that a claim took, with its commit.", _CLAIMS)
+        self._polls = counter("claims", "Claims, by whether they found jobs.", "result")
+        self._in_flight = Gauge(
+            "sqlaqueue_worker_jobs_in_flight",
+            "Jobs whose handler runs.",
+            ["queue"],
+            registry=registry,
+            # Of several processes with one endpoint: the sum over those that live.
+            multiprocess_mode="livesum",
+        )
+        self._rescued = counter("jobs_rescued", "Jobs that were rescued, as their lease had expired.")
+        self._lost = counter("leases_lost", "Results that were refused, as the lease had expired before.")
+        self._consumers: WeakSet[ConsumerBase] = WeakSet()
+
+    def add(self, consumer: ConsumerBase) -> None:
+        """Measure a Consumer, unless it is measured already."""
+        if consumer in self._consumers:
+            return
+        self._consumers.add(consumer)
+        queue = consumer.queue
+        # They are exported as zero from the start: a counter that appears with its first event has no increase.
+        for outcome in _OUTCOMES:
+            self._jobs.labels(queue, outcome)
+        for result in ("found", "empty"):
+            self._polls.labels(queue, result)
+        for metric in (self._runs, self._waits, self._claims, self._in_flight, self._rescued, self._lost):
+            metric.labels(queue)
+        surround(consumer, self._call)
+        consumer.on("polled", self._polled)
+        for name in (*_OUTCOMES, "rescued", "lease_lost"):
+            consumer.on(name, self._ended)
+
+    @contextmanager
+    def _call(self, argument: Any) -> Iterator[None]:
+        jobs = argument if isinstance(argument, list) else [argument]
+        queue = attempt_of(jobs[0]).queue
+        for waited in map(seconds_waited, jobs):
+            if waited is not None:
+                self._waits.labels(queue).observe(waited)
+        in_flight, began = self._in_flight.labels(queue), time.perf_counter()
+        in_flight.inc(len(jobs))
+        try:
+            yield
+        finally:
+            in_flight.dec(len(jobs))
+            self._runs.labels(queue).observe(time.perf_counter() - began)
+
+    def _polled(self, event: PollEvent) -> None:
+        self._polls.labels(event.queue, "found" if event.jobs else "empty").inc()
+        self._claims.labels(event.queue).observe(event.duration)
+
+    def _ended(self, event: JobEvent) -> None:
+        if event.name == "rescued":
+            self._rescued.labels(event.queue).inc()
+        elif event.name == "lease_lost":
+            self._lost.labels(event.queue).inc()
+        else:
+            self._jobs.labels(event.queue, event.name).inc()
+
+
+_known: WeakKeyDictionary[CollectorRegistry, WorkerMetrics] = WeakKeyDictionary()

@@ -1,0 +1,67 @@
+"""Health of Consumers over HTTP: ``/live`` and ``/ready``, as an ASGI application or as a plain response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import asdict
+from typing import Any
+
+from sqlaqueue.consumer.base import ConsumerBase
+from sqlaqueue.consumer.health import Health
+from sqlaqueue.exc import ConfigurationError
+
+LIVE, READY = "/live", "/ready"
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def health_app(*consumers: ConsumerBase) -> AsgiApp:
+    """Return an ASGI application that tells whether Consumers of this process are alive and ready.
+
+    ``GET /live`` and ``GET /ready`` are answered with 200 or 503, and with the problems of each Consumer as JSON. It
+    reads no database, so a database that does not answer cannot make it hang.
+
+    :raises ConfigurationError: without Consumers, or for anything else.
+    """
+    given: tuple[object, ...] = consumers  # without a type checker, callers may pass any object
+    if not given or not all(isinstance(each, ConsumerBase) for each in given):
+        msg = f"health_app({', '.join(map(repr, given))}): give the Consumers of this process"
+        raise ConfigurationError(msg)
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            # A server that asks for a lifespan goes on without it.
+            msg = f"health_app() answers HTTP requests, not {scope['type']!r}"
+            raise NotImplementedError(msg)
+        # Mounted under a prefix, a server gives the path with or without it.
+        path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
+        status, body = health_response(path, {each.queue: each.health() for each in consumers})
+        if scope["method"] not in {"GET", "HEAD"}:
+            status, body = 405, {"error": "use GET"}
+        content = b"" if scope["method"] == "HEAD" else json.dumps(body).encode()
+        headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    return app
+
+
+def health_response(path: str, healths: Mapping[str, Health]) -> tuple[int, dict[str, Any]]:
+    """Return the status and the content of a response.
+
+    :param healths: the health of each Consumer, or of each process of workers, by name.
+    """
+    if path not in {LIVE, READY}:
+        return 404, {"error": f"there is nothing here; ask for {LIVE} or {READY}"}
+    alive = all(each.alive for each in healths.values())
+    ready = all(each.ready for each in healths.values())
+    fine = alive if path == LIVE else ready
+    return 200 if fine else 503, {
+        "alive": alive,
+        "ready": ready,
+        "queues": {name: asdict(each) for name, each in healths.items()},
+    }

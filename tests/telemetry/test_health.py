@@ -1,0 +1,129 @@
+"""Whether Consumers are alive and ready: ``health()``, and the same over HTTP as an ASGI application."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from sqlaqueue import AsyncConsumer, Consumer
+from sqlaqueue.consumer import health
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.telemetry import health_app
+from tests.servers import Database, Server
+from tests.telemetry.asgi import call
+from tests.telemetry.models import Base, Held, Leased
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def sessions(database: Database) -> Iterator[sessionmaker[Session]]:
+    engine = sa.create_engine(database.url("psycopg"))
+    Base.metadata.create_all(engine)
+    yield sessionmaker(engine)
+    engine.dispose()
+
+
+@pytest.mark.parametrize("model", [Leased, Held])
+def test_a_running_consumer_is_alive_and_ready(sessions: sessionmaker[Session], model: Any) -> None:
+    consumer = Consumer(model, lambda session, job: None, sessions)
+    assert consumer.health() == health.Health(alive=False, ready=False, problems=("it is not running",))
+    with consumer:
+        assert consumer.health() == health.Health(alive=True, ready=True)
+    assert not consumer.health().alive
+
+
+async def test_an_async_consumer(database: Database, sessions: sessionmaker[Session]) -> None:
+    async def handler(session: Any, job: Any) -> None:
+        pass
+
+    engine = create_async_engine(database.url("asyncpg"))
+    async with AsyncConsumer(Leased, handler, async_sessionmaker(engine)) as consumer:
+        assert consumer.health() == health.Health(alive=True, ready=True)
+    await engine.dispose()
+
+
+def test_without_its_database_it_is_alive_and_not_ready(postgres_server: Server) -> None:
+    """A restart of the worker would not help. It is ready again when the database is back."""
+    with postgres_server.database() as database:
+        engine = sa.create_engine(database.url("psycopg"))
+        Base.metadata.create_all(engine)
+        consumer = Consumer(Leased, lambda session, job: None, sessionmaker(engine), poll_interval=0.1)
+        with consumer:
+            postgres_server.stop("immediate")
+            wait_until(lambda: not consumer.health().ready)
+            assert consumer.health().alive
+            assert "attempts to claim have failed" in consumer.health().problems[0]
+            postgres_server.start()
+            wait_until(lambda: consumer.health().ready)
+        engine.dispose()
+
+
+def test_a_stopping_consumer_is_not_ready(sessions: sessionmaker[Session]) -> None:
+    began, release = threading.Event(), threading.Event()
+
+    def handler(session: Session, job: Any) -> None:
+        began.set()
+        release.wait(60)
+
+    with sessions() as session:
+        session.add(Leased())
+        session.commit()
+    consumer = Consumer(Leased, handler, sessions)
+    with consumer:
+        assert began.wait(60)
+        consumer.stop()
+        assert consumer.health() == health.Health(alive=True, ready=False, problems=("it is stopping",))
+        release.set()
+
+
+def test_a_consumer_whose_maintenance_does_not_go_on_is_not_alive(
+    sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Consumer(Leased, lambda session, job: None, sessions) as consumer:
+        monkeypatch.setattr(health, "STUCK_AFTER", -1.0)
+        stuck = consumer.health()
+    assert (stuck.alive, stuck.ready) == (False, False)
+    assert "its maintenance loop has not run for" in stuck.problems[0]
+
+
+def test_the_application(sessions: sessionmaker[Session]) -> None:
+    """It is served at the root and under a prefix."""
+    consumers = [Consumer(model, lambda session, job: None, sessions) for model in (Leased, Held)]
+    app = health_app(*consumers)
+    mounted = Starlette(routes=[Mount("/health", app=app)])
+    down = call(mounted, "/health/ready")
+    assert (down.status, call(mounted, "/health/live").status) == (503, 503)
+    assert down.json()["queues"]["held"]["problems"] == ["it is not running"]
+    with consumers[0], consumers[1]:
+        for each in (call(mounted, "/health/ready"), call(mounted, "/health/live"), call(app, "/ready")):
+            assert each.status == 200
+            assert each.json()["queues"] == {
+                "leased": {"alive": True, "ready": True, "problems": []},
+                "held": {"alive": True, "ready": True, "problems": []},
+            }
+        head = call(app, "/ready", "HEAD")
+        assert (head.status, head.content) == (200, b"")
+    assert call(mounted, "/health/elsewhere").status == 404
+    assert call(mounted, "/health/ready", "POST").status == 405
+
+
+def test_it_needs_consumers() -> None:
+    with pytest.raises(ConfigurationError, match=r"health_app\(\): give the Consumers of this process"):
+        health_app()
+    with pytest.raises(ConfigurationError, match="give the Consumers"):
+        health_app(Leased)  # type: ignore[arg-type] # a class is no Consumer

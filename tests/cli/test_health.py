@@ -1,0 +1,163 @@
+"""The endpoint of a worker, ``sqlaqueue worker --http``, and the command ``sqlaqueue health``."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import urllib.error
+import urllib.request
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import MODELS, QUEUES, TASKS, Process, Shop, wait_until
+from tests.cli.shop.models import Email
+from tests.cli.test_supervisor import pids
+
+pytestmark = pytest.mark.once
+
+SEND = ("worker", f"{MODELS}:Email", "--handler", f"{TASKS}:send")
+
+
+def endpoint(process: Process) -> str:
+    """Return the URL that a worker logs."""
+    process.wait_for("/live, /ready and /metrics")
+    found = re.search(r"serving (http://\S+?)/live", process.output)
+    assert found is not None
+    return found[1]
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:  # noqa: S310 - a worker of the test
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code, refused.read().decode()
+
+
+def value(metrics: str, name: str, **labels: str) -> float:
+    """Return the value of a metric, 0 without one."""
+    for line in metrics.splitlines():
+        if line.startswith(f"{name}{{") and all(f'{label}="{text}"' in line for label, text in labels.items()):
+            return float(line.rpartition(" ")[2])
+    return 0.0
+
+
+def test_the_endpoint_of_a_worker(shop: Shop) -> None:
+    worker = shop.start(*SEND, "--http", "0")
+    url = endpoint(worker)
+    assert url.startswith("http://127.0.0.1:"), "the loopback interface"
+    wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: get(f"{url}/ready")[1])
+    assert json.loads(get(f"{url}/live")[1])["queues"] == {"email": {"alive": True, "ready": True, "problems": []}}
+    shop.add(Email(), Email())
+    wait_until(lambda: shop.states("email") == {"completed": 2}, lambda: worker.output)
+    metrics: dict[str, Any] = {}
+
+    def completed() -> float:
+        metrics["text"] = get(f"{url}/metrics")[1]
+        return value(metrics["text"], "sqlaqueue_worker_jobs_total", queue="email", outcome="completed")
+
+    wait_until(lambda: completed() == 2, lambda: metrics["text"])
+    assert value(metrics["text"], "sqlaqueue_worker_job_duration_seconds_count", queue="email") == 2
+    assert value(metrics["text"], "sqlaqueue_worker_job_wait_seconds_count", queue="email") == 2
+    assert 'sqlaqueue_worker_jobs_total{outcome="failed",queue="email"} 0.0' in metrics["text"]
+    assert get(f"{url}/elsewhere")[0] == 404
+    for arguments in ((url,), (url.removeprefix("http://"), "--live"), (url.rpartition(":")[2],)):
+        assert shop.ok("health", *arguments).endswith("alive\n" if "--live" in arguments else "ready\n")
+    worker.signal()
+    assert worker.end() == 0, worker.output
+    result = shop.invoke("health", url)
+    assert result.exit_code == 1
+    assert "no worker answers" in result.output
+
+
+def test_the_endpoint_of_several_processes(shop: Shop) -> None:
+    """Their metrics are added up, and they are ready when each of them is."""
+    supervisor = shop.start(*SEND, "--processes", "2", "--http", "127.0.0.1:0")
+    url = endpoint(supervisor)
+    wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
+    assert shop.ok("health", url).count("ready") == 2
+    shop.add(*(Email() for _ in range(20)))
+    wait_until(lambda: shop.states("email") == {"completed": 20}, lambda: supervisor.output)
+
+    def completed() -> float:
+        return value(get(f"{url}/metrics")[1], "sqlaqueue_worker_jobs_total", queue="email", outcome="completed")
+
+    wait_until(lambda: completed() == 20, lambda: get(f"{url}/metrics")[1])
+    os.kill(pids(supervisor)[2], signal.SIGKILL)
+    wait_until(lambda: get(f"{url}/ready")[0] == 503, lambda: supervisor.output)
+    assert get(f"{url}/live")[0] == 200, "it is restarted"
+    assert completed() == 20, "the counters of a dead process stay"
+    wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
+    supervisor.signal()
+    assert supervisor.end() == 0, supervisor.output
+
+
+def test_a_worker_without_its_database_does_not_start(shop: Shop) -> None:
+    """The port is free again, and the error is the one of the database."""
+    worker = shop.start(*SEND, "--http", "0", SQLAQUEUE_URL="postgresql+psycopg://127.0.0.1:1/nowhere")
+    assert worker.end() == 3
+    assert "the database does not answer" in worker.output
+
+
+def test_queues_are_ready_if_they_are_served(shop: Shop) -> None:
+    result = shop.invoke("health", f"{MODELS}:Email")
+    assert (result.exit_code, result.output) == (1, "email: not ready: no Consumer is alive\n")
+    worker = shop.start(*SEND)
+    wait_until(lambda: shop.invoke("health", f"{MODELS}:Email").exit_code == 0, lambda: worker.output)
+    assert shop.json("health", f"{MODELS}:Email") == [{"name": "email", "ok": True, "problems": [], "consumers": 1}]
+    shop.execute("ALTER TABLE email RENAME TO other")
+    result = shop.invoke("health", f"{MODELS}:Email")
+    assert result.exit_code == 3
+    assert "email" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("worker", f"{QUEUES}:emails", "--http", "much"), "--http much: give a port, or an address and a port"),
+        (("worker", f"{QUEUES}:emails", "--http", "127.0.0.1:99999"), "give a port, or an address and a port"),
+        (("health", f"{MODELS}:Email", "--live"), "is a queue; give the address of a worker"),
+        (("health",), "Missing argument"),
+    ],
+)
+def test_wrong_input(shop: Shop, arguments: tuple[str, ...], message: str) -> None:
+    result = shop.invoke(*arguments)
+    assert result.exit_code == 2
+    assert message in result.output
+
+
+def test_a_port_in_use(shop: Shop) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        worker = shop.start(*SEND, "--http", str(port))
+        assert worker.end() == 2
+        assert f"--http {port}: Address already in use" in worker.output
+        result = shop.invoke("health", str(port), "--timeout", "200ms")
+        assert (result.exit_code, "no worker answers" in result.output) == (1, True)
+
+
+def test_another_server_is_no_worker(shop: Shop) -> None:
+    """Such as a proxy that answers for anything."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        result = shop.invoke("health", f"http://127.0.0.1:{server.server_address[1]}")
+        server.shutdown()
+    assert result.exit_code == 1
+    assert "is not the endpoint of a worker" in result.output

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from opentelemetry import trace
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, SpanContext
+from opentelemetry.trace import Link
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 SYSTEM = "sqlaqueue"
@@ -47,12 +47,7 @@ def context_of(traceparent: str | None) -> Context:
     return Context() if traceparent is None else _PROPAGATOR.extract({"traceparent": traceparent}, Context())
 
 
-def links_to(traceparents: Iterable[str | None]) -> list[Link]:
-    """Return a link to each of the traces, once."""
-    contexts = [span_context_of(each) for each in dict.fromkeys(traceparents) if each is not None]
-    return [Link(context) for context in contexts if context.is_valid]
-
-
-def span_context_of(traceparent: str) -> SpanContext:
-    """Return the span that a ``traceparent`` names; an invalid one for a text that is none."""
-    return trace.get_current_span(context_of(traceparent)).get_span_context()
+def links_to(contexts: Iterable[Context]) -> list[Link]:
+    """Return a link to the span of each of the contexts that has one."""
+    spans = [trace.get_current_span(context).get_span_context() for context in contexts]
+    return [Link(span) for span in spans if span.is_valid]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,13 +48,13 @@ class ConsumerSpans:
     def call(self, jobs: Sequence[Any]) -> Iterator[None]:
         """Make the span of a handler's call: in the trace of its job, or for a batch with links to all traces."""
         attempts = [attempt_of(job) for job in jobs]
-        first = attempts[0]
+        contexts = _contexts([each.traceparent for each in attempts])
         span = self._tracer.start_span(
-            f"process {first.queue}",
-            context=context_of(first.traceparent if len(jobs) == 1 else None),
+            f"process {attempts[0].queue}",
+            context=contexts[0] if contexts and len(jobs) == 1 else Context(),
             kind=SpanKind.CONSUMER,
             attributes=_call_attributes(attempts),
-            links=links_to([each.traceparent for each in attempts][:MOST_LINKS]),
+            links=links_to(contexts),
         )
         for job in jobs:
             note(job, {SPAN_NOTE: span})
@@ -76,7 +76,7 @@ class ConsumerSpans:
                 context=Context(),
                 kind=SpanKind.CLIENT,
                 attributes=attributes(event.queue, "receive", "receive", messaging__batch__message_count=event.jobs),
-                links=links_to(event.traceparents[:MOST_LINKS]),
+                links=links_to(_contexts(event.traceparents)),
                 start_time=end - round(event.duration * _NANOSECONDS),
             ).end(end)
 
@@ -86,6 +86,9 @@ class ConsumerSpans:
         if operation is None:
             return
         called: Span | None = event.notes.get(SPAN_NOTE)
+        if called is not None and not called.get_span_context().trace_flags.sampled:
+            # No sampler that follows its parent would record it.
+            return
         end = start = time.time_ns()
         if event.started_at is not None and event.duration is not None:
             start = min(end, round((event.started_at.timestamp() + event.duration) * _NANOSECONDS))
@@ -108,6 +111,12 @@ class ConsumerSpans:
         if event.name == "lease_lost":
             span.set_status(Status(StatusCode.ERROR, str(event.error)))
         span.end(end)
+
+
+def _contexts(traceparents: Iterable[str | None]) -> list[Context]:
+    """Return the context of each trace, once, of as many as a span can have links to."""
+    known = [each for each in dict.fromkeys(traceparents) if each is not None]
+    return [context_of(each) for each in known[:MOST_LINKS]]
 
 
 def _call_attributes(attempts: Sequence[Attempt]) -> dict[str, Any]:

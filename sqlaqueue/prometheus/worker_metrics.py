@@ -16,7 +16,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent
-from sqlaqueue.telemetry.attempts import attempt_of, seconds_waited
+from sqlaqueue.telemetry.attempts import seconds_waited
 from sqlaqueue.telemetry.surround import surround
 
 _OUTCOMES: tuple[EventName, ...] = ("completed", "retried", "failed", "cancelled", "released")
@@ -72,44 +72,39 @@ class WorkerMetrics:
             return
         self._consumers.add(consumer)
         queue = consumer.queue
-        # They are exported as zero from the start: a counter that appears with its first event has no increase.
-        for outcome in _OUTCOMES:
-            self._jobs.labels(queue, outcome)
-        for result in ("found", "empty"):
-            self._polls.labels(queue, result)
-        for metric in (self._runs, self._waits, self._claims, self._in_flight, self._rescued, self._lost):
-            metric.labels(queue)
-        surround(consumer, self._call)
-        consumer.on("polled", self._polled)
-        for name in (*_OUTCOMES, "rescued", "lease_lost"):
-            consumer.on(name, self._ended)
+        # Looking them up for each job would take longer than counting. They are exported as zero from the start: a
+        # counter that appears with its first event has no increase.
+        counters: dict[EventName, Counter] = {name: self._jobs.labels(queue, name) for name in _OUTCOMES}
+        counters |= {"rescued": self._rescued.labels(queue), "lease_lost": self._lost.labels(queue)}
+        polls = {found: self._polls.labels(queue, "found" if found else "empty") for found in (True, False)}
+        claims, waits = self._claims.labels(queue), self._waits.labels(queue)
+        runs, in_flight = self._runs.labels(queue), self._in_flight.labels(queue)
 
-    @contextmanager
-    def _call(self, argument: Any) -> Iterator[None]:
-        jobs = argument if isinstance(argument, list) else [argument]
-        queue = attempt_of(jobs[0]).queue
-        for waited in map(seconds_waited, jobs):
-            if waited is not None:
-                self._waits.labels(queue).observe(waited)
-        in_flight, began = self._in_flight.labels(queue), time.perf_counter()
-        in_flight.inc(len(jobs))
-        try:
-            yield
-        finally:
-            in_flight.dec(len(jobs))
-            self._runs.labels(queue).observe(time.perf_counter() - began)
+        @contextmanager
+        def around_call(argument: Any) -> Iterator[None]:
+            jobs = argument if isinstance(argument, list) else [argument]
+            for waited in map(seconds_waited, jobs):
+                if waited is not None:
+                    waits.observe(waited)
+            in_flight.inc(len(jobs))
+            began = time.perf_counter()
+            try:
+                yield
+            finally:
+                in_flight.dec(len(jobs))
+                runs.observe(time.perf_counter() - began)
 
-    def _polled(self, event: PollEvent) -> None:
-        self._polls.labels(event.queue, "found" if event.jobs else "empty").inc()
-        self._claims.labels(event.queue).observe(event.duration)
+        def polled(event: PollEvent) -> None:
+            polls[event.jobs > 0].inc()
+            claims.observe(event.duration)
 
-    def _ended(self, event: JobEvent) -> None:
-        if event.name == "rescued":
-            self._rescued.labels(event.queue).inc()
-        elif event.name == "lease_lost":
-            self._lost.labels(event.queue).inc()
-        else:
-            self._jobs.labels(event.queue, event.name).inc()
+        def ended(event: JobEvent) -> None:
+            counters[event.name].inc()
+
+        surround(consumer, around_call)
+        consumer.on("polled", polled)
+        for name in counters:
+            consumer.on(name, ended)
 
 
 _known: WeakKeyDictionary[CollectorRegistry, WorkerMetrics] = WeakKeyDictionary()

@@ -54,6 +54,11 @@ def main() -> int:
     plain = commands.add_parser("plain", help="compare the SQL of a plain queue with the files in plain/")
     plain.add_argument("--write", action="store_true", help="write the SQL to the files")
 
+    telemetry = commands.add_parser("telemetry", help="measure what telemetry costs a job")
+    telemetry.add_argument("--jobs", type=int, default=5000)
+    telemetry.add_argument("--rounds", type=int, default=7)
+    telemetry.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
+
     arguments = parser.parse_args()
     return int(globals()[f"_{arguments.command}"](arguments) or 0)
 
@@ -114,6 +119,14 @@ def _plain(arguments: argparse.Namespace) -> int:
     from tests.benchmarks.plain_sql import main as compare
 
     return compare(write=arguments.write)
+
+
+def _telemetry(arguments: argparse.Namespace) -> None:
+    from tests.benchmarks.server import bench_server
+    from tests.benchmarks.telemetry import measure, table
+
+    with bench_server(arguments.postgres) as server, server.database() as url:
+        print(table(measure(url, jobs=arguments.jobs, rounds=arguments.rounds)))
 
 
 if __name__ == "__main__":

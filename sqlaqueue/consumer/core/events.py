@@ -63,7 +63,7 @@ class JobEvent:
     """Seconds for which the handler ran; None if it was not called. The jobs of one batch share the value."""
     traceparent: str | None = None
     """The trace of the transaction that enqueued the job; None for ``rescued``, and if the queue does not store it."""
-    notes: Mapping[str, Any] = field(default=_NO_NOTES, repr=False, compare=False)
+    notes: Mapping[str, Any] = field(default_factory=lambda: _NO_NOTES, repr=False, compare=False)
     """What middleware has noted about this attempt by :func:`~sqlaqueue.telemetry.note`."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, get_args
+from weakref import WeakSet
 
 from opentelemetry import metrics, trace
 
@@ -16,6 +17,8 @@ from sqlaqueue.otel.metrics import ConsumerMetrics
 from sqlaqueue.otel.spans import ConsumerSpans
 from sqlaqueue.telemetry.surround import surround
 
+_instrumented: WeakSet[ConsumerBase] = WeakSet()
+
 
 def instrument(
     consumer: ConsumerBase,
@@ -25,11 +28,15 @@ def instrument(
 ) -> None:
     """Make spans and metrics of what a Consumer or an AsyncConsumer does.
 
-    Call it once for a Consumer, before it runs. The Consumer's other middleware runs inside of the span.
+    Call it before the Consumer runs; a second call for a Consumer has no effect. The other middleware of the Consumer
+    runs inside of the span.
 
     :param tracer_provider: makes the tracer; the global one by default.
     :param meter_provider: makes the meter; the global one by default.
     """
+    if consumer in _instrumented:
+        return
+    _instrumented.add(consumer)
     spans = ConsumerSpans(trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL))
     measured = ConsumerMetrics(metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL))
 

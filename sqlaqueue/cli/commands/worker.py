@@ -47,6 +47,7 @@ _CONSUMER_OPTIONS = ("concurrency", "batch_size", "lease", "timeout", "grace", "
     metavar="[HOST:]PORT",
     help="Serve /live, /ready and /metrics; on the loopback interface unless a host is given.",
 )
+@click.option("--otel", is_flag=True, help="Make spans and metrics by OpenTelemetry, as the process is set up for it.")
 @click.option(
     "--processes",
     type=click.IntRange(1, 1000),
@@ -83,6 +84,7 @@ def worker(context: click.Context, /, *, processes: int | None, verbose: bool, *
         ],
         drain=given["drain"],
         http=given["http"],
+        otel=given["otel"],
         measured=given["http"] is not None,
         log_level="debug" if verbose else given["log_level"],
     )

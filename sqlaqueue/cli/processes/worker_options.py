@@ -22,6 +22,7 @@ class WorkerOptions:
     drain: bool = False
     http: str | None = None
     """``--http``: the address of the endpoint; of several processes, the supervisor's."""
+    otel: bool = False
     measured: bool = False
     """Whether to measure the Consumers: there is an endpoint, in this process or in the supervisor."""
     log_level: str | None = None

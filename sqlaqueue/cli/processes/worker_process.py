@@ -23,7 +23,7 @@ from sqlaqueue.cli.processes.http_server import serving_http
 from sqlaqueue.cli.processes.process_settings import configure_logging, tune_interpreter
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.shared.database import Database
-from sqlaqueue.cli.shared.errors import FailedError, command_errors, first_line
+from sqlaqueue.cli.shared.errors import FailedError, InputError, command_errors, first_line
 from sqlaqueue.cli.shared.targets import Target
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.group import ConsumerGroup
@@ -80,6 +80,8 @@ class WorkerProcess:
             consumers = make_consumers(self._options)
             configure_logging(self._options.log_level)
             try:
+                if self._options.otel:
+                    _instrument_for_otel(consumers)
                 if self._options.measured:
                     worker_metrics.instrument_all(consumers)
                 self._consumers = consumers
@@ -160,6 +162,15 @@ class WorkerProcess:
         with self._lock:
             self._failure = self._failure or (consumer, error)
         self.stop()
+
+
+def _instrument_for_otel(consumers: Sequence[ConsumerBase]) -> None:
+    try:
+        from sqlaqueue.otel import instrument  # noqa: PLC0415 - optional
+    except ImportError as error:
+        raise InputError(f"--otel: {error}") from None
+    for consumer in consumers:
+        instrument(consumer)
 
 
 def _raise(consumer: ConsumerBase, error: BaseException) -> None:

@@ -15,6 +15,7 @@ from sqlaqueue.cli.commands.change import cancel, purge, reconcile, requeue, res
 from sqlaqueue.cli.commands.demo import alembic_template, demo
 from sqlaqueue.cli.commands.inspect import failed, stats, workers
 from sqlaqueue.cli.commands.jobs import job, jobs
+from sqlaqueue.cli.commands.metrics import metrics
 from sqlaqueue.cli.commands.pause_resume import pause, resume
 from sqlaqueue.cli.commands.scheduler import scheduler
 from sqlaqueue.cli.commands.schedules import schedules
@@ -48,6 +49,7 @@ for command in (
     job,
     why,
     workers,
+    metrics,
     requeue,
     cancel,
     purge,

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
 from sqlaqueue.consumer.core.driver import adrive
-from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
+from sqlaqueue.consumer.sessions.session_factory import resolve_factory
 from sqlaqueue.prometheus.queue_collector import ScrapeCollector, makes_async, read_in_thread
 from sqlaqueue.prometheus.reading import QueueReader, Reading
 from sqlaqueue.prometheus.scrape import DEFAULT_MAX_AGE, DEFAULT_TIMEOUT, Scrape, ScrapeOptions
@@ -55,7 +55,7 @@ def metrics_app(
     scrape = Scrape(models, what, options)
     if makes_async(session_factory):
         factory = resolve_factory(session_factory, what, is_async=True)
-        return MetricsApp(_collect_in_loop(scrape, factory, what), registry)
+        return MetricsApp(_collect_in_loop(scrape, factory), registry)
     collector = ScrapeCollector(scrape, read_in_thread(session_factory, what))
     return MetricsApp(lambda: asyncio.to_thread(collector.collect), registry)
 
@@ -111,10 +111,9 @@ def _registry_of(metrics: Iterable[Metric], *registries: CollectorRegistry) -> C
     return made
 
 
-def _collect_in_loop(scrape: Scrape, factory: Any, what: str) -> Callable[[], Awaitable[Iterable[Metric]]]:
+def _collect_in_loop(scrape: Scrape, factory: Any) -> Callable[[], Awaitable[Iterable[Metric]]]:
     async def read(reader: QueueReader) -> Reading:
         session = open_session(factory)
-        check_session_class(type(session), factory, what, is_async=True)
         async with session:
             result: Reading = await session.run_sync(execute, reader.read)
         return result

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
 from sqlaqueue.consumer.core.driver import drive
-from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
+from sqlaqueue.consumer.sessions.session_factory import resolve_factory
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.prometheus.gauges import families
 from sqlaqueue.prometheus.reading import QueueReader, Reading
@@ -96,7 +96,9 @@ def read_in_thread(session_factory: Any, what: str) -> Callable[[QueueReader], R
 
     def read(reader: QueueReader) -> Reading:
         session = open_session(factory)
-        check_session_class(type(session), factory, what, is_async=False)
+        if not isinstance(session, Session):
+            msg = f"{what}: {factory!r} makes {type(session).__name__}; {_FIX}"
+            raise ConfigurationError(msg)
         with session:
             result: Reading = execute(session, reader.read)
         return result

@@ -106,11 +106,11 @@ class DeleteReturning(MessageStrategy):
             return super().pending_jobs(spec, limit)
         messages = self.messages(spec)
         columns: list[Any] = [messages.table.c[spec.columns[role].key].label(role) for role in spec.order_roles]
-        jobs: list[sa.ColumnElement[bool]] = []
+        rows: sa.FromClause = messages.table
         if not spec.has("run_at") and spec.has("created_at"):
             columns.append(spec.columns["created_at"].label("created_at"))
-            jobs = messages.of_pending_jobs(spec)
-        return sa.select(*(columns or messages.ids)).where(*jobs).order_by(*messages.order)
+            rows = rows.join(spec.table, sa.and_(*messages.of_pending_jobs(spec)))
+        return sa.select(*(columns or messages.ids)).select_from(rows).order_by(*messages.order)
 
     def insert_messages(self, spec: QueueSpec, jobs: sa.ColumnElement[bool], settlement: Settlement) -> sa.Insert:
         """Return the INSERT of the messages, with the new ``run_at`` of the jobs."""

@@ -141,7 +141,8 @@ class ExistingMessages(MessageStrategy):
             return waiting
         first = waiting.limit(limit).subquery("first_messages")
         job = same([first.c[column.key] for column in messages.jobs], spec.keys)
-        return sa.select(*times).where(job, sa.case((spec.in_state("pending"), sa.true())))
+        jobs = first.join(spec.table, sa.and_(job, sa.case((spec.in_state("pending"), sa.true()))))
+        return sa.select(*times).select_from(jobs)
 
     def insert_messages(self, spec: QueueSpec, jobs: sa.ColumnElement[bool], settlement: Settlement) -> sa.Insert:
         """Return the INSERT of the messages."""

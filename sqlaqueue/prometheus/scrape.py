@@ -107,9 +107,9 @@ class Scrape:
         if spec.name not in self._failing:
             self._failing.add(spec.name)
             error = errors[0]
-            kind = type(error).__name__
+            kind, what = type(error).__name__, str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
             extra = fields("scrape_failed", queue=spec.name, error_kind=kind)
-            logger.warning("queue %s: its gauges cannot be read: %s: %s", spec.name, kind, error, extra=extra)
+            logger.warning("queue %s: its gauges cannot be read: %s: %s", spec.name, kind, what, extra=extra)
 
 
 def _queues(models: Iterable[type[Any]], what: str) -> list[QueueSpec]:

@@ -19,6 +19,9 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.schedules.tables import ScheduleTables
 
+_PLANS = {"enable_bitmapscan": "off", "enable_sort": "off"}
+"""Without statistics the server expects few jobs, and would read and sort all of them to find the first ones."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
@@ -71,7 +74,7 @@ class QueueReader:
 
     def _begin(self, session: Session) -> None:
         milliseconds = str(max(int(self.options.statement_timeout * 1000), 1))
-        settings = {"transaction_read_only": "on", "statement_timeout": milliseconds}
+        settings = {"transaction_read_only": "on", "statement_timeout": milliseconds, **_PLANS}
         calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
         session.execute(sa.select(*calls), bind_arguments=bind_arguments(self.spec.model))
 

@@ -53,7 +53,7 @@ def test_a_backlog_costs_as_much_as_is_counted(engine: sa.Engine, kind: str, *, 
     plan = plan_of_depth(engine, setup.model, 100)
     scans = [node for node in nodes_of(plan) if "Relation Name" in node]
     assert {node["Node Type"] for node in scans} <= {"Index Scan", "Index Only Scan"}
-    # The three priorities, a hundred jobs of each, and the first hundred of all.
-    assert round(sum(node["Actual Rows"] * node["Actual Loops"] for node in scans)) <= 3 + 3 * 100 + 100
+    # The three priorities, a hundred jobs of each, and the first hundred of all; the server rounds the means of loops.
+    assert round(sum(node["Actual Rows"] * node["Actual Loops"] for node in scans)) <= 3 + 3 * 100 + 100 + 10
     if analyzed:
         assert buffers_of(plan) < 100

@@ -16,6 +16,7 @@ from sqlaqueue.admin.async_versions import (
     async_cancel,
     async_consumers,
     async_count,
+    async_depth,
     async_edit_schedule,
     async_explain_job,
     async_failures,
@@ -53,6 +54,7 @@ from sqlaqueue.admin.job_filter import JobFilter, count
 from sqlaqueue.admin.job_listing import JobInfo, job, jobs
 from sqlaqueue.admin.keys_at_limit import KeyAtLimit
 from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
+from sqlaqueue.admin.queue_depth import Depth, depth
 from sqlaqueue.admin.requeueing import Requeued, requeue, requeue_some
 from sqlaqueue.admin.schedules import (
     ScheduleInfo,
@@ -70,6 +72,7 @@ from sqlaqueue.admin.statistics import Stats, stats
 
 __all__ = [
     "Cancelled",
+    "Depth",
     "Explanation",
     "FailureGroup",
     "JobFilter",
@@ -84,6 +87,7 @@ __all__ = [
     "async_cancel",
     "async_consumers",
     "async_count",
+    "async_depth",
     "async_edit_schedule",
     "async_explain_job",
     "async_failures",
@@ -108,6 +112,7 @@ __all__ = [
     "cancel_some",
     "consumers",
     "count",
+    "depth",
     "edit_schedule",
     "execute",
     "explain_job",

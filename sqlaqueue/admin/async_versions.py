@@ -15,6 +15,7 @@ from sqlaqueue.admin.failure_groups import failures
 from sqlaqueue.admin.job_filter import count
 from sqlaqueue.admin.job_listing import job, jobs
 from sqlaqueue.admin.queue_control import consumers, pause, paused, reconcile, rescue, resume
+from sqlaqueue.admin.queue_depth import depth
 from sqlaqueue.admin.requeueing import requeue
 from sqlaqueue.admin.schedules import (
     add_schedule,
@@ -53,6 +54,7 @@ async_add_schedule = _async_version(add_schedule)
 async_cancel = _async_version(cancel)
 async_consumers = _async_version(consumers)
 async_count = _async_version(count)
+async_depth = _async_version(depth)
 async_edit_schedule = _async_version(edit_schedule)
 async_explain_job = _async_version(explain_job)
 async_failures = _async_version(failures)

@@ -16,6 +16,7 @@ from sqlaqueue.cli.commands.demo import alembic_template, demo
 from sqlaqueue.cli.commands.health import health
 from sqlaqueue.cli.commands.inspect import failed, stats, workers
 from sqlaqueue.cli.commands.jobs import job, jobs
+from sqlaqueue.cli.commands.metrics import metrics
 from sqlaqueue.cli.commands.pause_resume import pause, resume
 from sqlaqueue.cli.commands.scheduler import scheduler
 from sqlaqueue.cli.commands.schedules import schedules
@@ -50,6 +51,7 @@ for command in (
     why,
     workers,
     health,
+    metrics,
     requeue,
     cancel,
     purge,

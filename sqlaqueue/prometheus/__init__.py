@@ -1,4 +1,21 @@
-"""Metrics for Prometheus."""
+"""Metrics for Prometheus: what workers do, and the gauges of queues, which are read from the database.
+
+A worker counts and measures what it does itself; ``sqlaqueue worker --http`` does it and serves the metrics::
+
+    instrument(consumer)
+
+One exporter reads the gauges for all workers, as each worker would read the same numbers. Beside other metrics::
+
+    from prometheus_client import REGISTRY
+
+    REGISTRY.register(QueueCollector([Email, Invoice], sessionmaker(engine)))
+
+In a web application, sync or async, ``metrics_app()`` is an ASGI application::
+
+    app.mount("/metrics", metrics_app([Email, Invoice], async_sessionmaker(engine)))
+
+As a process of its own: ``sqlaqueue metrics app.models:Email app.models:Invoice --port 9187``.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +25,9 @@ except ModuleNotFoundError as missing:
     msg = "sqlaqueue.prometheus needs prometheus_client: pip install 'sqlaqueue[prometheus]'"
     raise ModuleNotFoundError(msg, name=missing.name) from None
 
+from sqlaqueue.prometheus.asgi import MetricsApp, metrics_app
+from sqlaqueue.prometheus.queue_collector import QueueCollector
+from sqlaqueue.prometheus.shipped_files import alerts, dashboard
 from sqlaqueue.prometheus.worker_metrics import instrument
 
-__all__ = ["instrument"]
+__all__ = ["MetricsApp", "QueueCollector", "alerts", "dashboard", "instrument", "metrics_app"]

@@ -48,6 +48,10 @@ class Claims(Protocol):
         """Return when the next rows of ``scanned`` will be due, in seconds since 1970."""
         ...
 
+    def due_since(self, spec: Spec, pending: sa.FromClause, limit: int) -> sa.CompoundSelect[Any]:
+        """Return since when due jobs of ``pending`` have been due, up to ``limit`` of each priority, in ``since``."""
+        ...
+
     def planned_anew(self) -> sa.ColumnElement[bool]:
         """Return a condition that is always true, and makes the server plan each execution."""
         ...

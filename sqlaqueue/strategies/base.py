@@ -43,6 +43,9 @@ from sqlaqueue.strategies.parts.unique_key import unique_key
 TOKEN = "sqlaqueue_token"  # noqa: S105 - the name of a column
 """The column in which a claim that deletes the rows returns the token of its runs."""
 
+PENDING_ROLES = ("priority", "run_at", "created_at")
+"""The roles that :meth:`ClaimStrategy.pending_jobs` selects."""
+
 
 class ClaimStrategy:
     """Base of all claim strategies; implements what most of them share."""
@@ -130,6 +133,18 @@ class ClaimStrategy:
         """
         waiting = [spec.in_state("pending")] if spec.has("status") else []
         return backend().claims.upcoming_times(spec, spec.table, waiting, limit)
+
+    def pending_jobs(self, spec: QueueSpec, limit: int) -> AnySelect:
+        """Return a SELECT of the pending jobs in claim order, from the table whose index claims scan.
+
+        Its columns are those of ``priority``, ``run_at`` and ``created_at`` that the queue has; without any, the key.
+        ``created_at`` is needed only where it tells since when a job is due: if ``run_at`` is missing or null.
+
+        :param limit: the number of jobs that the caller reads. Where no index has their times, no more are selected.
+        """
+        columns = [spec.columns[role].label(role) for role in PENDING_ROLES if spec.has(role)]
+        waiting = [spec.in_state("pending")] if spec.has("status") else []
+        return sa.select(*(columns or spec.keys)).where(*waiting).order_by(*spec.claim_order)
 
     def insert_new_messages(self, spec: QueueSpec, keys: Sequence[Key]) -> sa.Insert | None:
         """Return the INSERT of what scheduled jobs need beside their rows; None if triggers insert it, or nothing."""

@@ -100,6 +100,18 @@ class DeleteReturning(MessageStrategy):
         """Return when the next jobs will be due, from their messages."""
         return backend().claims.upcoming_times(spec, spec.side_tables[MESSAGES], [], limit)
 
+    def pending_jobs(self, spec: QueueSpec, limit: int) -> AnySelect:
+        """Return a SELECT of the messages. They are joined with the jobs only if these alone have a time."""
+        if flow_control(spec) is not None:
+            return super().pending_jobs(spec, limit)
+        messages = self.messages(spec)
+        columns: list[Any] = [messages.table.c[spec.columns[role].key].label(role) for role in spec.order_roles]
+        rows: sa.FromClause = messages.table
+        if not spec.has("run_at") and spec.has("created_at"):
+            columns.append(spec.columns["created_at"].label("created_at"))
+            rows = rows.join(spec.table, sa.and_(*messages.of_pending_jobs(spec)))
+        return sa.select(*(columns or messages.ids)).select_from(rows).order_by(*messages.order)
+
     def insert_messages(self, spec: QueueSpec, jobs: sa.ColumnElement[bool], settlement: Settlement) -> sa.Insert:
         """Return the INSERT of the messages, with the new ``run_at`` of the jobs."""
         values = {} if settlement.run_at is None else {"run_at": settlement.run_at}

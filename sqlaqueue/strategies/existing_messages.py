@@ -132,6 +132,18 @@ class ExistingMessages(MessageStrategy):
             .order_by(*(times.c[column.name] for column in order))
         )
 
+    def pending_jobs(self, spec: QueueSpec, limit: int) -> AnySelect:
+        """Return a SELECT of the first messages that are to be consumed, joined with their jobs if these have times."""
+        messages = self.messages(spec)
+        times = [spec.columns[role].label(role) for role in ("run_at", "created_at") if spec.has(role)]
+        waiting = sa.select(*messages.ids, *messages.jobs).where(*messages.waits).order_by(*messages.order)
+        if not times:
+            return waiting
+        first = waiting.limit(limit).subquery("first_messages")
+        job = same([first.c[column.key] for column in messages.jobs], spec.keys)
+        jobs = first.join(spec.table, sa.and_(job, sa.case((spec.in_state("pending"), sa.true()))))
+        return sa.select(*times).select_from(jobs)
+
     def insert_messages(self, spec: QueueSpec, jobs: sa.ColumnElement[bool], settlement: Settlement) -> sa.Insert:
         """Return the INSERT of the messages."""
         return self._insert(spec, sa.select(*spec.keys).where(jobs))

@@ -1,13 +1,17 @@
-"""When the next jobs will be due. A Consumer asks for it instead of polling."""
+"""When the next jobs will be due, and since when jobs have been due. Both read the index priority by priority."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.queue.spec import QueueSpec, clock
+
+_MOST_PRIORITIES = 100
+"""The number of priorities whose due jobs are read: some programs give each job a priority of its own."""
 
 
 def upcoming_times(
@@ -20,9 +24,47 @@ def upcoming_times(
     if not spec.has("priority"):
         return later
     priority = scanned.c[spec.columns["priority"].key]
+    levels = _priorities(priority, conditions)
+    each = later.where(priority == levels.c.level).correlate(levels).lateral("each")
+    return sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
+
+
+def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.CompoundSelect[Any]:
+    """Return since when the due ones of ``pending`` have been due: up to ``limit`` of each priority, the first ones.
+
+    :param pending: what :meth:`~sqlaqueue.strategies.ClaimStrategy.pending_jobs` selects.
+    """
+    if "priority" not in pending.c:
+        return sa.union_all(*(each.limit(limit) for each in _due(spec, pending)))
+    priority = pending.c.priority
+    levels = _priorities(priority, ())
+    first = sa.select(levels.c.level).where(levels.c.level.is_not(None)).limit(_MOST_PRIORITIES).subquery("first")
+    parts: list[AnySelect] = []
+    for number, due in enumerate(_due(spec, pending)):
+        of_level = due.where(priority == first.c.level).limit(limit)
+        each = of_level.correlate(first).lateral(f"each_{number}")
+        parts.append(sa.select(each.c.since).select_from(first.join(each, sa.true())))
+        if spec.columns["priority"].nullable:
+            parts.append(due.where(priority.is_(None)).limit(limit))
+    return sa.union_all(*parts)
+
+
+def _due(spec: QueueSpec, pending: sa.FromClause) -> list[AnySelect]:
+    """Return a SELECT of the due jobs, or one for each range of the claim's index that contains some."""
+    time = sa.DateTime(timezone=True)
+    created = sa.cast(pending.c.get("created_at", sa.null()), time).label("since")
+    if "run_at" not in pending.c:
+        return [sa.select(created).select_from(pending)]
+    run_at = pending.c.run_at
+    due = [sa.select(sa.cast(run_at, time).label("since")).where(run_at <= clock()).order_by(run_at)]
+    if spec.columns["run_at"].nullable:
+        due.append(sa.select(created).select_from(pending).where(run_at.is_(None)))
+    return due
+
+
+def _priorities(priority: sa.ColumnElement[Any], conditions: Sequence[sa.ColumnElement[bool]]) -> sa.CTE:
+    """Return the priorities in ascending order, each found by one look into the index; the last row is null."""
     least = sa.select(sa.func.min(priority).label("level")).where(*conditions)
     levels = least.cte("levels", recursive=True)
     above = least.where(priority > levels.c.level).correlate(levels).scalar_subquery()
-    levels = levels.union_all(sa.select(above).where(levels.c.level.is_not(None)))
-    each = later.where(priority == levels.c.level).correlate(levels).lateral("each")
-    return sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
+    return levels.union_all(sa.select(above).where(levels.c.level.is_not(None)))

@@ -56,6 +56,14 @@ class ListingConformance:
         states = _fill(queue)
         assert _states(_listing(queue)) == {queue.key(number): state for number, state in states.items()}
 
+    def test_pending_jobs_are_those_that_a_listing_shows_as_pending(self, queue: QueueUnderTest) -> None:
+        """Once each, with the times of their rows, also where their messages are counted."""
+        states, spec = _fill(queue), spec_of(queue.Job)
+        with queue.impatient() as session:
+            pending = session.execute(spec.strategy.pending_jobs(spec, len(states))).mappings().all()
+        waiting = [row for row in _listing(queue).values() if row["state"] == "pending"]
+        assert [row["run_at"] for row in pending] == sorted(row["run_at"] for row in waiting)
+
     def test_a_listing_shows_the_roles_of_a_job(self, queue: QueueUnderTest) -> None:
         """Its columns have the names of the queue's roles."""
         _fill(queue)

@@ -69,6 +69,12 @@ def test_unfinished_jobs_are_counted_up_to_a_limit(setup: Setup) -> None:
     assert collect(setup.engine, setup.model, count_limit=12)["due_jobs", "job"] == 12
 
 
+def test_the_limit_is_that_of_all_priorities(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status", unique=None)
+    setup.add(*(setup.model(priority=number % 3, run_at=AGO) for number in range(12)))
+    assert collect(engine, setup.model, count_limit=5)["due_jobs", "job"] == 5
+
+
 def test_running_jobs_and_expired_leases(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status", unique=None)
     setup.add(*(setup.model() for _ in range(4)))

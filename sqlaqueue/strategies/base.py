@@ -85,6 +85,8 @@ class ClaimStrategy:
             backend().triggers.attach_wake_triggers(spec)
         if spec.config.retention:
             self.attach_retention(spec)
+        if spec.config.attempt_history is not None:
+            backend().side_tables.attempt(spec)
         attach_unique(spec, self)
 
     def locked_tables(self, spec: QueueSpec) -> Sequence[sa.Table]:

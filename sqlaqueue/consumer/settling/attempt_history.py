@@ -87,18 +87,17 @@ class AttemptHistory:
             "ended_ago": [_ago(now, _ended_at(run.handler_started_at, run.duration, now)) for run in runs],
             _WORKER: self._settings.worker(),
         }
-        if all(one.ended_as.event == "completed" for one in attempts):
+        if all(one.outcome.event == "completed" for one in attempts):
             return self._completed, values
         # A program may raise one exception for many jobs.
         tracebacks: dict[int, str | None] = {}
-        for one in attempts:
-            cause = one.ended_as.cause
+        for cause in (one.outcome.cause for one in attempts):
             if cause is not None and id(cause) not in tracebacks:
                 tracebacks[id(cause)] = traceback_text(cause)
         return self._ended, values | {
             "outcome": [one.ended_as.event for one in attempts],
             "error": [_error(one) for one in attempts],
-            "traceback": [tracebacks.get(id(one.ended_as.cause)) for one in attempts],
+            "traceback": [tracebacks.get(id(one.outcome.cause)) for one in attempts],
             "worker": [None if _died(one) else values[_WORKER] for one in attempts],
         }
 
@@ -133,7 +132,8 @@ def _insert(spec: QueueSpec, *, with_errors: bool) -> Any:
 
 
 def _before(microseconds: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
-    return clock() - sa.literal(_MICROSECOND, sa.Interval()) * microseconds
+    # SQLAlchemy has no product of a number and an interval.
+    return clock() - microseconds.op("*", return_type=sa.Interval())(sa.literal(_MICROSECOND, sa.Interval()))
 
 
 def _is_attempt(one: FinishedRun) -> bool:

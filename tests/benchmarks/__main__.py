@@ -54,6 +54,9 @@ def main() -> int:
     plain = commands.add_parser("plain", help="compare the SQL of a plain queue with the files in plain/")
     plain.add_argument("--write", action="store_true", help="write the SQL to the files")
 
+    history = commands.add_parser("history", help="measure the costs of an attempt history")
+    history.add_argument("--rounds", type=int, default=5)
+
     arguments = parser.parse_args()
     return int(globals()[f"_{arguments.command}"](arguments) or 0)
 
@@ -114,6 +117,12 @@ def _plain(arguments: argparse.Namespace) -> int:
     from tests.benchmarks.plain_sql import main as compare
 
     return compare(write=arguments.write)
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    from tests.benchmarks.history import main as measure
+
+    return measure(rounds=arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
             found = database.run(admin.job, each.model, key)
             kept = each.spec.config.attempt_history is not None
             history = database.run(admin.attempts, each.model, key) if kept else []
-        more = {"history": [vars(one) for one in history]} if kept else {}
+        more = {"history": [{**vars(one), "seconds": one.seconds} for one in history]} if kept else {}
         if found is None:
             if not history:
                 raise FailedError(f"{each.spec.name}: there is no job {key}")

@@ -193,7 +193,11 @@ class ClaimStrategy:
     # -- maintenance and administration ----------------------------------------------------------------------
 
     def rescue(self, spec: QueueSpec) -> Verb:
-        """Return the statement that rescues jobs whose lease has expired; without leases it changes nothing."""
+        """Return the statement that rescues jobs whose lease has expired; without leases it changes nothing.
+
+        With an attempt history it also inserts the attempts that the rescue ends, see
+        ``sqlaqueue.strategies.parts.attempt_history``: afterwards the rows do not show them any more.
+        """
         return sa.select(spec.model).where(sa.false())
 
     def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:

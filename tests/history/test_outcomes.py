@@ -108,23 +108,6 @@ def test_the_duration_is_that_of_the_handler(queue: HistoryQueue) -> None:
     assert first.ended_at <= second.started_at
 
 
-def test_a_job_that_was_never_begun_is_no_attempt(mixed: HistoryQueue) -> None:
-    """At a shutdown jobs are released that have been claimed and not run."""
-    mixed.enqueue(*[None] * 5)
-    begun, go_on = threading.Event(), threading.Event()
-
-    async def work(io: Any, job: Any) -> None:
-        begun.set()
-        await io.wait(go_on)
-
-    with mixed.running(work, batch_size=5, concurrency=1) as consumer:
-        assert begun.wait(30)
-        consumer.stop()
-        go_on.set()
-    assert mixed.outcomes() == [(1, "completed")]
-    assert mixed.execute("SELECT count(*) FROM job WHERE status = 'pending' AND attempts = 0") == 4
-
-
 def test_a_handler_that_is_abandoned_is_released(leased: HistoryQueue) -> None:
     """Its run was an attempt, though it does not count."""
     leased.enqueue(None)

@@ -105,6 +105,20 @@ def test_a_lost_lease_writes_no_row(leased: HistoryQueue) -> None:
     assert leased.outcomes(kept) == [(1, "completed")]
 
 
+def test_a_run_that_was_never_begun_is_no_attempt(queue: HistoryQueue) -> None:
+    """As at a shutdown, when jobs are released that have been claimed and wait for a handler."""
+    waiting, begun = queue.enqueue(None, None)
+    context = make_context(queue.Job)
+    with queue.sessions() as session:
+        jobs = claim_all(session, queue)
+        finished = [FinishedRun(claimed_run(job), RELEASED, job) for job in jobs]
+        finished[1].run.handler_started_at = finished[1].run.claimed_at
+        assert context.settler.settle(session, finished) == []
+        session.commit()
+    assert queue.outcomes(waiting) == []
+    assert queue.outcomes(begun) == [(1, "released")]
+
+
 def test_runs_settled_one_by_one(leased: HistoryQueue) -> None:
     """As when the settlement of many fails for one of them."""
     leased.enqueue(None, None, None)

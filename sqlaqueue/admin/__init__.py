@@ -13,6 +13,7 @@ an async version for an AsyncSession, such as ``await async_stats(session, Email
 
 from sqlaqueue.admin.async_versions import (
     async_add_schedule,
+    async_attempts,
     async_cancel,
     async_consumers,
     async_count,
@@ -38,6 +39,7 @@ from sqlaqueue.admin.async_versions import (
     async_schedules,
     async_stats,
 )
+from sqlaqueue.admin.attempts import Attempt, AttemptOutcome, attempts
 from sqlaqueue.admin.bulk_changes import (
     cancel_some,
     execute,
@@ -71,6 +73,8 @@ from sqlaqueue.admin.schedules import (
 from sqlaqueue.admin.statistics import Stats, stats
 
 __all__ = [
+    "Attempt",
+    "AttemptOutcome",
     "Cancelled",
     "Depth",
     "Explanation",
@@ -84,6 +88,7 @@ __all__ = [
     "Stats",
     "add_schedule",
     "async_add_schedule",
+    "async_attempts",
     "async_cancel",
     "async_consumers",
     "async_count",
@@ -108,6 +113,7 @@ __all__ = [
     "async_schedule",
     "async_schedules",
     "async_stats",
+    "attempts",
     "cancel",
     "cancel_some",
     "consumers",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin.attempts import attempts
 from sqlaqueue.admin.bulk_changes import purge
 from sqlaqueue.admin.cancellation import cancel
 from sqlaqueue.admin.explanation.explain_job import explain_job
@@ -51,6 +52,7 @@ def _async_version(
 
 
 async_add_schedule = _async_version(add_schedule)
+async_attempts = _async_version(attempts)
 async_cancel = _async_version(cancel)
 async_consumers = _async_version(consumers)
 async_count = _async_version(count)

@@ -133,15 +133,22 @@ def _attribute(jobs: sa.FromClause, role: str, name: str, what: str) -> sa.Colum
     return jobs.c[role]
 
 
-def _key(spec: QueueSpec, jobs: sa.FromClause, text: str) -> sa.ColumnElement[bool]:
+def key_parts(spec: QueueSpec, text: str) -> list[sa.ColumnElement[Any]]:
+    """Return the parts of a key that is given as a text; PostgreSQL converts each to the type of its column.
+
+    :raises StatementError: if it has not as many parts as the key has columns.
+    """
     parts: Sequence[str] = [text] if len(spec.keys) == 1 else next(csv.reader([text]), [])
     if len(parts) != len(spec.keys):
         names = ",".join(key.key for key in spec.keys)
         msg = f"the key {text!r}: {spec.model.__name__} has a key of {len(spec.keys)} columns; write it as {names}"
         raise StatementError(msg)
-    # PostgreSQL converts the text to the type of the column.
-    pairs = zip(key_labels(spec), spec.keys, parts, strict=True)
-    return sa.and_(*(jobs.c[name] == sa.cast(sa.literal(part, sa.Text()), key.type) for name, key, part in pairs))
+    return [sa.cast(sa.literal(part, sa.Text()), key.type) for key, part in zip(spec.keys, parts, strict=True)]
+
+
+def _key(spec: QueueSpec, jobs: sa.FromClause, text: str) -> sa.ColumnElement[bool]:
+    pairs = zip(key_labels(spec), key_parts(spec, text), strict=True)
+    return sa.and_(*(jobs.c[name] == part for name, part in pairs))
 
 
 def _typed(value: Any, column: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:

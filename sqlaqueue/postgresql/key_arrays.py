@@ -29,14 +29,17 @@ def _array(element: TypeEngine[Any], *, nullable: bool) -> TypeEngine[Any]:
     return ARRAY(element, dimensions=1)
 
 
-def numbered_rows(columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]], number: str) -> sa.TableValuedAlias:
+def numbered_rows(
+    columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any] | None]], number: str
+) -> sa.TableValuedAlias:
     """Return given values as a table, with the number of each row, from 1.
 
     One array for each column: a VALUES list would have a parameter for each value, and other SQL for each number of
     rows.
     """
     arrays = [
-        sa.bindparam(None, list(values), type_=_array(type_, nullable=True)) for type_, values in columns.values()
+        sa.bindparam(name if values is None else None, list(values or ()), type_=_array(type_, nullable=True))
+        for name, (type_, values) in columns.items()
     ]
     names = [sa.column(name, type_) for name, (type_, _) in columns.items()]
     rows: sa.TableValuedAlias = sa.func.unnest(*arrays).table_valued(*names, with_ordinality=number, name="given")

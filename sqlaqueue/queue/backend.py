@@ -29,6 +29,8 @@ CRASH_JOURNAL = "sqlaqueue_crash_journal"
 """The side table of batches that are about to run in a held transaction."""
 DEAD_LETTER = "sqlaqueue_dead_letter"
 """The side table of jobs that failed for good in a queue whose claims delete rows."""
+ATTEMPT = "sqlaqueue_attempt"
+"""The side table of ended attempts, of queues with ``QueueConfig(attempt_history=...)``."""
 SCHEDULE = "sqlaqueue_schedule"
 """The table of schedules; it belongs to no queue, but to all of a MetaData and schema."""
 TICK = "sqlaqueue_tick"
@@ -106,7 +108,7 @@ class Triggers(Protocol):
 
 
 class SideTables(Protocol):
-    """The library's own tables; the first five methods add one to the model's MetaData and ``spec.side_tables``."""
+    """The library's own tables; the first six methods add one to the model's MetaData and ``spec.side_tables``."""
 
     PAUSE: sa.ColumnElement[Any]
     """The key of the row that pauses a queue; no job has it."""
@@ -118,6 +120,7 @@ class SideTables(Protocol):
     def crash_journal(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
     def dead_letter(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
     def rate(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
+    def attempt(self, spec: Spec) -> sa.Table: ...  # noqa: D102 - as above
 
     def schedule_tables(self, metadata: sa.MetaData, schema: str | None) -> tuple[sa.Table, sa.Table]:
         """Return the tables of schedules and of ticks of a MetaData and schema."""
@@ -298,11 +301,12 @@ class Backend(Protocol):
         ...
 
     def numbered_rows(
-        self, columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any]]], number: str
+        self, columns: Mapping[str, tuple[TypeEngine[Any], Sequence[Any] | None]], number: str
     ) -> sa.TableValuedAlias:
         """Return given values as a table.
 
-        :param columns: the name of each column with its type and its values.
+        :param columns: the name of each column with its type and its values; None for a parameter of the same name,
+            whose values are given when the statement is executed.
         :param number: the name of the column with the number of each row, from 1.
         """
         ...

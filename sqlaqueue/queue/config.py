@@ -100,6 +100,8 @@ class QueueConfig:
     :param retention: how long finished jobs are kept, by state, in seconds or as timedeltas, such as
         ``{"completed": timedelta(days=7), "failed": timedelta(days=90)}``. Consumers delete older jobs. Jobs in states
         that are not named are kept.
+    :param attempt_history: how long ended attempts are kept in the table ``sqlaqueue_attempt``, in seconds or as a
+        timedelta; None for no history. Consumers write a row for each attempt, and delete older ones.
     :param unique: refuses a second job with the same values of some attributes, see :class:`~sqlaqueue.Unique`.
     :param limits: how many jobs may run at once, see :class:`~sqlaqueue.Limit`.
     :param rates: how many jobs may begin within a period, see :class:`~sqlaqueue.Rate`.
@@ -120,6 +122,7 @@ class QueueConfig:
     states: States = field(default_factory=States)
     on_complete: Literal["keep", "delete"] = "keep"
     retention: Mapping[str, Delay] = field(default_factory=dict)
+    attempt_history: Delay | None = None
     unique: Unique | None = None
     limits: Sequence[Limit] = ()
     rates: Sequence[Rate] = ()
@@ -158,6 +161,7 @@ class QueueConfig:
         self._check_unique()
         self._check_flow_control()
         object.__setattr__(self, "retention", MappingProxyType(self._checked_retention()))
+        object.__setattr__(self, "attempt_history", self._checked_attempt_history())
         object.__setattr__(self, "columns", MappingProxyType(dict(self.columns)))
 
     def _check_columns(self) -> None:
@@ -244,6 +248,19 @@ class QueueConfig:
                 raise ConfigurationError(msg)
             checked[state] = timedelta(seconds=seconds(age))
         return checked
+
+    def _checked_attempt_history(self) -> timedelta | None:
+        given = self.attempt_history
+        if given is None:
+            return None
+        what = "QueueConfig(attempt_history=...)"
+        if isinstance(given, bool) or not _SHORTEST_RETENTION <= seconds(given, what) <= _LONGEST_RETENTION:
+            msg = (
+                f"{what.replace('...', repr(given))}: use from one second to 100 years, as in "
+                "attempt_history=timedelta(days=14), or None for no history"
+            )
+            raise ConfigurationError(msg)
+        return timedelta(seconds=seconds(given))
 
     @property
     def lease_duration(self) -> timedelta:

@@ -109,6 +109,11 @@ def error_text(error: BaseException | str) -> str:
     text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
     if len(text) > _ERROR_LIMIT:
         text = f"{text[:_ERROR_LIMIT]}... ({len(text)} characters)"
+    return storable(text)
+
+
+def storable(text: str) -> str:
+    """Return a text that PostgreSQL can store: without NUL and lone surrogates."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
 
 

@@ -88,6 +88,8 @@ class ClaimStrategy:
             backend().triggers.attach_wake_triggers(spec)
         if spec.config.retention:
             self.attach_retention(spec)
+        if spec.config.attempt_history is not None:
+            backend().side_tables.attempt(spec)
         attach_unique(spec, self)
 
     def locked_tables(self, spec: QueueSpec) -> Sequence[sa.Table]:
@@ -206,7 +208,11 @@ class ClaimStrategy:
     # -- maintenance and administration ----------------------------------------------------------------------
 
     def rescue(self, spec: QueueSpec) -> Verb:
-        """Return the statement that rescues jobs whose lease has expired; without leases it changes nothing."""
+        """Return the statement that rescues jobs whose lease has expired; without leases it changes nothing.
+
+        With an attempt history it also inserts the attempts that the rescue ends, see
+        ``sqlaqueue.strategies.parts.attempt_history``: afterwards the rows do not show them any more.
+        """
         return sa.select(spec.model).where(sa.false())
 
     def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:

@@ -24,6 +24,7 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimedJobs, ClaimRequest, Settlement, Verb
 from sqlaqueue.strategies.base import ClaimStrategy
+from sqlaqueue.strategies.parts.attempt_history import has_history, record_rescued, run_columns
 from sqlaqueue.strategies.parts.claim_tokens import ran_beside_others
 from sqlaqueue.strategies.parts.columns import named
 from sqlaqueue.strategies.parts.indexes import add_index
@@ -187,16 +188,20 @@ class UpdateStatus(ClaimStrategy):
             return self._rescue_unless_twin(spec, unique)
         job = spec.table.alias("expired_job")
         expired = (
-            sa.select(*(job.c[key.key] for key in spec.keys))
+            sa.select(*(job.c[key.key] for key in spec.keys), *run_columns(spec, job))
             .where(job.c[status.key] == spec.literal("processing"), job.c[expires.key] <= clock())
             .order_by(*(job.c[key.key] for key in spec.keys))
             .with_for_update(of=job, skip_locked=True, key_share=True)
             .cte("expired")
         )
-        update = sa.update(spec.model).where(
+        # With an INSERT beside it, the UPDATE is a CTE, in which it can name the table only.
+        update = sa.update(spec.table if has_history(spec) else spec.model).where(
             sa.and_(*(key == expired.c[key.key] for key in spec.keys)), self._is_running(spec)
         )
-        return update.values(self._rescued_values(spec, expires))
+        rescued = update.values(self._rescued_values(spec, expires))
+        if not has_history(spec):
+            return rescued
+        return self.with_insert(spec, rescued, record_rescued(spec, expired, LEASE_EXPIRED))
 
     def rescue_some(self, spec: QueueSpec, keys: Sequence[Key]) -> Verb:
         """Return the rescue of some jobs of a unique queue."""
@@ -214,12 +219,13 @@ class UpdateStatus(ClaimStrategy):
         """
         expires, waits = spec.columns["lease_expires_at"], waits_for_twin(spec)
         fails = sa.and_(~waits, self._is_spent(spec, self._ran_alone(spec)))
+        last_run = run_columns(spec, spec.table)
         expired = (
-            sa.select(*named(spec.keys), waits.label(_WAITS), *columns_to_judge(spec, unique, ~fails))
+            sa.select(*named(spec.keys), waits.label(_WAITS), *columns_to_judge(spec, unique, ~fails), *last_run)
             .where(spec.in_state("processing"), expires <= clock(), sa.true() if among is None else among)
             .order_by(*spec.keys)
         )
-        judged = judge(spec, unique, self.lock(spec, expired), _WAITS)
+        judged = judge(spec, unique, self.lock(spec, expired), _WAITS, *(column.name for column in last_run))
         rescued, waited = self._rescued_values(spec, expires), judged.c[_WAITS]
         back: dict[sa.Column[Any], Any] = {
             column: sa.case((waited, column), else_=value) for column, value in rescued.items()
@@ -230,10 +236,17 @@ class UpdateStatus(ClaimStrategy):
         }
         if unique.config.on_return == "cancel":
             instead = self._attempts_in(spec, rescued) | self.values_for_twin(spec, judged)
-            return update_judged(spec, judged, back, instead)
+            return self._recorded(spec, judged, update_judged(spec, judged, back, instead))
         stays = sa.and_(waited, judged.c[TWIN].is_not(None))
         verb = update_judged(spec, judged, back, rescued | self._waiting_values(spec), where=[~stays])
-        return verb.where(~stays)
+        return self._recorded(spec, judged, verb.where(~stays))
+
+    @staticmethod
+    def _recorded(spec: QueueSpec, judged: sa.CTE, verb: AnySelect) -> AnySelect:
+        """Return a rescue that also inserts the attempts; a job that has waited for its twin had no run."""
+        if not has_history(spec):
+            return verb
+        return verb.add_cte(record_rescued(spec, judged, LEASE_EXPIRED, ~judged.c[_WAITS]).cte("recorded"))
 
     def _rescued_values(self, spec: QueueSpec, expires: sa.Column[Any]) -> dict[sa.Column[Any], Any]:
         status = spec.columns["status"]

@@ -13,7 +13,17 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import QueueMixin, queue_spec
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE, SCHEDULE, TICK, backend
+from sqlaqueue.queue.backend import (
+    ATTEMPT,
+    CONSUMERS,
+    CONTROL,
+    CRASH_JOURNAL,
+    DEAD_LETTER,
+    RATE,
+    SCHEDULE,
+    TICK,
+    backend,
+)
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.testing._types import AnySession
@@ -30,7 +40,7 @@ LONGEST = timedelta(days=36525)
 
 _FAR = timedelta(days=365 * 1000)
 
-_SIDE_TABLES = (CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE)
+_SIDE_TABLES = (ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE)
 
 
 def travel(session: AnySession, delta: Delay) -> None:

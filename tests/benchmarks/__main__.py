@@ -58,6 +58,8 @@ def main() -> int:
     telemetry.add_argument("--jobs", type=int, default=5000)
     telemetry.add_argument("--rounds", type=int, default=7)
     telemetry.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
+    history = commands.add_parser("history", help="measure the costs of an attempt history")
+    history.add_argument("--rounds", type=int, default=5)
 
     arguments = parser.parse_args()
     return int(globals()[f"_{arguments.command}"](arguments) or 0)
@@ -127,6 +129,12 @@ def _telemetry(arguments: argparse.Namespace) -> None:
 
     with bench_server(arguments.postgres) as server, server.database() as url:
         print(table(measure(url, jobs=arguments.jobs, rounds=arguments.rounds)))
+
+
+def _history(arguments: argparse.Namespace) -> int:
+    from tests.benchmarks.history import main as measure
+
+    return measure(rounds=arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,13 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"retention": {"failed": -1}}, "must be seconds or a timedelta, zero or more, not -1"),
     ({"retention": {"failed": None}}, "'failed': ...}. must be seconds or a timedelta"),
     ({"retention": {"failed": timedelta(days=40_000)}}, "use from one second to 100 years"),
+    ({"attempt_history": 0}, r"attempt_history=0\): use from one second to 100 years, as in attempt_history=timedelta"),
+    ({"attempt_history": True}, r"attempt_history=True\): use from one second"),
+    (
+        {"attempt_history": "14 days"},
+        r"attempt_history=...\) must be seconds or a timedelta, zero or more, not '14 days'",
+    ),
+    ({"attempt_history": timedelta(days=40_000)}, "use from one second to 100 years"),
     ({"retention": {"completed": 7}, "on_complete": "delete"}, 'on_complete="delete" keeps no completed jobs'),
     ({"notify": "no"}, r"notify='no'\): use True or False"),
     ({"name": ""}, r"name=''\): use a text, or None"),
@@ -174,6 +181,11 @@ def test_retention_of_completed_jobs_needs_a_status() -> None:
     config = QueueConfig(strategy="delete_returning", rows_are_messages=True, retention={"completed": 60})
     with pytest.raises(ConfigurationError, match="Order: .* nothing is left to keep; leave 'completed' out"):
         model_with(config)
+
+
+def test_an_attempt_history_becomes_a_timedelta() -> None:
+    assert QueueConfig(attempt_history=60).attempt_history == timedelta(minutes=1)
+    assert QueueConfig().attempt_history is None
 
 
 def test_retention_becomes_timedeltas() -> None:

@@ -61,18 +61,28 @@ def jobs(target: str, url: str | None, *, limit: int, json: bool, **options: Any
 @url_option
 @json_option
 def job(target: str, key: str, url: str | None, *, json: bool) -> None:
-    """Show one job with all columns of its row; separate the parts of a composite KEY by commas.
+    """Show one job with all columns of its row, and its attempts if the queue has an attempt history.
 
-    The exit code is 1 if there is no such job.
+    Separate the parts of a composite KEY by commas. The exit code is 1 if there is no such job, nor attempts of it.
     """
     for each in load_targets([target]):
         with Database.of(each, url) as database, command_errors(each.spec):
             found = database.run(admin.job, each.model, key)
+            kept = each.spec.config.attempt_history is not None
+            history = database.run(admin.attempts, each.model, key) if kept else []
+        more = {"history": [{**vars(one), "seconds": one.seconds} for one in history]} if kept else {}
         if found is None:
-            raise FailedError(f"{each.spec.name}: there is no job {key}")
+            if not history:
+                raise FailedError(f"{each.spec.name}: there is no job {key}")
+            if json:
+                echo_json({"queue": each.spec.name, "key": key, "row": None, **more})
+                continue
+            click.echo(f"{each.spec.name} {key} does not exist any more")
+            _show_attempts(history)
+            continue
         info, values = found
         if json:
-            echo_json({**_json(info), "row": values})
+            echo_json({**_json(info), "row": values, **more})
             continue
         waited, ran = _durations(info)
         click.echo(f"{info.queue} {key_text(info.key)} is {info.state}")
@@ -82,6 +92,18 @@ def job(target: str, key: str, url: str | None, *, json: bool) -> None:
         for name, value in values.items():
             lines = "-" if value is None else str(value).replace("\n", f"\n  {'':{width}}  ")
             click.echo(f"  {name:{width}}  {lines}")
+        if history:
+            _show_attempts(history)
+
+
+def _show_attempts(history: list[admin.Attempt]) -> None:
+    """Show ended attempts; their tracebacks are in the JSON."""
+    shown = table("attempt", "outcome", "started", "ran", "worker", "error", right=["attempt"])
+    for one in history:
+        first_line = (one.error or "").splitlines()[:1]
+        ran = duration_text(one.seconds)
+        add_row(shown, one.attempt, one.outcome, ago(one.started_at), ran, one.worker or "-", *first_line)
+    console().print(shown)
 
 
 def _durations(info: admin.JobInfo) -> tuple[float | None, float | None]:

@@ -17,6 +17,7 @@ from sqlaqueue.consumer.maintenance import (
     extend_leases,
     handler_timeout,
     heartbeat,
+    history_retention,
     missed_notifications,
     reconcile,
     release_waiting_jobs,
@@ -42,6 +43,7 @@ TASKS: tuple[Task, ...] = (
     rescue.rescue_expired,
     reconcile.reconcile_messages,
     retention.delete_old,
+    history_retention.delete_old_attempts,
 )
 
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.context import ConsumerContext
-from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_twin
+from sqlaqueue.consumer.core.database_errors import is_lock_or_timeout, is_transient, is_twin
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.executing.report import emit_rescued
 from sqlaqueue.consumer.maintenance.extend_leases import limit_transaction
@@ -24,6 +24,7 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import Verb
+from sqlaqueue.strategies.parts.attempt_history import has_history, without_history
 from sqlaqueue.strategies.parts.unique_key import unique_key
 
 _MOST_ALONE, _LONGEST = 500, 1.0
@@ -45,24 +46,45 @@ def rescue_expired(maintenance: Maintenance, now: float) -> Routine:  # noqa: AR
 def rescue_jobs(session: Session, context: ConsumerContext) -> list[Key]:
     """Rescue jobs whose lease has expired, of any worker; the other consumers are notified of it.
 
-    If a twin of one of them is being enqueued, each is rescued by itself, so that the others need not wait for that.
+    If the attempt history cannot be written, they are rescued without it.
     """
     spec = context.spec
+    if not has_history(spec):
+        return _rescue_jobs(session, context, spec)
+    try:
+        return _rescue_jobs(session, context, spec)
+    except DBAPIError as error:
+        session.rollback()
+        if is_transient(error):
+            raise
+        context.settler.history.warn(error)
+    return _rescue_jobs(session, context, without_history(spec))
+
+
+def _rescue_jobs(session: Session, context: ConsumerContext, spec: QueueSpec) -> list[Key]:
+    """Rescue jobs.
+
+    If a twin of one of them is being enqueued, each is rescued by itself, so that the others need not wait for that.
+
+    :param spec: the queue, with its attempt history or without.
+    """
     unique = unique_key(spec)
     if unique is None or not unique.returns_from_runs:
-        return _rescue(session, context, spec.strategy.rescue(spec))
+        # The thread that rescues also extends leases, so it must not wait while the table of the history is locked.
+        limit = MOMENT if has_history(spec) else None
+        return _rescue(session, context, spec.strategy.rescue(spec), lock_timeout=limit)
     try:
         return _rescue(session, context, spec.strategy.rescue(spec), lock_timeout=MOMENT)
     except DBAPIError as error:
         session.rollback()
         if not _meets_twin(error, spec):
             raise
-    return _rescue_each(session, context)
+    return _rescue_each(session, context, spec)
 
 
-def _rescue_each(session: Session, context: ConsumerContext) -> list[Key]:
+def _rescue_each(session: Session, context: ConsumerContext, spec: QueueSpec) -> list[Key]:
     """Rescue one job after the other; those whose twin is not committed yet are left to the next time."""
-    spec, rescued = context.spec, list[Key]()
+    rescued = list[Key]()
     found = session.execute(expired_keys(spec), bind_arguments=context.settings.bind_arguments).all()
     session.rollback()
     # The thread that rescues also extends the leases of live runs.

@@ -46,7 +46,7 @@ _PARTS_OF_LEASE = 6
 
 @dataclass(slots=True)
 class Walk:
-    """The walk through the finished jobs of one state."""
+    """The walk through the finished jobs of one state, or through the attempts of a queue."""
 
     state: str
     age: timedelta
@@ -179,9 +179,7 @@ class Retention:
 
     def _limit_transaction(self, session: Session, settings: ConsumerSettings, walk: Walk) -> datetime | None:
         """Have the server end this transaction if it takes long; return the time before which a job must have ended."""
-        span = int(min(_LONGEST, settings.lease.total_seconds() / _PARTS_OF_LEASE) * 1000)
-        names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
-        limits = [sa.func.set_config(name, str(span), sa.true()) for name in names]
+        limits = batch_limits(settings)
         finished_at = self._spec.columns.get("finished_at")
         bound = sa.null() if finished_at is None else sa.cast(clock() - walk.age, finished_at.type)
         (*_, moment) = session.execute(sa.select(*limits, bound), bind_arguments=settings.bind_arguments).one()
@@ -266,6 +264,13 @@ class Retention:
                     walk.age,
                     name,
                 )
+
+
+def batch_limits(settings: ConsumerSettings) -> list[sa.ColumnElement[Any]]:
+    """Return the settings by which the server ends a transaction that deletes a batch and takes long."""
+    span = int(min(_LONGEST, settings.lease.total_seconds() / _PARTS_OF_LEASE) * 1000)
+    names = ("lock_timeout", "statement_timeout", "idle_in_transaction_session_timeout")
+    return [sa.func.set_config(name, str(span), sa.true()) for name in names]
 
 
 def _refers(spec: QueueSpec, foreign_key: ForeignKey) -> sa.ColumnElement[bool] | None:

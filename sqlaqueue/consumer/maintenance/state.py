@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.intervals import EXTENSIONS_PER_LEASE
-from sqlaqueue.consumer.maintenance.retention_walk import Retention
+from sqlaqueue.consumer.maintenance.retention_walk import BATCH, Retention, Walk
 from sqlaqueue.keys import Key
+from sqlaqueue.queue.retry_policies import seconds
 
 MAINTAINERS = 3
 """How many of the listening consumers do what one has to do for all; more than one, since one may be dead."""
@@ -52,6 +54,9 @@ class Maintenance:
     def __init__(self, context: ConsumerContext) -> None:
         self.context, self.timers = context, Timers()
         self.retention = Retention(context.spec)
+        kept = context.spec.config.attempt_history
+        self.history = None if kept is None else Walk("attempt", timedelta(seconds=seconds(kept)), BATCH)
+        """The walk through old attempts; None without an attempt history."""
         self.sent_listening: bool | None = None
         """The ``listening`` of the last heartbeat; None before the first."""
         self.missed_proofs = 0
@@ -63,7 +68,8 @@ class Maintenance:
         """The seconds of this round so far."""
         self._busy_at = time.monotonic()
         """When there were claimed jobs last."""
-        for task in ("heartbeat", "reconcile", *(["retention"] if self.retention.walks else [])):
+        optional = {"retention": self.retention.walks, "history": self.history}
+        for task in ("heartbeat", "reconcile", *(name for name, needed in optional.items() if needed)):
             self.timers.set(task, time.monotonic())
 
     @property

@@ -18,6 +18,7 @@ from sqlaqueue.consumer.notifications.notify import notify_settled
 from sqlaqueue.consumer.notifications.waiter_registry import WaiterRegistry
 from sqlaqueue.consumer.sessions.handler_misuse import check_rows, is_deleted, refuse_changed_rows
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
+from sqlaqueue.consumer.settling.attempt_history import AttemptHistory
 from sqlaqueue.consumer.settling.outcome_rules import OutcomeRules
 from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSettled
 from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, really_lost
@@ -62,6 +63,8 @@ class Settler:
         self._settings, self._statements, self._rules = settings, statements, outcome_rules
         self._waiters, self._isolation = waiters, isolation
         self._spec, self._bind = settings.spec, settings.bind_arguments
+        self.history = AttemptHistory(settings)
+        """The attempt history of the queue, if it has one."""
         unique = unique_key(self._spec)
         self._may_meet_twins = unique is not None and unique.returns_from_runs
         """Whether a run that becomes pending may meet a twin, and may have to wait for one that is not committed."""
@@ -83,7 +86,17 @@ class Settler:
                 notify_settled(session, self._spec, self._waiters, settled)
             elif self._cancels_for_twins:
                 notify_settled(session, self._spec, self._waiters, [one.run.key for one in group if one.twin])
+        if self.history.is_kept:
+            self.history.record(session, self._settled(finished, lost))
         return lost
+
+    def _settled(self, finished: Sequence[FinishedRun], lost: Sequence[FinishedRun]) -> Sequence[FinishedRun]:
+        """Return the runs that were not lost."""
+        if not lost:
+            return finished
+        # The row of a job that its handler has deleted is not found in a held transaction, and it is settled by that.
+        held, missing = self._settings.holds_transaction, set(lost)
+        return [one for one in finished if one not in missing or (held and one.job is not None and is_deleted(one.job))]
 
     def _settle_alike(self, session: Session, group: Sequence[FinishedRun]) -> list[Key]:
         """Settle runs with the same outcome, and return the keys of those that were still claimed."""

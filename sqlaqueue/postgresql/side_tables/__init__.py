@@ -13,12 +13,13 @@ from sqlaqueue.postgresql.side_tables.control import (
 )
 from sqlaqueue.postgresql.side_tables.dead_letters import bury, stored_rows
 from sqlaqueue.postgresql.side_tables.schedules import SCHEDULE_CHANNEL, schedule_notification, schedule_tables
-from sqlaqueue.postgresql.side_tables.tables import consumers, control, crash_journal, dead_letter, rate
+from sqlaqueue.postgresql.side_tables.tables import attempt, consumers, control, crash_journal, dead_letter, rate
 
 __all__ = [
     "PAUSE",
     "SCHEDULE_CHANNEL",
     "as_json",
+    "attempt",
     "bury",
     "consumers",
     "control",

@@ -7,6 +7,7 @@
 * ``sqlaqueue_consumer`` stores the Consumers that are alive, with their last heartbeat.
 * ``sqlaqueue_dead_letter`` stores the jobs that failed for good in a queue whose claims delete rows.
 * ``sqlaqueue_rate`` stores when the next job of each key of a rate may begin.
+* ``sqlaqueue_attempt`` stores the ended attempts of queues with an attempt history.
 
 None has a foreign key to the user's tables: a second connection would wait for the very rows that a batch has locked.
 """
@@ -17,12 +18,13 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.sql.elements import conv
 
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
+from sqlaqueue.queue.backend import ATTEMPT, CONSUMERS, CONTROL, CRASH_JOURNAL, DEAD_LETTER, RATE
 from sqlaqueue.queue.spec import QueueSpec
 
 
-def _table(spec: QueueSpec, name: str, *columns: sa.Column[Any]) -> sa.Table:
+def _table(spec: QueueSpec, name: str, *columns: sa.Column[Any] | sa.Index) -> sa.Table:
     metadata, schema = spec.table.metadata, spec.table.schema
     known = metadata.tables.get(f"{schema}.{name}" if schema else name)
     table = sa.Table(name, metadata, *columns, schema=schema or sa.BLANK_SCHEMA) if known is None else known
@@ -106,4 +108,30 @@ def rate(spec: QueueSpec) -> sa.Table:
         sa.Column("key", sa.BigInteger(), primary_key=True, autoincrement=False),
         sa.Column("next_at", moment, nullable=False),
         sa.Column("throttled_until", moment),
+    )
+
+
+def attempt(spec: QueueSpec) -> sa.Table:
+    """Return the table of ended attempts, which is defined once in each MetaData and schema.
+
+    Each index costs WAL for every run, so there are two besides the primary key: one for the attempts of a job, which
+    are few and sorted when they are read, and one for the retention and for queries of a span of time.
+    """
+    moment = sa.DateTime(timezone=True)
+    return _table(
+        spec,
+        ATTEMPT,
+        sa.Column("id", sa.BigInteger(), sa.Identity(), primary_key=True),
+        sa.Column("queue", sa.Text(), nullable=False),
+        sa.Column("key", JSONB(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("started_at", moment),
+        sa.Column("ended_at", moment, nullable=False),
+        sa.Column("worker", sa.Text()),
+        sa.Column("outcome", sa.Text(), nullable=False),
+        sa.Column("error", sa.Text()),
+        sa.Column("traceback", sa.Text()),
+        # Their names are not subject to a naming convention of the MetaData.
+        sa.Index(conv(f"ix_{ATTEMPT}_job"), "queue", "key"),
+        sa.Index(conv(f"ix_{ATTEMPT}_ended"), "queue", "ended_at"),
     )

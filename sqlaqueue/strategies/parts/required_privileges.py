@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.flow_control.controls import flow_control
-from sqlaqueue.queue.backend import CONTROL, DEAD_LETTER
+from sqlaqueue.queue.backend import ATTEMPT, CONTROL, DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.strategy_protocol import Privilege, RequiredPrivilege
 
@@ -20,6 +20,8 @@ _SIDE_TABLES: dict[str, dict[Privilege, Sequence[str]]] = {
     # Locking a row requires UPDATE on one of its columns.
     CONTROL: {"SELECT": (), "UPDATE": ("created_at",), "DELETE": ()},
     DEAD_LETTER: {"SELECT": (), "INSERT": (), "UPDATE": ()},
+    # As for requests: the retention locks the rows that it deletes.
+    ATTEMPT: {"SELECT": (), "INSERT": (), "UPDATE": ("ended_at",), "DELETE": ()},
 }
 """The privileges on side tables, with the columns to which each may be limited; on other side tables all."""
 

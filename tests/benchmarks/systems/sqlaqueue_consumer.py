@@ -59,7 +59,10 @@ def make_model(options: Mapping[str, Any]) -> Any:
     if options.get("plain"):
         return type("Job", (Fields, Base), {"__tablename__": "job", "__module__": __name__})
     config = QueueConfig(
-        strategy=options["strategy"], on_complete=options["on_complete"], **flow_arguments(options.get("flow"))
+        strategy=options["strategy"],
+        on_complete=options["on_complete"],
+        attempt_history=options.get("history"),
+        **flow_arguments(options.get("flow")),
     )
     body = {"__tablename__": "job", "__queue__": config, "__module__": __name__}
     return type("Job", (QueueMixin, Fields, Base), body)

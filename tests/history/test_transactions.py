@@ -1,0 +1,307 @@
+"""An attempt is in the history if and only if its settlement is committed; no job stays unsettled for the history."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import Cancel, Fail, Snooze, claim
+from sqlaqueue.consumer.settling.attempt_history import TRACEBACK_LIMIT, traceback_text
+from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRun
+from sqlaqueue.exc import DatabaseNotReadyError
+from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.queue.run import Run
+from tests.contexts import make_context
+from tests.history.queues import INSERT, HistoryQueue, obey
+
+if TYPE_CHECKING:
+    from sqlaqueue.consumer.context import ConsumerContext
+
+
+def claimed_run(job: Any) -> Run:
+    run = run_of(job)
+    assert run is not None
+    return run
+
+
+def finish(context: ConsumerContext, jobs: Sequence[Any], *errors: BaseException | None) -> list[FinishedRun]:
+    """Return runs whose handlers have returned, or raised these errors."""
+    finished = []
+    for job, error in zip(jobs, errors, strict=True):
+        run = claimed_run(job)
+        run.handler_started_at, run.duration = run.claimed_at, 0.0
+        outcome = COMPLETED if error is None else context.outcome_rules.outcome(error, run)
+        finished.append(FinishedRun(run, outcome, job))
+    return finished
+
+
+def claim_all(session: Session, queue: HistoryQueue) -> list[Any]:
+    jobs = list(session.scalars(claim(queue.Job, 100)))
+    if queue.kind == "update_status":
+        session.commit()
+    return jobs
+
+
+ERRORS = (None, ValueError("no address"), Fail("no"), Cancel("no"), Snooze(60), None)
+
+
+def test_one_statement_for_all_runs_that_are_settled_together(queue: HistoryQueue) -> None:
+    queue.enqueue(*[None] * len(ERRORS))
+    context, sent = make_context(queue.Job), list[str]()
+
+    @sa.event.listens_for(queue.engine, "before_cursor_execute")
+    def record(_: Any, __: Any, statement: str, *___: Any) -> None:
+        sent.append(statement)
+
+    with queue.sessions() as session:
+        jobs = claim_all(session, queue)
+        assert context.settler.settle(session, finish(context, jobs, *ERRORS)) == []
+        session.commit()
+    assert sum(statement.startswith(INSERT) for statement in sent) == 1
+    ended = ["completed", "retried", "failed", "cancelled", "released", "completed"]
+    assert [row.outcome for row in queue.history()] == ended
+
+
+def test_a_settlement_that_is_rolled_back_leaves_no_row(queue: HistoryQueue) -> None:
+    queue.enqueue(None, None)
+    context = make_context(queue.Job)
+    with queue.sessions() as session:
+        jobs = claim_all(session, queue)
+        context.settler.settle(session, finish(context, jobs, None, Fail("no")))
+        assert session.scalar(sa.select(sa.func.count()).select_from(queue.attempt)) == 2
+        session.rollback()
+    assert queue.history() == []
+
+
+def test_a_handler_whose_commit_fails_has_one_row(queue: HistoryQueue) -> None:
+    """The row of the refused success is rolled back with the handler's writes; that of the failure is there."""
+    queue.execute("CREATE TABLE child (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    [key] = queue.enqueue(None, max_attempts=1)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(sa.text("INSERT INTO child VALUES (1), (1)"))
+
+    queue.drain(work)
+    assert queue.outcomes(key) == [(1, "failed")]
+    assert queue.execute("SELECT count(*) FROM child") == 0
+
+
+def test_a_lost_lease_writes_no_row(leased: HistoryQueue) -> None:
+    lost, kept = leased.enqueue(None, None)
+    context = make_context(leased.Job)
+    with leased.sessions() as session:
+        jobs = claim_all(session, leased)
+        leased.execute(f"UPDATE job SET lease_token = gen_random_uuid() WHERE id = {lost}")
+        without = context.settler.settle(session, finish(context, jobs, None, None))
+        session.commit()
+    assert [one.run.key for one in without] == [(lost,)]
+    assert leased.outcomes(lost) == []
+    assert leased.outcomes(kept) == [(1, "completed")]
+
+
+def test_a_run_that_was_never_begun_is_no_attempt(queue: HistoryQueue) -> None:
+    """As at a shutdown, when jobs are released that have been claimed and wait for a handler."""
+    waiting, begun = queue.enqueue(None, None)
+    context = make_context(queue.Job)
+    with queue.sessions() as session:
+        jobs = claim_all(session, queue)
+        finished = [FinishedRun(claimed_run(job), RELEASED, job) for job in jobs]
+        finished[1].run.handler_started_at = finished[1].run.claimed_at
+        assert context.settler.settle(session, finished) == []
+        session.commit()
+    assert queue.outcomes(waiting) == []
+    assert queue.outcomes(begun) == [(1, "released")]
+
+
+def test_runs_settled_one_by_one(leased: HistoryQueue) -> None:
+    """As when the settlement of many fails for one of them."""
+    leased.enqueue(None, None, None)
+    context = make_context(leased.Job)
+    with leased.sessions() as session:
+        finished = finish(context, claim_all(session, leased), None, Fail("no"), None)
+        result = context.settler.settle_each(session, [*finished, FinishedRun(finished[0].run, RELEASED)])
+    assert [one.run.key for one in result.lease_lost] == [finished[0].run.key]
+    assert [row.outcome for row in leased.history()] == ["completed", "failed", "completed"]
+
+
+def test_an_outcome_that_the_database_refuses_has_one_row(leased: HistoryQueue) -> None:
+    """It is settled as a failure instead."""
+    [key] = leased.enqueue(None, max_attempts=1)
+    leased.execute("ALTER TABLE job ADD CHECK (status <> 'completed')")
+    leased.drain()
+    assert leased.outcomes(key) == [(1, "failed")]
+    assert leased.execute("SELECT status FROM job") == "failed"
+
+
+@pytest.mark.parametrize("payload", [None, "write", "fail"])
+def test_the_reply_to_a_commit_is_lost(leased: HistoryQueue, payload: str | None) -> None:
+    """The settlement is committed, so the attempt is there, and settling it again does not add another one."""
+    [key] = leased.enqueue(payload)
+    lost: list[int] = []
+    with leased.consumer(obey) as (consumer, _):
+
+        @sa.event.listens_for(leased.consumer_engine, "commit")
+        def commit(connection: sa.Connection) -> None:
+            if not lost and connection.scalar(sa.select(sa.func.count()).select_from(leased.attempt)):
+                lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+                connection.exec_driver_sql("COMMIT")
+                leased.execute(f"SELECT pg_terminate_backend({lost[0]}, 10000)")
+
+        drain(leased, consumer)
+    assert lost
+    assert leased.outcomes(key) == [(1, "failed" if payload == "fail" else "completed")]
+
+
+def test_a_commit_that_did_not_arrive(leased: HistoryQueue) -> None:
+    """The connection is lost before the commit: only the attempt that is settled after that is there."""
+    [key] = leased.enqueue("write")
+    lost: list[int] = []
+    with leased.consumer(obey) as (consumer, _):
+
+        @sa.event.listens_for(leased.consumer_engine, "commit")
+        def commit(connection: sa.Connection) -> None:
+            if not lost and connection.scalar(sa.select(sa.func.count()).select_from(leased.attempt)):
+                lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+                leased.execute(f"SELECT pg_terminate_backend({lost[0]}, 10000)")
+
+        drain(leased, consumer)
+    assert lost
+    released, completed = leased.history()
+    assert leased.outcomes(key) == [(1, "released"), (1, "completed")]
+    assert released.error is not None
+    assert completed.error is None
+
+
+def drain(queue: HistoryQueue, consumer: Any) -> None:
+    import asyncio  # noqa: PLC0415 - for one of two
+
+    result = consumer.drain()
+    if queue.api == "async":
+        asyncio.run(result)
+
+
+# -- a history that cannot be written ---------------------------------------------------------------------------------
+
+
+def test_characters_that_the_database_cannot_store(queue: HistoryQueue, log: pytest.LogCaptureFixture) -> None:
+    # pytest could not pass such a log on to another process.
+    log.set_level(logging.CRITICAL, "sqlaqueue")
+    [key] = queue.enqueue(None, max_attempts=1)
+
+    async def work(io: Any, job: Any) -> None:
+        raise ValueError("a\0b\udc80c")
+
+    queue.drain(work)
+    (row,) = queue.history()
+    assert row.error == "ValueError: a\\0b\\udc80c"
+    assert row.traceback.endswith("ValueError: a\\0b\\udc80c\n")
+    assert queue.outcomes(key) == [(1, "failed")]
+
+
+def test_a_history_that_cannot_be_written_costs_no_settlement(
+    queue: HistoryQueue, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a constraint of the application's own, or without the table."""
+    keys = queue.enqueue(None, "write", "raise", "fail", None)
+    queue.execute("ALTER TABLE sqlaqueue_attempt ADD CHECK (key = '[0]')")
+    queue.drain()
+    assert queue.history() == []
+    if queue.kind == "own_message":
+        assert queue.execute("SELECT count(*) FROM job") == 0
+    else:
+        assert queue.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 3
+        assert queue.execute("SELECT count(*) FROM job WHERE status = 'failed'") == 2
+    (record,) = [record for record in caplog.records if record.event == "history_failed"]
+    assert record.levelno == logging.WARNING
+    assert "violates check constraint" in record.getMessage()
+    assert len(keys) == 5
+
+
+def test_a_text_that_cannot_be_made(leased: HistoryQueue) -> None:
+    class Broken(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    async def work(io: Any, job: Any) -> None:
+        raise Broken
+
+    leased.enqueue(None, max_attempts=1)
+    leased.drain(work)
+    (row,) = leased.history()
+    assert row.error == "Broken: its text could not be made"
+    assert leased.execute("SELECT status FROM job") == "failed"
+
+
+def test_a_table_that_is_gone_while_jobs_run(leased: HistoryQueue) -> None:
+    leased.enqueue(None, None)
+
+    async def work(io: Any, job: Any) -> None:
+        if job.id == 1:
+            leased.execute("ALTER TABLE sqlaqueue_attempt RENAME TO gone")
+
+    leased.drain(work)
+    assert leased.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 2
+
+
+def test_a_table_that_is_missing_at_the_start(queue: HistoryQueue) -> None:
+    queue.execute("DROP TABLE sqlaqueue_attempt")
+    with pytest.raises(DatabaseNotReadyError, match="the table sqlaqueue_attempt"):
+        queue.drain()
+
+
+def test_a_conflict_is_not_the_fault_of_the_history(leased: HistoryQueue) -> None:
+    """The transaction is lost, so the job runs again."""
+    leased.enqueue("write")
+    leased.execute(
+        "CREATE FUNCTION conflict() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "IF nextval('conflicts') = 1 THEN RAISE serialization_failure; END IF; RETURN NEW; END $$"
+    )
+    leased.execute("CREATE SEQUENCE conflicts")
+    leased.execute(
+        "CREATE TRIGGER conflict BEFORE INSERT ON sqlaqueue_attempt FOR EACH ROW EXECUTE FUNCTION conflict()"
+    )
+    leased.drain()
+    assert [outcome for _, outcome in leased.outcomes()] == ["released", "completed"]
+
+
+# -- tracebacks -------------------------------------------------------------------------------------------------------
+
+
+def test_a_long_traceback_keeps_its_beginning_and_its_end() -> None:
+    def nested(depth: int) -> None:
+        try:
+            _ = {}["the cause"] if depth == 0 else nested(depth - 1)
+        except Exception as error:
+            raise ValueError(f"level {depth} {'x' * 200}") from error
+
+    with pytest.raises(ValueError, match="level 100") as raised:
+        nested(100)
+    text = traceback_text(raised.value)
+    assert text is not None
+    assert TRACEBACK_LIMIT <= len(text) <= TRACEBACK_LIMIT + 50
+    assert "KeyError: 'the cause'" in text
+    assert "characters left out)" in text
+    assert text.endswith(f"ValueError: level 100 {'x' * 200}\n")
+
+
+def test_an_error_that_was_not_raised_has_no_traceback() -> None:
+    assert traceback_text(ValueError("x")) is None
+
+
+def test_threads_share_a_history(leased: HistoryQueue) -> None:
+    """Several workers settle at the same time."""
+    keys = leased.enqueue(*["write", None] * 20)
+    barrier = threading.Event()
+
+    async def work(io: Any, job: Any) -> None:
+        barrier.set()
+        await obey(io, job)
+
+    leased.drain(work, concurrency=4)
+    assert sorted(row.key[0] for row in leased.history()) == sorted(keys)

@@ -16,6 +16,7 @@ from sqlaqueue.admin.async_versions import (
     async_cancel,
     async_consumers,
     async_count,
+    async_doctor,
     async_edit_schedule,
     async_explain_job,
     async_failures,
@@ -46,6 +47,9 @@ from sqlaqueue.admin.bulk_changes import (
     purge_some,
 )
 from sqlaqueue.admin.cancellation import Cancelled, cancel
+from sqlaqueue.admin.diagnosis.doctor import doctor
+from sqlaqueue.admin.diagnosis.finding import Finding
+from sqlaqueue.admin.diagnosis.thresholds import Thresholds
 from sqlaqueue.admin.explanation.explain_job import explain_job
 from sqlaqueue.admin.explanation.result import Explanation, Reason
 from sqlaqueue.admin.failure_groups import FailureGroup, failures
@@ -72,6 +76,7 @@ __all__ = [
     "Cancelled",
     "Explanation",
     "FailureGroup",
+    "Finding",
     "JobFilter",
     "JobInfo",
     "KeyAtLimit",
@@ -79,11 +84,13 @@ __all__ = [
     "Requeued",
     "ScheduleInfo",
     "Stats",
+    "Thresholds",
     "add_schedule",
     "async_add_schedule",
     "async_cancel",
     "async_consumers",
     "async_count",
+    "async_doctor",
     "async_edit_schedule",
     "async_explain_job",
     "async_failures",
@@ -108,6 +115,7 @@ __all__ = [
     "cancel_some",
     "consumers",
     "count",
+    "doctor",
     "edit_schedule",
     "execute",
     "explain_job",

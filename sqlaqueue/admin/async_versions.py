@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.bulk_changes import purge
 from sqlaqueue.admin.cancellation import cancel
+from sqlaqueue.admin.diagnosis.doctor import doctor
 from sqlaqueue.admin.explanation.explain_job import explain_job
 from sqlaqueue.admin.failure_groups import failures
 from sqlaqueue.admin.job_filter import count
@@ -53,6 +54,7 @@ async_add_schedule = _async_version(add_schedule)
 async_cancel = _async_version(cancel)
 async_consumers = _async_version(consumers)
 async_count = _async_version(count)
+async_doctor = _async_version(doctor)
 async_edit_schedule = _async_version(edit_schedule)
 async_explain_job = _async_version(explain_job)
 async_failures = _async_version(failures)

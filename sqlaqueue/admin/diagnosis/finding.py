@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Severity = Literal["critical", "warning", "notice"]
-"""``critical``: jobs do not run, are lost or run twice, now or soon. ``warning``: the queue is slower than it should be,
-or will be critical if nothing is done. ``notice``: worth knowing."""
+"""``critical``: jobs do not run, are lost or run twice, now or soon. ``warning``: the queue is slower than it should
+be, or will be critical if nothing is done. ``notice``: worth knowing."""
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The worst first."""
@@ -28,7 +28,7 @@ class Finding:
     consequence: str = ""
     """Why it matters, in one sentence."""
     fixes: tuple[str, ...] = ()
-    """What repairs it: SQL statements that end with a semicolon, or shell commands; the first one is to be tried
-    first."""
+    """What repairs it. Each one repairs it by itself, and the first is to be tried first. It is a shell command, or SQL
+    statements that end with a semicolon: to be executed one by one, not in one transaction."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """The values that were measured, for programs."""

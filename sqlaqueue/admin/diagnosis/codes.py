@@ -1,0 +1,51 @@
+"""What the doctor may find: the code of each finding, and how severe it can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlaqueue.admin.diagnosis.finding import Severity
+
+CODES: Mapping[str, tuple[Severity, ...]] = {
+    # The examination itself.
+    "check_failed": ("notice",),
+    # Objects of the database.
+    "missing_table": ("critical",),
+    "missing_column": ("critical",),
+    "split_schemas": ("critical",),
+    "missing_index": ("critical", "warning"),
+    "invalid_index": ("critical", "warning"),
+    "altered_index": ("critical", "warning"),
+    "index_building": ("notice",),
+    "leftover_index": ("warning",),
+    "missing_trigger": ("critical", "warning"),
+    "disabled_trigger": ("critical", "warning"),
+    "missing_function": ("critical", "warning"),
+    "outdated_function": ("warning",),
+    "newer_function": ("warning",),
+    # Rights of the session's role.
+    "missing_schema_grant": ("critical",),
+    "missing_grant": ("critical",),
+    "missing_policy": ("critical",),
+    # Claims.
+    "claim_reads_table": ("critical", "warning"),
+    # Leases.
+    "expired_leases": ("critical",),
+    "runs_without_lease": ("critical",),
+    # Consumers and jobs.
+    "no_consumer": ("critical",),
+    "paused": ("warning",),
+    "backlog": ("warning",),
+    "not_listening": ("warning",),
+    "other_version": ("notice",),
+    "old_journal_entries": ("notice",),
+    "old_cancellations": ("notice",),
+    "jobs_without_message": ("critical",),
+    "messages_without_job": ("warning",),
+    "unknown_status": ("warning",),
+    # Schedules.
+    "late_schedule": ("critical",),
+    "schedule_error": ("critical",),
+    "unserved_schedule": ("notice",),
+}
+"""By the code, the severities that a finding with it may have, the worst first."""

@@ -1,0 +1,101 @@
+"""The queues in a database, what examines them, and what executes a fix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+from sqlalchemy.orm import Session
+
+from sqlaqueue import admin
+from sqlaqueue.cli import main
+from tests.doctor.models import MODELS, Base
+from tests.servers import Database
+
+COMMAND = "sqlaqueue "
+
+
+class Patient:
+    """A database with all queues."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
+        Base.metadata.create_all(self.engine)
+
+    def execute(self, *statements: str) -> Any:
+        """Execute each statement in a transaction of its own, as psql does."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+            return result.all() if result.returns_rows else None
+
+    def add(self, *jobs: Any) -> None:
+        with Session(self.engine) as session:
+            session.add_all(jobs)
+            session.commit()
+
+    def findings(self, *models: type[Any], deep: bool = False, **limits: Any) -> list[admin.Finding]:
+        with Session(self.engine) as session:
+            return admin.doctor(session, *(models or MODELS), deep=deep, thresholds=admin.Thresholds(**limits))
+
+    def find(self, code: str, *models: type[Any], **options: Any) -> admin.Finding:
+        """Return the finding with this code, of which there must be one."""
+        found = self.findings(*models, **options)
+        matching = [each for each in found if each.code == code]
+        assert len(matching) == 1, found
+        return matching[0]
+
+    def codes(self, *models: type[Any], **options: Any) -> list[str]:
+        return [each.code for each in self.findings(*models, **options)]
+
+    def repair(self, fix: str) -> None:
+        """Execute a fix, as an operator copies it: SQL statements, or a command."""
+        if fix.startswith(COMMAND):
+            arguments = fix.removeprefix(COMMAND).split()
+            result = CliRunner().invoke(main, arguments, env={"SQLAQUEUE_URL": self.database.url()})
+            assert result.exit_code == 0, result.output
+            return
+        assert fix.endswith(";"), fix
+        with self.database.connect() as connection:
+            # CONCURRENTLY does not work in a transaction, not even that of several statements sent at once.
+            for statement in split(fix):
+                connection.execute(statement.encode())
+
+    def repaired(self, code: str, *models: type[Any], fix: int = 0, **options: Any) -> admin.Finding:
+        """Return the finding with this code, and execute its fix, after which it must be gone."""
+        finding = self.find(code, *models, **options)
+        self.repair(finding.fixes[fix])
+        assert code not in self.codes(*models, **options)
+        return finding
+
+
+def split(fix: str) -> list[str]:
+    """Return the statements of a fix."""
+    statements, quoted, begin = [], False, 0
+    for at, line in enumerate(lines := fix.splitlines()):
+        quoted ^= line.count("$sqlaqueue$") % 2 == 1
+        if line.endswith(";") and not quoted:
+            statements.append("\n".join(lines[begin : at + 1]))
+            begin = at + 1
+    assert begin == len(lines), fix
+    return statements
+
+
+@pytest.fixture
+def patient(database: Database) -> Iterator[Patient]:
+    patient = Patient(database)
+    yield patient
+    patient.engine.dispose()
+
+
+def long(**by_name: float) -> dict[str, timedelta]:
+    """Return thresholds from seconds."""
+    return {name: timedelta(seconds=value) for name, value in by_name.items()}
+
+
+__all__ = ["Callable", "Patient", "Sequence", "long", "patient"]

@@ -90,6 +90,8 @@ class TableRead:
     """About how many rows it has."""
     analyzed_at: datetime | None
     """When its statistics were made; None for never."""
+    changed: int
+    """How many of its rows were written since."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,9 +11,9 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin
+from sqlaqueue import __version__, admin
 from sqlaqueue.cli import main
-from tests.doctor.models import MODELS, Base
+from tests.doctor.models import MODELS, Base, Email
 from tests.servers import Database
 
 COMMAND = "sqlaqueue "
@@ -93,9 +93,27 @@ def patient(database: Database) -> Iterator[Patient]:
     patient.engine.dispose()
 
 
+def add_consumer(patient: Patient, queue: str, **values: Any) -> None:
+    """Insert the heartbeat of a Consumer."""
+    row = {
+        "id": "1",
+        "queue": queue,
+        "name": "web:1",
+        "host": "web",
+        "pid": 1,
+        "version": __version__,
+        "listening": True,
+        "running": [],
+        "claimed": 0,
+        "heartbeat_at": sa.func.now(),
+        "expires_at": sa.text("now() + interval '1 minute'"),
+        **values,
+    }
+    table = Email.metadata.tables["sqlaqueue_consumer"]
+    with patient.engine.begin() as connection:
+        connection.execute(sa.insert(table).values(row))
+
+
 def long(**by_name: float) -> dict[str, timedelta]:
     """Return thresholds from seconds."""
     return {name: timedelta(seconds=value) for name, value in by_name.items()}
-
-
-__all__ = ["Callable", "Patient", "Sequence", "long", "patient"]

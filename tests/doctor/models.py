@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
 from sqlaqueue.strategies.existing_messages import ExistingMessages
@@ -84,3 +84,7 @@ class Import(QueueMixin, Base):
 
 
 MODELS = (Email, Letter, Entry, Task, Delivery, Export, Import)
+
+
+def handle(session: Session, job: QueueMixin) -> None:
+    """Run a job."""

@@ -126,7 +126,8 @@ def _run(check: Check, examination: Examination) -> list[Finding]:
 
 
 def _failed(check: Check, spec: QueueSpec, error: DBAPIError) -> Finding:
-    name = " ".join((check.__module__.rpartition(".")[2], *check.__name__.split("_")))
+    module = check.__module__.rpartition(".")[2].split("_")
+    name = " ".join(dict.fromkeys([*module, *check.__name__.split("_")]))
     reason = str(error.orig).strip().splitlines()[0]
     return Finding(
         severity="notice",

@@ -14,11 +14,11 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import OID
 
-from sqlaqueue.postgresql.catalog.table_id import TableId
+from sqlaqueue.postgresql.catalog.table_id import TableId, system_table
 from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate
 
 _INDEXES = sa.text("""
-    SELECT c.oid::bigint AS table_id, c.relkind = 'p' AS partitioned, i.relname::text AS name,
+    SELECT c.oid::bigint AS table_id, i.relname::text AS name,
            x.indexrelid::regclass::text AS qualified, x.indisvalid AS valid, x.indisunique AS is_unique,
            pg_get_expr(x.indpred, x.indrelid) AS predicate, pg_get_indexdef(x.indexrelid) AS definition,
            m.amname::text AS method,
@@ -31,7 +31,7 @@ _INDEXES = sa.text("""
     JOIN pg_am AS m ON m.oid = i.relam
     WHERE x.indrelid = ANY (CAST(:tables AS oid[]))
     ORDER BY i.relname
-""")
+""").bindparams(sa.bindparam("tables", type_=sa.ARRAY(sa.BigInteger())))
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,6 @@ class StoredIndex:
     """An index of the database."""
 
     table: sa.Table
-    on_partitions: bool
-    """Whether its table is partitioned."""
     name: str
     qualified_name: str
     """For SQL."""
@@ -60,11 +58,10 @@ def stored_indexes(connection: sa.Connection, tables: Sequence[sa.Table]) -> lis
     columns = [sa.cast(sa.cast(TableId(each), OID()), sa.BigInteger()) for each in tables]
     ids = connection.execute(sa.select(*columns)).one()
     by_id = dict(zip(ids, tables, strict=True))
-    rows: Any = connection.execute(_INDEXES, {"tables": f"{{{','.join(map(str, ids))}}}"})
+    rows: Any = connection.execute(_INDEXES, {"tables": [*ids]})
     return [
         StoredIndex(
             by_id[row.table_id],
-            row.partitioned,
             row.name,
             row.qualified,
             row.valid,
@@ -77,6 +74,15 @@ def stored_indexes(connection: sa.Connection, tables: Sequence[sa.Table]) -> lis
         )
         for row in rows
     ]
+
+
+def partitioned_tables(connection: sa.Connection, tables: Sequence[sa.Table]) -> set[sa.Table]:
+    """Return those of some existing tables that are partitioned."""
+    relation = system_table("pg_class", "oid", "relkind")
+    is_partitioned = sa.cast(relation.c.relkind, sa.Text()) == sa.literal_column("'p'")
+    flags = [sa.select(is_partitioned).where(relation.c.oid == TableId(each)).scalar_subquery() for each in tables]
+    found = connection.execute(sa.select(*flags)).one()
+    return {table for table, flag in zip(tables, found, strict=True) if flag}
 
 
 def comparable(connection: sa.Connection, table: sa.Table, expressions: Sequence[str]) -> list[str]:

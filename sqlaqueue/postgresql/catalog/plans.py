@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.catalog.table_id import TableId
+from sqlaqueue.postgresql.catalog.table_id import TableId, system_table
 
 _USUAL_ROWS_OF_A_PAGE = 80
 """For a table that was never analysed."""
@@ -29,24 +29,34 @@ class TableSize:
 
     rows: int
     analyzed_at: datetime | None
+    changed: int
+    """Number of rows that were written since."""
 
 
 def table_size(connection: sa.Connection, table: sa.Table) -> TableSize:
     """Return the size of an existing table."""
-    relation = sa.table("pg_class", sa.column("oid"), sa.column("relpages"), sa.column("reltuples"))
-    statistics = sa.table("pg_stat_all_tables", *map(sa.column, ("relid", "last_analyze", "last_autoanalyze")))
+    relation = system_table("pg_class", "oid", "relpages", "reltuples")
+    statistics = sa.table(
+        "pg_stat_all_tables", *map(sa.column, ("relid", "last_analyze", "last_autoanalyze", "n_mod_since_analyze"))
+    )
     pages = sa.func.pg_relation_size(relation.c.oid) / sa.cast(
         sa.func.current_setting(sa.literal_column("'block_size'")), sa.Integer()
     )
     query = (
-        sa.select(pages, relation.c.relpages, relation.c.reltuples, sa.func.greatest(*list(statistics.c)[1:]))
+        sa.select(
+            pages,
+            relation.c.relpages,
+            relation.c.reltuples,
+            sa.func.greatest(*list(statistics.c)[1:3]),
+            statistics.c.n_mod_since_analyze,
+        )
         .select_from(relation.outerjoin(statistics, statistics.c.relid == relation.c.oid))
         .where(relation.c.oid == TableId(table))
     )
     row: Any = connection.execute(query).one()
-    size, relpages, reltuples, analyzed_at = row
+    size, relpages, reltuples, analyzed_at, changed = row
     density = reltuples / relpages if reltuples >= 0 and relpages > 0 else _USUAL_ROWS_OF_A_PAGE
-    return TableSize(round(int(size) * density), analyzed_at)
+    return TableSize(round(int(size) * density), analyzed_at, int(changed or 0))
 
 
 def disabled_settings(connection: sa.Connection) -> Sequence[Any]:

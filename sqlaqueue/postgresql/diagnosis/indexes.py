@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql.catalog.index_definitions import StoredIndex, comparable, stored_indexes
+from sqlaqueue.postgresql.catalog.index_definitions import (
+    StoredIndex,
+    comparable,
+    partitioned_tables,
+    stored_indexes,
+)
 from sqlaqueue.postgresql.checks.indexes import missing_indexes
 from sqlaqueue.postgresql.ddl.sql_template import index_definition, literal_sql
 from sqlaqueue.postgresql.diagnosis.sql import quoted, sql_text, table_name
@@ -26,7 +31,7 @@ def index_faults(connection: sa.Connection, spec: QueueSpec) -> list[IndexFault]
     stored = stored_indexes(connection, tables)
     by_name = {(each.table, each.name): each for each in stored}
     needed = missing_indexes(connection, spec)
-    faults = _Faults(connection, spec, {each.table for each in stored if each.on_partitions})
+    faults = _Faults(connection, spec, partitioned_tables(connection, tables))
     present: list[tuple[sa.Index, StoredIndex]] = []
     for index in _own_indexes(spec, tables):
         found = by_name.get((index.table, str(index.name)))  # type: ignore[arg-type] # every index of a model has a table

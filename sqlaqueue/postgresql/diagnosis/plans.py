@@ -42,7 +42,9 @@ def whole_reads(connection: sa.Connection, claim: Any, tables: Sequence[sa.Table
     for name, read in how.items():
         size = table_size(connection, names[name])
         text = table_name(connection, names[name])
-        reads.append(TableRead(how=read, table=text, rows=size.rows, analyzed_at=size.analyzed_at))
+        reads.append(
+            TableRead(how=read, table=text, rows=size.rows, analyzed_at=size.analyzed_at, changed=size.changed)
+        )
     return reads
 
 
@@ -74,7 +76,13 @@ def _sorted(plan: dict[str, Any]) -> Iterator[str]:
     """Yield the tables of which many rows are sorted."""
     for node in _nodes(plan):
         if node["Node Type"] == "Sort":
-            yield from (each["Relation Name"] for each in _input(node) if each["Plan Rows"] > _SORTED)
+            yield from (each["Relation Name"] for each in _input(node) if _is_long(each))
+
+
+def _is_long(scan: dict[str, Any]) -> bool:
+    """Return whether a scan reads many rows, or an index from its beginning to its end."""
+    index = scan["Plans"][0] if scan["Node Type"] == "Bitmap Heap Scan" else scan
+    return bool(scan["Plan Rows"] > _SORTED or "Index Cond" not in index)
 
 
 def _input(node: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from sqlaqueue.admin.diagnosis.checks.shared import at_most, counted, live_consumers, number_text
+from sqlaqueue.admin.diagnosis.checks.shared import alive_text, at_most, counted, live_consumers, number_text
 from sqlaqueue.admin.diagnosis.examination import Examination, target_of
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.queue.backend import backend
@@ -40,7 +40,7 @@ def _expired(examination: Examination, spec: QueueSpec) -> Iterator[Finding]:
         return
     alive = len(live_consumers(examination, spec))
     target = target_of(spec)
-    whose = f"though {alive} Consumers are alive" if alive else "and no Consumer is alive"
+    whose = f"though {alive_text(alive)}" if alive else "and no Consumer is alive"
     then = "The log of the Consumers shows why they do not." if alive else "A Consumer does so when it runs."
     yield Finding(
         severity="critical",

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue._version import __version__
-from sqlaqueue.admin.diagnosis.checks.shared import counted, live_consumers, number_text
+from sqlaqueue.admin.diagnosis.checks.shared import alive_text, counted, live_consumers, number_text
 from sqlaqueue.admin.diagnosis.examination import Examination, target_of
 from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.explanation.read_facts import messages_of
@@ -69,7 +69,7 @@ def _backlog(spec: QueueSpec, waits: str, facts: dict[str, Any]) -> Finding:
         severity="warning",
         code="backlog",
         queue=spec.name,
-        summary=f"{waits[0].upper()}{waits[1:]}, though {_alive(number)}.",
+        summary=f"{waits[0].upper()}{waits[1:]}, though {alive_text(number)}.",
         consequence=f"More jobs are enqueued than run, or the Consumers cannot claim them.{held_back}",
         fixes=(
             f"sqlaqueue worker {target}=MODULE:HANDLER --processes 4",
@@ -77,10 +77,6 @@ def _backlog(spec: QueueSpec, waits: str, facts: dict[str, Any]) -> Finding:
         ),
         facts=facts,
     )
-
-
-def _alive(number: int) -> str:
-    return "1 Consumer is alive" if number == 1 else f"{number} Consumers are alive"
 
 
 def _due(spec: QueueSpec) -> AnySelect:

@@ -36,6 +36,11 @@ def number_text(number: int, one: str, several: str = "") -> str:
     return f"1 {one}" if number == 1 else f"{f'more than {MOST}' if number > MOST else number} {several or f'{one}s'}"
 
 
+def alive_text(consumers: int) -> str:
+    """Return how many Consumers are alive, as a clause."""
+    return "1 Consumer is alive" if consumers == 1 else f"{consumers} Consumers are alive"
+
+
 def live_consumers(examination: Examination, spec: QueueSpec) -> Sequence[Any]:
     """Return the Consumers of a queue that are alive, as ``consumers()`` does, with the seconds since they started."""
     if CONSUMERS not in spec.side_tables:

@@ -88,3 +88,7 @@ MODELS = (Email, Letter, Entry, Task, Delivery, Export, Import)
 
 def handle(session: Session, job: QueueMixin) -> None:
     """Run a job."""
+
+
+async def handle_async(session: object, job: QueueMixin) -> None:
+    """Run a job."""

@@ -7,6 +7,7 @@ signals.
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FailedError, command_errors, first_line
 from sqlaqueue.cli.shared.targets import Target
+from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.group import ConsumerGroup
 from sqlaqueue.consumer.signals import signal_handlers
@@ -35,6 +37,10 @@ from sqlaqueue.queue.spec import QueueSpec
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.aio import AsyncConsumer
+
+
+_SAID_BY_CONSUMERS = {"missing_trigger", "disabled_trigger", "missing_function", "outdated_function", "newer_function"}
+"""What Consumers log themselves when they start, beside missing indexes."""
 
 
 class WorkerProcess:
@@ -154,12 +160,21 @@ def _raise(consumer: ConsumerBase, error: BaseException) -> None:
 
 
 def _check_database(consumer: ConsumerBase) -> None:
-    """Raise an error of the command line if the database does not answer, or lacks what the queue needs."""
+    """Raise an error of the command line if the database does not answer, or lacks what the queue needs.
+
+    If something else is wrong with its objects or the server, log the worst of it.
+    """
 
     def check(session: Session, spec: QueueSpec) -> None:
         connection = session.connection(bind_arguments={"mapper": spec.mapper})
         backend().check_dialect(connection.dialect, repr(consumer))
         check_ready(connection, spec)
+        # Here, since an engine of another event loop could not be used once the Consumers run.
+        finding = worst_finding(session, spec.model, said=_SAID_BY_CONSUMERS)
+        if finding is not None:
+            level = logging.INFO if finding.severity == "notice" else logging.WARNING
+            extra = fields("doctor_finding", queue=spec.name, code=finding.code, severity=finding.severity)
+            logger.log(level, "%s", worst_finding_text(finding, spec.model), extra=extra)
 
     target = Target(consumer.queue, consumer.model, consumer)
     with Database(consumer.session_factory) as database, command_errors(target.spec):

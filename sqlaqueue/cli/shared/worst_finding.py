@@ -1,0 +1,44 @@
+"""The worst finding of the doctor in one line, for commands that do something else."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import admin
+from sqlaqueue.admin.diagnosis.doctor import CHEAP, COMPLETE, examine
+from sqlaqueue.admin.diagnosis.examination import target_of
+from sqlaqueue.log import logger
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.backend import backend
+
+_HURRIED = admin.Thresholds(statement_timeout=timedelta(seconds=0.25), lock_timeout=timedelta(seconds=0.1))
+
+
+def worst_finding(session: Session, model: type[Any], *, said: Collection[str] = ()) -> admin.Finding | None:
+    """Return the worst finding of checks that read catalogs and statistics only; None if they fail.
+
+    Missing indexes are left out: the commands that call this name them.
+
+    :param said: the codes of further findings that the caller names itself.
+    """
+    try:
+        found = examine(session, [model], (*COMPLETE, *CHEAP), thresholds=_HURRIED)
+        connection = session.connection(bind_arguments={"mapper": sa.inspect(model)})
+        missing = {str(index.name) for index in backend().checks.missing_indexes(connection, spec_of(model))}
+    except Exception:
+        logger.debug("doctor: the queue could not be examined", exc_info=True)
+        return None
+    said = {*said, "check_failed"}
+    return next((one for one in found if one.code not in said and one.facts.get("index") not in missing), None)
+
+
+def worst_finding_text(finding: admin.Finding, model: type[Any]) -> str:
+    """Return a finding in one line, with the command that tells the rest."""
+    return (
+        f"doctor: {finding.severity}: {finding.summary.rstrip('.')}; run `sqlaqueue doctor {target_of(spec_of(model))}`"
+    )

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Severity = Literal["critical", "warning", "notice"]
-"""``critical``: jobs do not run, are lost or run twice, now or soon. ``warning``: the queue is slower than it should be,
-or will be critical if nothing is done. ``notice``: worth knowing."""
+"""``critical``: jobs do not run, are lost or run twice, now or soon. ``warning``: the queue is slower than it should
+be, or will be critical if nothing is done. ``notice``: worth knowing."""
 
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """The worst first."""

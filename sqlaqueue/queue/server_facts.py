@@ -290,6 +290,10 @@ class ServerFacts(Protocol):
         """
         ...
 
+    def table_name(self, connection: sa.Connection, table: sa.Table) -> str:
+        """Return the name of a table with the schema in which it is found, quoted."""
+        ...
+
     def quoted(self, name: str) -> str:
         """Return a name as an identifier in SQL."""
         ...

@@ -19,6 +19,7 @@ from sqlaqueue.admin.diagnosis.checks.keys import check_keys
 from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
 from sqlaqueue.admin.diagnosis.checks.pooler import check_pooler
 from sqlaqueue.admin.diagnosis.checks.server import check_durability, check_lock_table, check_server
+from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
 from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
 from sqlaqueue.admin.diagnosis.examination import Check, Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
@@ -38,6 +39,7 @@ CHECKS: tuple[Check, ...] = (
     check_pooler,
     check_server,
     check_server_connections,
+    check_status_statistics,
     check_table_statistics,
 )
 

@@ -9,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.admin.diagnosis.checks.claim_indexes import check_claim_indexes
+from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
 from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
 from tests.doctor_server.examine import apply, codes, examine, find, plain_engine
 from tests.unique.models import KINDS, create, make_job
@@ -204,6 +205,22 @@ def test_index_bloat(database: Database, engine: sa.Engine, kind: str) -> None:
     assert "estimate" in finding.summary
     apply(database.dsn, finding.fixes[0])
     assert codes(engine, [job], [check_claim_indexes], **limits) == []
+
+
+@pytest.mark.parametrize("kind", ["update_status", "delete_returning"])
+def test_statistics_without_pending_jobs(database: Database, engine: sa.Engine, kind: str) -> None:
+    job = make_queue(engine, kind)
+    execute(
+        database, "INSERT INTO job (status) SELECT 'completed' FROM generate_series(1, 100)", "ANALYZE job", fill(50)
+    )
+    check, limits = [check_status_statistics], {"changed_rows": 40}
+    assert codes(engine, [job], check, **limits) == []
+    assert codes(engine, [job], check, deep=True, changed_rows=50) == []
+    finding = find("status_statistics", engine, [job], check, deep=True, **limits)
+    assert "job" in finding.summary
+    assert "status: completed" in finding.summary
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], check, deep=True, **limits) == []
 
 
 def test_a_table_that_does_not_exist(engine: sa.Engine) -> None:

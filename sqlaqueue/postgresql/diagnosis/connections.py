@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import sqlalchemy as sa
@@ -57,21 +58,16 @@ def probe_backends(engine: sa.Engine) -> Sequence[int]:
     The second transaction belongs to another connection. It begins between the two others, and takes the server
     connection that a pooler has got back from the first.
     """
-    # A pool of its own: the engine's may have no connection left.
-    pool = engine.pool.recreate()
+    # Pools of their own: the engine's may have no connection left.
+    pools = engine.pool.recreate(), engine.pool.recreate()
     try:
-        first, second = pool.connect(), pool.connect()
-        try:
+        with closing(pools[0].connect()) as first, closing(pools[1].connect()) as second:
             before = _pid(first)
             first.rollback()
-            between = _pid(second)
-            after = _pid(first)
-        finally:
-            first.close()
-            second.close()
+            return [before, _pid(second), _pid(first)]
     finally:
-        pool.dispose()
-    return [before, between, after]
+        for pool in pools:
+            pool.dispose()
 
 
 def _pid(connection: Any) -> int:

@@ -20,6 +20,12 @@ _PARTS = sa.text("""
 """)
 
 
+_NAME = sa.text("""
+    SELECT format('%I.%I', n.nspname, c.relname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.oid = CAST(CAST(:oid AS bigint) AS oid)
+""")
+
+
 def _number(oid: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
     return sa.cast(sa.cast(oid, OID()), sa.BigInteger())
 
@@ -27,6 +33,12 @@ def _number(oid: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
 def table_oid(connection: sa.Connection, table: sa.Table) -> int | None:
     """Return the OID of a table; None if it does not exist."""
     return connection.scalar(sa.select(_number(TableId(table))))
+
+
+def table_name(connection: sa.Connection, table: sa.Table) -> str:
+    """Return the name of a table with the schema in which it is found, quoted."""
+    name: str | None = connection.scalar(_NAME, {"oid": table_oid(connection, table)})
+    return name or table.fullname
 
 
 def index_oid(connection: sa.Connection, index: sa.Index) -> int | None:

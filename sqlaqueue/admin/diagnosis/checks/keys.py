@@ -46,7 +46,7 @@ def _fixes(examination: Examination, table: sa.Table, sequence: KeySequence) -> 
     statements: list[str] = []
     if sequence.column_type != "bigint":
         statements += [
-            "-- Locks and rewrites the tables, so stop the workers. Change the model's column to BigInteger, too.",
+            "-- Locks and rewrites the tables. Change the model's columns to BigInteger at the same time.",
             f"ALTER TABLE {sequence.table} ALTER COLUMN {sequence.column} TYPE bigint;",
             *_referring(examination, table, sequence),
         ]
@@ -66,10 +66,10 @@ def _referring(examination: Examination, table: sa.Table, sequence: KeySequence)
     for spec in examination.specs:
         if spec.table is table and isinstance(spec.strategy, MessageStrategy):
             messages = spec.strategy.messages(spec)
-            for found in backend().diagnosis.table_statistics(examination.connection, messages.table):
-                for column, key in zip(messages.jobs, spec.keys, strict=True):
-                    if quoted(key.name) == sequence.column:
-                        columns[f"{found.name} ALTER COLUMN {quoted(column.name)}"] = None
+            name = backend().diagnosis.table_name(examination.connection, messages.table)
+            for column, key in zip(messages.jobs, spec.keys, strict=True):
+                if quoted(key.name) == sequence.column:
+                    columns[f"{name} ALTER COLUMN {quoted(column.name)}"] = None
     for foreign in backend().checks.foreign_keys_to(examination.connection, table):
         for name, referred in zip(foreign.columns, foreign.referred, strict=True):
             if quoted(referred) == sequence.column:

@@ -12,11 +12,16 @@ def change_setting(server: ServerState, name: str, value: str) -> str:
     """Return the statements that give a setting another value for all new sessions like the current one."""
     quoted = backend().diagnosis.quoted
     database, role = quoted(server.database), quoted(server.role)
+    source = server.settings[name].source
+    if source in {"client", "session"}:
+        return f"-- Remove it from the options of the engine.\nSET {name} = {value};"
+    if source == "command line":
+        return f"postgres -c {name}={value}  # with the other options with which the server was started"
     where = {
         "database": f"DATABASE {database}",
         "user": f"ROLE {role}",
         "database user": f"ROLE {role} IN DATABASE {database}",
-    }.get(server.settings[name].source)
+    }.get(source)
     if where is not None:
         return f"ALTER {where} RESET {name};"
     return f"ALTER SYSTEM SET {name} = {value};\nSELECT pg_reload_conf();"

@@ -1,4 +1,4 @@
-"""Faults of database objects, and plans, for the doctor: a part of :mod:`sqlaqueue.queue.backend`."""
+"""What :mod:`sqlaqueue.admin.diagnosis` needs from the database, a part of :mod:`sqlaqueue.queue.backend`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import sqlalchemy as sa
 
+from sqlaqueue.queue.server_facts import ServerFacts
 from sqlaqueue.queue.strategy_protocol import Spec
 
 
@@ -103,12 +104,8 @@ class PlannerSetting:
     """The SQL that removes it where it is set; empty for a setting of the session."""
 
 
-class Diagnosis(Protocol):
+class Diagnosis(ServerFacts, Protocol):
     """Facts for the doctor. Each function sends a few short statements that change nothing."""
-
-    def table_name(self, connection: sa.Connection, table: sa.Table) -> str:
-        """Return the name of a table for SQL, quoted, and with its translated schema."""
-        ...
 
     def sql_text(self, connection: sa.Connection, statement: Any) -> str:
         """Return a statement as text with its values, which ends with a semicolon."""

@@ -33,7 +33,7 @@ def test_claims_of_a_large_queue(patient: Patient, model: Any, analyze: bool) ->
     fill(patient, model)
     if analyze:
         patient.execute("ANALYZE")
-    assert patient.findings(model, deep=True) == []
+    assert "claim_reads_table" not in patient.codes(model, deep=True)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_statistics_that_are_out_of_date(patient: Patient) -> None:
         patient.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
     fill(patient, Delivery)
     patient.execute("ANALYZE")
-    assert patient.findings(Delivery) == []
+    assert "claim_reads_table" not in patient.codes(Delivery)
     patient.execute("UPDATE delivery SET run_at = now()", "UPDATE note SET order_id = order_id")
     add_consumer(patient, "delivery")
     finding = patient.repaired("claim_reads_table", Delivery)

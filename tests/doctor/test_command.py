@@ -41,7 +41,8 @@ def test_what_it_prints(patient: Patient) -> None:
         "  Jobs are not unique, and enqueue() fails. If the fix reports a duplicate key, cancel or delete one of the "
         "jobs that have this key, and repeat it.\n"
         "  Fix:\n"
-        '    CREATE UNIQUE INDEX CONCURRENTLY ix_email_queue_unique ON email (\"to\") WHERE status = 'pending' OR status = 'processing';\n"
+        '    CREATE UNIQUE INDEX CONCURRENTLY ix_email_queue_unique ON email ("to") '
+        "WHERE status = 'pending' OR status = 'processing';\n"
         "  Or:\n"
         "    alembic revision --autogenerate -m sqlaqueue && alembic upgrade head\n"
         "\n"

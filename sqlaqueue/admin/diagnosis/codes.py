@@ -9,6 +9,37 @@ from sqlaqueue.admin.diagnosis.finding import Severity
 CODES: Mapping[str, tuple[Severity, ...]] = {
     # The examination itself.
     "check_failed": ("notice",),
+    # The server.
+    "old_server": ("critical",),
+    "server_in_recovery": ("critical",),
+    "read_only_default": ("critical",),
+    "fsync_off": ("critical",),
+    "full_page_writes_off": ("critical",),
+    "synchronous_commit_off": ("notice",),
+    "small_lock_table": ("notice",),
+    "notification_queue_full": ("critical", "warning"),
+    "clock_difference": ("critical", "warning"),
+    "keys_run_out": ("critical", "warning"),
+    # Connections.
+    "connections_used": ("warning",),
+    "small_pool": ("notice",),
+    "transaction_pooler": ("warning", "notice"),
+    # What keeps dead rows.
+    "idle_in_transaction": ("warning",),
+    "long_transaction": ("warning",),
+    "prepared_transaction": ("warning",),
+    "replication_slot": ("warning",),
+    "standby_feedback": ("warning",),
+    "hidden_sessions": ("notice",),
+    # Autovacuum and statistics.
+    "track_counts_off": ("warning",),
+    "autovacuum_off": ("warning",),
+    "autovacuum_disabled": ("warning",),
+    "dead_rows": ("warning",),
+    "stale_statistics": ("warning",),
+    "status_statistics": ("warning",),
+    "index_bloat": ("notice",),
+    "wraparound": ("critical", "warning"),
     # Objects of the database.
     "missing_table": ("critical",),
     "missing_column": ("critical",),

@@ -10,7 +10,23 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from sqlaqueue.admin.diagnosis.checks import claim_plan, leases, messages, objects, rights, schedules, service
+from sqlaqueue.admin.diagnosis.checks.claim_indexes import check_claim_indexes
+from sqlaqueue.admin.diagnosis.checks.claim_plan import check_claim_plan
+from sqlaqueue.admin.diagnosis.checks.clock import check_clock
+from sqlaqueue.admin.diagnosis.checks.connections import check_pool, check_server_connections
+from sqlaqueue.admin.diagnosis.checks.horizon import check_horizon
+from sqlaqueue.admin.diagnosis.checks.keys import check_keys
+from sqlaqueue.admin.diagnosis.checks.leases import check_leases
+from sqlaqueue.admin.diagnosis.checks.messages import check_messages, check_status_values
+from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
+from sqlaqueue.admin.diagnosis.checks.objects import check_functions, check_indexes, check_tables, check_triggers
+from sqlaqueue.admin.diagnosis.checks.pooler import check_pooler
+from sqlaqueue.admin.diagnosis.checks.rights import check_privileges, check_schemas
+from sqlaqueue.admin.diagnosis.checks.schedules import check_schedules
+from sqlaqueue.admin.diagnosis.checks.server import check_durability, check_lock_table, check_server
+from sqlaqueue.admin.diagnosis.checks.service import check_consumers, check_due_jobs, check_leftovers
+from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
+from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
 from sqlaqueue.admin.diagnosis.examination import Check, Examination
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
 from sqlaqueue.admin.diagnosis.thresholds import Thresholds
@@ -21,25 +37,43 @@ from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary
 
-COMPLETE: tuple[Check, ...] = (rights.schemas, objects.tables)
+COMPLETE: tuple[Check, ...] = (check_schemas, check_tables)
 """The checks without which no other makes sense; a queue for which they find something is not examined further."""
 
-CHEAP: tuple[Check, ...] = (objects.indexes, objects.triggers, objects.functions)
-"""The checks that read catalogs and statistics only, whatever the role."""
+CHEAP: tuple[Check, ...] = (
+    check_server,
+    check_horizon,
+    check_autovacuum,
+    check_table_statistics,
+    check_keys,
+    check_notification_queue,
+    check_indexes,
+    check_triggers,
+    check_functions,
+)
+"""The checks that take next to no time, and do not depend on the role."""
 
 CHECKS: tuple[Check, ...] = (
     *CHEAP,
-    rights.privileges,
-    claim_plan.claim_plan,
-    leases.leases,
-    service.consumers,
-    service.due_jobs,
-    service.leftovers,
-    messages.messages,
-    messages.status_values,
-    schedules.schedules,
+    check_durability,
+    check_lock_table,
+    check_clock,
+    check_server_connections,
+    check_pool,
+    check_pooler,
+    check_claim_indexes,
+    check_status_statistics,
+    check_privileges,
+    check_claim_plan,
+    check_leases,
+    check_consumers,
+    check_due_jobs,
+    check_leftovers,
+    check_messages,
+    check_status_values,
+    check_schedules,
 )
-"""The other checks, in the order in which they run."""
+"""All others, in the order in which they run."""
 
 _NO_TRANSACTION = "25P01"
 
@@ -111,8 +145,6 @@ def _examine(examination: Examination, checks: Iterable[Check]) -> list[Finding]
 
 def _run(check: Check, examination: Examination) -> list[Finding]:
     """Return what a check finds; if it fails, what it finds for each queue by itself."""
-    if not examination.specs:
-        return []
     try:
         with _savepoint(examination.connection):
             return list(check(examination))
@@ -120,20 +152,23 @@ def _run(check: Check, examination: Examination) -> list[Finding]:
         # Without an SQLSTATE the connection is gone.
         if error.connection_invalidated or backend().sqlstate(error) is None:
             raise
-        if len(examination.specs) > 1:
-            return [one for spec in examination.specs for one in _run(check, replace(examination, specs=[spec]))]
-        return [_failed(check, examination.specs[0], error)]
+        failed = _failed(check, examination, error)
+    if len(examination.specs) <= 1:
+        return [failed]
+    alone = [_run(check, replace(examination, specs=[spec])) for spec in examination.specs]
+    # Something about the server fails for each queue.
+    is_general = all([one.summary for one in found] == [failed.summary] for found in alone)
+    return [failed] if is_general else [one for found in alone for one in found]
 
 
-def _failed(check: Check, spec: QueueSpec, error: DBAPIError) -> Finding:
-    module = check.__module__.rpartition(".")[2].split("_")
-    name = " ".join(dict.fromkeys([*module, *check.__name__.split("_")]))
+def _failed(check: Check, examination: Examination, error: DBAPIError) -> Finding:
+    name = check.__name__.removeprefix("check_").replace("_", " ")
     reason = str(error.orig).strip().splitlines()[0]
     return Finding(
         severity="notice",
         code="check_failed",
-        queue=spec.name,
-        summary=f"The check {name!r} could not be made: {reason}.",
+        queue=examination.specs[0].name if len(examination.specs) == 1 else None,
+        summary=f"The check of {name} could not be made: {reason}.",
         consequence="What it looks for may be wrong or not.",
         facts={"check": name, "sqlstate": backend().sqlstate(error)},
     )

@@ -7,7 +7,6 @@ signals.
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -172,9 +171,8 @@ def _check_database(consumer: ConsumerBase) -> None:
         # Here, since an engine of another event loop could not be used once the Consumers run.
         finding = worst_finding(session, spec.model, said=_SAID_BY_CONSUMERS)
         if finding is not None:
-            level = logging.INFO if finding.severity == "notice" else logging.WARNING
             extra = fields("doctor_finding", queue=spec.name, code=finding.code, severity=finding.severity)
-            logger.log(level, "%s", worst_finding_text(finding, spec.model), extra=extra)
+            logger.warning("%s", worst_finding_text(finding, spec.model), extra=extra)
 
     target = Target(consumer.queue, consumer.model, consumer)
     with Database(consumer.session_factory) as database, command_errors(target.spec):

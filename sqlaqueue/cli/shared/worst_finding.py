@@ -20,7 +20,7 @@ _HURRIED = admin.Thresholds(statement_timeout=timedelta(seconds=0.25), lock_time
 
 
 def worst_finding(session: Session, model: type[Any], *, said: Collection[str] = ()) -> admin.Finding | None:
-    """Return the worst finding of checks that read catalogs and statistics only; None if they fail.
+    """Return the worst finding, no notice, of checks that take next to no time; None if they fail.
 
     Missing indexes are left out: the commands that call this name them.
 
@@ -33,8 +33,8 @@ def worst_finding(session: Session, model: type[Any], *, said: Collection[str] =
     except Exception:
         logger.debug("doctor: the queue could not be examined", exc_info=True)
         return None
-    said = {*said, "check_failed"}
-    return next((one for one in found if one.code not in said and one.facts.get("index") not in missing), None)
+    serious = (one for one in found if one.severity != "notice" and one.code not in said)
+    return next((one for one in serious if one.facts.get("index") not in missing), None)
 
 
 def worst_finding_text(finding: admin.Finding, model: type[Any]) -> str:

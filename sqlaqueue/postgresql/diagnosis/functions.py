@@ -11,7 +11,8 @@ from sqlaqueue.postgresql.catalog import queue_objects
 from sqlaqueue.postgresql.ddl import wake_triggers
 from sqlaqueue.postgresql.ddl.attach import objects_of
 from sqlaqueue.postgresql.ddl.objects import Function, Trigger, TriggerFunction, version_in
-from sqlaqueue.postgresql.diagnosis.sql import quoted, sql_texts, table_name
+from sqlaqueue.postgresql.diagnosis.relations import quoted
+from sqlaqueue.postgresql.diagnosis.sql import name_of, sql_texts
 from sqlaqueue.queue.diagnosis_protocol import FunctionFault, TriggerFault
 
 
@@ -27,7 +28,7 @@ def trigger_faults(connection: sa.Connection, tables: Sequence[sa.Table]) -> lis
         for each in triggers:
             if each.name in enabled:
                 continue
-            name = table_name(connection, table)
+            name = name_of(connection, table)
             enable = f"ALTER TABLE {name} ENABLE TRIGGER {quoted(each.name)};"
             # Its function may be missing as well, and both statements may be repeated.
             create = sql_texts(connection, [*each.function.created(), replace(each, replace=True)])

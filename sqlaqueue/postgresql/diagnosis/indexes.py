@@ -16,7 +16,8 @@ from sqlaqueue.postgresql.catalog.index_definitions import (
 )
 from sqlaqueue.postgresql.checks.indexes import missing_indexes
 from sqlaqueue.postgresql.ddl.sql_template import index_definition, literal_sql
-from sqlaqueue.postgresql.diagnosis.sql import quoted, sql_text, table_name
+from sqlaqueue.postgresql.diagnosis.relations import quoted
+from sqlaqueue.postgresql.diagnosis.sql import name_of, sql_text
 from sqlaqueue.postgresql.identifiers import is_name_of, object_name
 from sqlaqueue.queue.diagnosis_protocol import IndexFault
 from sqlaqueue.queue.spec import QueueSpec
@@ -84,7 +85,7 @@ class _Faults:
         for each in stored:
             if _LEFTOVER.search(each.name) and not each.is_valid and not each.is_being_built:
                 drop = f"DROP INDEX{self._concurrently(each.table)} {each.qualified_name};"
-                table = table_name(self.connection, each.table)
+                table = name_of(self.connection, each.table)
                 self.found.append(IndexFault(state="leftover", name=each.name, table=table, repair=drop))
 
     def compare(self, present: Sequence[tuple[sa.Index, StoredIndex]]) -> None:
@@ -138,7 +139,7 @@ class _Faults:
             IndexFault(
                 state=state,  # type: ignore[arg-type] # its callers name them
                 name=str(index.name),
-                table=table_name(self.connection, index.table),  # type: ignore[arg-type] # as above
+                table=name_of(self.connection, index.table),  # type: ignore[arg-type] # as above
                 repair=repair,
                 is_of_claims=index in self.spec.claim_indexes,
                 is_unique=bool(index.unique),

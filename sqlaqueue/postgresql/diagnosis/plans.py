@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.postgresql.catalog.index_definitions import plan_of
 from sqlaqueue.postgresql.catalog.plans import disabled_settings, table_size
-from sqlaqueue.postgresql.diagnosis.sql import sql_text, table_name
+from sqlaqueue.postgresql.diagnosis.sql import name_of, sql_text
 from sqlaqueue.queue.diagnosis_protocol import PlannerSetting, TableRead
 
 _SORTED = 1000
@@ -41,7 +41,7 @@ def whole_reads(connection: sa.Connection, claim: Any, tables: Sequence[sa.Table
     how |= {name: "scan" for name in _scanned(plan) if name in names}
     for name, read in how.items():
         size = table_size(connection, names[name])
-        text = table_name(connection, names[name])
+        text = name_of(connection, names[name])
         reads.append(
             TableRead(how=read, table=text, rows=size.rows, analyzed_at=size.analyzed_at, changed=size.changed)
         )

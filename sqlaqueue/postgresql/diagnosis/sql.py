@@ -19,8 +19,8 @@ def sql_text(connection: sa.Connection, statement: Any) -> str:
     return f"{_compiled(connection, statement, **options)};"
 
 
-def table_name(connection: sa.Connection, table: sa.Table) -> str:
-    """Return the name of a table for SQL."""
+def name_of(connection: sa.Connection, table: sa.Table) -> str:
+    """Return the name of a table for SQL, whether it exists or not."""
     return _compiled(connection, SqlTemplate("{table}", table=table))
 
 
@@ -37,11 +37,6 @@ def creation(table: sa.Table, objects: Iterable[QueueObject]) -> list[Any]:
         *map(sa.schema.CreateIndex, indexes),
         *(created for each in objects for created in each.created()),
     ]
-
-
-def quoted(name: str) -> str:
-    """Return a name for SQL."""
-    return NEUTRAL.identifier_preparer.quote(name)
 
 
 def _compiled(connection: sa.Connection, statement: Any, **options: Any) -> str:

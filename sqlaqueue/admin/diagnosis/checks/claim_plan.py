@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 
 from sqlaqueue.admin.diagnosis.examination import Examination
@@ -20,7 +21,7 @@ _STALE = 0.2
 """The share of rows that were written since the statistics were made, from which on these are out of date."""
 
 
-def claim_plan(examination: Examination) -> Iterator[Finding]:
+def check_claim_plan(examination: Examination) -> Iterator[Finding]:
     """Find claims whose plan reads or sorts a table that is not small, for a reason that can be removed.
 
     A planner that knows better may read a table though there is an index: for instance if no job is due by far.
@@ -66,6 +67,7 @@ def _reason(examination: Examination, spec: QueueSpec, reads: Sequence[TableRead
     return "", ""
 
 
+@functools.lru_cache(maxsize=128)
 def _claim_of(spec: QueueSpec) -> object | None:
     """Return the claim of a Consumer; None if the queue can have none."""
     try:

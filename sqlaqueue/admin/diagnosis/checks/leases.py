@@ -16,7 +16,7 @@ from sqlaqueue.strategies.update_status import waits_for_twin
 from sqlaqueue.texts import duration_text
 
 
-def leases(examination: Examination) -> Iterator[Finding]:
+def check_leases(examination: Examination) -> Iterator[Finding]:
     """Find expired leases, and running jobs that have none."""
     for spec in examination.specs:
         if spec.strategy.holds_transaction or not spec.has("lease_expires_at") or not spec.has("status"):

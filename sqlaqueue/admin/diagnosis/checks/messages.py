@@ -18,7 +18,7 @@ from sqlaqueue.strategies.message_table import MessageTable
 from sqlaqueue.strategies.parts.columns import same
 
 
-def messages(examination: Examination) -> Iterator[Finding]:
+def check_messages(examination: Examination) -> Iterator[Finding]:
     """Find pending jobs without a message, and messages without a pending job."""
     for spec in examination.specs if examination.deep else []:
         table = messages_of(spec)
@@ -69,7 +69,7 @@ def _messages_without(examination: Examination, spec: QueueSpec, messages: Messa
         )
 
 
-def status_values(examination: Examination) -> Iterator[Finding]:
+def check_status_values(examination: Examination) -> Iterator[Finding]:
     """Find jobs whose status is none of the queue's values."""
     for spec in examination.specs if examination.deep else []:
         if not spec.has("status"):

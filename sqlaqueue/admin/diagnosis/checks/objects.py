@@ -13,7 +13,7 @@ from sqlaqueue.queue.diagnosis_protocol import IndexFault
 from sqlaqueue.queue.spec import QueueSpec
 
 
-def tables(examination: Examination) -> Iterator[Finding]:
+def check_tables(examination: Examination) -> Iterator[Finding]:
     """Find missing tables and columns, and tables that the search path finds in several schemas."""
     connection, facts = examination.connection, backend().diagnosis
     for spec in examination.specs:
@@ -55,7 +55,7 @@ def tables(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def indexes(examination: Examination) -> Iterator[Finding]:
+def check_indexes(examination: Examination) -> Iterator[Finding]:
     """Find indexes that are missing, invalid or altered, and what an interrupted build has left behind."""
     for spec in examination.specs:
         for fault in backend().diagnosis.index_faults(examination.connection, spec):
@@ -124,22 +124,23 @@ def _of_index(spec: QueueSpec, fault: IndexFault) -> Finding:
     )
 
 
-def triggers(examination: Examination) -> Iterator[Finding]:
+def check_triggers(examination: Examination) -> Iterator[Finding]:
     """Find triggers that are missing or disabled."""
     for spec in examination.specs:
         for fault in backend().diagnosis.trigger_faults(examination.connection, tables_of(spec)):
+            is_missing = fault.state == "missing"
             yield Finding(
                 severity="warning" if fault.wakes else "critical",
-                code="missing_trigger" if fault.state == "missing" else "disabled_trigger",
+                code="missing_trigger" if is_missing else "disabled_trigger",
                 queue=spec.name,
                 summary=f"The trigger {fault.name} of {fault.table} is {fault.state}.",
                 consequence=_without_trigger(wakes=fault.wakes),
-                fixes=(fault.repair,) if fault.state == "disabled" else (_migration(), fault.repair),
+                fixes=(_migration(), fault.repair) if is_missing else (fault.repair,),
                 facts={"trigger": fault.name, "table": fault.table},
             )
 
 
-def functions(examination: Examination) -> Iterator[Finding]:
+def check_functions(examination: Examination) -> Iterator[Finding]:
     """Find functions that are missing, or of another version."""
     for spec in examination.specs:
         for fault in backend().diagnosis.function_faults(examination.connection, tables_of(spec)):

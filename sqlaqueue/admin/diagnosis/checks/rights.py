@@ -11,7 +11,7 @@ from sqlaqueue.queue.backend import backend
 _OF_WORKERS = "If workers use another role, examine the queue with theirs."
 
 
-def schemas(examination: Examination) -> Iterator[Finding]:
+def check_schemas(examination: Examination) -> Iterator[Finding]:
     """Find schemas that the role may not use."""
     for spec in examination.specs:
         for grant in backend().checks.missing_schema_grants(examination.connection, spec):
@@ -25,7 +25,7 @@ def schemas(examination: Examination) -> Iterator[Finding]:
             )
 
 
-def privileges(examination: Examination) -> Iterator[Finding]:
+def check_privileges(examination: Examination) -> Iterator[Finding]:
     """Find privileges and policies that a Consumer needs and the role lacks."""
     for spec in examination.specs:
         for grant in backend().checks.missing_grants(examination.connection, spec):

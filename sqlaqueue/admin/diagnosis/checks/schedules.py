@@ -14,7 +14,7 @@ from sqlaqueue.schedules.tables import ScheduleTables
 from sqlaqueue.texts import duration_text
 
 
-def schedules(examination: Examination) -> Iterator[Finding]:
+def check_schedules(examination: Examination) -> Iterator[Finding]:
     """Find schedules that nothing fires, that cannot be fired, and whose queue nothing serves."""
     for spec in examination.specs:
         tables = ScheduleTables.look_up(spec)

@@ -22,7 +22,7 @@ _FIRST_JOBS = 10_000
 """Number of due jobs, the first in claim order, among which the oldest one is looked for."""
 
 
-def due_jobs(examination: Examination) -> Iterator[Finding]:
+def check_due_jobs(examination: Examination) -> Iterator[Finding]:
     """Find due jobs of queues that are paused or have no Consumer, and those that have waited for long."""
     limits = examination.thresholds
     for spec in examination.specs:
@@ -105,7 +105,7 @@ def _paused_at(examination: Examination, spec: QueueSpec) -> Any:
     return examination.connection.execute(sa.select(control.c.created_at).where(mine)).scalar()
 
 
-def consumers(examination: Examination) -> Iterator[Finding]:
+def check_consumers(examination: Examination) -> Iterator[Finding]:
     """Find live Consumers that receive no notifications, and those of another version."""
     for spec in examination.specs:
         alive = live_consumers(examination, spec)
@@ -141,7 +141,7 @@ def _is_silent(examination: Examination, consumer: Any) -> bool:
     return not consumer.listening and consumer.age >= examination.thresholds.not_listening_for.total_seconds()
 
 
-def leftovers(examination: Examination) -> Iterator[Finding]:
+def check_leftovers(examination: Examination) -> Iterator[Finding]:
     """Find entries of the crash journal and requests to cancel that Consumers should have deleted."""
     for spec in examination.specs:
         old = clock() - examination.thresholds.leftover_age

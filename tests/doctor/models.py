@@ -62,7 +62,7 @@ class Export(QueueMixin, Base):
 
     __tablename__ = "export"
     __queue__ = QueueConfig(
-        limits=[Limit(2, per="customer_id"), Limit(50)],
+        limits=[Limit(40, per="customer_id"), Limit(50)],
         rates=[Rate(1000, every=1, per="customer_id")],
         order=Order("document_id", by="id"),
         columns={"started_at": "started_at"},
@@ -77,7 +77,7 @@ class Import(QueueMixin, Base):
     """A held strategy with flow control, whose keys take turns."""
 
     __tablename__ = "import"
-    __queue__ = QueueConfig(strategy="batch_select", limits=[Limit(2, per="customer_id")], fair=Fair("customer_id"))
+    __queue__ = QueueConfig(strategy="batch_select", limits=[Limit(40, per="customer_id")], fair=Fair("customer_id"))
 
     id: Mapped[int] = mapped_column(primary_key=True)
     customer_id: Mapped[int] = mapped_column(default=1)

@@ -24,12 +24,12 @@ def test_empty_queues(patient: Patient) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_queue_that_has_run_jobs(patient: Patient, model: Any) -> None:
     attributes = [name for name in ("customer_id", "document_id") if hasattr(model, name)]
-    patient.add(*(model(id=number, **dict.fromkeys(attributes, number % 7)) for number in range(1, 401)))
+    patient.add(*(model(id=number, **dict.fromkeys(attributes, number % 7)) for number in range(1, 301)))
     if model is Delivery:
-        patient.add(*(Note(order_id=number) for number in range(1, 401)))
+        patient.add(*(Note(order_id=number) for number in range(1, 301)))
     patient.execute("ANALYZE")
     engine = sa.create_engine(patient.database.url())
-    assert Consumer(model, handle, sessionmaker(engine)).drain() == 400
+    assert Consumer(model, handle, sessionmaker(engine)).drain() == 300
     with Consumer(model, handle, sessionmaker(engine)):
         assert patient.findings(deep=True) == []
     engine.dispose()

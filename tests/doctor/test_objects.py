@@ -54,19 +54,20 @@ def test_schemas_that_the_search_path_splits(patient: Patient) -> None:
     assert "schema public" in finding.summary
 
 
+THOROUGH = pytest.mark.thorough
 INVALID = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{}'::regclass"
 
 INDEXES = [
     (Email, "ix_email_queue_claim", "warning"),
-    pytest.param(Email, "ix_email_queue_lease", "warning", marks=pytest.mark.thorough),
+    pytest.param(Email, "ix_email_queue_lease", "warning", marks=THOROUGH),
     (Email, "ix_email_queue_unique", "critical"),
-    pytest.param(Email, "ix_email_queue_finished", "warning", marks=pytest.mark.thorough),
+    pytest.param(Email, "ix_email_queue_finished", "warning", marks=THOROUGH),
     (Letter, "ix_sqlaqueue_message_letter_claim", "warning"),
-    pytest.param(Entry, "ix_Entry of a book_queue_claim", "warning", marks=pytest.mark.thorough),
-    pytest.param(Task, "ix_task_queue_claim", "warning", marks=pytest.mark.thorough),
+    pytest.param(Entry, "ix_Entry of a book_queue_claim", "warning", marks=THOROUGH),
+    pytest.param(Task, "ix_task_queue_claim", "warning", marks=THOROUGH),
     (Export, "ix_export_queue_running_customer_id", "warning"),
-    pytest.param(Export, "ix_export_queue_order", "warning", marks=pytest.mark.thorough),
-    pytest.param(Import, "ix_import_queue_turns", "warning", marks=pytest.mark.thorough),
+    pytest.param(Export, "ix_export_queue_order", "warning", marks=THOROUGH),
+    pytest.param(Import, "ix_import_queue_turns", "warning", marks=THOROUGH),
 ]
 
 
@@ -113,29 +114,15 @@ def test_what_a_failed_reindex_leaves_behind(patient: Patient) -> None:
     assert patient.repaired("leftover_index", Email).facts["index"] == "ix_email_queue_unique_ccnew"
 
 
+OF_EMAIL = "ix_email_queue_claim"
 ALTERED = [
-    (Email, "ix_email_queue_claim", "email (run_at, priority, id) WHERE status = 'pending'"),
-    pytest.param(
-        Email,
-        "ix_email_queue_claim",
-        "email (priority, run_at, id) WHERE status = 'processing'",
-        marks=pytest.mark.thorough,
-    ),
-    pytest.param(Email, "ix_email_queue_claim", "email (priority, run_at, id)", marks=pytest.mark.thorough),
-    pytest.param(
-        Email,
-        "ix_email_queue_claim",
-        "email (priority, run_at DESC, id) WHERE status = 'pending'",
-        marks=pytest.mark.thorough,
-    ),
-    pytest.param(Email, "ix_email_queue_claim", "email USING hash (run_at)", marks=pytest.mark.thorough),
+    (Email, OF_EMAIL, "email (run_at, priority, id) WHERE status = 'pending'"),
+    pytest.param(Email, OF_EMAIL, "email (priority, run_at, id) WHERE status = 'processing'", marks=THOROUGH),
+    pytest.param(Email, OF_EMAIL, "email (priority, run_at, id)", marks=THOROUGH),
+    pytest.param(Email, OF_EMAIL, "email (priority, run_at DESC, id) WHERE status = 'pending'", marks=THOROUGH),
+    pytest.param(Email, OF_EMAIL, "email USING hash (run_at)", marks=THOROUGH),
     (Letter, "ix_sqlaqueue_message_letter_claim", "sqlaqueue_message_letter (id)"),
-    pytest.param(
-        Entry,
-        "ix_Entry of a book_queue_claim",
-        "\"Entry of a book\" (priority, run_at) WHERE status = 'pending'",
-        marks=pytest.mark.thorough,
-    ),
+    (Entry, "ix_Entry of a book_queue_claim", "\"Entry of a book\" (priority, run_at) WHERE status = 'pending'"),
     (Export, "ix_export_queue_running_customer_id", "export (customer_id)"),
 ]
 

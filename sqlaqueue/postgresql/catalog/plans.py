@@ -37,7 +37,8 @@ def table_size(connection: sa.Connection, table: sa.Table) -> TableSize:
     """Return the size of an existing table."""
     relation = system_table("pg_class", "oid", "relpages", "reltuples")
     statistics = sa.table(
-        "pg_stat_all_tables", *map(sa.column, ("relid", "last_analyze", "last_autoanalyze", "n_mod_since_analyze"))
+        "pg_stat_all_tables",
+        *map(sa.column, ("relid", "last_analyze", "last_autoanalyze", "n_mod_since_analyze", "n_live_tup")),
     )
     pages = sa.func.pg_relation_size(relation.c.oid) / sa.cast(
         sa.func.current_setting(sa.literal_column("'block_size'")), sa.Integer()
@@ -49,14 +50,18 @@ def table_size(connection: sa.Connection, table: sa.Table) -> TableSize:
             relation.c.reltuples,
             sa.func.greatest(*list(statistics.c)[1:3]),
             statistics.c.n_mod_since_analyze,
+            statistics.c.n_live_tup,
         )
         .select_from(relation.outerjoin(statistics, statistics.c.relid == relation.c.oid))
         .where(relation.c.oid == TableId(table))
     )
     row: Any = connection.execute(query).one()
-    size, relpages, reltuples, analyzed_at, changed = row
+    size, relpages, reltuples, analyzed_at, changed, live = row
     density = reltuples / relpages if reltuples >= 0 and relpages > 0 else _USUAL_ROWS_OF_A_PAGE
-    return TableSize(round(int(size) * density), analyzed_at, int(changed or 0))
+    rows = int(size) * density
+    # The pages of a queue's table are full of rows that are dead; their number tells little.
+    counted = max(reltuples, live or 0)
+    return TableSize(round(min(rows, counted) if counted > 0 else rows), analyzed_at, int(changed or 0))
 
 
 def disabled_settings(connection: sa.Connection) -> Sequence[Any]:

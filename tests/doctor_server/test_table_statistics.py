@@ -204,6 +204,9 @@ def test_index_bloat(database: Database, engine: sa.Engine, kind: str) -> None:
         execute(database, "VACUUM (ANALYZE) sqlaqueue_message_job")
     # A full index is as large as estimated.
     assert codes(engine, [job], [check_claim_indexes], **limits) == []
+    for each in examine(engine, [job], [check_claim_indexes], index_bloat_size=100_000, index_bloat_factor=0.0):
+        assert each.facts["entries"] == ROWS
+        assert 0.4 < each.facts["size"] / each.facts["needed"] < 1.6
     if kind == "rows_are_messages":
         execute(database, "DELETE FROM job", "VACUUM (ANALYZE, TRUNCATE off) job")
     else:

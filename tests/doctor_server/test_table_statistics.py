@@ -144,6 +144,17 @@ def test_never_analyzed(database: Database, engine: sa.Engine) -> None:
     assert codes(engine, [job], CHECKS, analyze_overdue=timedelta(0)) == ["autovacuum_disabled", "stale_statistics"]
 
 
+def test_a_new_table(own: Database, own_engine: sa.Engine) -> None:
+    # Autovacuum is on, and has not had the time.
+    apply(own.dsn, "ALTER SYSTEM SET autovacuum_naptime = '1d';")
+    own_engine.dispose()
+    own.server.restart()
+    job = make_queue(own_engine)
+    execute(own, fill(ROWS), "UPDATE job SET note = ''")
+    assert codes(own_engine, [job], CHECKS) == []
+    assert codes(own_engine, [job], CHECKS, new_table_rows=ROWS - 1) == ["dead_rows", "stale_statistics"]
+
+
 def test_a_wrong_number_of_rows(database: Database, engine: sa.Engine) -> None:
     job = make_queue(engine)
     execute(database, "ALTER TABLE job SET (autovacuum_enabled = off)", fill(ROWS), "ANALYZE job")
@@ -193,6 +204,9 @@ def test_index_bloat(database: Database, engine: sa.Engine, kind: str) -> None:
         execute(database, "VACUUM (ANALYZE) sqlaqueue_message_job")
     # A full index is as large as estimated.
     assert codes(engine, [job], [check_claim_indexes], **limits) == []
+    for each in examine(engine, [job], [check_claim_indexes], index_bloat_size=100_000, index_bloat_factor=0.0):
+        assert each.facts["entries"] == ROWS
+        assert 0.4 < each.facts["size"] / each.facts["needed"] < 1.6
     if kind == "rows_are_messages":
         execute(database, "DELETE FROM job", "VACUUM (ANALYZE, TRUNCATE off) job")
     else:

@@ -51,6 +51,9 @@ class Thresholds:
     """How many times more or fewer rows a table may have than the planner expects."""
     analyze_overdue: timedelta = timedelta(minutes=10)
     """How long ago the last ANALYZE of a table with too many changed rows may be."""
+    new_table_rows: int = 100_000
+    """How many dead or changed rows a table may have before its first VACUUM or ANALYZE: it may have been created since
+    autovacuum last looked."""
     freeze_factor: float = 1.5
     """How many times the age at which autovacuum freezes a table its oldest transaction id may have."""
     freeze_critical: int = 1_600_000_000

@@ -18,7 +18,7 @@ _SESSIONS = sa.text(f"""
     FROM pg_stat_activity AS a
     WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.usename IS NOT NULL
       AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL)
-      AND coalesce(a.backend_type, '') NOT IN ('autovacuum worker', 'parallel worker', 'walsender')
+      AND coalesce(a.backend_type, '') NOT IN ('autovacuum worker', 'parallel worker')
       AND NOT EXISTS (SELECT FROM pg_stat_replication AS r WHERE r.pid = a.pid)
       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v WHERE v.pid = a.pid)
     ORDER BY age DESC, a.pid

@@ -43,7 +43,10 @@ _STATE = sa.text("""
            coalesce(inet_server_port(), current_setting('port')::int) AS port
 """)
 
-_PRIMARY = sa.text("SELECT sender_host AS host, sender_port AS port FROM pg_stat_wal_receiver")
+_PRIMARY = sa.text("""
+    SELECT sender_host AS host, sender_port AS port FROM pg_stat_wal_receiver
+    WHERE sender_host IS NOT NULL AND sender_port IS NOT NULL
+""")
 
 # A listener receives nothing within a transaction, and the queue keeps what its slowest listener has not received.
 _OLDEST = sa.text(f"""
@@ -58,9 +61,9 @@ def server_state(connection: sa.Connection) -> ServerState:
     """Return the server's version, settings and address."""
     settings = {row.name: Setting(**row._mapping) for row in connection.execute(_READ_SETTINGS)}  # noqa: SLF001 - its public name begins so
     state: Any = connection.execute(_STATE).mappings().one()
-    primary: Any = connection.execute(_PRIMARY).one_or_none()
-    known = primary is not None and primary.host is not None and primary.port is not None
-    return ServerState(**state, settings=settings, primary=(primary.host, primary.port) if known else None)
+    primary = connection.execute(_PRIMARY).one_or_none()
+    address: tuple[str, int] | None = None if primary is None else (primary.host, primary.port)
+    return ServerState(**state, settings=settings, primary=address)
 
 
 def server_time(connection: sa.Connection) -> datetime:

@@ -54,7 +54,8 @@ def check_table_statistics(examination: Examination) -> Iterator[Finding]:
     """Find tables that are not vacuumed or analyzed often enough.
 
     Thresholds: ``dead_rows``, ``dead_rows_factor``, ``dead_rows_kept``, ``vacuum_overdue``, ``changed_rows``,
-    ``changed_share``, ``row_count_factor``, ``analyze_overdue``, ``freeze_factor``, ``freeze_critical``.
+    ``changed_share``, ``row_count_factor``, ``analyze_overdue``, ``new_table_rows``, ``freeze_factor``,
+    ``freeze_critical``.
     """
     diagnosis = backend().diagnosis
     server = diagnosis.server_state(examination.connection)
@@ -69,7 +70,7 @@ def check_table_statistics(examination: Examination) -> Iterator[Finding]:
 
 
 def _autovacuum_disabled(queue: str | None, table: TableStatistics) -> Iterator[Finding]:
-    if table.options.get("autovacuum_enabled", "on").lower() in _OFF:
+    if _is_off(table):
         yield Finding(
             severity="warning",
             code="autovacuum_disabled",
@@ -79,6 +80,15 @@ def _autovacuum_disabled(queue: str | None, table: TableStatistics) -> Iterator[
             fixes=(f"ALTER TABLE {table.name} RESET (autovacuum_enabled);",),
             facts={"table": table.name, "options": dict(table.options)},
         )
+
+
+def _is_off(table: TableStatistics) -> bool:
+    return table.options.get("autovacuum_enabled", "on").lower() in _OFF
+
+
+def _may_be_new(limits: Thresholds, server: ServerState, table: TableStatistics, rows: int) -> bool:
+    """Return whether autovacuum may not have had the time for a table that it has never treated."""
+    return rows <= limits.new_table_rows and server.is_on("autovacuum") and not _is_off(table)
 
 
 def _parameter(server: ServerState, table: TableStatistics, name: str) -> float:
@@ -107,7 +117,7 @@ def _dead_rows(limits: Thresholds, server: ServerState, queue: str | None, table
     threshold = _vacuum_threshold(server, table)
     too_many = table.dead > max(limits.dead_rows, limits.dead_rows_factor * threshold)
     late = _overdue(table.since_vacuum, limits.vacuum_overdue) or table.dead > limits.dead_rows_kept
-    if not (too_many and late):
+    if not (too_many and late) or (table.last_vacuum is None and _may_be_new(limits, server, table, table.dead)):
         return
     now = "" if table.vacuum_pid is None else f" The process {table.vacuum_pid} vacuums it now: {table.vacuum_phase}."
     wanted = {name: value for name, value in _QUEUE_VACUUM.items() if table.options.get(name) != value}
@@ -141,6 +151,8 @@ def _statistics(
     limits: Thresholds, server: ServerState, queue: str | None, table: TableStatistics
 ) -> Iterator[Finding]:
     if not _overdue(table.since_analyze, limits.analyze_overdue):
+        return
+    if table.last_analyze is None and _may_be_new(limits, server, table, table.changed):
         return
     share = _parameter(server, table, "autovacuum_analyze_scale_factor")
     threshold = _parameter(server, table, "autovacuum_analyze_threshold") + share * max(table.rows, 0)

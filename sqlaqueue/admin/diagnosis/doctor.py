@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -75,12 +76,13 @@ CHECKS: tuple[Check, ...] = (
 )
 """All others, in the order in which they run."""
 
+DEFAULTS = Thresholds()
 _NO_TRANSACTION = "25P01"
 
 
 @requires_session
 def doctor(
-    session: Session, *models: type[Any], deep: bool = False, thresholds: Thresholds | None = None
+    session: Session, *models: type[Any], deep: bool = False, thresholds: Thresholds = DEFAULTS
 ) -> list[Finding]:
     """Return what is wrong with some queues and their server, the worst first; an empty list if nothing is.
 
@@ -102,7 +104,7 @@ def examine(
     checks: Sequence[Check],
     *,
     deep: bool = False,
-    thresholds: Thresholds | None = None,
+    thresholds: Thresholds = DEFAULTS,
 ) -> list[Finding]:
     """Return what some checks find, the worst first.
 
@@ -119,7 +121,7 @@ def examine(
             groups.setdefault(session.get_bind(spec.mapper), []).append(spec)
         for group in groups.values():
             connection = session.connection(bind_arguments={"mapper": group[0].mapper})
-            found += _examine(Examination(connection, group, thresholds or Thresholds(), deep), checks)
+            found += _examine(Examination(connection, group, thresholds, deep), checks)
     return sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.queue or ""))
 
 
@@ -174,25 +176,22 @@ def _failed(check: Check, examination: Examination, error: DBAPIError) -> Findin
     )
 
 
-class _savepoint:  # noqa: N801 - used as a function
-    """Roll back to where the block began, whatever happens in it."""
-
-    def __init__(self, connection: sa.Connection) -> None:
-        self._connection = connection
-
-    def __enter__(self) -> None:
-        try:
-            # Not Session.begin_nested(), which flushes.
-            self._savepoint = self._connection.begin_nested()
-        except DBAPIError as error:
-            if backend().sqlstate(error) != _NO_TRANSACTION:
-                raise
-            msg = "doctor(): the connection is in autocommit mode; give a session whose statements run in transactions"
-            raise StatementError(msg) from error
-
-    def __exit__(self, *_: object) -> None:
-        if self._savepoint.is_active:
-            self._savepoint.rollback()
+@contextmanager
+def _savepoint(connection: sa.Connection) -> Iterator[None]:
+    """Roll back to where the block began, whatever happens in it; this releases its locks as well."""
+    try:
+        # Not Session.begin_nested(), which flushes.
+        savepoint = connection.begin_nested()
+    except DBAPIError as error:
+        if backend().sqlstate(error) != _NO_TRANSACTION:
+            raise
+        msg = "doctor(): the connection is in autocommit mode; give a session whose statements run in transactions"
+        raise StatementError(msg) from error
+    try:
+        yield
+    finally:
+        if savepoint.is_active:
+            savepoint.rollback()
 
 
 def _milliseconds(seconds: float) -> str:

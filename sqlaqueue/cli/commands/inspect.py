@@ -15,13 +15,12 @@ from rich.text import Text
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
-from sqlaqueue.admin.diagnosis.finding import SEVERITIES
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument, targets_argument, url_option
 from sqlaqueue.cli.shared.output import add_row, ago, console, echo_json, table
 from sqlaqueue.cli.shared.targets import Target, load_targets
-from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text
+from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.keys import key_text
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.statements import control
@@ -72,15 +71,11 @@ def _stats(target: Target, database: Database, *, active: bool) -> admin.Stats:
 
 def _worst_finding(targets: Sequence[Target], databases: Sequence[Database]) -> str | None:
     """Return the worst that is wrong with any of the queues or their server, beside missing indexes."""
-    found: list[tuple[admin.Finding, Target]] = []
-    for target, database in zip(targets, databases, strict=True):
-        finding = database.run(worst_finding, target.spec.model)
-        if finding is not None:
-            found.append((finding, target))
-    if not found:
-        return None
-    finding, target = min(found, key=lambda one: SEVERITIES.index(one[0].severity))
-    return worst_finding_text(finding, target.spec.model)
+    models = [target.spec.model for target in targets]
+    worst = worst_of(
+        (database.run(worst_finding, model), model) for model, database in zip(models, databases, strict=True)
+    )
+    return None if worst is None else worst_finding_text(*worst)
 
 
 def _watch(query: Callable[[], list[admin.Stats]], seconds: float, *, json: bool) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue import admin
 from sqlaqueue.admin.diagnosis.doctor import CHEAP, COMPLETE, examine
 from sqlaqueue.admin.diagnosis.examination import target_of
+from sqlaqueue.admin.diagnosis.finding import SEVERITIES
 from sqlaqueue.log import logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.backend import backend
@@ -35,6 +36,12 @@ def worst_finding(session: Session, model: type[Any], *, said: Collection[str] =
         return None
     serious = (one for one in found if one.severity != "notice" and one.code not in said)
     return next((one for one in serious if one.facts.get("index") not in missing), None)
+
+
+def worst_of(findings: Iterable[tuple[admin.Finding | None, type[Any]]]) -> tuple[admin.Finding, type[Any]] | None:
+    """Return the worst of the findings of several queues, with the class of its queue."""
+    found = [(finding, model) for finding, model in findings if finding is not None]
+    return min(found, key=lambda each: SEVERITIES.index(each[0].severity), default=None)
 
 
 def worst_finding_text(finding: admin.Finding, model: type[Any]) -> str:

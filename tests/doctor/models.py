@@ -83,6 +83,9 @@ class Import(QueueMixin, Base):
     customer_id: Mapped[int] = mapped_column(default=1)
 
 
+SOME = (Email, Letter, Delivery)
+"""For what differs with the strategy in few points."""
+
 MODELS = (Email, Letter, Entry, Task, Delivery, Export, Import)
 
 

@@ -27,7 +27,7 @@ def fill(patient: Patient, model: Any, rows: int = ROWS) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("analyze", [True, False])
+@pytest.mark.parametrize("analyze", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_claims_of_a_large_queue(patient: Patient, model: Any, analyze: bool) -> None:  # noqa: FBT001 - a parameter
     patient.execute(f'ALTER TABLE "{model.__tablename__}" SET (autovacuum_enabled = off)')
     fill(patient, model)

@@ -54,6 +54,13 @@ def test_what_it_prints(patient: Patient) -> None:
     )
 
 
+def test_a_finding_about_the_server(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    # The servers of the tests do not wait for a disk.
+    output = doctor(patient, EMAIL, code=1)
+    assert output.startswith("critical: the server\n  The setting fsync is off")
+
+
 def test_json(patient: Patient) -> None:
     patient.execute("ALTER TABLE letter DISABLE TRIGGER sqlaqueue_wake_insert")
     (found,) = json.loads(doctor(patient, LETTER, "--json", code=1))

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, admin, cancel, claim
 from tests.doctor.conftest import Patient, add_consumer, long
-from tests.doctor.models import MODELS, Delivery, Email, Entry, Letter, Note
+from tests.doctor.models import MODELS, SOME, Delivery, Email, Entry, Export, Letter, Note
 
 AGO = timedelta(minutes=10)
 
@@ -55,7 +55,7 @@ def test_a_paused_queue(patient: Patient) -> None:
     assert "1 job is due" in finding.summary
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*SOME, Export])
 def test_a_backlog(patient: Patient, model: Any) -> None:
     add_old(patient, model, 2)
     add_consumer(patient, model.__tablename__)

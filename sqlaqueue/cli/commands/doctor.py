@@ -82,7 +82,7 @@ def _healthy(targets: Sequence[Target]) -> str:
 
 
 def _lines(finding: admin.Finding) -> Iterator[str]:
-    yield finding.severity if finding.queue is None else f"{finding.severity}: {finding.queue}"
+    yield f"{finding.severity}: {finding.queue or 'the server'}"
     yield f"  {finding.summary}"
     if finding.consequence:
         yield f"  {finding.consequence}"

@@ -18,6 +18,7 @@ from sqlaqueue.admin.async_versions import (
     async_consumers,
     async_count,
     async_depth,
+    async_doctor,
     async_edit_schedule,
     async_explain_job,
     async_failures,
@@ -49,6 +50,9 @@ from sqlaqueue.admin.bulk_changes import (
     purge_some,
 )
 from sqlaqueue.admin.cancellation import Cancelled, cancel
+from sqlaqueue.admin.diagnosis.doctor import doctor
+from sqlaqueue.admin.diagnosis.finding import Finding
+from sqlaqueue.admin.diagnosis.thresholds import Thresholds
 from sqlaqueue.admin.explanation.explain_job import explain_job
 from sqlaqueue.admin.explanation.result import Explanation, Reason
 from sqlaqueue.admin.failure_groups import FailureGroup, failures
@@ -79,6 +83,7 @@ __all__ = [
     "Depth",
     "Explanation",
     "FailureGroup",
+    "Finding",
     "JobFilter",
     "JobInfo",
     "KeyAtLimit",
@@ -86,6 +91,7 @@ __all__ = [
     "Requeued",
     "ScheduleInfo",
     "Stats",
+    "Thresholds",
     "add_schedule",
     "async_add_schedule",
     "async_attempts",
@@ -93,6 +99,7 @@ __all__ = [
     "async_consumers",
     "async_count",
     "async_depth",
+    "async_doctor",
     "async_edit_schedule",
     "async_explain_job",
     "async_failures",
@@ -119,6 +126,7 @@ __all__ = [
     "consumers",
     "count",
     "depth",
+    "doctor",
     "edit_schedule",
     "execute",
     "explain_job",

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.attempts import attempts
 from sqlaqueue.admin.bulk_changes import purge
 from sqlaqueue.admin.cancellation import cancel
+from sqlaqueue.admin.diagnosis.doctor import doctor
 from sqlaqueue.admin.explanation.explain_job import explain_job
 from sqlaqueue.admin.failure_groups import failures
 from sqlaqueue.admin.job_filter import count
@@ -57,6 +58,7 @@ async_cancel = _async_version(cancel)
 async_consumers = _async_version(consumers)
 async_count = _async_version(count)
 async_depth = _async_version(depth)
+async_doctor = _async_version(doctor)
 async_edit_schedule = _async_version(edit_schedule)
 async_explain_job = _async_version(explain_job)
 async_failures = _async_version(failures)

@@ -13,6 +13,7 @@ from sqlaqueue import __version__
 from sqlaqueue.cli.commands.bench import bench
 from sqlaqueue.cli.commands.change import cancel, purge, reconcile, requeue, rescue
 from sqlaqueue.cli.commands.demo import alembic_template, demo
+from sqlaqueue.cli.commands.doctor import doctor
 from sqlaqueue.cli.commands.health import health
 from sqlaqueue.cli.commands.inspect import failed, stats, workers
 from sqlaqueue.cli.commands.jobs import job, jobs
@@ -49,6 +50,7 @@ for command in (
     jobs,
     job,
     why,
+    doctor,
     workers,
     health,
     metrics,

@@ -19,6 +19,7 @@ from sqlalchemy.types import TypeEngine
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.notify_payloads import Payload
 from sqlaqueue.queue.claims_protocol import Claims as Claims  # noqa: PLC0414 - an explicit export
+from sqlaqueue.queue.diagnosis_protocol import Diagnosis as Diagnosis  # noqa: PLC0414 - as above
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
 
 CONTROL = "sqlaqueue_control"
@@ -260,6 +261,8 @@ class Backend(Protocol):
     def side_tables(self) -> SideTables: ...  # noqa: D102 - as above
     @property
     def checks(self) -> Checks: ...  # noqa: D102 - as above
+    @property
+    def diagnosis(self) -> Diagnosis: ...  # noqa: D102 - as above
 
     def check_dialect(self, dialect: sa.Dialect, what: str) -> None:
         """Raise ConfigurationError for an engine of another database.

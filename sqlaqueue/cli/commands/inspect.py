@@ -20,6 +20,7 @@ from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, target_argument, targets_argument, url_option
 from sqlaqueue.cli.shared.output import add_row, ago, console, echo_json, table
 from sqlaqueue.cli.shared.targets import Target, load_targets
+from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.keys import key_text
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.statements import control
@@ -56,7 +57,7 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
             if json:
                 echo_json(rows)
             else:
-                console().print(_stats_table(rows))
+                console().print(_stats_table(rows, _worst_finding(loaded, databases)))
             return
         # Ctrl-C ends it.
         with contextlib.suppress(KeyboardInterrupt):
@@ -66,6 +67,15 @@ def stats(targets: Sequence[str], url: str | None, watch: timedelta | None, *, a
 def _stats(target: Target, database: Database, *, active: bool) -> admin.Stats:
     with command_errors(target.spec):
         return database.run(admin.stats, target.model, finished=not active)
+
+
+def _worst_finding(targets: Sequence[Target], databases: Sequence[Database]) -> str | None:
+    """Return the worst that is wrong with any of the queues or their server, beside missing indexes."""
+    models = [target.spec.model for target in targets]
+    worst = worst_of(
+        (database.run(worst_finding, model), model) for model, database in zip(models, databases, strict=True)
+    )
+    return None if worst is None else worst_finding_text(*worst)
 
 
 def _watch(query: Callable[[], list[admin.Stats]], seconds: float, *, json: bool) -> None:
@@ -84,7 +94,7 @@ def _watch(query: Callable[[], list[admin.Stats]], seconds: float, *, json: bool
             live.update(_stats_table(query()), refresh=True)
 
 
-def _stats_table(rows: Sequence[admin.Stats]) -> RenderableType:
+def _stats_table(rows: Sequence[admin.Stats], finding: str | None = None) -> RenderableType:
     states = list(dict.fromkeys(state for row in rows for state in row.states))
     if all(row.states.get("processing", 0) in {0, row.running} for row in rows):
         states = [state for state in states if state != "processing"]
@@ -106,6 +116,8 @@ def _stats_table(rows: Sequence[admin.Stats]) -> RenderableType:
         if row.failed_by_attempts:
             parts = (f"{jobs} after {attempts}" for attempts, jobs in row.failed_by_attempts.items())
             notes.append(Text(f"{row.queue}: failed by attempts: {', '.join(parts)}"))
+    if finding is not None:
+        notes.append(Text(finding))
     return Group(shown, *notes)
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
+from sqlaqueue.admin import Finding
 from sqlaqueue.cli.processes import worker_metrics
 from sqlaqueue.cli.processes.consumers import make_consumers
 from sqlaqueue.cli.processes.http_server import serving_http
@@ -25,6 +26,7 @@ from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FailedError, InputError, command_errors, first_line
 from sqlaqueue.cli.shared.targets import Target
+from sqlaqueue.cli.shared.worst_finding import worst_finding, worst_finding_text, worst_of
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.group import ConsumerGroup
 from sqlaqueue.consumer.health import Health
@@ -38,6 +40,10 @@ from sqlaqueue.queue.spec import QueueSpec
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.aio import AsyncConsumer
+
+
+_SAID_BY_CONSUMERS = {"missing_trigger", "disabled_trigger", "missing_function", "outdated_function", "newer_function"}
+"""What Consumers log themselves when they start, beside missing indexes."""
 
 
 class WorkerProcess:
@@ -86,8 +92,7 @@ class WorkerProcess:
                     worker_metrics.instrument_all(consumers)
                 self._consumers = consumers
                 with serving_http(self._options.http, self.healths, worker_metrics.of_this_process()):
-                    for consumer in consumers:
-                        _check_database(consumer)
+                    _log_worst([(_check_database(consumer), consumer.model) for consumer in consumers])
                     self._on_start()
                     tune_interpreter()
                     self._run_consumers(consumers)
@@ -182,17 +187,30 @@ def _raise(consumer: ConsumerBase, error: BaseException) -> None:
     raise FailedError(f"{consumer!r}: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _check_database(consumer: ConsumerBase) -> None:
-    """Raise an error of the command line if the database does not answer, or lacks what the queue needs."""
+def _check_database(consumer: ConsumerBase) -> Finding | None:
+    """Raise an error of the command line if the database does not answer, or lacks what the queue needs.
 
-    def check(session: Session, spec: QueueSpec) -> None:
+    :return: the worst of what else is wrong with its objects or the server.
+    """
+
+    def check(session: Session, spec: QueueSpec) -> Finding | None:
         connection = session.connection(bind_arguments={"mapper": spec.mapper})
         backend().check_dialect(connection.dialect, repr(consumer))
         check_ready(connection, spec)
+        # Here, since an engine of another event loop could not be used once the Consumers run.
+        return worst_finding(session, spec.model, said=_SAID_BY_CONSUMERS)
 
     target = Target(consumer.queue, consumer.model, consumer)
     with Database(consumer.session_factory) as database, command_errors(target.spec):
-        database.run(check, target.spec)
+        return database.run(check, target.spec)
+
+
+def _log_worst(findings: Sequence[tuple[Finding | None, type[Any]]]) -> None:
+    worst = worst_of(findings)
+    if worst is not None:
+        finding, model = worst
+        extra = fields("doctor_finding", queue=finding.queue, code=finding.code, severity=finding.severity)
+        logger.warning("%s", worst_finding_text(finding, model), extra=extra)
 
 
 def _log_paused_queues(consumers: Sequence[ConsumerBase]) -> None:

@@ -131,8 +131,13 @@ def policy_commands(connection: sa.Connection, table: sa.Table) -> set[str]:
 
 def quoted_role() -> sa.ColumnElement[str]:
     """Return the current role as an identifier, quoted if necessary."""
-    role: sa.ColumnElement[str] = sa.func.quote_ident(sa.cast(sa.literal_column("current_user"), sa.Text()))
-    return role
+    return quoted_name(sa.cast(sa.literal_column("current_user"), sa.Text()))
+
+
+def quoted_name(name: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+    """Return a name as an identifier, quoted if necessary."""
+    quoted: sa.ColumnElement[str] = sa.func.quote_ident(name)
+    return quoted
 
 
 def unusable_schemas(connection: sa.Connection, table: sa.Table) -> list[tuple[str, str]]:

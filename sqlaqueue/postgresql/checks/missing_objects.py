@@ -62,7 +62,7 @@ def check_tables(session: Session | sa.Connection, tables: Sequence[sa.Table], n
 
 def _missing_tables(session: Session | sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
     missing = queue_objects.missing_tables(session, tables)
-    return [f"the table {table.fullname}{_other_schemas(session, table)}" for table in missing]
+    return [f"the table {table.fullname}{other_schemas(session, table)}" for table in missing]
 
 
 def _missing_columns(session: Session | sa.Connection, tables: Sequence[sa.Table]) -> list[str]:
@@ -99,7 +99,7 @@ def split_schemas(session: Session | sa.Connection, spec: QueueSpec) -> str | No
     )
 
 
-def _other_schemas(session: Session | sa.Connection, table: sa.Table) -> str:
+def other_schemas(session: Session | sa.Connection, table: sa.Table) -> str:
     """Return a hint at the schemas outside the search path that have a table of this name."""
     if table.schema is not None:
         return ""

@@ -99,9 +99,16 @@ def policies_for(connection: sa.Connection, required: Sequence[RequiredPrivilege
         hidden = [] if "*" in commands else [each for each in needed if _COMMANDS[each] not in commands]
         name = _names(connection, [table])[table]
         missing += [
-            f"CREATE POLICY {role}_{each.lower()} ON {name} FOR {each} TO {role} {_all_rows(each)}" for each in hidden
+            f"CREATE POLICY {_policy_name(role, each)} ON {name} FOR {each} TO {role} {_all_rows(each)}"
+            for each in hidden
         ]
     return missing
+
+
+def _policy_name(role: str, privilege: str) -> str:
+    """Return the name of a policy, from a role that is quoted if necessary."""
+    end = f"_{privilege.lower()}"
+    return f'{role[:-1]}{end}"' if role.endswith('"') else f"{role}{end}"
 
 
 def _all_rows(privilege: str) -> str:

@@ -1,0 +1,199 @@
+"""Tables, columns, indexes, triggers and functions that are missing, or not as the model declares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import sqlalchemy as sa
+
+from sqlaqueue.admin.diagnosis.examination import Examination
+from sqlaqueue.admin.diagnosis.finding import Finding, Severity
+from sqlaqueue.queue.backend import SCHEDULE, TICK, backend
+from sqlaqueue.queue.diagnosis_protocol import IndexFault
+from sqlaqueue.queue.spec import QueueSpec
+
+
+def check_tables(examination: Examination) -> Iterator[Finding]:
+    """Find missing tables and columns, and tables that the search path finds in several schemas."""
+    connection, facts = examination.connection, backend().diagnosis
+    for spec in examination.specs:
+        needed = tables_of(spec)
+        missing = facts.missing_tables(connection, needed)
+        for table in missing:
+            yield Finding(
+                severity="critical",
+                code="missing_table",
+                queue=spec.name,
+                summary=f"The table {table.name} is missing{f': {table.hint}' if table.hint else ''}.",
+                consequence=f"{spec.model.__name__} cannot be used: jobs are not enqueued, or no Consumer starts.",
+                fixes=(_migration(), table.create),
+                facts={"table": table.name},
+            )
+        if missing:
+            continue
+        for column in facts.missing_columns(connection, needed):
+            yield Finding(
+                severity="critical",
+                code="missing_column",
+                queue=spec.name,
+                summary=f"The column {column.name} is missing.",
+                consequence=f"Statements of {spec.model.__name__} fail, and no Consumer starts.",
+                fixes=(_migration(), column.create),
+                facts={"column": column.name},
+            )
+        split = facts.split_schemas(connection, spec)
+        if split is not None:
+            others = ", ".join(split.others)
+            yield Finding(
+                severity="critical",
+                code="split_schemas",
+                queue=spec.name,
+                summary=f"By the search_path the jobs are in the schema {split.home}, but {others}.",
+                consequence="Statements use the side tables of another schema, and no Consumer starts.",
+                fixes=(split.repair,),
+                facts={"schema": split.home, "others": [*split.others]},
+            )
+
+
+def check_indexes(examination: Examination) -> Iterator[Finding]:
+    """Find indexes that are missing, invalid or altered, and what an interrupted build has left behind."""
+    for spec in examination.specs:
+        for fault in backend().diagnosis.index_faults(examination.connection, spec):
+            yield _of_index(spec, fault)
+
+
+def _of_index(spec: QueueSpec, fault: IndexFault) -> Finding:
+    index = f"index {fault.name} of {fault.table}"
+    severity: Severity = "critical" if fault.is_unique else "warning"
+    consequence = "Claims and rescues may read the whole table."
+    if fault.is_unique:
+        consequence = (
+            "Jobs are not unique, and enqueue() fails. If the fix reports a duplicate key, cancel or delete one of the "
+            "jobs that have this key, and repeat it."
+        )
+    elif not fault.is_of_claims:
+        consequence = "Maintenance or flow control may read the whole table."
+    facts = {"index": fault.name, "table": fault.table}
+    if fault.state == "missing":
+        return Finding(
+            severity=severity,
+            code="missing_index",
+            queue=spec.name,
+            summary=f"The {index} is missing.",
+            consequence=consequence,
+            fixes=(fault.repair, _migration()),
+            facts=facts,
+        )
+    if fault.state == "invalid":
+        return Finding(
+            severity=severity,
+            code="invalid_index",
+            queue=spec.name,
+            summary=f"The {index} is invalid: its creation was interrupted or has failed.",
+            consequence=f"PostgreSQL maintains it and does not use it. {consequence}",
+            fixes=(fault.repair,),
+            facts=facts,
+        )
+    if fault.state == "building":
+        return Finding(
+            severity="notice",
+            code="index_building",
+            queue=spec.name,
+            summary=f"The {index} is being built.",
+            consequence="Until it is complete it is not used; pg_stat_progress_create_index shows how far it is.",
+            facts=facts,
+        )
+    if fault.state == "leftover":
+        return Finding(
+            severity="warning",
+            code="leftover_index",
+            queue=spec.name,
+            summary=f"The {index} is what an interrupted REINDEX CONCURRENTLY has left behind.",
+            consequence="It is not used, and makes each write slower.",
+            fixes=(fault.repair,),
+            facts=facts,
+        )
+    return Finding(
+        severity=severity,
+        code="altered_index",
+        queue=spec.name,
+        summary=f"The {index} is not as the model declares it: it is {fault.found}, and not {fault.wanted}.",
+        consequence=consequence,
+        fixes=(fault.repair, _migration()),
+        facts={**facts, "found": fault.found, "wanted": fault.wanted},
+    )
+
+
+def check_triggers(examination: Examination) -> Iterator[Finding]:
+    """Find triggers that are missing or disabled."""
+    for spec in examination.specs:
+        for fault in backend().diagnosis.trigger_faults(examination.connection, tables_of(spec)):
+            is_missing = fault.state == "missing"
+            yield Finding(
+                severity="warning" if fault.wakes else "critical",
+                code="missing_trigger" if is_missing else "disabled_trigger",
+                queue=spec.name,
+                summary=f"The trigger {fault.name} of {fault.table} is {fault.state}.",
+                consequence=_without_trigger(wakes=fault.wakes),
+                fixes=(_migration(), fault.repair) if is_missing else (fault.repair,),
+                facts={"trigger": fault.name, "table": fault.table},
+            )
+
+
+def check_functions(examination: Examination) -> Iterator[Finding]:
+    """Find functions that are missing, or of another version."""
+    for spec in examination.specs:
+        for fault in backend().diagnosis.function_faults(examination.connection, tables_of(spec)):
+            facts = {"function": fault.name, "found": fault.found, "wanted": fault.wanted}
+            if fault.state == "missing":
+                yield Finding(
+                    severity="warning" if fault.wakes else "critical",
+                    code="missing_function",
+                    queue=spec.name,
+                    summary=f"The {fault.kind} {fault.name} is missing.",
+                    consequence=_without_trigger(wakes=fault.wakes),
+                    fixes=(_migration(), fault.repair),
+                    facts=facts,
+                )
+            elif fault.state == "outdated":
+                yield Finding(
+                    severity="warning",
+                    code="outdated_function",
+                    queue=spec.name,
+                    summary=f"The {fault.kind} {fault.name} is of version {fault.found}, and {fault.wanted} is needed.",
+                    consequence=_without_trigger(wakes=fault.wakes),
+                    fixes=(_migration(), fault.repair),
+                    facts=facts,
+                )
+            else:
+                yield Finding(
+                    severity="warning",
+                    code="newer_function",
+                    queue=spec.name,
+                    summary=(
+                        f"The {fault.kind} {fault.name} is of version {fault.found}, and this process knows version "
+                        f"{fault.wanted}."
+                    ),
+                    consequence="The database was migrated for a newer sqlaqueue; this process may not work with it.",
+                    fixes=("pip install --upgrade sqlaqueue",),
+                    facts=facts,
+                )
+
+
+def tables_of(spec: QueueSpec) -> Sequence[sa.Table]:
+    """Return the tables of a queue: of jobs, the side tables, and those of schedules if the program declares any."""
+    metadata, prefix = spec.table.metadata, f"{spec.table.schema}." if spec.table.schema else ""
+    declared = (metadata.tables.get(f"{prefix}{name}") for name in (SCHEDULE, TICK))
+    return list(
+        dict.fromkeys([spec.table, *spec.side_tables.values(), *(each for each in declared if each is not None)])
+    )
+
+
+def _without_trigger(*, wakes: bool) -> str:
+    if wakes:
+        return "Idle Consumers are not notified of new jobs, and find them at their next poll."
+    return "Jobs may get no message, or be admitted wrongly, and so are not claimed."
+
+
+def _migration() -> str:
+    return backend().checks.UPDATE_COMMAND.strip("`")

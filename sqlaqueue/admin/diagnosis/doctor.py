@@ -1,0 +1,199 @@
+"""Examine queues: :func:`doctor` runs all checks, each in a savepoint, and returns what they find."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.diagnosis.checks.claim_indexes import check_claim_indexes
+from sqlaqueue.admin.diagnosis.checks.claim_plan import check_claim_plan
+from sqlaqueue.admin.diagnosis.checks.clock import check_clock
+from sqlaqueue.admin.diagnosis.checks.connections import check_pool, check_server_connections
+from sqlaqueue.admin.diagnosis.checks.horizon import check_horizon
+from sqlaqueue.admin.diagnosis.checks.keys import check_keys
+from sqlaqueue.admin.diagnosis.checks.leases import check_leases
+from sqlaqueue.admin.diagnosis.checks.messages import check_messages, check_status_values
+from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
+from sqlaqueue.admin.diagnosis.checks.objects import check_functions, check_indexes, check_tables, check_triggers
+from sqlaqueue.admin.diagnosis.checks.pooler import check_pooler
+from sqlaqueue.admin.diagnosis.checks.rights import check_privileges, check_schemas
+from sqlaqueue.admin.diagnosis.checks.schedules import check_schedules
+from sqlaqueue.admin.diagnosis.checks.server import check_durability, check_lock_table, check_server
+from sqlaqueue.admin.diagnosis.checks.service import check_consumers, check_due_jobs, check_leftovers
+from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
+from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
+from sqlaqueue.admin.diagnosis.examination import Check, Examination
+from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
+from sqlaqueue.admin.diagnosis.thresholds import Thresholds
+from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.exc import StatementError
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.statements.selection import select_jobs
+from sqlaqueue.write_routing import routing_to_primary
+
+COMPLETE: tuple[Check, ...] = (check_schemas, check_tables)
+"""The checks without which no other makes sense; a queue for which they find something is not examined further."""
+
+CHEAP: tuple[Check, ...] = (
+    check_server,
+    check_horizon,
+    check_autovacuum,
+    check_table_statistics,
+    check_keys,
+    check_notification_queue,
+    check_indexes,
+    check_triggers,
+    check_functions,
+)
+"""The checks that take next to no time, and do not depend on the role."""
+
+CHECKS: tuple[Check, ...] = (
+    *CHEAP,
+    check_durability,
+    check_lock_table,
+    check_clock,
+    check_server_connections,
+    check_pool,
+    check_pooler,
+    check_claim_indexes,
+    check_status_statistics,
+    check_privileges,
+    check_claim_plan,
+    check_leases,
+    check_consumers,
+    check_due_jobs,
+    check_leftovers,
+    check_messages,
+    check_status_values,
+    check_schedules,
+)
+"""All others, in the order in which they run."""
+
+DEFAULTS = Thresholds()
+_NO_TRANSACTION = "25P01"
+
+
+@requires_session
+def doctor(
+    session: Session, *models: type[Any], deep: bool = False, thresholds: Thresholds = DEFAULTS
+) -> list[Finding]:
+    """Return what is wrong with some queues and their server, the worst first; an empty list if nothing is.
+
+    It changes nothing: each statement is executed in a read-only transaction with a timeout, and what it has set is
+    reset at the end. A transaction of the session stays open, as after a SELECT.
+
+    :param models: the queue classes.
+    :param deep: whether to read all jobs and messages as well, which takes long for a large table.
+    :param thresholds: from which values on something is a finding.
+    :raises NotAQueueError: if a class is not a queue.
+    :raises StatementError: if no class is given, or the session's connection is in autocommit mode.
+    """
+    return examine(session, models, (*COMPLETE, *CHECKS), deep=deep, thresholds=thresholds)
+
+
+def examine(
+    session: Session,
+    models: Sequence[type[Any]],
+    checks: Sequence[Check],
+    *,
+    deep: bool = False,
+    thresholds: Thresholds = DEFAULTS,
+) -> list[Finding]:
+    """Return what some checks find, the worst first.
+
+    :param checks: they begin with those in :data:`COMPLETE`.
+    """
+    specs = list(dict.fromkeys(select_jobs(model, "doctor").spec for model in models))
+    if not specs:
+        raise StatementError("doctor(): name at least one queue class, as in doctor(session, Email)")
+    found: list[Finding] = []
+    # Rows of a replica may be old, and its catalogs say nothing of the primary's transactions.
+    with routing_to_primary(session):
+        groups: dict[Any, list[QueueSpec]] = {}
+        for spec in specs:
+            groups.setdefault(session.get_bind(spec.mapper), []).append(spec)
+        for group in groups.values():
+            connection = session.connection(bind_arguments={"mapper": group[0].mapper})
+            found += _examine(Examination(connection, group, thresholds, deep), checks)
+    return sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.queue or ""))
+
+
+def _examine(examination: Examination, checks: Iterable[Check]) -> list[Finding]:
+    connection, limits = examination.connection, examination.thresholds
+    found: list[Finding] = []
+    # Rolling the savepoint back resets the settings as well.
+    with _savepoint(connection):
+        backend().diagnosis.read_only(
+            connection,
+            statement_timeout=_milliseconds(limits.statement_timeout.total_seconds()),
+            lock_timeout=_milliseconds(limits.lock_timeout.total_seconds()),
+        )
+        for check in checks:
+            found += _run(check, examination)
+            if check in COMPLETE:
+                incomplete = {finding.queue for finding in found}
+                rest = [spec for spec in examination.specs if spec.name not in incomplete]
+                examination = replace(examination, specs=rest)
+    # A check that was repeated for each queue may have found the same of the server each time.
+    return list({(each.code, each.queue, each.summary): each for each in found}.values())
+
+
+def _run(check: Check, examination: Examination) -> list[Finding]:
+    """Return what a check finds; if it fails, what it finds for each queue by itself."""
+    try:
+        with _savepoint(examination.connection):
+            return list(check(examination))
+    except DBAPIError as error:
+        # Without an SQLSTATE the connection is gone.
+        if error.connection_invalidated or backend().sqlstate(error) is None:
+            raise
+        failed = _failed(check, examination, error)
+    if len(examination.specs) <= 1:
+        return [failed]
+    alone = [_run(check, replace(examination, specs=[spec])) for spec in examination.specs]
+    # Something about the server fails for each queue.
+    is_general = all([one.summary for one in found] == [failed.summary] for found in alone)
+    return [failed] if is_general else [one for found in alone for one in found]
+
+
+def _failed(check: Check, examination: Examination, error: DBAPIError) -> Finding:
+    name = check.__name__.removeprefix("check_").replace("_", " ")
+    reason = str(error.orig).strip().splitlines()[0]
+    return Finding(
+        severity="notice",
+        code="check_failed",
+        queue=examination.specs[0].name if len(examination.specs) == 1 else None,
+        summary=f"The check of {name} could not be made: {reason}.",
+        consequence="What it looks for may be wrong or not.",
+        facts={"check": name, "sqlstate": backend().sqlstate(error)},
+    )
+
+
+@contextmanager
+def _savepoint(connection: sa.Connection) -> Iterator[None]:
+    """Roll back to where the block began, whatever happens in it; this releases its locks as well."""
+    try:
+        # Not Session.begin_nested(), which flushes.
+        savepoint = connection.begin_nested()
+    except DBAPIError as error:
+        if backend().sqlstate(error) != _NO_TRANSACTION:
+            raise
+        msg = "doctor(): the connection is in autocommit mode; give a session whose statements run in transactions"
+        raise StatementError(msg) from error
+    try:
+        yield
+    finally:
+        if savepoint.is_active:
+            savepoint.rollback()
+
+
+def _milliseconds(seconds: float) -> str:
+    # Zero would be no limit.
+    return str(max(1, round(seconds * 1000)))

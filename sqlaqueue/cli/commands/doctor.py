@@ -1,0 +1,111 @@
+"""The command ``doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from sqlaqueue import admin
+from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Severity
+from sqlaqueue.cli.shared.database import Database
+from sqlaqueue.cli.shared.errors import FAILED, InputError, command_errors
+from sqlaqueue.cli.shared.options import DURATION, json_option, targets_argument, url_option
+from sqlaqueue.cli.shared.output import echo_json
+from sqlaqueue.cli.shared.targets import Target, load_targets
+
+
+@click.command(short_help="Say what is wrong with queues and their server, and how to repair it.")
+@targets_argument
+@url_option
+@click.option("--deep", is_flag=True, help="Read all jobs and messages as well, which takes long for a large table.")
+@json_option
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    default="warning",
+    show_default=True,
+    help="Exit with 1 if something as bad as this is found, or worse.",
+)
+@click.option(
+    "--threshold",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="From which value on something is a finding, such as oldest_due=10m; may be repeated.",
+)
+@click.pass_context
+def doctor(
+    context: click.Context,
+    targets: Sequence[str],
+    url: str | None,
+    threshold: Sequence[str],
+    fail_on: Severity,
+    *,
+    deep: bool,
+    json: bool,
+) -> None:
+    """Say what is wrong with queues and their server, the worst first, and how to repair it. It changes nothing.
+
+    Exit codes: 0 nothing as bad as --fail-on is found, 1 something is, 2 wrong input, 3 the database does not answer.
+    """
+    limits = admin.Thresholds(**dict(map(_threshold, threshold)))
+    loaded = load_targets(targets)
+    found: list[admin.Finding] = []
+    for group in _by_database(loaded, url):
+        models = [target.model for target in group]
+        with Database.of(group[0], url) as database, command_errors(group[0].spec):
+            found += database.run(admin.doctor, *models, deep=deep, thresholds=limits)
+    found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    if json:
+        echo_json(found)
+    else:
+        click.echo("\n\n".join("\n".join(_lines(finding)) for finding in found) or _healthy(loaded))
+    if any(SEVERITIES.index(finding.severity) <= SEVERITIES.index(fail_on) for finding in found):
+        context.exit(FAILED)
+
+
+def _by_database(targets: Sequence[Target], url: str | None) -> list[list[Target]]:
+    """Return the targets in groups that one session can reach."""
+    groups: dict[Any, list[Target]] = {}
+    for target in targets:
+        user = target.consumer or target.scheduler
+        key = None if url is not None or user is None else id(user.session_factory)
+        groups.setdefault(key, []).append(target)
+    return list(groups.values())
+
+
+def _healthy(targets: Sequence[Target]) -> str:
+    return f"Nothing is wrong with {', '.join(dict.fromkeys(target.spec.name for target in targets))}."
+
+
+def _lines(finding: admin.Finding) -> Iterator[str]:
+    yield f"{finding.severity}: {finding.queue or 'the server'}"
+    yield f"  {finding.summary}"
+    if finding.consequence:
+        yield f"  {finding.consequence}"
+    for number, fix in enumerate(finding.fixes):
+        yield "  Or:" if number else "  Fix:"
+        yield from (f"    {line}" for line in fix.splitlines())
+
+
+def _threshold(text: str) -> tuple[str, Any]:
+    """Return the name and the value of a threshold.
+
+    :raises InputError: if there is none of this name, or the value is wrong.
+    """
+    name, equals, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    defaults = {each.name: each.default for each in fields(admin.Thresholds)}
+    if not equals or name not in defaults:
+        raise InputError(f"--threshold {text}: give NAME=VALUE; the names are {', '.join(sorted(defaults))}")
+    default: Any = defaults[name]
+    try:
+        return name, DURATION.convert(value, None, None) if isinstance(default, timedelta) else type(default)(value)
+    except ValueError:
+        kind = "an integer" if isinstance(default, int) else "a number"
+        raise InputError(f"--threshold {text}: the value has to be {kind}") from None
+    except click.BadParameter as error:
+        raise InputError(f"--threshold {text}: {error.message}") from None

@@ -1,0 +1,129 @@
+"""The queues in a database, what examines them, and what executes a fix."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+from sqlalchemy.orm import Session
+
+from sqlaqueue import __version__, admin
+from sqlaqueue.admin.diagnosis.checks.server import check_durability
+from sqlaqueue.cli import main
+from tests.doctor.models import MODELS, Base, Email
+from tests.servers import Database
+
+examining = importlib.import_module("sqlaqueue.admin.diagnosis.doctor")
+COMMAND = "sqlaqueue "
+
+
+class Patient:
+    """A database with all queues."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.engine = sa.create_engine(database.url(), poolclass=sa.NullPool)
+        Base.metadata.create_all(self.engine)
+
+    def execute(self, *statements: str) -> Any:
+        """Execute each statement in a transaction of its own, as psql does."""
+        with self.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            for statement in statements:
+                result = connection.exec_driver_sql(statement)
+            return result.all() if result.returns_rows else None
+
+    def add(self, *jobs: Any) -> None:
+        with Session(self.engine) as session:
+            session.add_all(jobs)
+            session.commit()
+
+    def findings(self, *models: type[Any], deep: bool = False, **limits: Any) -> list[admin.Finding]:
+        with Session(self.engine) as session:
+            return admin.doctor(session, *(models or MODELS), deep=deep, thresholds=admin.Thresholds(**limits))
+
+    def find(self, code: str, *models: type[Any], **options: Any) -> admin.Finding:
+        """Return the finding with this code, of which there must be one."""
+        found = self.findings(*models, **options)
+        matching = [each for each in found if each.code == code]
+        assert len(matching) == 1, found
+        return matching[0]
+
+    def codes(self, *models: type[Any], **options: Any) -> list[str]:
+        return [each.code for each in self.findings(*models, **options)]
+
+    def repair(self, fix: str) -> None:
+        """Execute a fix, as an operator copies it: SQL statements, or a command."""
+        if fix.startswith(COMMAND):
+            arguments = fix.removeprefix(COMMAND).split()
+            result = CliRunner().invoke(main, arguments, env={"SQLAQUEUE_URL": self.database.url()})
+            assert result.exit_code == 0, result.output
+            return
+        assert fix.endswith(";"), fix
+        with self.database.connect() as connection:
+            # CONCURRENTLY does not work in a transaction, not even that of several statements sent at once.
+            for statement in split(fix):
+                connection.execute(statement.encode())
+
+    def repaired(self, code: str, *models: type[Any], fix: int = 0, **options: Any) -> admin.Finding:
+        """Return the finding with this code, and execute its fix, after which it must be gone."""
+        finding = self.find(code, *models, **options)
+        self.repair(finding.fixes[fix])
+        assert code not in self.codes(*models, **options)
+        return finding
+
+
+def split(fix: str) -> list[str]:
+    """Return the statements of a fix."""
+    statements, quoted, begin = [], False, 0
+    for at, line in enumerate(lines := fix.splitlines()):
+        quoted ^= line.count("$sqlaqueue$") % 2 == 1
+        if line.endswith(";") and not quoted:
+            statements.append("\n".join(lines[begin : at + 1]))
+            begin = at + 1
+    assert begin == len(lines), fix
+    return statements
+
+
+@pytest.fixture(autouse=True)
+def _durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out what would be found in each test: the servers of the tests do not wait for a disk."""
+    others = tuple(check for check in examining.CHECKS if check is not check_durability)
+    monkeypatch.setattr(examining, "CHECKS", others)
+
+
+@pytest.fixture
+def patient(database: Database) -> Iterator[Patient]:
+    patient = Patient(database)
+    yield patient
+    patient.engine.dispose()
+
+
+def add_consumer(patient: Patient, queue: str, **values: Any) -> None:
+    """Insert the heartbeat of a Consumer."""
+    row = {
+        "id": "1",
+        "queue": queue,
+        "name": "web:1",
+        "host": "web",
+        "pid": 1,
+        "version": __version__,
+        "listening": True,
+        "running": [],
+        "claimed": 0,
+        "heartbeat_at": sa.func.now(),
+        "expires_at": sa.text("now() + interval '1 minute'"),
+        **values,
+    }
+    table = Email.metadata.tables["sqlaqueue_consumer"]
+    with patient.engine.begin() as connection:
+        connection.execute(sa.insert(table).values(row))
+
+
+def long(**by_name: float) -> dict[str, timedelta]:
+    """Return thresholds from seconds."""
+    return {name: timedelta(seconds=value) for name, value in by_name.items()}

@@ -1,0 +1,279 @@
+"""Faults of tables, columns, indexes, triggers and functions."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import admin
+from tests.doctor.conftest import Patient
+from tests.doctor.models import Email, Entry, Export, Import, Letter, Task
+
+
+def test_missing_tables_end_the_examination_of_a_queue(patient: Patient) -> None:
+    patient.execute("DROP TABLE sqlaqueue_crash_journal, sqlaqueue_message_letter")
+    found = patient.findings(Email, Letter)
+    assert [(each.code, each.queue, each.severity) for each in found] == [("missing_table", "letter", "critical")] * 2
+    assert {each.facts["table"] for each in found} == {"sqlaqueue_crash_journal", "sqlaqueue_message_letter"}
+    for finding in found:
+        assert finding.facts["table"] in finding.summary
+        patient.repair(finding.fixes[1])
+    assert patient.findings(Email, Letter) == []
+
+
+def test_a_table_in_another_schema(patient: Patient) -> None:
+    patient.execute("CREATE SCHEMA elsewhere", "ALTER TABLE sqlaqueue_control SET SCHEMA elsewhere")
+    finding = patient.find("missing_table", Email)
+    assert "it is in the schema elsewhere, to which the search_path does not lead" in finding.summary
+    assert finding.fixes[0].startswith("alembic ")
+
+
+def test_a_missing_column(patient: Patient) -> None:
+    patient.execute("ALTER TABLE email DROP COLUMN lease_token")
+    finding = patient.find("missing_column", Email)
+    assert "email.lease_token" in finding.summary
+    patient.repair(finding.fixes[1])
+    # The indexes that had it are dropped with it.
+    assert patient.repaired("missing_index", Email).facts["index"] == "ix_email_queue_quarantined"
+    assert patient.findings(Email) == []
+
+
+def test_schemas_that_the_search_path_splits(patient: Patient) -> None:
+    patient.execute(
+        "CREATE SCHEMA first",
+        "CREATE TABLE first.sqlaqueue_control (LIKE public.sqlaqueue_control INCLUDING ALL)",
+        f'ALTER DATABASE "{patient.database.name}" SET search_path = first, public',
+    )
+    finding = patient.repaired("split_schemas", Email)
+    assert "sqlaqueue_control in first" in finding.summary
+    assert "schema public" in finding.summary
+
+
+THOROUGH = pytest.mark.thorough
+INVALID = "UPDATE pg_index SET indisvalid = false WHERE indexrelid = '{}'::regclass"
+
+INDEXES = [
+    (Email, "ix_email_queue_claim", "warning"),
+    pytest.param(Email, "ix_email_queue_lease", "warning", marks=THOROUGH),
+    (Email, "ix_email_queue_unique", "critical"),
+    pytest.param(Email, "ix_email_queue_finished", "warning", marks=THOROUGH),
+    (Letter, "ix_sqlaqueue_message_letter_claim", "warning"),
+    pytest.param(Entry, "ix_Entry of a book_queue_claim", "warning", marks=THOROUGH),
+    pytest.param(Task, "ix_task_queue_claim", "warning", marks=THOROUGH),
+    (Export, "ix_export_queue_running_customer_id", "warning"),
+    pytest.param(Export, "ix_export_queue_order", "warning", marks=THOROUGH),
+    pytest.param(Import, "ix_import_queue_turns", "warning", marks=THOROUGH),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "severity"), INDEXES)
+def test_a_missing_index(patient: Patient, model: Any, name: str, severity: str) -> None:
+    patient.execute(f'DROP INDEX "{name}"')
+    finding = patient.repaired("missing_index", model)
+    assert name in finding.summary
+    assert finding.severity == severity
+    assert " CONCURRENTLY " in finding.fixes[0]
+    assert patient.findings(model) == []
+
+
+@pytest.mark.parametrize(("model", "name", "severity"), INDEXES)
+def test_an_invalid_index(patient: Patient, model: Any, name: str, severity: str) -> None:
+    patient.execute(INVALID.format(f'"{name}"'))
+    finding = patient.repaired("invalid_index", model)
+    assert name in finding.summary
+    assert finding.severity == severity
+    assert patient.findings(model) == []
+
+
+def test_an_invalid_unique_index_of_jobs_that_are_twins(patient: Patient) -> None:
+    patient.execute("DROP INDEX ix_email_queue_unique")
+    create = patient.find("missing_index", Email).fixes[0]
+    patient.add(Email(id=1, to="ada"), Email(id=2, to="ada"))
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        patient.repair(create)
+    finding = patient.find("invalid_index", Email)
+    assert "delete one of the jobs that have this key" in finding.consequence
+    patient.execute("DELETE FROM email WHERE id = 2")
+    # A failed attempt leaves an index of its own behind.
+    patient.repair(finding.fixes[0])
+    assert patient.codes(Email) == []
+
+
+def test_what_a_failed_reindex_leaves_behind(patient: Patient) -> None:
+    patient.execute("DROP INDEX ix_email_queue_unique")
+    create = patient.find("missing_index", Email).fixes[0]
+    patient.add(Email(id=1, to="ada"), Email(id=2, to="ada"))
+    for fix in (create, "REINDEX INDEX CONCURRENTLY ix_email_queue_unique;"):
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            patient.repair(fix)
+    assert patient.repaired("leftover_index", Email).facts["index"] == "ix_email_queue_unique_ccnew"
+
+
+OF_EMAIL = "ix_email_queue_claim"
+ALTERED = [
+    (Email, OF_EMAIL, "email (run_at, priority, id) WHERE status = 'pending'"),
+    pytest.param(Email, OF_EMAIL, "email (priority, run_at, id) WHERE status = 'processing'", marks=THOROUGH),
+    pytest.param(Email, OF_EMAIL, "email (priority, run_at, id)", marks=THOROUGH),
+    pytest.param(Email, OF_EMAIL, "email (priority, run_at DESC, id) WHERE status = 'pending'", marks=THOROUGH),
+    pytest.param(Email, OF_EMAIL, "email USING hash (run_at)", marks=THOROUGH),
+    (Letter, "ix_sqlaqueue_message_letter_claim", "sqlaqueue_message_letter (id)"),
+    (Entry, "ix_Entry of a book_queue_claim", "\"Entry of a book\" (priority, run_at) WHERE status = 'pending'"),
+    (Export, "ix_export_queue_running_customer_id", "export (customer_id)"),
+]
+
+
+@pytest.mark.parametrize(("model", "name", "definition"), ALTERED)
+def test_an_altered_index(patient: Patient, model: Any, name: str, definition: str) -> None:
+    patient.execute(f'DROP INDEX "{name}"', f'CREATE INDEX "{name}" ON {definition}')
+    finding = patient.repaired("altered_index", model)
+    assert name in finding.summary
+    assert finding.severity == "warning"
+    assert patient.findings(model) == []
+
+
+@pytest.mark.parametrize("definition", ['UNIQUE INDEX {} ON email ("to")', 'INDEX {} ON email ("to")'])
+def test_an_altered_unique_index(patient: Patient, definition: str) -> None:
+    name = "ix_email_queue_unique"
+    patient.execute(f"DROP INDEX {name}", f"CREATE {definition.format(name)}")
+    finding = patient.repaired("altered_index", Email)
+    assert finding.severity == "critical"
+    assert patient.findings(Email) == []
+
+
+def test_an_index_that_is_written_in_another_way_is_not_altered(patient: Patient) -> None:
+    patient.execute(
+        "DROP INDEX ix_email_queue_claim",
+        "CREATE INDEX ix_email_queue_claim ON email (priority, run_at, id) WHERE status IN ('pending'::varchar)",
+    )
+    assert patient.findings(Email) == []
+
+
+def test_an_index_of_another_name_serves_claims(patient: Patient) -> None:
+    patient.execute("ALTER INDEX ix_email_queue_claim RENAME TO of_my_own")
+    assert patient.findings(Email) == []
+
+
+def test_an_index_that_is_being_built(patient: Patient) -> None:
+    patient.execute("DROP INDEX ix_email_queue_claim")
+    create = patient.find("missing_index", Email).fixes[0]
+    with patient.database.connect() as holder:
+        holder.execute("BEGIN")
+        holder.execute("LOCK TABLE email IN ROW EXCLUSIVE MODE")
+        building = threading.Thread(target=patient.repair, args=(create,))
+        building.start()
+        try:
+            with patient.database.connect() as watcher:
+                while not watcher.execute("SELECT FROM pg_stat_progress_create_index WHERE index_relid > 0").fetchall():
+                    pass
+            finding = patient.find("index_building", Email)
+            assert (finding.severity, finding.fixes) == ("notice", ())
+        finally:
+            holder.execute("COMMIT")
+            building.join()
+    assert patient.findings(Email) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "trigger", "severity"),
+    [(Email, "sqlaqueue_wake_insert", "warning"), (Letter, "sqlaqueue_message_insert", "critical")],
+)
+def test_a_trigger_that_does_not_fire(patient: Patient, model: Any, trigger: str, severity: str) -> None:
+    table = model.__tablename__
+    for how in ("DISABLE", "ENABLE REPLICA"):
+        patient.execute(f"ALTER TABLE {table} {how} TRIGGER {trigger}")
+        finding = patient.repaired("disabled_trigger", model)
+        assert trigger in finding.summary
+        assert finding.severity == severity
+    patient.execute(f"DROP TRIGGER {trigger} ON {table}")
+    finding = patient.repaired("missing_trigger", model, fix=1)
+    assert trigger in finding.summary
+    assert finding.severity == severity
+    assert patient.findings(model) == []
+
+
+def test_all_triggers_are_disabled(patient: Patient) -> None:
+    patient.execute("ALTER TABLE letter DISABLE TRIGGER USER")
+    found = [each for each in patient.findings(Letter) if each.code == "disabled_trigger"]
+    assert len(found) > 4
+    for finding in found:
+        patient.repair(finding.fixes[0])
+    assert patient.findings(Letter) == []
+
+
+def test_a_missing_trigger_function(patient: Patient) -> None:
+    patient.execute("DROP FUNCTION sqlaqueue_message_letter_sync CASCADE")
+    codes = patient.codes(Letter)
+    assert codes == ["missing_trigger"] * 4 + ["missing_function"]
+    for finding in patient.findings(Letter):
+        patient.repair(finding.fixes[1])
+    assert patient.findings(Email, Letter) == []
+
+
+def test_a_missing_function_of_claims(patient: Patient) -> None:
+    name = patient.execute("SELECT proname FROM pg_proc WHERE proname ~ '^sqlaqueue_export.*head|^sqlaqueue_.*head'")[
+        0
+    ][0]
+    patient.execute(f"DROP FUNCTION {name}")
+    finding = patient.repaired("missing_function", Export, fix=1)
+    assert name in finding.summary
+    assert finding.severity == "critical"
+
+
+def test_functions_of_other_versions(patient: Patient) -> None:
+    name = "sqlaqueue_wake_email"
+    patient.execute(f"COMMENT ON FUNCTION {name}() IS 'sqlaqueue, version 1'")
+    assert name in patient.repaired("outdated_function", Email, fix=1).summary
+    patient.execute(f"COMMENT ON FUNCTION {name}() IS 'sqlaqueue, version 999'")
+    finding = patient.find("newer_function", Email)
+    assert "is of version 999" in finding.summary
+    assert finding.facts["found"] == 999
+
+
+def test_translated_schemas(patient: Patient) -> None:
+    engine = patient.engine.execution_options(schema_translate_map={None: "a tenant"})
+    patient.execute('CREATE SCHEMA "a tenant"')
+    Email.metadata.create_all(engine)
+    with Session(engine) as session:
+        assert admin.doctor(session, Email, Letter, deep=True) == []
+    patient.execute(
+        'DROP INDEX "a tenant".ix_email_queue_claim',
+        'ALTER TABLE "a tenant".email DISABLE TRIGGER sqlaqueue_wake_insert',
+    )
+    with Session(engine) as session:
+        found = admin.doctor(session, Email, Letter)
+    assert sorted(each.code for each in found) == ["disabled_trigger", "missing_index"]
+    for finding in found:
+        patient.repair(finding.fixes[0])
+    with Session(engine) as session:
+        assert admin.doctor(session, Email, Letter) == []
+
+
+def test_a_partitioned_table(patient: Patient) -> None:
+    patient.execute(
+        "CREATE TABLE parts (LIKE email INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY HASH (id)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+        "ALTER TABLE parts ALTER id DROP DEFAULT",
+        "ALTER TABLE part ALTER id DROP DEFAULT",
+        "DROP TABLE email",
+        "ALTER TABLE parts RENAME TO email",
+    )
+    found = [each for each in patient.findings(Email) if each.code == "missing_index"]
+    # A unique index would need the columns of the partition key.
+    for finding in found:
+        if finding.severity == "warning":
+            assert "CONCURRENTLY" not in finding.fixes[0]
+            patient.repair(finding.fixes[0])
+
+
+def test_other_indexes_are_the_applications_own(patient: Patient) -> None:
+    patient.execute(
+        'CREATE INDEX mine ON email ("to")',
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'mine'::regclass",
+    )
+    assert patient.findings(Email) == []
+    assert sa.inspect(patient.engine).get_indexes("email")

@@ -1,0 +1,210 @@
+"""What keeps dead rows is named, and the fix ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue.admin.diagnosis.checks.horizon import check_horizon
+from tests.doctor_server.examine import apply, codes, examine, find, plain_engine, wait_until
+from tests.unique.models import make_job
+
+if TYPE_CHECKING:
+    from tests.servers import Database, Server
+
+CHECK = [check_horizon]
+AT_ONCE = {"transaction_open": timedelta(0)}
+
+
+@contextlib.contextmanager
+def session(database: Database, application: str) -> Iterator[psycopg.Connection[Any]]:
+    connection = psycopg.connect(database.dsn, application_name=application)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def consume_ids(database: Database, number: int) -> None:
+    with database.connect() as connection:
+        for _ in range(number):
+            connection.execute("SELECT pg_current_xact_id()")
+
+
+def vacuum_removes_a_dead_row(database: Database) -> bool:
+    """Tell whether VACUUM removes a row that dies now."""
+    with database.connect() as connection:
+        connection.execute("DROP TABLE IF EXISTS t")
+        connection.execute("CREATE TABLE t AS SELECT 1 AS a")
+        connection.execute("DELETE FROM t")
+    return vacuum_empties_the_table(database)
+
+
+def vacuum_empties_the_table(database: Database) -> bool:
+    with database.connect() as connection:
+        connection.execute("VACUUM t")
+        pages = connection.execute("SELECT pg_relation_size('t')").fetchone()
+    return pages == (0,)
+
+
+@pytest.mark.parametrize(
+    ("isolation", "statement"),
+    [("READ COMMITTED", "SELECT pg_current_xact_id()"), ("REPEATABLE READ", "SELECT 1 AS snapshot")],
+)
+def test_idle_in_transaction(database: Database, engine: sa.Engine, isolation: str, statement: str) -> None:
+    with session(database, "forgotten") as idle:
+        idle.execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {isolation}".encode())
+        idle.commit()
+        idle.execute(statement.encode())
+        consume_ids(database, 3)
+        assert codes(engine, checks=CHECK) == []
+        assert not vacuum_removes_a_dead_row(database)
+        finding = find("idle_in_transaction", engine, checks=CHECK, **AT_ONCE)
+        pid = idle.info.backend_pid
+        for part in (f"Session {pid} ", "role postgres", "'forgotten'", "idle in a transaction", statement):
+            assert part in finding.summary
+        assert finding.facts["age"] >= 3
+        assert finding.facts["seconds"] > 0
+        assert codes(engine, checks=CHECK, horizon_age=2) == ["idle_in_transaction"]
+        apply(database.dsn, finding.fixes[0])
+        wait_until(lambda: codes(engine, checks=CHECK, **AT_ONCE) == [])
+        assert vacuum_removes_a_dead_row(database)
+
+
+def test_the_second_fix_limits_idle_transactions_of_the_role(database: Database) -> None:
+    with database.connect() as admin:
+        admin.execute("CREATE ROLE careless LOGIN")
+        engine = plain_engine(database.url())
+        try:
+            idle = psycopg.connect(database.dsn.replace("user=postgres", "user=careless"), dbname=database.name)
+            idle.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+            idle.execute("SELECT 1")
+            held = [make_job("batch_select")]
+            finding = find("idle_in_transaction", engine, held, CHECK, **AT_ONCE)
+            assert "handlers" in finding.fixes[1]
+            apply(database.dsn, finding.fixes[1])
+            wait_until(lambda: codes(engine, checks=CHECK, **AT_ONCE) == [])
+            idle.close()
+            with psycopg.connect(database.dsn.replace("user=postgres", "user=careless")) as again:
+                limit = again.execute("SHOW idle_in_transaction_session_timeout").fetchone()
+            assert limit == ("5min",)
+        finally:
+            admin.execute("DROP OWNED BY careless")
+            admin.execute("DROP ROLE careless")
+            engine.dispose()
+
+
+def test_a_transaction_without_a_snapshot_keeps_nothing(database: Database, engine: sa.Engine) -> None:
+    with session(database, "reader") as idle:
+        idle.execute("SELECT 1")
+        assert codes(engine, checks=CHECK, **AT_ONCE) == []
+        assert vacuum_removes_a_dead_row(database)
+
+
+def test_sessions_of_other_databases_keep_nothing(server: Server, database: Database, engine: sa.Engine) -> None:
+    with server.database() as other, session(other, "elsewhere") as idle:
+        idle.execute("SELECT pg_current_xact_id()")
+        assert codes(engine, checks=CHECK, **AT_ONCE) == []
+        assert vacuum_removes_a_dead_row(database)
+
+
+def test_long_statement(database: Database, engine: sa.Engine) -> None:
+    with session(database, "report") as busy:
+
+        def run() -> None:
+            with contextlib.suppress(psycopg.Error):
+                busy.execute("SELECT pg_sleep(600)")
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        wait_until(lambda: codes(engine, checks=CHECK, **AT_ONCE))
+        finding = find("long_transaction", engine, checks=CHECK, **AT_ONCE)
+        assert f"Session {busy.info.backend_pid} " in finding.summary
+        assert "SELECT pg_sleep(600)" in finding.summary
+        apply(database.dsn, finding.fixes[0])
+        thread.join()
+        wait_until(lambda: codes(engine, checks=CHECK, **AT_ONCE) == [])
+
+
+def test_a_long_statement_is_cut(database: Database, engine: sa.Engine) -> None:
+    with session(database, "long") as idle:
+        idle.execute(f"SELECT pg_current_xact_id(),\n   '{'x' * 200}'".encode())
+        finding = find("idle_in_transaction", engine, checks=CHECK, **AT_ONCE)
+        assert finding.facts["query"].startswith("SELECT pg_current_xact_id(), 'xxx")
+        assert len(finding.facts["query"]) == 80
+
+
+def test_prepared_transaction(own: Database, own_engine: sa.Engine) -> None:
+    apply(own.server.dsn(), "ALTER SYSTEM SET max_prepared_transactions = 5;")
+    own_engine.dispose()
+    own.server.restart()
+    gid = "it's prepared"
+    with own.connect() as connection:
+        connection.execute("CREATE TABLE a (b int)")
+        connection.execute("BEGIN; INSERT INTO a VALUES (1); PREPARE TRANSACTION 'it''s prepared'")
+    with own.server.database() as other:
+        with other.connect() as connection:
+            connection.execute("BEGIN; SELECT pg_current_xact_id(); PREPARE TRANSACTION 'other'")
+        assert codes(own_engine, checks=CHECK) == []
+        finding = find("prepared_transaction", own_engine, checks=CHECK, **AT_ONCE)
+        assert repr(gid) in finding.summary
+        assert "role postgres" in finding.summary
+        assert not vacuum_removes_a_dead_row(own)
+        apply(own.dsn, finding.fixes[0])
+        assert codes(own_engine, checks=CHECK, **AT_ONCE) == []
+        assert vacuum_removes_a_dead_row(own)
+        apply(other.dsn, "ROLLBACK PREPARED 'other';")
+
+
+def test_logical_slot(own: Database, own_engine: sa.Engine) -> None:
+    apply(own.server.dsn(), "ALTER SYSTEM SET wal_level = logical;")
+    own_engine.dispose()
+    own.server.restart()
+    with own.connect() as connection:
+        connection.execute("SELECT pg_create_logical_replication_slot('left_behind', 'pgoutput')")
+    consume_ids(own, 5)
+    assert codes(own_engine, checks=CHECK) == []
+    finding = find("replication_slot", own_engine, checks=CHECK, horizon_age=3)
+    assert "left_behind" in finding.summary
+    assert own.name in finding.summary
+    assert "system catalogs" in finding.consequence
+    assert "WAL" in finding.consequence
+    if own.version >= 17:
+        assert "has not been in use since" in finding.summary
+        found = find("replication_slot", own_engine, checks=CHECK, slot_inactive=timedelta(0))
+        assert found.facts["inactive_since"] is not None
+    else:
+        assert "is not in use" in finding.summary
+        assert codes(own_engine, checks=CHECK, slot_inactive=timedelta(0)) == []
+    apply(own.dsn, finding.fixes[0])
+    assert codes(own_engine, checks=CHECK, horizon_age=3) == []
+
+
+def test_hidden_sessions(database: Database) -> None:
+    with database.connect() as admin:
+        admin.execute("CREATE ROLE limited LOGIN")
+        engine = plain_engine(database.url().replace("postgres@", "limited@"))
+        try:
+            with session(database, "secret") as idle:
+                idle.execute("SELECT pg_current_xact_id()")
+                consume_ids(database, 5)
+                # When the transaction began is not known.
+                hidden, *others = examine(engine, checks=CHECK, **AT_ONCE)
+                assert (hidden.code, hidden.severity, others) == ("hidden_sessions", "notice", [])
+                assert "limited" in hidden.summary
+                finding = find("long_transaction", engine, checks=CHECK, horizon_age=3)
+                assert f"Session {idle.info.backend_pid} " in finding.summary
+                assert "'secret'" in finding.summary
+                assert "may not see" in finding.summary
+                apply(database.dsn, hidden.fixes[0])
+                assert codes(engine, checks=CHECK, **AT_ONCE) == ["idle_in_transaction"]
+        finally:
+            engine.dispose()
+            admin.execute("DROP ROLE limited")

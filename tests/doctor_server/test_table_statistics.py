@@ -1,0 +1,246 @@
+"""Tables that VACUUM and ANALYZE neglect are named, and the fix repairs them."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue.admin.diagnosis.checks.claim_indexes import check_claim_indexes
+from sqlaqueue.admin.diagnosis.checks.status_statistics import check_status_statistics
+from sqlaqueue.admin.diagnosis.checks.table_statistics import check_autovacuum, check_table_statistics
+from tests.doctor_server.examine import apply, codes, examine, find, plain_engine
+from tests.unique.models import KINDS, create, make_job
+
+if TYPE_CHECKING:
+    from tests.servers import Database
+
+CHECKS = [check_autovacuum, check_table_statistics]
+ROWS = 30_000
+
+
+def make_queue(engine: sa.Engine, kind: str = "update_status") -> Any:
+    job = make_job(kind, unique=None)
+    create(engine, job)
+    return job
+
+
+def execute(database: Database, *statements: str) -> None:
+    """Execute statements, and have the server count the rows that they change."""
+    with database.connect() as connection:
+        for statement in statements:
+            connection.execute(statement.encode())
+            connection.execute("SELECT pg_stat_force_next_flush()")
+            connection.execute("SELECT 1")
+
+
+def fill(number: int) -> str:
+    return f"INSERT INTO job (note) SELECT NULL FROM generate_series(1, {number})"
+
+
+def test_dead_rows_of_a_table_without_autovacuum(database: Database, engine: sa.Engine) -> None:
+    job = make_queue(engine)
+    execute(database, "ALTER TABLE job SET (autovacuum_enabled = off)")
+    disabled = find("autovacuum_disabled", engine, [job], CHECKS)
+    assert "public.job" in disabled.summary
+    execute(database, fill(ROWS), "ANALYZE job", "UPDATE job SET note = ''")
+    finding = find("dead_rows", engine, [job], CHECKS)
+    assert f"public.job has {ROWS} dead rows" in finding.summary
+    assert "never" in finding.summary
+    assert finding.queue == disabled.queue == "job"
+    # The default threshold, and a fifth of the rows.
+    assert finding.facts["threshold"] == pytest.approx(50 + 0.2 * ROWS)
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], CHECKS) == ["autovacuum_disabled"]
+    # With the other fix autovacuum would have begun earlier.
+    apply(database.dsn, finding.fixes[1])
+    execute(database, "UPDATE job SET note = 'again'")
+    again = find("dead_rows", engine, [job], CHECKS, vacuum_overdue=timedelta(0))
+    assert again.facts["threshold"] == 5000
+    assert again.fixes == finding.fixes[:1]
+    apply(database.dsn, again.fixes[0])
+    apply(database.dsn, disabled.fixes[0])
+    assert codes(engine, [job], CHECKS) == []
+
+
+def test_dead_rows_soon_after_a_vacuum(database: Database, engine: sa.Engine) -> None:
+    job = make_queue(engine)
+    execute(database, "ALTER TABLE job SET (autovacuum_enabled = off)", fill(ROWS), "VACUUM (ANALYZE) job")
+    execute(database, "UPDATE job SET note = ''")
+    assert codes(engine, [job], CHECKS) == ["autovacuum_disabled"]
+    assert codes(engine, [job], CHECKS, vacuum_overdue=timedelta(0)) == ["autovacuum_disabled", "dead_rows"]
+    assert codes(engine, [job], CHECKS, dead_rows_kept=ROWS - 1) == ["autovacuum_disabled", "dead_rows"]
+    assert codes(engine, [job], CHECKS, dead_rows_kept=ROWS) == ["autovacuum_disabled"]
+
+
+@pytest.mark.parametrize("kind", ["delete_returning", "existing_messages"])
+def test_messages_and_side_tables(database: Database, engine: sa.Engine, kind: str) -> None:
+    job = make_queue(engine, kind)
+    table = "sqlaqueue_message_job" if kind == "delete_returning" else "message"
+    for each in (table, "sqlaqueue_consumer"):
+        execute(database, f"ALTER TABLE {each} SET (autovacuum_enabled = off)")
+    found = examine(engine, [job], CHECKS)
+    assert [each.summary.split()[-1] for each in found] == [f"public.{table}.", "public.sqlaqueue_consumer."]
+    for finding in found:
+        apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], CHECKS) == []
+
+
+def test_a_side_table_of_several_queues_is_reported_once(database: Database, engine: sa.Engine) -> None:
+    job = make_job("update_status", unique=None)
+
+    class Other(job.__bases__[0], job.__bases__[1]):  # type: ignore[misc,name-defined]  # bases of a class made at run time
+        __tablename__ = "other"
+        id = sa.orm.mapped_column(sa.Integer, primary_key=True)
+
+    create(engine, job)
+    execute(database, "ALTER TABLE sqlaqueue_consumer SET (autovacuum_enabled = off)")
+    (finding,) = examine(engine, [job, Other], CHECKS)
+    assert finding.queue is None
+
+
+def test_partitions(database: Database, engine: sa.Engine) -> None:
+    job = make_job("update_status", unique=None)
+    table = job.__table__
+    table.dialect_options["postgresql"]["partition_by"] = "RANGE (id)"
+    create(engine, job)
+    execute(
+        database,
+        "CREATE TABLE job_1 PARTITION OF job FOR VALUES FROM (1) TO (1000000) WITH (autovacuum_enabled = off)",
+        "CREATE TABLE job_2 PARTITION OF job FOR VALUES FROM (1000000) TO (2000000)",
+        fill(ROWS),
+    )
+    found = {each.code: each for each in examine(engine, [job], CHECKS)}
+    assert found.keys() == {"autovacuum_disabled", "stale_statistics"}
+    assert "public.job_1" in found["stale_statistics"].summary
+    apply(database.dsn, found["stale_statistics"].fixes[0])
+    apply(database.dsn, found["autovacuum_disabled"].fixes[0])
+    assert codes(engine, [job], CHECKS) == []
+    assert codes(engine, [job], [check_claim_indexes], index_bloat_size=1, index_bloat_factor=0) != []
+
+
+def test_never_analyzed(database: Database, engine: sa.Engine) -> None:
+    job = make_queue(engine)
+    execute(
+        database, "ALTER TABLE job SET (autovacuum_enabled = off, autovacuum_vacuum_threshold = 100000)", fill(ROWS)
+    )
+    execute(
+        database,
+        "ALTER TABLE job SET (autovacuum_analyze_threshold = 1000000)",
+        "ALTER TABLE job RESET (autovacuum_enabled)",
+    )
+    # As often as the table's own threshold asks for.
+    assert codes(engine, [job], CHECKS) == []
+    execute(database, "ALTER TABLE job SET (autovacuum_enabled = off, autovacuum_analyze_threshold = 50)")
+    finding = find("stale_statistics", engine, [job], CHECKS)
+    assert f"public.job are outdated: {ROWS} rows have changed" in finding.summary
+    assert "(never)" in finding.summary
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], CHECKS) == ["autovacuum_disabled"]
+    execute(database, fill(ROWS))
+    assert codes(engine, [job], CHECKS) == ["autovacuum_disabled"]
+    assert codes(engine, [job], CHECKS, analyze_overdue=timedelta(0)) == ["autovacuum_disabled", "stale_statistics"]
+
+
+def test_a_new_table(own: Database, own_engine: sa.Engine) -> None:
+    # Autovacuum is on, and has not had the time.
+    apply(own.dsn, "ALTER SYSTEM SET autovacuum_naptime = '1d';")
+    own_engine.dispose()
+    own.server.restart()
+    job = make_queue(own_engine)
+    execute(own, fill(ROWS), "UPDATE job SET note = ''")
+    assert codes(own_engine, [job], CHECKS) == []
+    assert codes(own_engine, [job], CHECKS, new_table_rows=ROWS - 1) == ["dead_rows", "stale_statistics"]
+
+
+def test_a_wrong_number_of_rows(database: Database, engine: sa.Engine) -> None:
+    job = make_queue(engine)
+    execute(database, "ALTER TABLE job SET (autovacuum_enabled = off)", fill(ROWS), "ANALYZE job")
+    overdue = timedelta(0)
+    assert codes(engine, [job], CHECKS, analyze_overdue=overdue) == ["autovacuum_disabled"]
+    execute(database, "UPDATE pg_class SET reltuples = 7 WHERE oid = 'job'::regclass")
+    finding = find("stale_statistics", engine, [job], CHECKS, analyze_overdue=overdue)
+    assert "the planner expects 7" in finding.summary
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], CHECKS, analyze_overdue=overdue) == ["autovacuum_disabled"]
+
+
+@pytest.mark.parametrize("setting", ["autovacuum", "track_counts"])
+def test_settings_of_the_server(own: Database, own_engine: sa.Engine, setting: str) -> None:
+    apply(own.dsn, f"ALTER SYSTEM SET {setting} = off;\nSELECT pg_reload_conf();")
+    job = make_queue(own_engine)
+    finding = find(f"{setting}_off", own_engine, [job], CHECKS)
+    apply(own.dsn, finding.fixes[0])
+    own.kill_backends()
+    assert codes(own_engine, [job], CHECKS) == []
+
+
+def test_wraparound(own: Database, own_engine: sa.Engine) -> None:
+    job = make_queue(own_engine)
+    # The lowest value that a table may have. Autovacuum is off, or it would freeze the table.
+    apply(own.dsn, "ALTER SYSTEM SET autovacuum = off;\nSELECT pg_reload_conf();")
+    execute(own, "ALTER TABLE job SET (autovacuum_freeze_max_age = 100000)")
+    with own.connect() as connection:
+        connection.execute("DO $$ BEGIN FOR i IN 1..101000 LOOP PERFORM pg_current_xact_id(); COMMIT; END LOOP; END $$")
+    checks = [check_table_statistics]
+    assert codes(own_engine, [job], checks) == []
+    finding = find("wraparound", own_engine, [job], checks, freeze_factor=1.0)
+    assert "public.job" in finding.summary
+    assert finding.severity == "warning"
+    critical = examine(own_engine, [job], checks, freeze_critical=100_000)
+    assert {each.severity for each in critical} == {"critical"}
+    apply(own.dsn, finding.fixes[0])
+    assert codes(own_engine, [job], checks, freeze_factor=1.0) == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "existing_messages"])
+def test_index_bloat(database: Database, engine: sa.Engine, kind: str) -> None:
+    job = make_queue(engine, kind)
+    limits = {"index_bloat_size": 100_000, "index_bloat_factor": 2.0}
+    execute(database, fill(ROWS), "VACUUM (ANALYZE) job")
+    if kind == "delete_returning":
+        execute(database, "VACUUM (ANALYZE) sqlaqueue_message_job")
+    # A full index is as large as estimated.
+    assert codes(engine, [job], [check_claim_indexes], **limits) == []
+    for each in examine(engine, [job], [check_claim_indexes], index_bloat_size=100_000, index_bloat_factor=0.0):
+        assert each.facts["entries"] == ROWS
+        assert 0.4 < each.facts["size"] / each.facts["needed"] < 1.6
+    if kind == "rows_are_messages":
+        execute(database, "DELETE FROM job", "VACUUM (ANALYZE, TRUNCATE off) job")
+    else:
+        execute(database, "UPDATE job SET status = 'completed'", "VACUUM (ANALYZE) job")
+    if kind == "delete_returning":
+        execute(database, "VACUUM (ANALYZE) sqlaqueue_message_job")
+    assert codes(engine, [job], [check_claim_indexes]) == []
+    finding = find("index_bloat", engine, [job], [check_claim_indexes], **limits)
+    assert finding.facts["index"] in finding.summary
+    assert "estimate" in finding.summary
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], [check_claim_indexes], **limits) == []
+
+
+@pytest.mark.parametrize("kind", ["update_status", "delete_returning"])
+def test_statistics_without_pending_jobs(database: Database, engine: sa.Engine, kind: str) -> None:
+    job = make_queue(engine, kind)
+    execute(
+        database, "INSERT INTO job (status) SELECT 'completed' FROM generate_series(1, 100)", "ANALYZE job", fill(50)
+    )
+    check, limits = [check_status_statistics], {"changed_rows": 40}
+    assert codes(engine, [job], check, **limits) == []
+    assert codes(engine, [job], check, deep=True, changed_rows=50) == []
+    finding = find("status_statistics", engine, [job], check, deep=True, **limits)
+    assert "job" in finding.summary
+    assert "status: completed" in finding.summary
+    apply(database.dsn, finding.fixes[0])
+    assert codes(engine, [job], check, deep=True, **limits) == []
+
+
+def test_a_table_that_does_not_exist(engine: sa.Engine) -> None:
+    job = make_job("delete_returning")
+    assert codes(engine, [job], [*CHECKS, check_claim_indexes]) == []
+    other = plain_engine(engine.url.render_as_string(hide_password=False))
+    create(other, job)
+    assert codes(engine, [job], [*CHECKS, check_claim_indexes]) == []
+    other.dispose()

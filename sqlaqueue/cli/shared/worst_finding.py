@@ -13,7 +13,7 @@ from sqlaqueue import admin
 from sqlaqueue.admin.diagnosis.doctor import CHEAP, COMPLETE, examine
 from sqlaqueue.admin.diagnosis.examination import target_of
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES
-from sqlaqueue.log import logger
+from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.backend import backend
 
@@ -32,7 +32,8 @@ def worst_finding(session: Session, model: type[Any], *, said: Collection[str] =
         connection = session.connection(bind_arguments={"mapper": sa.inspect(model)})
         missing = {str(index.name) for index in backend().checks.missing_indexes(connection, spec_of(model))}
     except Exception:
-        logger.debug("doctor: the queue could not be examined", exc_info=True)
+        extra = fields("doctor_failed", queue=spec_of(model).name)
+        logger.debug("doctor: the queue could not be examined", exc_info=True, extra=extra)
         return None
     serious = (one for one in found if one.severity != "notice" and one.code not in said)
     return next((one for one in serious if one.facts.get("index") not in missing), None)

@@ -147,6 +147,8 @@ def test_the_password_is_not_on_a_command_line(shop: Shop) -> None:
     def shown() -> str:
         return subprocess.run(["/bin/ps", "-eo", "args", "-ww"], capture_output=True, text=True, check=True).stdout
 
+    # Other tests may have workers of their own at the same time.
+    wait_until(lambda: len(pids(supervisor)) == 1, lambda: supervisor.output)
     # A child has the command line of its parent until it executes its own program. `-ww`: otherwise ps cuts a line
     # at the width of the terminal.
     wait_until(lambda: "sqlaqueue.cli.processes.supervised_worker" in shown(), lambda: supervisor.output)

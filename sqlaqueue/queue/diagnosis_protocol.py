@@ -71,6 +71,20 @@ class FunctionFault:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AlteredObject:
+    """A trigger or function that is there, in the right version, and not as the model declares it."""
+
+    kind: str
+    """What messages call it."""
+    name: str
+    table: str
+    """The table of a trigger; empty for a function."""
+    wakes: bool
+    """Whether it only wakes idle Consumers."""
+    repair: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class SplitSchemas:
     """The search path finds the tables of a queue in several schemas."""
 
@@ -137,6 +151,10 @@ class Diagnosis(ServerFacts, Protocol):
 
     def function_faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> Sequence[FunctionFault]:
         """Return the functions that are missing or of another version."""
+        ...
+
+    def altered_objects(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> Sequence[AlteredObject]:
+        """Return the triggers and functions that are not as the model declares them; versions are not compared."""
         ...
 
     def split_schemas(self, connection: sa.Connection, spec: Spec) -> SplitSchemas | None:

@@ -234,6 +234,40 @@ def test_functions_of_other_versions(patient: Patient) -> None:
     assert finding.facts["found"] == 999
 
 
+@pytest.mark.parametrize(
+    ("model", "name", "severity"),
+    [(Email, "sqlaqueue_wake_email", "warning"), (Letter, "sqlaqueue_message_letter_sync", "critical")],
+)
+def test_a_function_that_was_changed_by_hand(patient: Patient, model: Any, name: str, severity: str) -> None:
+    """Its comment still has the version."""
+    source = patient.execute(f"SELECT pg_get_functiondef('{name}'::regproc)")[0][0]
+    empty = source[: source.index("BEGIN")] + "BEGIN RETURN NULL; END " + source[source.rindex("$function$") :]
+    for changed in (
+        empty,
+        f"{source}; ALTER FUNCTION {name}() RESET search_path",
+        f"{source}; ALTER FUNCTION {name}() COST 7",
+    ):
+        patient.execute(*changed.split("; ALTER", 1)[:1], *(f"ALTER{rest}" for rest in changed.split("; ALTER", 1)[1:]))
+        finding = patient.repaired("altered_function", model)
+        assert name in finding.summary
+        assert finding.severity == severity
+    assert patient.findings(model) == []
+
+
+def test_a_trigger_that_was_changed_by_hand(patient: Patient) -> None:
+    """It has the right name and calls another function, or fires for another event."""
+    table, name = "letter", "sqlaqueue_message_insert"
+    patient.execute(
+        "CREATE FUNCTION nothing() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END'",
+        f"CREATE OR REPLACE TRIGGER {name} AFTER INSERT ON {table} REFERENCING NEW TABLE AS new_rows "
+        "FOR EACH STATEMENT EXECUTE FUNCTION nothing()",
+    )
+    finding = patient.repaired("altered_trigger", Letter)
+    assert f"{name} of {table}" in finding.summary
+    assert finding.severity == "critical"
+    assert patient.findings(Letter) == []
+
+
 def test_translated_schemas(patient: Patient) -> None:
     engine = patient.engine.execution_options(schema_translate_map={None: "a tenant"})
     patient.execute('CREATE SCHEMA "a tenant"')

@@ -51,9 +51,11 @@ CODES: Mapping[str, tuple[Severity, ...]] = {
     "leftover_index": ("warning",),
     "missing_trigger": ("critical", "warning"),
     "disabled_trigger": ("critical", "warning"),
+    "altered_trigger": ("critical", "warning"),
     "missing_function": ("critical", "warning"),
     "outdated_function": ("warning",),
     "newer_function": ("warning",),
+    "altered_function": ("critical", "warning"),
     # Rights of the session's role.
     "missing_schema_grant": ("critical",),
     "missing_grant": ("critical",),

@@ -20,7 +20,13 @@ from sqlaqueue.admin.diagnosis.checks.keys import check_keys
 from sqlaqueue.admin.diagnosis.checks.leases import check_leases
 from sqlaqueue.admin.diagnosis.checks.messages import check_messages, check_status_values
 from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
-from sqlaqueue.admin.diagnosis.checks.objects import check_functions, check_indexes, check_tables, check_triggers
+from sqlaqueue.admin.diagnosis.checks.objects import (
+    check_altered_objects,
+    check_functions,
+    check_indexes,
+    check_tables,
+    check_triggers,
+)
 from sqlaqueue.admin.diagnosis.checks.pooler import check_pooler
 from sqlaqueue.admin.diagnosis.checks.rights import check_privileges, check_schemas
 from sqlaqueue.admin.diagnosis.checks.schedules import check_schedules
@@ -56,6 +62,7 @@ CHEAP: tuple[Check, ...] = (
 
 CHECKS: tuple[Check, ...] = (
     *CHEAP,
+    check_altered_objects,
     check_durability,
     check_lock_table,
     check_clock,

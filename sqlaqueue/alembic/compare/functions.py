@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from dataclasses import replace
 
 from sqlaqueue.alembic import operations as ops
 from sqlaqueue.alembic.compare import restore
@@ -13,9 +11,7 @@ from sqlaqueue.postgresql.catalog.reader import PREFIX, ResolvedName
 from sqlaqueue.postgresql.catalog.reflected_objects import ReflectedFunction
 from sqlaqueue.postgresql.ddl.attach import objects_of
 from sqlaqueue.postgresql.ddl.objects import Function, version_in
-from sqlaqueue.postgresql.ddl.sql_template import bare_table
 from sqlaqueue.postgresql.identifiers import is_name_of
-from sqlaqueue.postgresql.types import NEUTRAL
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +22,7 @@ def compare_functions(diff: DiffContext) -> None:
     for table in diff.tables:
         for function in table.functions.values():
             existing = diff.catalog.function(table.qualified_name, function.signature)
-            if existing is not None and any(
-                existing.equals(function, source) for source in _sources(function, existing.actual_schema)
-            ):
+            if existing is not None and existing.is_as_declared(function):
                 continue
             if existing is not None:
                 log.info("Detected changed %s %r", function.kind, function.name)
@@ -46,13 +40,6 @@ def compare_functions(diff: DiffContext) -> None:
                 undo=None if existing is None else restore.restore_function(preparer, existing),
             )
             diff.after.append(create)
-
-
-def _sources(function: Function, schema: str) -> Iterator[str]:
-    """Yield the texts that a function may have: its tables are unqualified, or qualified by schema_translate_map."""
-    tables = {key: bare_table(table.name, table.schema or schema) for key, table in function.tables.items()}
-    for each in (function, replace(function, tables=tables)):
-        yield str(each.compile(dialect=NEUTRAL)).split("$sqlaqueue$")[1]
 
 
 def drop_unused_functions(diff: DiffContext) -> None:

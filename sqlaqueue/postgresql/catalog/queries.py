@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-TRIGGERS = sa.text(r"""
+_TRIGGERS = """
     SELECT n.nspname AS schema, c.relname AS table, t.tgname AS name, t.tgtype::int AS type,
            t.tgenabled::text AS enabled, t.tgoldtable AS old, t.tgnewtable AS new,
            f.pronamespace = c.relnamespace AND t.tgnargs = 0 AND t.tgconstraint = 0
@@ -19,9 +19,14 @@ TRIGGERS = sa.text(r"""
     JOIN pg_namespace AS n ON n.oid = c.relnamespace
     JOIN pg_proc AS f ON f.oid = t.tgfoid
     WHERE NOT t.tgisinternal AND t.tgparentid = 0 AND n.nspname = ANY (:schemas)
-    ORDER BY n.nspname, c.relname, t.tgname
-""")
+"""
+_IN_ORDER = " ORDER BY n.nspname, c.relname, t.tgname"
+
+TRIGGERS = sa.text(f"{_TRIGGERS}{_IN_ORDER}")
 """Triggers of tables, with the columns that their conditions name."""
+
+TRIGGERS_OF_TABLES = sa.text(f"{_TRIGGERS} AND c.relname = ANY (:tables){_IN_ORDER}")
+"""Those of some tables. Printing the definition of a trigger waits for the lock of its table."""
 
 FUNCTIONS = sa.text("""
     SELECT n.nspname AS schema, f.proname AS name, s.arguments, pg_get_function_result(f.oid) AS returns,

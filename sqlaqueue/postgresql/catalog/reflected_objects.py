@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlaqueue.postgresql.ddl.objects import Function, Trigger
+from sqlaqueue.postgresql.ddl.sql_template import bare_table
+from sqlaqueue.postgresql.types import NEUTRAL
 
 _EVENTS = {4: "INSERT", 8: "DELETE", 16: "UPDATE", 32: "TRUNCATE"}
 """By ``pg_trigger.tgtype``. Other values belong to triggers that are not plain AFTER triggers of one event."""
@@ -53,14 +55,12 @@ class ReflectedFunction:
     restricted: bool
     """It is safe as SECURITY DEFINER: PUBLIC may not execute it, and its search path ends with ``pg_temp``."""
 
-    def equals(self, function: Function, source: str) -> bool:
-        """Return whether the function is as the model declares it.
-
-        :param source: the body of ``function`` with the names of its tables inserted.
-        """
+    def is_as_declared(self, function: Function) -> bool:
+        """Return whether the function is as the model declares it."""
         search_path = self.restricted if function.definer else self.has_search_path == function.sets_search_path
-        own = (self.returns, self.source, self.comment, self.definer, self.plain, search_path)
-        return own == (function.returns, source, function.comment, function.definer, True, True)
+        own = (self.returns, self.comment, self.definer, self.plain, search_path)
+        same = own == (function.returns, function.comment, function.definer, True, True)
+        return same and self.source in _sources(function, self.actual_schema)
 
     @classmethod
     def from_row(cls, row: Any, schema: str | None) -> ReflectedFunction:
@@ -82,6 +82,13 @@ class ReflectedFunction:
             public=row.public,
             restricted=bool(row.restricted),
         )
+
+
+def _sources(function: Function, schema: str) -> Iterator[str]:
+    """Yield the texts that a function may have: its tables are unqualified, or qualified by schema_translate_map."""
+    tables = {key: bare_table(table.name, table.schema or schema) for key, table in function.tables.items()}
+    for each in (function, replace(function, tables=tables)):
+        yield str(each.compile(dialect=NEUTRAL)).split("$sqlaqueue$")[1]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sqlaqueue.postgresql.diagnosis.altered import altered_objects
 from sqlaqueue.postgresql.diagnosis.connections import announced_pid, backend_pid, connections, probe_backends
 from sqlaqueue.postgresql.diagnosis.functions import function_faults, trigger_faults
 from sqlaqueue.postgresql.diagnosis.horizon import horizon_holders
@@ -16,6 +17,7 @@ from sqlaqueue.postgresql.diagnosis.tables import common_values, index_sizes, ta
 from sqlaqueue.postgresql.diagnosis.transaction import read_only
 
 __all__ = [
+    "altered_objects",
     "announced_pid",
     "backend_pid",
     "common_values",

@@ -180,6 +180,22 @@ def check_functions(examination: Examination) -> Iterator[Finding]:
                 )
 
 
+def check_altered_objects(examination: Examination) -> Iterator[Finding]:
+    """Find triggers and functions that were changed by hand."""
+    for spec in examination.specs:
+        for each in backend().diagnosis.altered_objects(examination.connection, tables_of(spec)):
+            of_table = f" of {each.table}" if each.table else ""
+            yield Finding(
+                severity="warning" if each.wakes else "critical",
+                code="altered_trigger" if each.table else "altered_function",
+                queue=spec.name,
+                summary=f"The {each.kind} {each.name}{of_table} is not as this version of sqlaqueue creates it.",
+                consequence=_without_trigger(wakes=each.wakes),
+                fixes=(each.repair, _migration()),
+                facts={"name": each.name, "table": each.table},
+            )
+
+
 def tables_of(spec: QueueSpec) -> Sequence[sa.Table]:
     """Return the tables of a queue: of jobs, the side tables, and those of schedules if the program declares any."""
     metadata, prefix = spec.table.metadata, f"{spec.table.schema}." if spec.table.schema else ""

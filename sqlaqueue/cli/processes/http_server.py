@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -98,9 +99,8 @@ def _server(
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as in http.server
             logger.debug(f"http: {format}", *args, extra=fields("http_request"))  # noqa: G004 - the format is http.server's own
 
-    server_class = type("Server", (ThreadingHTTPServer,), {"daemon_threads": True})
-    if ":" in address[0]:
-        import socket  # noqa: PLC0415 - only an IPv6 address needs its constant
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
 
-        server_class.address_family = socket.AF_INET6  # type: ignore[attr-defined] # a class made above
-    return server_class(address, Handler)  # type: ignore[no-any-return] # as above
+    return Server(address, Handler)

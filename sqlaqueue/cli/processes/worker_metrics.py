@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from typing import Any
 
 from sqlaqueue.consumer.base import ConsumerBase
 
@@ -60,9 +61,11 @@ def of_processes(directory: str | None) -> ReadMetrics | None:
     from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest  # noqa: PLC0415 - optional
     from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - as above
 
+    collect: Any = MultiProcessCollector  # it has no types
+
     def read() -> tuple[str, bytes]:
         registry = CollectorRegistry()
-        MultiProcessCollector(registry, path=directory)  # type: ignore[no-untyped-call] # it has no types
+        collect(registry, path=directory)
         return CONTENT_TYPE_LATEST, generate_latest(registry)
 
     return read
@@ -73,4 +76,5 @@ def forget_process(pid: int, directory: str | None) -> None:
     if directory is not None and is_available():
         from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415 - optional
 
-        mark_process_dead(pid, path=directory)  # type: ignore[no-untyped-call] # it has no types
+        forget: Any = mark_process_dead  # it has no types
+        forget(pid, path=directory)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -11,6 +12,8 @@ from sqlalchemy.schema import DDLElement
 from sqlaqueue.postgresql.ddl.objects import QueueObject
 from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate
 from sqlaqueue.postgresql.types import NEUTRAL
+
+_PARAMETER = re.compile(r"(?<![:\w]):(\w+)")
 
 
 def sql_text(connection: sa.Connection, statement: Any) -> str:
@@ -43,4 +46,12 @@ def _compiled(connection: sa.Connection, statement: Any, **options: Any) -> str:
     names = connection.get_execution_options().get("schema_translate_map")
     if names is not None:
         options |= {"schema_translate_map": names, "render_schema_translate": True}
-    return str(statement.compile(dialect=NEUTRAL, **options)).strip()
+    compiled: Any = statement.compile(dialect=NEUTRAL, **options)
+    binds: dict[str, Any] = getattr(compiled, "binds", {})
+
+    def literal(found: re.Match[str]) -> str:
+        bind = binds.get(found[1])
+        return found[0] if bind is None else str(compiled.render_literal_value(bind.effective_value, bind.type))
+
+    # SQLAlchemy 2.0 keeps parameters in ON CONFLICT DO UPDATE, whatever `literal_binds` says.
+    return _PARAMETER.sub(literal, str(compiled)).strip()

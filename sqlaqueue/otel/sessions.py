@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from opentelemetry import metrics, trace
 from opentelemetry.trace import Span, SpanKind
@@ -24,20 +25,26 @@ _SPANS = "sqlaqueue_send_spans"
 """The key in ``Session.info`` of the spans of a flush that has not ended."""
 
 
+_instrumented: WeakSet[Any] = WeakSet()
+
+
 def instrument_sessions(
     sessions: Any,
     *,
     tracer_provider: trace.TracerProvider | None = None,
     meter_provider: metrics.MeterProvider | None = None,
 ) -> None:
-    """Make a span, and count messages, when sessions insert jobs.
+    """Make a span, and count messages, when sessions insert jobs; a second call for the same has no effect.
 
     :param sessions: a ``sessionmaker``, an ``async_sessionmaker``, or a subclass of Session.
     :param tracer_provider: makes the tracer; the global one by default.
     :param meter_provider: makes the meter; the global one by default.
     :raises ConfigurationError: for anything else.
     """
+    if sessions in _instrumented:
+        return
     target = _event_target(sessions)
+    _instrumented.add(sessions)
     sender = _Sender(
         trace.get_tracer(SCOPE, __version__, tracer_provider, SCHEMA_URL),
         metrics.get_meter(SCOPE, __version__, meter_provider, SCHEMA_URL),
@@ -71,6 +78,8 @@ class _Sender:
 
     def before_flush(self, session: Session, *_: object) -> None:
         """Begin a span for each queue of which the flush inserts jobs."""
+        # An earlier flush may have been given up by another listener.
+        self.after_rollback(session)
         by_queue: dict[str, tuple[QueueSpec, list[Any]]] = {}
         for instance in session.new:
             spec = queue_spec(type(instance))

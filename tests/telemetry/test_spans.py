@@ -213,7 +213,8 @@ async def test_async_consumers(database: Database, sessions: sessionmaker[Sessio
 
 
 def test_a_flush_sends_in_a_span_for_each_queue(sessions: sessionmaker[Session], recorded: Recorded) -> None:
-    instrument_sessions(sessions, **recorded.providers)
+    for _ in range(2):
+        instrument_sessions(sessions, **recorded.providers)
     request = enqueue(sessions, recorded, Leased, 3)
     [sent] = recorded.spans("send leased")
     assert parent_of(sent) == request.get_span_context().span_id
@@ -247,6 +248,22 @@ def test_a_failed_flush_ends_its_span(sessions: sessionmaker[Session], recorded:
     first, *failed = recorded.spans("send leased")
     assert first.status.is_ok
     assert [span.status.status_code for span in failed] == [StatusCode.ERROR] * 2
+    assert recorded.total("messaging.client.sent.messages") == 1
+
+
+def test_a_flush_that_a_listener_gives_up_counts_nothing(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+    instrument_sessions(sessions, **recorded.providers)
+
+    def give_up(*_: Any) -> None:
+        raise RuntimeError
+
+    with sessions() as session:
+        sa.event.listen(session, "before_flush", give_up)
+        session.add(Leased())
+        with pytest.raises(RuntimeError):
+            session.flush()
+        sa.event.remove(session, "before_flush", give_up)
+        session.flush()
     assert recorded.total("messaging.client.sent.messages") == 1
 
 

@@ -75,7 +75,7 @@ def test_the_server_is_not_there_at_the_start(mixed: Bench) -> None:
     mixed.database.server.stop("fast")
     server = mixed.consumer(concurrency=2)
     with server.running():
-        wait_until(lambda: server.consumer._parts.intervals._failures >= 2)
+        wait_until(lambda: server.consumer._parts.intervals.failures >= 2)
         mixed.database.server.start()
         wait_until(lambda: mixed.states() == {"completed": 3})
 
@@ -115,7 +115,7 @@ def test_runs_that_end_during_an_outage_keep_their_outcome(leased_there: Bench) 
         assert started.wait(30)
         leased_there.database.server.stop("immediate")
         go_on.set()
-        wait_until(lambda: server.consumer._parts.intervals._failures >= 4, "that it tries with new connections")
+        wait_until(lambda: server.consumer._parts.intervals.failures >= 4, "that it tries with new connections")
         leased_there.database.server.start()
         wait_until(lambda: leased_there.states() == {"completed": 1})
 

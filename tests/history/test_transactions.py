@@ -17,6 +17,7 @@ from sqlaqueue.consumer.settling.outcomes import COMPLETED, RELEASED, FinishedRu
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
+from tests.consumer.processes import wait_until
 from tests.contexts import make_context
 from tests.history.queues import INSERT, HistoryQueue, obey
 
@@ -266,8 +267,9 @@ def test_a_conflict_is_not_the_fault_of_the_history(leased: HistoryQueue) -> Non
     leased.execute(
         "CREATE TRIGGER conflict BEFORE INSERT ON sqlaqueue_attempt FOR EACH ROW EXECUTE FUNCTION conflict()"
     )
-    leased.drain()
-    assert [outcome for _, outcome in leased.outcomes()] == ["released", "completed"]
+    with leased.running():
+        # It is delayed for a moment, as after any conflict.
+        wait_until(lambda: [outcome for _, outcome in leased.outcomes()] == ["released", "completed"])
 
 
 # -- tracebacks -------------------------------------------------------------------------------------------------------

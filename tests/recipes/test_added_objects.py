@@ -50,4 +50,4 @@ def test_the_recipe_adds_what_the_model_needs(
 @pytest.mark.once
 def test_no_recipe_is_forgotten() -> None:
     pages = {page.stem for page in (ROOT / "docs" / "recipes").glob("*.md")}
-    assert pages == {*RECIPES, "run-later", "web-servers"}
+    assert pages == {*RECIPES, "errors-and-logs", "run-later", "web-servers"}

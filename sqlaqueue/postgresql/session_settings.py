@@ -12,6 +12,5 @@ def session_setting(name: str) -> sa.ColumnElement[Any]:
 
     After a transaction with ``SET LOCAL`` the setting of the session is an empty text, not NULL.
     """
-    # Literals, as DDL has no parameters.
-    value = sa.func.current_setting(sa.literal_column(f"'{name}'"), sa.true(), type_=sa.Text())
-    return sa.func.nullif(value, sa.literal_column("''"), type_=sa.Text())
+    # As the server prints it: Alembic compares defaults as texts, as the comparison of their values would be NULL.
+    return sa.literal_column(f"NULLIF(current_setting('{name}'::text, true), ''::text)", sa.Text())

@@ -9,6 +9,8 @@ from typing import Any
 import psycopg
 import pytest
 import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -198,6 +200,18 @@ def test_a_replaced_job_keeps_its_trace(engine: sa.Engine, span: str) -> None:
         with trace.use_span(trace.INVALID_SPAN):
             enqueue(session, Email(to="a"), on_twin="replace")
         assert _stored(session) == {span}
+
+
+@pytest.mark.everywhere
+def test_migrations_find_no_change(engine: sa.Engine) -> None:
+    """Also with ``compare_server_default``: the server prints the default as the model has it."""
+    options = {"compare_server_default": True, "compare_type": True, "include_object": _is_email}
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection, opts=options), Base.metadata) == []
+
+
+def _is_email(element: Any, name: str, kind: str, *_: Any) -> bool:
+    return kind != "table" or name == "email"
 
 
 def test_queues_have_it_only_if_it_is_named() -> None:

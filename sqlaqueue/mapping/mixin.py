@@ -31,7 +31,7 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.roles import states_in
 from sqlaqueue.queue.spec import QueueSpec, check_roles
-from sqlaqueue.queue.traceparent import set_insert_default
+from sqlaqueue.queue.traceparent import set_insert_default, trace_instances
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 from sqlaqueue.strategies.parts.flow_control import attach_flow_control
 
@@ -180,6 +180,7 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     backend().triggers.set_queue(table, spec)
     if "traceparent" in columns:
         set_insert_default(columns["traceparent"])
+        trace_instances(cls, roles["traceparent"])
     strategy.attach(spec)
     attach_flow_control(spec, strategy)
     if "run_at" in columns and getattr(columns["run_at"].type, "timezone", False):

@@ -10,16 +10,18 @@ from typing import Any
 from weakref import WeakSet
 
 from opentelemetry import metrics, trace
+from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 from sqlalchemy import event
 from sqlalchemy.orm import ORMExecuteState, Session
+from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue._version import __version__
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import queue_spec
-from sqlaqueue.otel.conventions import SCHEMA_URL, SCOPE, attributes
+from sqlaqueue.otel.conventions import SCHEMA_URL, SCOPE, attributes, context_of
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.traceparent import current_traceparent
+from sqlaqueue.queue.traceparent import current_traceparent, made_in
 
 _SPANS = "sqlaqueue_send_spans"
 """The key in ``Session.info`` of the spans of a flush that has not ended."""
@@ -80,13 +82,16 @@ class _Sender:
         """Begin a span for each queue of which the flush inserts jobs."""
         # An earlier flush may have been given up by another listener.
         self.after_rollback(session)
-        by_queue: dict[str, tuple[QueueSpec, list[Any]]] = {}
+        current = current_traceparent()
+        groups: dict[tuple[str, str | None], tuple[QueueSpec, list[Any]]] = {}
         for instance in session.new:
             spec = queue_spec(type(instance))
             if spec is not None:
-                by_queue.setdefault(spec.name, (spec, []))[1].append(instance)
-        for queue, (spec, jobs) in by_queue.items():
-            span = self._begin(queue, len(jobs))
+                # The span in which the jobs were made may have ended, such as that of a handler's call.
+                parent = current or made_in(instance_state(instance))
+                groups.setdefault((spec.name, parent), (spec, []))[1].append(instance)
+        for (queue, parent), (spec, jobs) in groups.items():
+            span = self._begin(queue, len(jobs), None if current is not None else context_of(parent))
             session.info.setdefault(_SPANS, []).append((span, queue, len(jobs)))
             attribute = spec.attributes.get("traceparent")
             if attribute is None:
@@ -125,10 +130,10 @@ class _Sender:
         self._end(span, spec.name, jobs)
         return result
 
-    def _begin(self, queue: str, jobs: int) -> Span:
+    def _begin(self, queue: str, jobs: int, context: Context | None = None) -> Span:
         count = jobs if jobs > 1 else None
         given = attributes(queue, "send", "send", messaging__batch__message_count=count)
-        return self._tracer.start_span(f"send {queue}", kind=SpanKind.PRODUCER, attributes=given)
+        return self._tracer.start_span(f"send {queue}", context, kind=SpanKind.PRODUCER, attributes=given)
 
     def _end(self, span: Span, queue: str, jobs: int) -> None:
         span.end()

@@ -1,8 +1,11 @@
 """The trace of a job: the ``traceparent`` of W3C Trace Context, taken from OpenTelemetry or from the transaction.
 
-The column is filled when a row is inserted: by the span that is current in this process, or else by the setting
-``sqlaqueue.traceparent`` of the transaction, which its server default reads. So COPY, ``INSERT ... SELECT`` and plain
-SQL continue a trace as well.
+The column is filled when a row is inserted: by the span that was current when the instance was made, by the one that is
+current in this process, or else by the setting ``sqlaqueue.traceparent`` of the transaction, which its server default
+reads. So COPY, ``INSERT ... SELECT`` and plain SQL continue a trace as well.
+
+The span of the instance comes first, as a flush may be later than the span: what a handler adds to its session is
+flushed when its run is settled.
 """
 
 from __future__ import annotations
@@ -11,11 +14,18 @@ import sys
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.orm import InstanceState
+from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.queue.backend import backend
 
 SETTING = "sqlaqueue.traceparent"
 """The setting of a transaction that inserts jobs without the ORM: ``SET LOCAL sqlaqueue.traceparent = '00-...-01'``."""
+
+
+_MADE_IN = "sqlaqueue_made_in"
+"""The key in ``InstanceState.info`` of the span that was current when the instance was made."""
 
 
 def current_traceparent() -> str | None:
@@ -30,6 +40,30 @@ def current_traceparent() -> str | None:
     if not context.is_valid:
         return None
     return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"
+
+
+def made_in(state: InstanceState[Any]) -> str | None:
+    """Return the span that was current when an instance was made; None if there was none."""
+    made: str | None = state.info.get(_MADE_IN)
+    return made
+
+
+def trace_instances(cls: type[Any], attribute: str) -> None:
+    """Let the instances of a mapped class, and of its subclasses, store the span in which they are made."""
+
+    def remember(instance: Any, *_: Any) -> None:
+        current = current_traceparent()
+        if current is not None:
+            instance_state(instance).info[_MADE_IN] = current
+
+    def fill(_: Any, __: Any, instance: Any) -> None:
+        if instance.__dict__.get(attribute) is None:
+            made = made_in(instance_state(instance))
+            if made is not None:
+                setattr(instance, attribute, made)
+
+    event.listen(cls, "init", remember, propagate=True)
+    event.listen(cls, "before_insert", fill, propagate=True)
 
 
 def server_default() -> sa.ColumnElement[Any]:

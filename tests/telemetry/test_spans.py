@@ -18,7 +18,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.otel import instrument, instrument_sessions
 from tests.servers import Database
 from tests.telemetry.conftest import Recorded
-from tests.telemetry.models import MODELS, Base, Held, Leased
+from tests.telemetry.models import MODELS, Base, Held, Leased, Message
 
 
 @pytest.fixture
@@ -233,6 +233,30 @@ def test_a_flush_sends_in_a_span_for_each_queue(sessions: sessionmaker[Session],
         other.add(Leased())
         other.flush()
     assert len(recorded.spans("send leased")) == 2, "other sessions are not instrumented"
+
+
+@pytest.mark.parametrize("model", [Leased, Held])
+@pytest.mark.parametrize("sends", [False, True])
+def test_what_a_handler_adds_belongs_to_its_attempt(
+    sessions: sessionmaker[Session], recorded: Recorded, model: Any, *, sends: bool
+) -> None:
+    """It is flushed when the run is settled, after the span of the handler's call."""
+    if sends:
+        instrument_sessions(sessions, **recorded.providers)
+    request = enqueue(sessions, recorded, model)
+
+    def handler(session: Session, job: Any) -> None:
+        session.add(Message(text="follows"))
+
+    instrumented(Consumer(model, handler, sessions), recorded).drain()
+    [call] = recorded.spans(f"process {model.__tablename__}")
+    parent = call
+    if sends:
+        [parent] = recorded.spans("send message")
+        assert parent_of(parent) == call.get_span_context().span_id
+    with sessions() as session:
+        traceparent = session.scalars(sa.select(Message.traceparent)).one()
+    assert traceparent.split("-")[1:3] == [f"{trace_id(request):032x}", f"{parent.get_span_context().span_id:016x}"]
 
 
 def test_a_failed_flush_ends_its_span(sessions: sessionmaker[Session], recorded: Recorded) -> None:

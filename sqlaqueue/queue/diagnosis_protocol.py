@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import sqlalchemy as sa
 
-from sqlaqueue.queue.server_facts import ServerFacts
+from sqlaqueue.queue.server_facts import Blocker, ServerFacts
 from sqlaqueue.queue.strategy_protocol import Spec
 
 
@@ -151,6 +151,10 @@ class Diagnosis(ServerFacts, Protocol):
 
     def function_faults(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> Sequence[FunctionFault]:
         """Return the functions that are missing or of another version."""
+        ...
+
+    def blockers(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> Sequence[Blocker]:
+        """Return the sessions that hold locks of tables for which others wait; those that wait are left out."""
         ...
 
     def altered_objects(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> Sequence[AlteredObject]:

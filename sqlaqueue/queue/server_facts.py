@@ -41,6 +41,18 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Blocker:
+    """A session that holds locks of tables for which other sessions wait."""
+
+    session: OpenTransaction
+    waiting: int
+    """How many sessions wait."""
+    seconds: float
+    """For how long the first of them has waited."""
+    tables: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreparedTransaction:
     """A prepared transaction of this database."""
 

@@ -254,6 +254,17 @@ def test_a_function_that_was_changed_by_hand(patient: Patient, model: Any, name:
     assert patient.findings(model) == []
 
 
+def test_a_fix_that_was_copied_with_its_indentation(patient: Patient) -> None:
+    """The command indents what it prints, and the server stores the text of a function as it is."""
+    patient.execute(
+        "CREATE OR REPLACE FUNCTION sqlaqueue_message_letter_sync() RETURNS trigger LANGUAGE plpgsql "
+        "AS 'BEGIN RETURN NULL; END'"
+    )
+    fix = patient.find("altered_function", Letter).fixes[0]
+    patient.repair("\n".join(f"    {line}" for line in fix.splitlines()))
+    assert patient.findings(Letter) == []
+
+
 def test_a_trigger_that_was_changed_by_hand(patient: Patient) -> None:
     """It has the right name and calls another function, or fires for another event."""
     table, name = "letter", "sqlaqueue_message_insert"

@@ -24,6 +24,8 @@ CODES: Mapping[str, tuple[Severity, ...]] = {
     "connections_used": ("warning",),
     "small_pool": ("notice",),
     "transaction_pooler": ("warning", "notice"),
+    # What blocks the tables.
+    "blocked_table": ("critical",),
     # What keeps dead rows.
     "idle_in_transaction": ("warning",),
     "long_transaction": ("warning",),

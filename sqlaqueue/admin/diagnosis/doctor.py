@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
+from sqlaqueue.admin.diagnosis.checks.blocked_tables import check_blocked_tables
 from sqlaqueue.admin.diagnosis.checks.claim_indexes import check_claim_indexes
 from sqlaqueue.admin.diagnosis.checks.claim_plan import check_claim_plan
 from sqlaqueue.admin.diagnosis.checks.clock import check_clock
@@ -61,6 +62,7 @@ CHEAP: tuple[Check, ...] = (
 """The checks that take next to no time, and do not depend on the role."""
 
 CHECKS: tuple[Check, ...] = (
+    check_blocked_tables,
     *CHEAP,
     check_altered_objects,
     check_durability,
@@ -178,7 +180,7 @@ def _failed(check: Check, examination: Examination, error: DBAPIError) -> Findin
         code="check_failed",
         queue=examination.specs[0].name if len(examination.specs) == 1 else None,
         summary=f"The check of {name} could not be made: {reason}.",
-        consequence="What it looks for may be wrong or not.",
+        consequence="It is unknown whether what it looks for is wrong.",
         facts={"check": name, "sqlstate": backend().sqlstate(error)},
     )
 

@@ -14,6 +14,8 @@ class Thresholds:
     """The longest time for one statement of the examination."""
     lock_timeout: timedelta = timedelta(milliseconds=500)
     """For how long a statement of the examination waits for a lock."""
+    blocked_for: timedelta = timedelta(seconds=5)
+    """For how long a session has to have waited for a lock of a queue's table."""
     small_table: int = 1000
     """Number of rows up to which a claim may read a whole table."""
     lease_expired_for: timedelta = timedelta(seconds=30)

@@ -60,7 +60,9 @@ class ReflectedFunction:
         search_path = self.restricted if function.definer else self.has_search_path == function.sets_search_path
         own = (self.returns, self.comment, self.definer, self.plain, search_path)
         same = own == (function.returns, function.comment, function.definer, True, True)
-        return same and self.source in _sources(function, self.actual_schema)
+        # A statement that was copied from an indented text is the same.
+        sources = map(_unindented, _sources(function, self.actual_schema))
+        return same and _unindented(self.source) in sources
 
     @classmethod
     def from_row(cls, row: Any, schema: str | None) -> ReflectedFunction:
@@ -82,6 +84,10 @@ class ReflectedFunction:
             public=row.public,
             restricted=bool(row.restricted),
         )
+
+
+def _unindented(source: str) -> list[str]:
+    return [line.strip() for line in source.strip().splitlines()]
 
 
 def _sources(function: Function, schema: str) -> Iterator[str]:

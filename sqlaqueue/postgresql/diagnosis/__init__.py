@@ -8,6 +8,7 @@ from sqlaqueue.postgresql.diagnosis.functions import function_faults, trigger_fa
 from sqlaqueue.postgresql.diagnosis.horizon import horizon_holders
 from sqlaqueue.postgresql.diagnosis.indexes import index_faults
 from sqlaqueue.postgresql.diagnosis.keys import key_sequences
+from sqlaqueue.postgresql.diagnosis.locks import blockers
 from sqlaqueue.postgresql.diagnosis.missing import missing_columns, missing_tables, split_schemas
 from sqlaqueue.postgresql.diagnosis.plans import disabled_plans, whole_reads
 from sqlaqueue.postgresql.diagnosis.relations import literal, quoted, table_name
@@ -20,6 +21,7 @@ __all__ = [
     "altered_objects",
     "announced_pid",
     "backend_pid",
+    "blockers",
     "common_values",
     "connections",
     "disabled_plans",

@@ -11,7 +11,8 @@ import sqlalchemy as sa
 from sqlaqueue.postgresql.diagnosis.sessions import SESSION, open_transaction
 from sqlaqueue.queue.server_facts import HorizonHolders, PreparedTransaction, ReplicationSlot, Standby
 
-# The server ignores the snapshot of a VACUUM. A worker of a parallel query has the snapshot of its leader. A walsender
+# A session that waits for a lock goes on when the holder of the lock has ended, which is to be found instead. The
+# server ignores the snapshot of a VACUUM. A worker of a parallel query has the snapshot of its leader. A walsender
 # is listed as a standby.
 _SESSIONS = sa.text(f"""
     SELECT {SESSION}
@@ -19,6 +20,7 @@ _SESSIONS = sa.text(f"""
     WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.usename IS NOT NULL
       AND (a.backend_xid IS NOT NULL OR a.backend_xmin IS NOT NULL)
       AND coalesce(a.backend_type, '') NOT IN ('autovacuum worker', 'parallel worker')
+      AND a.wait_event_type IS DISTINCT FROM 'Lock'
       AND NOT EXISTS (SELECT FROM pg_stat_replication AS r WHERE r.pid = a.pid)
       AND NOT EXISTS (SELECT FROM pg_stat_progress_vacuum AS v WHERE v.pid = a.pid)
     ORDER BY age DESC, a.pid

@@ -70,7 +70,9 @@ def _backlog(spec: QueueSpec, waits: str, facts: dict[str, Any]) -> Finding:
         code="backlog",
         queue=spec.name,
         summary=f"{waits[0].upper()}{waits[1:]}, though {alive_text(number)}.",
-        consequence=f"More jobs are enqueued than run, or the Consumers cannot claim them.{held_back}",
+        consequence=(
+            "More jobs are enqueued than run, or the Consumers cannot claim them; then their log says why." + held_back
+        ),
         fixes=(
             f"sqlaqueue worker {target}=MODULE:HANDLER --processes 4",
             *((f"sqlaqueue stats {target}",) if held_back else (f"sqlaqueue workers {target}",)),

@@ -301,7 +301,8 @@ def test_translated_schemas(patient: Patient) -> None:
 def test_a_partitioned_table(patient: Patient) -> None:
     patient.execute(
         "CREATE TABLE parts (LIKE email INCLUDING DEFAULTS INCLUDING IDENTITY) PARTITION BY HASH (id)",
-        "CREATE TABLE part PARTITION OF parts FOR VALUES WITH (MODULUS 1, REMAINDER 0)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES WITH (MODULUS 2, REMAINDER 0)",
+        "CREATE TABLE part_1 PARTITION OF parts FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
         "ALTER TABLE parts ALTER id DROP DEFAULT",
         "ALTER TABLE part ALTER id DROP DEFAULT",
         "DROP TABLE email",

@@ -77,6 +77,9 @@ class WorkerSlot:
         """Start a process if there is none and its delay is over."""
         if self.closed or self._process is not None or time.monotonic() < self._next_start:
             return
+        if self._metrics is not None:
+            # A cleaner of temporary directories may have removed it, and no worker could start without it.
+            os.makedirs(self._metrics, mode=0o700, exist_ok=True)  # noqa: PTH103 - the directory is kept as a text
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

@@ -50,6 +50,7 @@ def test_processes_share_the_jobs_and_stop_together(shop: Shop) -> None:
     assert shop.pids() <= set(pids(supervisor).values())
     supervisor.signal()
     assert supervisor.end() == 0, supervisor.output
+    assert "RuntimeWarning" not in supervisor.output
     assert not any(map(is_running, pids(supervisor).values()))
     assert shop.invoke("workers", f"{MODELS}:Email").exit_code == 1
 

@@ -12,22 +12,12 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Collection
 
 import click
 
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.processes.worker_process import WorkerProcess
-from sqlaqueue.consumer.health import Health
-
-STARTED = b"!"
-"""Sent to the supervisor when the Consumers start."""
-
-STUCK, ALIVE, READY = b"0", b"1", b"2"
-"""Sent again and again: the health of the Consumers together."""
-
-REPORT_INTERVAL = 1.0
-"""Seconds between two reports of the health."""
+from sqlaqueue.cli.processes.worker_reports import REPORT_INTERVAL, STARTED, health_byte
 
 
 def main() -> int:
@@ -63,13 +53,6 @@ def main() -> int:
         error.show()
         return error.exit_code
     return 0
-
-
-def health_byte(healths: Collection[Health]) -> bytes:
-    """Return the worst health, as it is sent to the supervisor."""
-    if not all(each.alive for each in healths):
-        return STUCK
-    return READY if healths and all(each.ready for each in healths) else ALIVE
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from types import FrameType
 
 from sqlaqueue.cli.processes import worker_metrics
 from sqlaqueue.cli.processes.http_server import serving_http
-from sqlaqueue.cli.processes.supervised_worker import READY, STARTED, STUCK
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
+from sqlaqueue.cli.processes.worker_reports import READY, STARTED, STUCK
 from sqlaqueue.cli.shared.errors import FAILED
 from sqlaqueue.consumer.health import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from dataclasses import asdict
 from typing import Any
 
@@ -39,7 +39,7 @@ def health_app(*consumers: ConsumerBase) -> AsgiApp:
             raise NotImplementedError(msg)
         # Mounted under a prefix, a server gives the path with or without it.
         path = str(scope["path"]).removeprefix(str(scope.get("root_path", "")))
-        status, body = health_response(path, {each.queue: each.health() for each in consumers})
+        status, body = health_response(path, healths_of(consumers))
         if scope["method"] not in {"GET", "HEAD"}:
             status, body = 405, {"error": "use GET"}
         content = b"" if scope["method"] == "HEAD" else json.dumps(body).encode()
@@ -48,6 +48,15 @@ def health_app(*consumers: ConsumerBase) -> AsgiApp:
         await send({"type": "http.response.body", "body": content})
 
     return app
+
+
+def healths_of(consumers: Iterable[ConsumerBase]) -> dict[str, Health]:
+    """Return the health of each Consumer by the name of its queue, with a number if several serve one queue."""
+    healths: dict[str, Health] = {}
+    for number, consumer in enumerate(consumers, start=1):
+        name = consumer.queue if consumer.queue not in healths else f"{consumer.queue} {number}"
+        healths[name] = consumer.health()
+    return healths
 
 
 def health_response(path: str, healths: Mapping[str, Health]) -> tuple[int, dict[str, Any]]:

@@ -122,6 +122,15 @@ def test_the_application(sessions: sessionmaker[Session]) -> None:
     assert call(mounted, "/health/ready", "POST").status == 405
 
 
+def test_each_of_two_consumers_of_a_queue_counts(sessions: sessionmaker[Session]) -> None:
+    first, second = (Consumer(Leased, lambda session, job: None, sessions) for _ in range(2))
+    with first:
+        for consumers in ((first, second), (second, first)):
+            answer = call(health_app(*consumers), "/live")
+            assert answer.status == 503
+            assert sorted(answer.json()["queues"]) == ["leased", "leased 2"]
+
+
 def test_it_needs_consumers() -> None:
     with pytest.raises(ConfigurationError, match=r"health_app\(\): give the Consumers of this process"):
         health_app()

@@ -4,7 +4,7 @@
 // Attributes that it reads:
 //   data-events="URL"     on <body>: the stream of server-sent events
 //   data-live             on a <section id>: replaced by the section of the same id when something has changed
-//   data-live-status      where the state of the live updates is shown
+//   id="live-status"      where the state of the live updates is shown
 //   data-relative         on <time datetime>: shows "5 minutes ago", and the time in its title; otherwise the reverse
 //   data-filter           the field that / focuses
 //   data-go="KEY"         a link that g and this key follow
@@ -215,18 +215,17 @@
 
   // -- events --------------------------------------------------------------------------------------------------------
 
-  const TEXTS = { live: "Live", reconnecting: "Reconnecting", paused: "Paused" };
+  const TEXTS = { live: "Live", lost: "Reconnecting", paused: "Paused" };
   const FIRST_DELAY = 1000, LONGEST_DELAY = 60000;
 
   let stream = null, failures = 0, reconnecting = 0, isPaused = false;
   const url = document.body.dataset.events;
-  const place = document.querySelector("[data-live-status]");
-  const status = document.createElement("span");
+  const status = document.getElementById("live-status");
   const toggle = document.createElement("button");
 
   function setState(state) {
-    if (!place) return;
-    place.dataset.state = state;
+    if (!status) return;
+    status.dataset.state = state;
     setText(status, TEXTS[state]);
     toggle.setAttribute("aria-label", isPaused ? "Resume live updates" : "Pause live updates");
     toggle.title = toggle.getAttribute("aria-label");
@@ -256,7 +255,7 @@
   function reconnect() {
     // The browser's own reconnecting does not wait longer each time, and gives up after an error of the server.
     disconnect();
-    if (failures > 0) setState("reconnecting");
+    if (failures > 0) setState("lost");
     const delay = Math.min(LONGEST_DELAY, FIRST_DELAY * 2 ** failures);
     failures += 1;
     reconnecting = setTimeout(connect, delay * (0.5 + Math.random() / 2));
@@ -270,21 +269,17 @@
     } else {
       failures = 0;
       connect();
-      setState("reconnecting");
+      setState("lost");
     }
   }
 
   function startLive() {
     if (!url || !sectionsOf(document).length) return;
     for (const section of sectionsOf(document)) received.set(section.id, section.outerHTML);
-    if (place) {
-      status.setAttribute("role", "status");
-      status.setAttribute("aria-live", "polite");
-      toggle.type = "button";
-      toggle.addEventListener("click", () => pause(!isPaused));
-      place.replaceChildren(status, toggle);
-      place.hidden = false;
-    }
+    toggle.type = "button";
+    toggle.className = "button button--quiet";
+    toggle.addEventListener("click", () => pause(!isPaused));
+    status?.after(toggle);
     document.addEventListener("visibilitychange", () => {
       if (isPaused) return;
       if (document.hidden) {

@@ -18,7 +18,7 @@ SCRIPT = Path(sqlaqueue.web.__file__).parent / "static" / "dashboard.js"
 
 PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Script</title>
 <script src="dashboard.js" defer></script></head>
-<body data-events="events"><header><span data-live-status hidden></span>
+<body data-events="events"><header><span id="live-status" role="status" aria-live="polite"></span>
 <a href="./?page=overview" data-go="o">Overview</a></header><main>
 <form role="search"><input type="search" name="q" data-filter aria-label="Filter"></form>
 <section data-live id="numbers" class="{classes}"><p>Number <b id="number">{number}</b></p>

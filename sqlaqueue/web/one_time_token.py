@@ -74,7 +74,7 @@ class Secrets:
         """Return whether a session is known and has not expired."""
         given, now = _digest(session), self._now()
         # All are compared, so that the time tells nothing.
-        return any([hmac.compare_digest(given, each) & (until > now) for each, until in self._sessions])
+        return sum(hmac.compare_digest(given, each) and until > now for each, until in self._sessions) > 0
 
 
 def _digest(text: str) -> bytes:
@@ -117,7 +117,7 @@ class OneTimeToken:
         headers = _headers(scope)
         # Another name is one that a site has made to point to this machine (DNS rebinding).
         if not is_loopback(headers.get("host", "")):
-            await _page(send, 421, "Unknown host", f"Open {self._origin} instead: this server answers to no other name.")
+            await _page(send, 421, "Unknown host", f"Open {self._origin} instead: there is no other name for it.")
             return
         token, is_signed_in = _token(scope), self._is_signed_in(headers.get("cookie", ""))
         if token is not None:
@@ -130,7 +130,7 @@ class OneTimeToken:
     def _is_signed_in(self, header: str) -> bool:
         # Not by http.cookies, which reads nothing at all if another application of this host has set a malformed one.
         cookies = [each.strip().partition("=") for each in header.split(";")]
-        return any([self._secrets.knows(value) for name, _, value in cookies if name == self._cookie])
+        return any(self._secrets.knows(value) for name, _, value in cookies if name == self._cookie)
 
     async def _sign_in(self, token: str, send: Send, *, is_signed_in: bool) -> None:
         session = self._secrets.exchange(token)
@@ -167,16 +167,15 @@ def _token(scope: Scope) -> str | None:
     """Return the token of a request for a link; None if it is no such request."""
     if scope["method"] != "GET" or scope["path"] != "/":
         return None
-    for name, value in parse_qsl(scope["query_string"].decode("latin-1")):
-        if name == "token":
-            return value
-    return None
+    query: bytes = scope["query_string"]
+    return next((value for name, value in parse_qsl(query.decode("latin-1")) if name == "token"), None)
 
 
 async def _page(send: Send, status: int, title: str, text: str) -> None:
     html = (
         '<!doctype html><html lang="en"><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
         f"<title>{escape(title)}</title><h1>{escape(title)}</h1><p>{escape(text)}</p></html>"
     )
     await _respond(send, status, html.encode(), [])
@@ -188,7 +187,7 @@ async def _respond(send: Send, status: int, body: bytes, headers: list[tuple[byt
         (b"content-length", str(len(body)).encode()),
         (b"cache-control", b"no-store"),
         (b"referrer-policy", b"no-referrer"),
-        (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"),
+        (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; base-uri 'none'"),
         (b"x-content-type-options", b"nosniff"),
     ]
     await send({"type": "http.response.start", "status": status, "headers": [*every, *headers]})

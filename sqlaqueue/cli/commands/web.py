@@ -67,7 +67,9 @@ def web(
     dashboard_module = _import()
     rule: Any = None if access is None else load(access)
     if access is not None and not callable(rule):
-        raise InputError(f"--access {access}: it is {rule!r}; name a function that takes a request and returns an Access")
+        raise InputError(
+            f"--access {access}: it is {rule!r}; name a function that takes a request and returns an Access"
+        )
     if access is not None and read_only:
         raise InputError("--read-only: what may be changed is decided by the rule of --access; give one of the two")
     if rule is None and not _is_loopback(host):

@@ -188,7 +188,13 @@ def _failed(dice: random.Random, now: datetime) -> list[dict[str, Any]]:
         error = ERRORS[number % len(ERRORS)]
         found.append({"status": "failed", "attempts": 5, "last_error": error, **times})
     found.append(
-        {"status": "cancelled", "attempts": 0, "created_at": now - timedelta(hours=2), "finished_at": now, "run_at": now}
+        {
+            "status": "cancelled",
+            "attempts": 0,
+            "created_at": now - timedelta(hours=2),
+            "finished_at": now,
+            "run_at": now,
+        }
     )
     return found
 

@@ -74,8 +74,8 @@ def web(
         raise InputError("--read-only: what may be changed is decided by the rule of --access; give one of the two")
     if rule is None and not _is_loopback(host):
         raise InputError(
-            f"--host {host}: without an access rule, only this machine is served. Mount sqlaqueue.web.Dashboard in your "
-            "application, which knows its users, or give --access app.module:function"
+            f"--host {host}: without an access rule, only this machine is served. Mount sqlaqueue.web.Dashboard in "
+            "your application, which knows its users, or give --access app.module:function"
         )
     loaded = load_targets(targets, modules=True)
     configure_logging(log_level)

@@ -1,8 +1,8 @@
 """Who is told that something has changed in a queue: the open windows of one dashboard and event loop.
 
-While at least one window shows a queue, its channel is subscribed to, by the listener that Consumers of the same process
-use as well. Notifications only say that it is worth looking; what windows show, they read themselves. A dashboard
-behind a pooler, where no notification arrives, has the windows' timer.
+While at least one window shows a queue, its channel is subscribed to, by the listener that Consumers of the same
+process use as well. Notifications only say that it is worth looking; what windows show, they read themselves. Behind a
+pooler, where no notification arrives, windows are told by the timer of their stream.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
+import anyio
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.notifications import listener
@@ -118,8 +119,10 @@ class Broadcaster:
             yield viewer
         finally:
             self.viewers -= 1
-            for queue in watched:
-                await self._unsubscribe(viewer, queue)
+            # A request that is cancelled must not leave its subscriptions.
+            with anyio.CancelScope(shield=True):
+                for queue in watched:
+                    await self._unsubscribe(viewer, queue)
 
     def _subscribe(self, viewer: Viewer, queue: Queue) -> None:
         channel = self._channels.get(queue.name)

@@ -7,6 +7,7 @@ it reads its page.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import signal
@@ -55,10 +56,8 @@ class EventStream(Response):
             return
         async with self._broadcaster.watch(self._queues) as viewer, anyio.create_task_group() as tasks:
             tasks.start_soon(_disconnected, receive, tasks.cancel_scope)
-            try:
+            with contextlib.suppress(OSError):  # the browser has left
                 await self._send_events(viewer, send)
-            except OSError:
-                pass  # the browser has left
             tasks.cancel_scope.cancel()
 
     async def _send_events(self, viewer: Viewer, send: Send) -> None:

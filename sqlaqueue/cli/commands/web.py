@@ -79,12 +79,14 @@ def web(
         )
     loaded = load_targets(targets, modules=True)
     configure_logging(log_level)
+    if url is None:
+        _check_one_database(loaded)
     with command_errors():
-        for target in loaded if url is None else loaded[:1]:
+        for target in loaded[: None if url is None else 1]:
             # A database that never answers is most likely a wrong URL. One that stops later is waited for.
             with Database.of(target, url) as database:
                 database.run(_connect, target.model)
-    factory, engine = _session_factory(loaded, url)
+    factory, engine = _session_factory(loaded[0], url)
     with command_errors():
         app = dashboard_module.Dashboard(
             [target.model for target in loaded],
@@ -118,26 +120,30 @@ def _connect(session: Session, model: type[Any]) -> None:
     session.connection(bind_arguments={"mapper": model})
 
 
-def _session_factory(targets: Sequence[Target], url: str | None) -> tuple[Callable[[], Any], Any]:
-    """Return the session factory of all targets, and the engine to dispose of at the end.
+def _check_one_database(targets: Sequence[Target]) -> None:
+    """Refuse Consumers of several databases.
 
-    :raises InputError: if they have several.
+    :raises InputError: if there are.
     """
-    if url is not None:
-        engine = engine_for(parse_url(url))
-        if isinstance(engine, sa.Engine):
-            return sessionmaker(engine), engine
-        from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - needs greenlet, which sync code does not
-
-        return async_sessionmaker(engine), engine
     users = [target.consumer or target.scheduler for target in targets]
-    factories = {id(user.session_factory): user.session_factory for user in users if user is not None}
-    if len(factories) > 1:
+    if len({id(user.session_factory) for user in users if user is not None}) > 1:
         raise InputError(
-            f"{', '.join(target.text for target in targets)}: these have several session factories, and a dashboard "
-            "has one; give --url, or set SQLAQUEUE_URL"
+            f"{', '.join(dict.fromkeys(target.text for target in targets))}: they have several session factories, and "
+            "a dashboard has one; give --url, or set SQLAQUEUE_URL"
         )
-    return next(iter(factories.values())), None
+
+
+def _session_factory(target: Target, url: str | None) -> tuple[Callable[[], Any], Any]:
+    """Return the session factory, and the engine to dispose of at the end."""
+    user = target.consumer or target.scheduler
+    if url is None and user is not None:
+        return user.session_factory, None
+    engine = engine_for(parse_url(url or ""))
+    if isinstance(engine, sa.Engine):
+        return sessionmaker(engine), engine
+    from sqlalchemy.ext.asyncio import async_sessionmaker  # noqa: PLC0415 - needs greenlet, which sync code does not
+
+    return async_sessionmaker(engine), engine
 
 
 @dataclass

@@ -252,6 +252,7 @@
     clearTimeout(reconnecting);
     clearTimeout(timer);
     reconnecting = timer = 0;
+    isWanted = false;
     stream?.close();
     stream = null;
     fetching.abort();

@@ -1,0 +1,70 @@
+"""Reads one queue in the transaction of a page, by indexes only unless a table is small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.admin.job_filter import bind_arguments
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import QueueSpec, clock
+
+SMALL_TABLE = 8 * 1024**2
+"""The size in bytes up to which a table is read whole; that takes a few milliseconds."""
+
+_SETTINGS = {"enable_bitmapscan": "off", "enable_seqscan": "off", "enable_sort": "off", "jit": "off"}
+"""With them the first entries of an index are read in its order wherever there is such an index, whatever the planner's
+statistics say. Where there is none, the cost of the plan would make the server compile it, which takes long."""
+
+_INDEX_SCANS = {"Index Scan", "Index Only Scan"}
+_SORTS = {"Sort", "Incremental Sort"}
+
+
+@dataclass
+class QueueReader:
+    """One queue, in a read-only transaction with a statement timeout."""
+
+    session: Session
+    spec: QueueSpec
+    now: datetime
+    """The server's clock when the reader was made."""
+
+    @classmethod
+    def begin(cls, session: Session, spec: QueueSpec) -> QueueReader:
+        """Return the reader of a queue, and set what it needs until the end of the transaction."""
+        calls = [sa.func.set_config(name, value, sa.true()) for name, value in _SETTINGS.items()]
+        row: Any = session.execute(sa.select(clock(), *calls), bind_arguments=bind_arguments(spec.model)).one()
+        return cls(session, spec, row[0].astimezone(UTC))
+
+    @property
+    def connection(self) -> sa.Connection:
+        """The connection to the queue's database."""
+        return self.session.connection(bind_arguments=bind_arguments(self.spec.model))
+
+    def execute(self, statement: Any) -> sa.Result[Any]:
+        """Execute a statement in the queue's database."""
+        return self.session.execute(statement, bind_arguments=bind_arguments(self.spec.model))
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether the table of jobs is so small that it may be read whole."""
+        sizes = backend().diagnosis.table_statistics(self.connection, self.spec.table)
+        return sum(each.size for each in sizes) <= SMALL_TABLE
+
+    def is_bounded(self, statement: Any) -> bool:
+        """Return whether a SELECT with a LIMIT reads no more rows than it returns, by its plan.
+
+        Every table is read by an index, in its order; no row is read that is left out afterwards, and none is sorted.
+        """
+        plan = backend().diagnosis.explain(self.connection, statement)
+        for node in plan.root.nodes():
+            if node.relation is not None and (node.kind not in _INDEX_SCANS or node.filtered):
+                return False
+            if node.kind in _SORTS:
+                return False
+        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -91,9 +90,7 @@ def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs) -> AnySelect:
     """Return the wait of the last attempts of jobs, whose rows still say when they were due."""
     newest = found.newest(SPAN, JOINED).subquery("newest")
     key: Any = newest.c.key
-    same = [
-        column == sa.cast(key[number].as_string(), column.type) for number, column in enumerate(spec.keys)
-    ]
+    same = [column == sa.cast(key[number].as_string(), column.type) for number, column in enumerate(spec.keys)]
     is_last = sa.func.coalesce(spec.columns["attempts"], 1) == newest.c.attempt
     # A LIMIT keeps the planner from a join that reads the whole table.
     row = sa.select(due_at(spec).label("due_at")).where(*same, is_last).limit(1).lateral("job")
@@ -125,10 +122,6 @@ def _without_starts(spec: QueueSpec) -> Unavailable:
 
 
 def _add_role(spec: QueueSpec, role: str) -> Fix:
-    fix = spec.config.fix_for(role)
-    return Fix(what=f"Store {role!r} in the rows of {spec.model.__name__}, and migrate the database.", code=fix)
-
-
-def longest_of(durations: Sequence[Percentiles]) -> float:
-    """Return the highest percentile of some, for a common scale."""
-    return max((each.p99 for each in durations), default=0.0)
+    # A sentence that ends with the option, such as "add it with QueueConfig(columns=...)".
+    code = spec.config.fix_for(role).partition(" with ")[2] or spec.config.fix_for(role)
+    return Fix(what=f"Store {role!r} in the rows of {spec.model.__name__}, and migrate the database.", code=code)

@@ -80,9 +80,9 @@ def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
     return CappedCount(number=min(number, COUNTED), is_capped=number > COUNTED)
 
 
-def read_failure_kinds(reader: QueueReader, source: FinishedJobs | Unavailable | None = None) -> (
-    FailureKinds | Unavailable
-):
+def read_failure_kinds(
+    reader: QueueReader, source: FinishedJobs | Unavailable | None = None
+) -> FailureKinds | Unavailable:
     """Return the kinds of errors of the newest failed jobs.
 
     :param source: where finished jobs are read, if that is known already.
@@ -151,6 +151,4 @@ def _grouped(reader: QueueReader, failed: AnySelect, *, of_attempts: bool = Fals
 
 def _unindexed(reader: QueueReader) -> Unavailable:
     fixes = (attempt_history_fix(reader.spec),) if not reader.spec.has("finished_at") else (finished_index_fix(reader),)
-    return Unavailable(
-        reason="No index has the failed jobs, so counting them would read the whole table.", fixes=fixes
-    )
+    return Unavailable(reason="No index has the failed jobs, so counting them would read the whole table.", fixes=fixes)

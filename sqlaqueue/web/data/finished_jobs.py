@@ -140,5 +140,5 @@ def _moment(spec: QueueSpec, role: str) -> sa.ColumnElement[Any]:
 def _deleted(reader: QueueReader) -> Unavailable | None:
     if reader.spec.config.on_complete != "delete":
         return None
-    reason = "Completed jobs are deleted (on_complete=\"delete\"), so they are not counted."
+    reason = 'Completed jobs are deleted (on_complete="delete"), so they are not counted.'
     return Unavailable(reason=reason, fixes=(attempt_history_fix(reader.spec),))

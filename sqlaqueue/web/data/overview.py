@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -16,7 +16,7 @@ from sqlaqueue.keys import key_text
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.data.failed_jobs import CappedCount, count_failed
-from sqlaqueue.web.data.parts import Part, attempt_part
+from sqlaqueue.web.data.parts import Part
 from sqlaqueue.web.data.queue_reader import QueueReader
 from sqlaqueue.web.data.throughput import MINUTES, Throughput, read_throughput
 from sqlaqueue.web.data.unavailable import Unavailable
@@ -26,8 +26,6 @@ COUNT_LIMIT = 10_000
 
 RECENT = 5_000
 """The number of finished jobs that are read at most for the throughput of the last minutes."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +74,7 @@ def read_overview(session: Session, spec: QueueSpec) -> QueueOverview:
         queue=spec.name,
         strategy=spec.strategy.name,
         state=read_state(reader),
-        throughput=part(reader, "the throughput", lambda: read_throughput(reader, MINUTES, limit=RECENT)),
+        throughput=reader.part(lambda: read_throughput(reader, MINUTES, limit=RECENT)),
     )
 
 
@@ -84,17 +82,12 @@ def read_state(reader: QueueReader) -> QueueState:
     """Return what a queue holds now."""
     session, spec = reader.session, reader.spec
     return QueueState(
-        depth=part(reader, "the depth", lambda: depth(session, spec.model, limit=COUNT_LIMIT)),
-        failed=part(reader, "the failed jobs", lambda: count_failed(reader)),
-        paused=part(reader, "whether it is paused", lambda: CONTROL in spec.side_tables and paused(session, spec.model)),
-        consumers=part(reader, "the live Consumers", lambda: read_consumers(reader)),
-        at_limit=part(reader, "the keys at their limit", lambda: [*keys_at_limit(session, spec)]),
+        depth=reader.part(lambda: depth(session, spec.model, limit=COUNT_LIMIT)),
+        failed=reader.part(lambda: count_failed(reader)),
+        paused=reader.part(lambda: CONTROL in spec.side_tables and paused(session, spec.model)),
+        consumers=reader.part(lambda: read_consumers(reader)),
+        at_limit=reader.part(lambda: [*keys_at_limit(session, spec)]),
     )
-
-
-def part(reader: QueueReader, what: str, read: Callable[[], T]) -> Part[T]:
-    """Return what ``read`` returns, or its problem."""
-    return attempt_part(reader.session, what, lambda _: read())
 
 
 def read_consumers(reader: QueueReader) -> list[LiveConsumer]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -13,6 +15,13 @@ from sqlalchemy.orm import Session
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.web.data.parts import Part, attempt_part
+
+T = TypeVar("T")
+
+GIVE_UP_AFTER = 1.5
+"""Seconds after which no further part is read once one has failed: it would most likely wait as long, for the same lock
+or the same server."""
 
 SMALL_TABLE = 8 * 1024**2
 """The size in bytes up to which a table is read whole; that takes a few milliseconds."""
@@ -33,6 +42,8 @@ class QueueReader:
     spec: QueueSpec
     now: datetime
     """The server's clock when the reader was made."""
+    began: float = field(default_factory=time.monotonic)
+    has_failed: bool = False
 
     @classmethod
     def begin(cls, session: Session, spec: QueueSpec) -> QueueReader:
@@ -41,12 +52,20 @@ class QueueReader:
         row: Any = session.execute(sa.select(clock(), *calls), bind_arguments=bind_arguments(spec.model)).one()
         return cls(session, spec, row[0].astimezone(UTC))
 
+    def part(self, read: Callable[[], T]) -> Part[T]:
+        """Return what ``read`` returns, or its problem."""
+        if self.has_failed and time.monotonic() > self.began + GIVE_UP_AFTER:
+            return Part(problem="This was not read, since what came before took too long.")
+        part = attempt_part(self.session, lambda _: read())
+        self.has_failed |= bool(part.problem)
+        return part
+
     @property
     def connection(self) -> sa.Connection:
         """The connection to the queue's database."""
         return self.session.connection(bind_arguments=bind_arguments(self.spec.model))
 
-    def execute(self, statement: Any) -> sa.Result[Any]:
+    def execute(self, statement: Any) -> Any:
         """Execute a statement in the queue's database."""
         return self.session.execute(statement, bind_arguments=bind_arguments(self.spec.model))
 

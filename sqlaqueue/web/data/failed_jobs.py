@@ -74,7 +74,7 @@ def count_failed(reader: QueueReader) -> CappedCount | Unavailable:
     if spec.config.states.failed is None:
         return CappedCount(number=0, is_capped=False)
     first = sa.select(sa.literal(1)).select_from(spec.table).where(spec.in_state("failed")).limit(COUNTED + 1)
-    if not (reader.is_small or reader.is_bounded(first)):
+    if not (reader.is_small or reader.is_bounded("count of failed", first)):
         return _unindexed(reader)
     number = reader.execute(sa.select(sa.func.count()).select_from(first.subquery("failed"))).scalar_one()
     return CappedCount(number=min(number, COUNTED), is_capped=number > COUNTED)
@@ -95,7 +95,7 @@ def read_failure_kinds(
     if spec.config.states.failed is None:
         return FailureKinds(kinds=(), number=0, is_capped=False, of_attempts=False)
     newest = _failed_rows(spec)
-    if reader.is_small or (spec.has("finished_at") and reader.is_bounded(newest)):
+    if reader.is_small or (spec.has("finished_at") and reader.is_bounded("newest failed", newest)):
         return _grouped(reader, newest)
     found = source or find_finished_jobs(reader)
     if isinstance(found, Unavailable):

@@ -106,12 +106,14 @@ def find_finished_jobs(reader: QueueReader) -> FinishedJobs | Unavailable:
     if spec.config.on_complete == "delete" and "completed" in kept:
         kept.remove("completed")
     together = FinishedJobs(spec=spec, source="jobs", states=kept, missing=_deleted(reader))
-    if reader.is_small or reader.is_bounded(together.newest(_ANY_TIME, 1)):
+    if reader.is_small or reader.is_bounded("finished", together.newest(_ANY_TIME, 1)):
         return together
     indexed = [
         state
         for state in kept
-        if reader.is_bounded(FinishedJobs(spec=spec, source="jobs", states=[state], by_state=True).newest(_ANY_TIME, 1))
+        if reader.is_bounded(
+            state, FinishedJobs(spec=spec, source="jobs", states=[state], by_state=True).newest(_ANY_TIME, 1)
+        )
     ]
     if not indexed:
         return Unavailable(

@@ -17,7 +17,7 @@ from sqlaqueue.queue.backend import CONSUMERS, CONTROL
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.data.failed_jobs import CappedCount, count_failed
 from sqlaqueue.web.data.parts import Part
-from sqlaqueue.web.data.queue_reader import QueueReader
+from sqlaqueue.web.data.queue_reader import Memory, QueueReader
 from sqlaqueue.web.data.throughput import MINUTES, Throughput, read_throughput
 from sqlaqueue.web.data.unavailable import Unavailable
 
@@ -67,9 +67,9 @@ class QueueOverview:
     throughput: Part[Throughput | Unavailable]
 
 
-def read_overview(session: Session, spec: QueueSpec) -> QueueOverview:
+def read_overview(session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueOverview:
     """Return one queue for the list of all; each part that cannot be read has its problem instead."""
-    reader = QueueReader.begin(session, spec)
+    reader = QueueReader.begin(session, spec, memory)
     return QueueOverview(
         queue=spec.name,
         strategy=spec.strategy.name,

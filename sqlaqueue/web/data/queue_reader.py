@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -34,6 +33,13 @@ _INDEX_SCANS = {"Index Scan", "Index Only Scan"}
 _SORTS = {"Sort", "Incremental Sort"}
 
 
+REMEMBERED = 60.0
+"""For how many seconds it is remembered which indexes there are, and whether a table is small."""
+
+Memory: TypeAlias = dict[tuple[str, str], tuple[float, bool]]
+"""What is remembered of the queues of one dashboard: until when, and the answer, by queue and question."""
+
+
 @dataclass
 class QueueReader:
     """One queue, in a read-only transaction with a statement timeout."""
@@ -42,15 +48,19 @@ class QueueReader:
     spec: QueueSpec
     now: datetime
     """The server's clock when the reader was made."""
+    memory: Memory
     began: float = field(default_factory=time.monotonic)
     has_failed: bool = False
 
     @classmethod
-    def begin(cls, session: Session, spec: QueueSpec) -> QueueReader:
-        """Return the reader of a queue, and set what it needs until the end of the transaction."""
+    def begin(cls, session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueReader:
+        """Return the reader of a queue, and set what it needs until the end of the transaction.
+
+        :param memory: what is remembered from one page to the next.
+        """
         calls = [sa.func.set_config(name, value, sa.true()) for name, value in _SETTINGS.items()]
         row: Any = session.execute(sa.select(clock(), *calls), bind_arguments=bind_arguments(spec.model)).one()
-        return cls(session, spec, row[0].astimezone(UTC))
+        return cls(session, spec, row[0].astimezone(UTC), {} if memory is None else memory)
 
     def part(self, read: Callable[[], T]) -> Part[T]:
         """Return what ``read`` returns, or its problem."""
@@ -69,17 +79,33 @@ class QueueReader:
         """Execute a statement in the queue's database."""
         return self.session.execute(statement, bind_arguments=bind_arguments(self.spec.model))
 
-    @cached_property
+    @property
     def is_small(self) -> bool:
         """Whether the table of jobs is so small that it may be read whole."""
-        sizes = backend().diagnosis.table_statistics(self.connection, self.spec.table)
-        return sum(each.size for each in sizes) <= SMALL_TABLE
+        return self._remembered("small", self._is_small)
 
-    def is_bounded(self, statement: Any) -> bool:
+    def is_bounded(self, question: str, statement: Any) -> bool:
         """Return whether a SELECT with a LIMIT reads no more rows than it returns, by its plan.
 
         Every table is read by an index, in its order; no row is read that is left out afterwards, and none is sorted.
+
+        :param question: a name of the statement, by which the answer is remembered.
         """
+        return self._remembered(question, lambda: self._is_bounded(statement))
+
+    def _remembered(self, question: str, ask: Callable[[], bool]) -> bool:
+        key, now = (self.spec.name, question), time.monotonic()
+        until, answer = self.memory.get(key, (0.0, False))
+        if until < now:
+            answer = ask()
+            self.memory[key] = now + REMEMBERED, answer
+        return answer
+
+    def _is_small(self) -> bool:
+        sizes = backend().diagnosis.table_statistics(self.connection, self.spec.table)
+        return sum(each.size for each in sizes) <= SMALL_TABLE
+
+    def _is_bounded(self, statement: Any) -> bool:
         plan = backend().diagnosis.explain(self.connection, statement)
         for node in plan.root.nodes():
             if node.relation is not None and (node.kind not in _INDEX_SCANS or node.filtered):

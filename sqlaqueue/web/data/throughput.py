@@ -1,4 +1,4 @@
-"""How many jobs have finished in each minute, by outcome."""
+"""How many jobs have finished in each minute, or a shorter or longer period, by outcome."""
 
 from __future__ import annotations
 
@@ -30,12 +30,23 @@ class Span:
 
     name: str
     length: timedelta
-    bucket: timedelta
+    buckets: Sequence[timedelta]
+    """The periods by which it may be divided, each a multiple of the first one."""
+    bars: int
+    """How many of them there should be at most."""
+
+    def bucket_for(self, covered: timedelta) -> timedelta:
+        """Return the shortest period for a part of the span."""
+        return next((each for each in self.buckets if covered / each <= self.bars), self.buckets[-1])
 
 
-MINUTES = Span(name="minutes", length=timedelta(minutes=15), bucket=timedelta(minutes=1))
-HOUR = Span(name="hour", length=timedelta(hours=1), bucket=timedelta(minutes=1))
-DAY = Span(name="day", length=timedelta(days=1), bucket=timedelta(minutes=15))
+def _seconds(*numbers: int) -> tuple[timedelta, ...]:
+    return tuple(timedelta(seconds=number) for number in numbers)
+
+
+MINUTES = Span(name="minutes", length=timedelta(minutes=15), buckets=_seconds(5, 10, 15, 30), bars=30)
+HOUR = Span(name="hour", length=timedelta(hours=1), buckets=_seconds(5, 10, 15, 30, 60), bars=60)
+DAY = Span(name="day", length=timedelta(days=1), buckets=_seconds(300, 900), bars=96)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +76,8 @@ class Throughput:
     limit: int
     is_capped: bool
     """Whether there were more than ``limit``, so that the beginning of the span is missing."""
+    bucket: timedelta
+    """The period of each bucket: shorter ones if only a part of the span was read."""
     buckets: Sequence[Bucket]
     """Without gaps, the oldest first. Of the first and the last one only a part may have been counted."""
     outcomes: Sequence[str]
@@ -102,20 +115,20 @@ def read_throughput(
     if isinstance(found, Unavailable):
         return found
     jobs = found.newest(span.length, limit).subquery("newest")
-    begins = backend().period(span.bucket, jobs.c.ended_at).label("begins")
+    # The shortest ones, from which longer ones are made once it is known which part of the span was read.
+    begins = backend().period(span.buckets[0], jobs.c.ended_at).label("begins")
     first = sa.func.min(jobs.c.ended_at)
     counted = sa.select(begins, jobs.c.outcome, sa.func.count(), first).group_by(begins, jobs.c.outcome)
+    rows = reader.execute(counted).all()
+    is_capped = sum(row[2] for row in rows) >= limit
+    since = min(row[3] for row in rows).astimezone(UTC) if is_capped else reader.now - span.length
+    bucket = span.bucket_for(reader.now - since)
     counts: dict[datetime, dict[str, int]] = {}
-    read, oldest = 0, reader.now
-    for moment, outcome, number, since in reader.execute(counted):
-        read, oldest = read + number, min(oldest, since.astimezone(UTC))
+    for moment, outcome, number, _ in rows:
         name = _COUNTED_AS.get(outcome, outcome)
         if name in OUTCOMES:
-            of_bucket = counts.setdefault(moment.astimezone(UTC), {})
+            of_bucket = counts.setdefault(_begin(moment.astimezone(UTC), bucket), {})
             of_bucket[name] = of_bucket.get(name, 0) + number
-    is_capped = read >= limit
-    since = oldest if is_capped else reader.now - span.length
-    moments = _moments(since, reader.now, span.bucket)
     return Throughput(
         span=span,
         counts_attempts=found.source == "attempts",
@@ -123,14 +136,17 @@ def read_throughput(
         ends=reader.now,
         limit=limit,
         is_capped=is_capped,
-        buckets=[Bucket(begins=each, counts=counts.get(each, {})) for each in moments],
+        bucket=bucket,
+        buckets=[Bucket(begins=each, counts=counts.get(each, {})) for each in _moments(since, reader.now, bucket)],
         outcomes=[each for each in OUTCOMES if each in found.states],
         missing=found.missing,
     )
 
 
+def _begin(moment: datetime, bucket: timedelta) -> datetime:
+    return _EPOCH + (moment - _EPOCH) // bucket * bucket
+
+
 def _moments(since: datetime, until: datetime, bucket: timedelta) -> list[datetime]:
-    """Return the beginning of each period, in the way of ``backend().period()``."""
-    first = (since - _EPOCH) // bucket
-    last = (until - _EPOCH) // bucket
-    return [_EPOCH + number * bucket for number in range(first, last + 1)]
+    first, last = _begin(since, bucket), _begin(until, bucket)
+    return [first + number * bucket for number in range((last - first) // bucket + 1)]

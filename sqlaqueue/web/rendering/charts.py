@@ -24,8 +24,21 @@ _FILLED = 0.74
 _LEAST = 1.5
 """The height of the smallest number, so that one failure among thousands is seen."""
 _ROW = 44
-_SCALE = (0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3600.0, 21600.0, 86400.0, 864000.0, 8640000.0)
-"""Durations at which the axis of a range chart has a tick, in seconds."""
+_SCALE = {
+    0.001: "1 ms",
+    0.01: "10 ms",
+    0.1: "100 ms",
+    1.0: "1 s",
+    10.0: "10 s",
+    60.0: "1 min",
+    600.0: "10 min",
+    3600.0: "1 h",
+    21600.0: "6 h",
+    86400.0: "1 d",
+    864000.0: "10 d",
+    8640000.0: "100 d",
+}
+"""Durations at which the axis of a range chart has a tick, in seconds, and how they are written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +80,7 @@ def bar_chart(
     )
     scale = Markup("").join(
         Markup('<text x="100%" y="{}">{}</text>').format(_pixels(_TOP + y), number(value))
-        for y, value in ((4, most), (_PLOT / 2 + 4, most // 2 if most % 2 == 0 else None))
-        if value is not None
+        for y, value in ((4, most), (_PLOT / 2 + 4, most // 2))
     )
     return Markup(
         '<figure class="chart" id="{id}"><div class="chart-row">'
@@ -124,9 +136,10 @@ def range_chart(chart_id: str, rows: Sequence[Range], *, title: str, description
     height = len(rows) * _ROW
     lines = Markup("").join(
         Markup(
-            '<line class="chart-line" x1="{0}%" x2="{0}%" y1="0" y2="{1}"/><text x="{0}%" y="{2}" {3}>{4}</text>'
-        ).format(_percent(at(tick)), height, height + 14, Markup('text-anchor="middle"'), duration(tick))
-        for tick in ticks
+            '<line class="chart-line" x1="{0}%" x2="{0}%" y1="0" y2="{1}"/>'
+            '<text x="{0}%" y="{2}" text-anchor="{3}">{4}</text>'
+        ).format(_percent(at(tick)), height, height + 14, "middle" if place else "start", _SCALE[tick])
+        for place, tick in enumerate(ticks)
     )
     drawn = Markup("").join(_range(row, place * _ROW, at) for place, row in enumerate(rows))
     return Markup(
@@ -137,10 +150,10 @@ def range_chart(chart_id: str, rows: Sequence[Range], *, title: str, description
 
 
 def nice_maximum(value: int) -> int:
-    """Return the end of an axis: the first of 2, 4, 5, 10, 20 and so on that is not less."""
+    """Return the end of an axis: the first of 2, 4, 6, 8, 10, 12, 16, 20 and so on that is not less; all are even."""
     size = 1
     while True:
-        for step in (2, 4, 5, 10):
+        for step in (2, 4, 6, 8, 10, 12, 16):
             if value <= step * size:
                 return step * size
         size *= 10
@@ -207,10 +220,11 @@ def _named(row: Range) -> tuple[tuple[str, float], ...]:
 
 def _bounds(rows: Sequence[Range]) -> tuple[float, float]:
     """Return the ends of a common axis, which are ticks."""
-    shortest = min((row.p50 for row in rows), default=_SCALE[0])
-    longest = max((row.p99 for row in rows), default=_SCALE[1])
-    least = max((each for each in _SCALE[:-1] if each <= shortest), default=_SCALE[0])
-    most = min((each for each in _SCALE if each >= longest and each > least), default=max(longest, _SCALE[-1]))
+    scale = [*_SCALE]
+    shortest = min((row.p50 for row in rows), default=scale[0])
+    longest = max((row.p99 for row in rows), default=scale[1])
+    least = max((each for each in scale[:-1] if each <= shortest), default=scale[0])
+    most = min((each for each in scale if each >= longest and each > least), default=max(longest, scale[-1]))
     return least, most
 
 
@@ -219,8 +233,10 @@ def _ticks(texts: Sequence[str], y: float) -> Markup:
     made = []
     for place, text in enumerate(texts):
         anchor = "start" if place == 0 else "end" if place == last else "middle"
-        tick = Markup('<text x="{}%" y="{}" text-anchor="{}">{}</text>')
-        made.append(tick.format(_percent(100 * place / max(last, 1)), _pixels(y), anchor, text))
+        # Those in between are left out where there is no room.
+        tick = Markup('<text{} x="{}%" y="{}" text-anchor="{}">{}</text>')
+        minor = Markup(' class="chart-minor"') if place % 2 else ""
+        made.append(tick.format(minor, _percent(100 * place / max(last, 1)), _pixels(y), anchor, text))
     return Markup("").join(made)
 
 

@@ -41,6 +41,14 @@ def is_of_asyncio(given: Any, *names: str) -> bool:
     return any(isinstance(given, async_class(name)) for name in names)
 
 
+def makes_async(session_factory: Any) -> bool:
+    """Return whether a session factory, an engine or a session is of SQLAlchemy's asyncio extension."""
+    given: Any = getattr(session_factory, "session_factory", session_factory)
+    made: Any = getattr(given, "class_", None)
+    asyncio_names = ("AsyncEngine", "AsyncConnection", "AsyncSession", "async_sessionmaker")
+    return is_of_asyncio(given, *asyncio_names) or hasattr(given if isinstance(given, type) else made, "run_sync")
+
+
 def async_class(name: str) -> Any:
     """Return a class of SQLAlchemy's asyncio extension, for isinstance(); an empty tuple if nothing has imported it."""
     # Not imported here, as sync code does not need greenlet. If nothing imported the module, there are no instances.

@@ -16,9 +16,10 @@ from prometheus_client.registry import Collector
 from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
-from sqlaqueue.prometheus.queue_collector import ScrapeCollector, makes_async, read_in_thread
+from sqlaqueue.prometheus.queue_collector import ScrapeCollector, read_in_thread
 from sqlaqueue.prometheus.reading import QueueReader, Reading
 from sqlaqueue.prometheus.scrape import DEFAULT_MAX_AGE, DEFAULT_TIMEOUT, Scrape, ScrapeOptions
+from sqlaqueue.session_types import makes_async
 from sqlaqueue.write_routing import execute, open_session
 
 Scope = MutableMapping[str, Any]

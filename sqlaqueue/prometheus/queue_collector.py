@@ -18,7 +18,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.prometheus.gauges import families
 from sqlaqueue.prometheus.reading import QueueReader, Reading
 from sqlaqueue.prometheus.scrape import DEFAULT_MAX_AGE, DEFAULT_TIMEOUT, Scrape, ScrapeOptions
-from sqlaqueue.session_types import is_of_asyncio
+from sqlaqueue.session_types import makes_async
 from sqlaqueue.write_routing import execute, open_session
 
 
@@ -107,11 +107,3 @@ def read_in_thread(session_factory: Any, what: str) -> Callable[[QueueReader], R
 
 
 _FIX = "give a sessionmaker, or use metrics_app(models, async_sessionmaker(engine))"
-
-
-def makes_async(session_factory: Any) -> bool:
-    """Return whether a session factory, an engine or a session is of SQLAlchemy's asyncio extension."""
-    given: Any = getattr(session_factory, "session_factory", session_factory)
-    made: Any = getattr(given, "class_", None)
-    asyncio_names = ("AsyncEngine", "AsyncConnection", "AsyncSession", "async_sessionmaker")
-    return is_of_asyncio(given, *asyncio_names) or hasattr(given if isinstance(given, type) else made, "run_sync")

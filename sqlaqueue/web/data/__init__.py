@@ -1,0 +1,1 @@
+"""What the pages show, read from the database: functions of a Session that return dataclasses."""

@@ -1,0 +1,58 @@
+"""Parts of a page that are read one by one, so that one that fails does not hide the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.core.database_errors import is_connection_lost
+from sqlaqueue.exc import SqlaqueueError
+from sqlaqueue.queue.backend import backend
+
+T = TypeVar("T")
+
+_PROBLEMS = {
+    "57014": "Reading this took too long, so it was cancelled.",
+    "55P03": "A table is locked by another session, so this cannot be read.",
+    "42P01": "A table is missing. Run the migrations of the application: alembic upgrade head.",
+    "42703": "A column is missing. Run the migrations of the application: alembic upgrade head.",
+    "42501": "The role of the dashboard has no right to read this.",
+    "25006": "The role of the dashboard may only read, and this needs to lock a row for a moment.",
+}
+
+
+@dataclass(frozen=True)
+class Part(Generic[T]):
+    """A part of a page: its value; or the problem because of which there is none."""
+
+    value: T | None = None
+    problem: str = ""
+
+
+def attempt_part(session: Session, operation: Callable[..., T], *args: Any) -> Part[T]:
+    """Return ``operation(session, *args)``, executed in a savepoint; or the problem.
+
+    :raises DBAPIError: if the connection is lost, as nothing else can be read then.
+    """
+    try:
+        with session.no_autoflush, session.begin_nested():
+            return Part(operation(session, *args))
+    except (sa.exc.DBAPIError, SqlaqueueError) as error:
+        if is_connection_lost(error):
+            raise
+        return Part(problem=problem_text(error))
+
+
+def problem_text(error: Exception) -> str:
+    """Return in one sentence why something cannot be read, and what to do about it."""
+    if isinstance(error, SqlaqueueError):
+        return f"{error}"
+    state = backend().sqlstate(error) if isinstance(error, sa.exc.DBAPIError) else None
+    if state in _PROBLEMS:
+        return _PROBLEMS[state]
+    # Not the text of the error: it may contain values of redacted columns.
+    return f"This cannot be read (SQLSTATE {state})." if state else "This cannot be read; the log says why."

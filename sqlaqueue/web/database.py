@@ -1,0 +1,154 @@
+"""Runs functions of a Session for requests, within limits, so that a dashboard never hurts the queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import anyio
+import anyio.to_thread
+import sqlalchemy as sa
+from anyio.lowlevel import RunVar
+from sqlalchemy.orm import Session
+
+from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
+from sqlaqueue.consumer.sessions.session_factory import resolve_factory
+from sqlaqueue.session_types import makes_async
+from sqlaqueue.web.errors import Busy, Unavailable
+from sqlaqueue.write_routing import execute, open_session
+
+T = TypeVar("T")
+
+READ_TIMEOUT = 2.0
+"""Seconds after which the server cancels a statement that only shows something."""
+
+WRITE_TIMEOUT = 30.0
+"""The same for a statement of an action."""
+
+MOST_AT_ONCE = 4
+"""The number of sessions that are used at the same time, however many users there are."""
+
+_LONGEST_WAIT = 5.0
+
+
+class Database:
+    """The database of a dashboard.
+
+    :param session_factory: creates sessions: a ``sessionmaker``, whose sessions are used in threads, or an
+        ``async_sessionmaker``, whose sessions are used in the event loop.
+    :raises ConfigurationError: if it is not a session factory.
+    """
+
+    def __init__(self, session_factory: Callable[[], Any], what: str) -> None:
+        self.is_async = makes_async(session_factory)
+        """Whether its sessions are AsyncSessions."""
+        self.sessions = resolve_factory(session_factory, what, is_async=self.is_async)
+        # One for each event loop: a test, or a server with threads, may use several.
+        self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_sessions")
+
+    async def read(
+        self, operation: Callable[..., T], *args: Any, statement_timeout: float = READ_TIMEOUT, read_only: bool = True
+    ) -> T:
+        """Return ``operation(session, *args)``, and roll back.
+
+        :param statement_timeout: the seconds after which the server cancels a statement.
+        :param read_only: whether the transaction is read-only. One that locks rows for a moment is not.
+        :raises Unavailable: if the database cannot be reached, or all sessions are in use.
+        """
+        settings = _settings(statement_timeout, read_only=read_only)
+        try:
+            return await self._run(_reading, settings, operation, args)
+        except Busy:
+            raise
+        except Unavailable:
+            # A connection of the pool may be from before a restart of the server. SQLAlchemy has dropped them all.
+            return await self._run(_reading, settings, operation, args)
+
+    async def write(self, operation: Callable[..., T], *args: Any, statement_timeout: float = WRITE_TIMEOUT) -> T:
+        """Return ``operation(session, *args)``, which commits what it has changed.
+
+        :raises Unavailable: as above. What was committed before stays.
+        """
+        return await self._run(_writing, _settings(statement_timeout, read_only=False), operation, args)
+
+    async def _run(self, run: Callable[..., T], *args: Any) -> T:
+        limiter = self._of_this_loop()
+        try:
+            with anyio.fail_after(_LONGEST_WAIT):
+                await limiter.acquire_on_behalf_of(borrower := object())
+        except TimeoutError:
+            raise Busy("Too many pages are being read at the moment.", "Try again in a few seconds.") from None
+        try:
+            with _errors():
+                session = open_session(self.sessions)
+                if self.is_async:
+                    async with session:
+                        result: T = await session.run_sync(run, *args)
+                        return result
+                return await anyio.to_thread.run_sync(_in_thread, session, run, args)
+        finally:
+            limiter.release_on_behalf_of(borrower)
+
+    def _of_this_loop(self) -> anyio.CapacityLimiter:
+        try:
+            return self._limiter.get()
+        except LookupError:
+            limiter = anyio.CapacityLimiter(MOST_AT_ONCE)
+            self._limiter.set(limiter)
+            return limiter
+
+
+def _in_thread(session: Session, run: Callable[..., T], args: tuple[Any, ...]) -> T:
+    with session:
+        return run(session, *args)
+
+
+def _reading(session: Session, settings: dict[str, str], operation: Callable[..., T], args: tuple[Any, ...]) -> T:
+    with _limited(session, settings):
+        try:
+            result: T = execute(session, operation, args)
+            return result
+        finally:
+            session.rollback()
+
+
+def _writing(session: Session, settings: dict[str, str], operation: Callable[..., T], args: tuple[Any, ...]) -> T:
+    with _limited(session, settings):
+        result: T = execute(session, operation, args)
+        return result
+
+
+def _settings(statement_timeout: float, *, read_only: bool) -> dict[str, str]:
+    milliseconds = str(max(int(statement_timeout * 1000), 1))
+    limits = {"statement_timeout": milliseconds, "lock_timeout": milliseconds}
+    # An idle transaction holds back vacuum, and a request whose server dies leaves one.
+    limits["idle_in_transaction_session_timeout"] = "30000"
+    return {**limits, "transaction_read_only": "on"} if read_only else limits
+
+
+@contextmanager
+def _limited(session: Session, settings: dict[str, str]) -> Iterator[None]:
+    """Set limits in each transaction that the session begins, of whichever engine."""
+    calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
+
+    def begun(_: Session, __: Any, connection: sa.Connection) -> None:
+        connection.execute(sa.select(*calls))
+
+    sa.event.listen(session, "after_begin", begun)
+    try:
+        yield
+    finally:
+        sa.event.remove(session, "after_begin", begun)
+
+
+@contextmanager
+def _errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if is_connection_lost(error) or is_connect_error(error) or isinstance(error, sa.exc.TimeoutError):
+            raise Unavailable(
+                "The database cannot be reached.", "Check that it runs; this page works again as soon as it does."
+            ) from error
+        raise

@@ -1,0 +1,66 @@
+"""The errors that are answered with a page of their own."""
+
+from __future__ import annotations
+
+
+class PageError(Exception):
+    """A request that cannot be served.
+
+    :param text: what is wrong, in one sentence.
+    :param advice: what to do next, in one sentence.
+    """
+
+    status = 500
+    title = "Something went wrong"
+
+    def __init__(self, text: str, advice: str = "") -> None:
+        super().__init__(text)
+        self.text, self.advice = text, advice
+
+
+class BadRequest(PageError):
+    """A parameter is wrong."""
+
+    status, title = 400, "This address is wrong"
+
+
+class Forbidden(PageError):
+    """The user may not do this."""
+
+    status, title = 403, "Not allowed"
+
+
+class NotFound(PageError):
+    """There is no such page, queue or job; or the user does not see it."""
+
+    status, title = 404, "Not found"
+
+
+class Conflict(PageError):
+    """Something has changed since the page was shown."""
+
+    status, title = 409, "Changed meanwhile"
+
+
+class TooLarge(PageError):
+    """A form is too large."""
+
+    status, title = 413, "Too large"
+
+
+class Misdirected(PageError):
+    """The Host of the request is not one of the dashboard's."""
+
+    status, title = 421, "Not served under this name"
+
+
+class Unavailable(PageError):
+    """The database does not answer, or not in time."""
+
+    status, title = 503, "The database does not answer"
+
+
+class Busy(Unavailable):
+    """All sessions of the dashboard are in use."""
+
+    title = "Busy"

@@ -1,0 +1,1 @@
+"""Live updates: which viewers are told that something has changed."""

@@ -1,0 +1,1 @@
+"""The pages: one module for each, with a function of a Context that returns a response."""

@@ -1,0 +1,1 @@
+"""From values to HTML: the templates, their filters and the charts."""

@@ -1,0 +1,95 @@
+"""How values are written: numbers, durations, moments and values of any column."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from enum import Enum
+from typing import Any
+
+from markupsafe import Markup, escape
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
+SHORT = 200
+"""The number of characters of a value in a list."""
+
+
+def number(value: int | None) -> str:
+    """Write an integer with a separator of thousands; a dash for None."""
+    return "–" if value is None else f"{value:,}"  # noqa: RUF001 - an en dash stands for no value
+
+
+def capped(value: int | None, limit: int) -> str:
+    """Write a number that was counted up to a limit."""
+    return f"{limit:,}+" if value is not None and value >= limit else number(value)
+
+
+def duration(value: float | timedelta | None) -> str:
+    """Write a duration, given in seconds or as a timedelta, with one or two units."""
+    if value is None:
+        return number(None)
+    seconds = value.total_seconds() if isinstance(value, timedelta) else float(value)
+    sign, seconds = ("-", -seconds) if seconds < 0 else ("", seconds)
+    if seconds < 1:
+        return f"{sign}{seconds * 1000:.0f} ms"
+    if seconds < _MINUTE:
+        return f"{sign}{seconds:.1f} s" if seconds < 10 else f"{sign}{seconds:.0f} s"  # noqa: PLR2004 - two digits
+    for unit, name, smaller, smaller_name in (
+        (_DAY, "d", _HOUR, "h"),
+        (_HOUR, "h", _MINUTE, "min"),
+        (_MINUTE, "min", 1, "s"),
+    ):
+        if seconds >= unit:
+            large, rest = divmod(int(seconds), unit)
+            return f"{sign}{large} {name}" + (f" {rest // smaller} {smaller_name}" if rest // smaller else "")
+    raise AssertionError
+
+
+def moment(value: datetime | None) -> str | Markup:
+    """Write a moment in UTC, in an element that the browser's script shows in the time zone of the reader."""
+    if value is None:
+        return number(None)
+    if value.tzinfo is None:
+        return f"{value:%Y-%m-%d %H:%M:%S}"
+    utc = value.astimezone(UTC)
+    return Markup('<time datetime="{}">{} UTC</time>').format(utc.isoformat(), f"{utc:%Y-%m-%d %H:%M:%S}")
+
+
+def short(text: str, length: int = SHORT) -> str:
+    """Cut a text, with an ellipsis."""
+    return text if len(text) <= length else f"{text[: length - 1]}…"
+
+
+def plain(value: Any) -> str:  # noqa: PLR0911 - one for each kind of value
+    """Write the value of a column as a text: exact numbers, ISO dates, JSON, bytes as hexadecimal digits."""
+    match value:
+        case None:
+            return ""
+        case str():
+            return value
+        case bool():
+            return "true" if value else "false"
+        case bytes() | bytearray() | memoryview():
+            return "\\x" + bytes(value).hex()
+        case Decimal():
+            return format(value, "f")
+        case Enum():
+            return value.name
+        case datetime() | date():
+            return value.isoformat(" ") if isinstance(value, datetime) else value.isoformat()
+        case Mapping() | list() | tuple():
+            return json.dumps(value, ensure_ascii=False, default=plain)
+        case _:
+            return str(value)
+
+
+def shown(value: Any) -> str | Markup:
+    """Write the value of a column in a list: short, with an element for None."""
+    if value is None:
+        return Markup('<span class="null">null</span>')
+    if isinstance(value, datetime):
+        return moment(value)
+    text = plain(value)
+    return Markup('<span class="null">empty</span>') if text == "" else escape(short(text))

@@ -1,0 +1,1 @@
+"""What protects the dashboard: hosts, origins, response headers, forms and the audit."""

@@ -1,0 +1,204 @@
+"""The arguments of a dashboard, checked: its queues, redacted columns, links and origins."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from urllib.parse import quote, urlsplit
+
+import sqlalchemy as sa
+from sqlalchemy.orm import InstrumentedAttribute
+
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.spec import QueueSpec
+
+Column: TypeAlias = str | InstrumentedAttribute[Any]
+"""``Email.body``, or ``"Email.body"``, or ``"body"`` for the columns of this name in all queues."""
+
+Link: TypeAlias = str | Callable[[Any], str | None]
+"""A URL in which ``{value}`` stands for the column's value; or a function of the value that returns a URL or None."""
+
+_WHAT = "Dashboard"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
+
+
+@dataclass(frozen=True)
+class Queue:
+    """A queue that the dashboard shows."""
+
+    name: str
+    model: type[Any]
+    spec: QueueSpec
+    slug: str
+    """Its name in URLs."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The checked arguments of a dashboard."""
+
+    queues: Mapping[str, Queue]
+    """By name, in the order in which they were given."""
+    origins: frozenset[str] = frozenset()
+    """The origins under which browsers reach the dashboard, beside those of this machine."""
+    redacted: frozenset[tuple[str, str]] = frozenset()
+    """The redacted columns: the name of the queue and the name of the column in the table."""
+    links: Mapping[tuple[str, str], Link] = field(default_factory=dict)
+    """The same for the links of columns."""
+
+    @classmethod
+    def of(
+        cls,
+        models: Iterable[type[Any]],
+        redact: Iterable[Column],
+        links: Mapping[Any, Link],
+        origins: Iterable[str],
+    ) -> Settings:
+        """Check the arguments.
+
+        :raises NotAQueueError: if one of ``models`` is not a queue.
+        :raises ConfigurationError: for any other invalid argument.
+        """
+        queues = _queues(models)
+        redacted = {found for each in _listed(redact, "redact") for found in _columns(queues, each, "redact")}
+        given: object = links
+        if not isinstance(given, Mapping):
+            msg = f"{_WHAT}(links={links!r}): give a dictionary of columns and URLs"
+            raise ConfigurationError(msg)
+        checked = {
+            found: _link(column, link) for column, link in links.items() for found in _columns(queues, column, "links")
+        }
+        return cls(queues, frozenset(map(_origin, _listed(origins, "origins"))), frozenset(redacted), checked)
+
+    def by_slug(self, slug: str) -> Queue | None:
+        """Return the queue with this name in URLs."""
+        return next((queue for queue in self.queues.values() if queue.slug == slug), None)
+
+    def is_redacted(self, spec: QueueSpec, column: str) -> bool:
+        """Return whether the values of a column must not be shown.
+
+        :param column: the name of a column in the table, or of a role, such as ``last_error``.
+        """
+        role = spec.columns.get(column)
+        name = column if role is None or column in spec.table.c else str(role.key)
+        return (spec.name, name) in self.redacted
+
+    def link(self, spec: QueueSpec, column: str, value: Any) -> str | None:
+        """Return the URL to which the value of a column leads; None without one.
+
+        A URL of another scheme than http and https is not returned, as it might execute a script.
+        """
+        link = self.links.get((spec.name, column))
+        if link is None or value is None:
+            return None
+        url = link.replace("{value}", quote(str(value), safe="")) if isinstance(link, str) else link(value)
+        return url if url is not None and _is_safe(url) else None
+
+
+def _queues(models: Iterable[type[Any]]) -> dict[str, Queue]:
+    given: object = models  # without a type checker, callers may pass a class
+    if isinstance(given, type) or not isinstance(given, Iterable):
+        name = given.__name__ if isinstance(given, type) else repr(given)
+        msg = f"{_WHAT}({name}): give a list of queue classes, as in {_WHAT}([{name}], ...)"
+        raise ConfigurationError(msg)
+    found: dict[str, Queue] = {}
+    for model in models:
+        spec = spec_of(model)
+        other = found.get(spec.name)
+        if other is not None and other.spec is not spec:
+            msg = (
+                f"{_WHAT}: {other.model.__name__} and {spec.model.__name__} are both named {spec.name!r}; set "
+                "QueueConfig(name=...), or show them in two dashboards"
+            )
+            raise ConfigurationError(msg)
+        found[spec.name] = Queue(spec.name, spec.model, spec, _slug(spec.name))
+    if not found:
+        msg = f"{_WHAT}([]): give at least one queue class"
+        raise ConfigurationError(msg)
+    return found
+
+
+def _slug(name: str) -> str:
+    """Return a name as one segment of a path, which servers and browsers leave as it is."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
+    return "~" + base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def _listed(given: Any, argument: str) -> Collection[Any]:
+    if isinstance(given, str | InstrumentedAttribute) or not isinstance(given, Iterable):
+        msg = f"{_WHAT}({argument}={given!r}): give a list, as in {argument}=[{given!r}]"
+        raise ConfigurationError(msg)
+    return list(given)
+
+
+def _columns(queues: Mapping[str, Queue], column: Any, argument: str) -> list[tuple[str, str]]:
+    """Return the columns that are meant, each as the name of its queue and its name in the table."""
+    if isinstance(column, InstrumentedAttribute):
+        class_name, name = column.class_.__name__, column.key
+    elif isinstance(column, str):
+        class_name, _, name = column.rpartition(".")
+    else:
+        msg = f"{_WHAT}({argument}=...): {column!r} is not a column; give Email.body, 'Email.body' or 'body'"
+        raise ConfigurationError(msg)
+    specs = [queue.spec for queue in queues.values() if not class_name or class_name in _class_names(queue.spec)]
+    found = [(spec.name, key) for spec in specs if (key := _column_name(spec, name)) is not None]
+    if not found:
+        where = (
+            f"no queue class {class_name} has a column {name!r}" if class_name else f"no queue has a column {name!r}"
+        )
+        msg = f"{_WHAT}({argument}=...): {where}; name an attribute of a queue class, as in 'Email.body'"
+        raise ConfigurationError(msg)
+    return found
+
+
+def _class_names(spec: QueueSpec) -> set[str]:
+    return {mapper.class_.__name__ for mapper in spec.mapper.self_and_descendants} | {spec.name}
+
+
+def _column_name(spec: QueueSpec, name: str) -> str | None:
+    for mapper in spec.mapper.self_and_descendants:
+        found = mapper.columns.get(name)
+        if isinstance(found, sa.Column):
+            return str(found.key)
+    if name in spec.columns:
+        return str(spec.columns[name].key)
+    return name if name in spec.table.c else None
+
+
+def _link(column: Any, link: Any) -> Link:
+    if callable(link):
+        return link  # type: ignore[no-any-return]  # whatever it is, its result is checked when it is called
+    if not isinstance(link, str) or "{value}" not in link or not _is_safe(link):
+        msg = f"{_WHAT}(links={{{column!s}: {link!r}}}): give a URL as in 'https://shop.example/customers/{{value}}'"
+        raise ConfigurationError(msg)
+    return link
+
+
+def _is_safe(url: str) -> bool:
+    # Browsers ignore control characters and white space in front of a scheme.
+    if any(ord(each) <= 0x20 or ord(each) == 0x7F for each in url) or url.startswith(("\\", "/\\")):  # noqa: PLR2004 - ASCII
+        return False
+    try:
+        return urlsplit(url).scheme in {"", "http", "https"}
+    except ValueError:
+        return False
+
+
+def _origin(origin: Any) -> str:
+    try:
+        parts = urlsplit(origin)
+        well_formed = parts.scheme in {"http", "https"} and parts.hostname and parts.path in {"", "/"}
+        if well_formed and not (parts.query or parts.fragment or "@" in parts.netloc):
+            return f"{parts.scheme}://{parts.netloc.lower()}"
+    except (ValueError, TypeError, AttributeError):
+        pass
+    msg = (
+        f"{_WHAT}(origins=[{origin!r}]): give the scheme and host under which browsers reach it, as in "
+        "'https://ops.example.com'"
+    )
+    raise ConfigurationError(msg)

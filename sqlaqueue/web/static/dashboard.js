@@ -1,0 +1,1 @@
+// Live updates, local times and keys. The pages work without it.

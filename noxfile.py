@@ -20,15 +20,15 @@ import nox
 nox.needs_version = ">=2024.4"
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["lint", "types", "docs", "tests"]
+nox.options.sessions = ["lint", "types", "docs", "browser", "tests"]
 
 SQLALCHEMY = ["2.1.*", "2.0.*", "2.0.32"]
 LATEST_SQLALCHEMY = SQLALCHEMY[:2]
 
 # The newest versions run all but what is left to `full`. Each other combination runs the tests that are marked
 # `everywhere` and a part of the rest, so that one test in sixteen meets one more combination.
-NEWEST = ["-m", "not thorough"]
-ELSEWHERE = ["-m", "not thorough and not once"]
+NEWEST = ["-m", "not thorough and not browser"]
+ELSEWHERE = ["-m", "not thorough and not once and not browser"]
 SHARES = 16
 
 # One more than there are cores: many a test waits for a process, or for a lease.
@@ -127,6 +127,13 @@ def docs(session: nox.Session) -> None:
     """Build the documentation as a site, in build/docs; its snippets are run by the tests."""
     session.install("-e.[docs]")
     session.run("sphinx-build", "--quiet", "--fail-on-warning", "--keep-going", "docs", "build/docs")
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Test the dashboard in a real browser, which Debian's package chromium installs."""
+    session.install("-e.[test]")
+    session.run(*PYTEST, "tests/web/browser", *session.posargs)
 
 
 @nox.session(python=[*PYTHONS])

@@ -21,6 +21,7 @@ from sqlaqueue.cli.commands.metrics import metrics
 from sqlaqueue.cli.commands.pause_resume import pause, resume
 from sqlaqueue.cli.commands.scheduler import scheduler
 from sqlaqueue.cli.commands.schedules import schedules
+from sqlaqueue.cli.commands.web import web
 from sqlaqueue.cli.commands.why import why
 from sqlaqueue.cli.commands.worker import worker
 from sqlaqueue.cli.shared.settings import apply_settings
@@ -54,6 +55,7 @@ for command in (
     workers,
     health,
     metrics,
+    web,
     requeue,
     cancel,
     purge,

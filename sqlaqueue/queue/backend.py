@@ -158,8 +158,8 @@ class SideTables(Protocol):
         """Return the statement that stores rows of the model's table as dead letters."""
         ...
 
-    def stored_rows(self, dead: sa.FromClause, columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
-        """Return the stored row of each dead letter as a table, to be joined on true."""
+    def stored_rows(self, row: sa.ColumnElement[Any], columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
+        """Return the stored row of each dead letter, in its column ``row``, as a table, to be joined on true."""
         ...
 
 

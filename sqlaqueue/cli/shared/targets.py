@@ -17,7 +17,7 @@ from typing import Any
 from sqlaqueue.cli.shared.errors import InputError, first_line
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.exc import NotAQueueError
-from sqlaqueue.mapping.mixin import QueueMixin, spec_of
+from sqlaqueue.mapping.mixin import QueueMixin, queue_spec, spec_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.scheduler import SchedulerBase
 
@@ -42,12 +42,15 @@ class Target:
         return spec_of(self.model)
 
 
-def load_targets(texts: Sequence[str]) -> list[Target]:
+def load_targets(texts: Sequence[str], *, modules: bool = False) -> list[Target]:
     """Return the queues of the targets; a target may name several Consumers.
 
+    :param modules: whether a target may be a module, such as ``app.models``, for the queue classes in it.
     :raises InputError: if a target names no queue.
     """
-    return [target for text in texts for target in _targets(text)]
+    return [
+        target for text in texts for target in (_in_module(text) if modules and ":" not in text else _targets(text))
+    ]
 
 
 def load(text: str) -> Any:
@@ -56,11 +59,8 @@ def load(text: str) -> Any:
     :raises InputError: if the import fails, or there is no such attribute.
     """
     name, colon, path = text.partition(":")
-    if not colon or not path or not all(part.isidentifier() for part in name.split(".")):
-        hint = f"; write a module as app.models, not as {name!r}" if "/" in name or name.endswith(".py") else ""
-        raise InputError(f"{text!r}: {_EXAMPLE}{hint}")
-    if (here := os.fspath(Path.cwd())) not in sys.path:
-        sys.path.insert(0, here)
+    if not colon or not path or not _is_module_name(name):
+        raise InputError(f"{text!r}: {_EXAMPLE}{_module_hint(name)}")
     found: Any = _module(name, text)
     for part in path.split("."):
         try:
@@ -106,7 +106,28 @@ def _called(function: Any, text: str) -> Any:
         raise InputError(f"{text}: it raised {_description(error)}") from error
 
 
+def _in_module(name: str) -> list[Target]:
+    """Return the queues whose classes are in a module; of a class and its subclasses, the one that has the table."""
+    if not _is_module_name(name):
+        raise InputError(f"{name!r}: {_EXAMPLE}, or a module, such as app.models{_module_hint(name)}")
+    found = [queue_spec(each) for each in vars(_module(name, name)).values() if isinstance(each, type)]
+    models = dict.fromkeys(spec.model for spec in found if spec is not None)
+    if not models:
+        raise InputError(f"{name}: the module has no queue class; name the one that has, such as app.models")
+    return [Target(f"{name}:{model.__name__}", model) for model in models]
+
+
+def _is_module_name(text: str) -> bool:
+    return all(part.isidentifier() for part in text.split("."))
+
+
+def _module_hint(name: str) -> str:
+    return f"; write a module as app.models, not as {name!r}" if "/" in name or name.endswith(".py") else ""
+
+
 def _module(name: str, text: str) -> ModuleType:
+    if (here := os.fspath(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import sqlalchemy as sa
 
 from sqlaqueue.postgresql.catalog.table_id import TableId
 from sqlaqueue.queue.listing_protocol import OrderedIndex
 
-# A column of another collation or operator class has an order of its own, which ORDER BY of the column does not ask for.
+# A column of another collation or operator class has an order of its own, for which ORDER BY does not ask.
 _INDEXES = sa.text("""
     SELECT i.relname::text AS name, x.indisunique AS is_unique, x.indpred IS NOT NULL AS is_partial,
            ARRAY(SELECT CASE WHEN o.opcdefault AND x.indcollation[n.k] = a.attcollation THEN a.attname::text END
@@ -63,5 +64,5 @@ class _Oid(sa.types.UserDefinedType[int]):
 
     cache_ok = True
 
-    def get_col_spec(self) -> str:
+    def get_col_spec(self, **_: Any) -> str:
         return "oid"

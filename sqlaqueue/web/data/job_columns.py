@@ -64,7 +64,7 @@ class JobColumn:
     def form(self) -> Form:
         """How its values become texts."""
         if self.kind in {"text", "bytes"}:
-            return self.kind  # type: ignore[return-value] # two of the forms
+            return self.kind
         if self.kind in {"moment", "naive_moment", "date"}:
             return "moment"
         return "large" if self.kind == "other" else "short"
@@ -98,7 +98,7 @@ class JobColumns(Mapping[str, JobColumn]):
         return self._by_column.get(name)
 
     @property
-    def keys(self) -> list[JobColumn]:
+    def of_key(self) -> list[JobColumn]:
         """The columns of the primary key, in its order."""
         found = [self.stored_as(column.name) for column in self.spec.keys]
         return [each for each in found if each is not None]
@@ -147,11 +147,11 @@ def columns_of(spec: QueueSpec, is_redacted: IsRedacted) -> JobColumns:
                 found[column] = JobColumn(
                     name=name,
                     column=column,
-                    kind="state" if role == "status" else _kind_of(column.type),
+                    kind="state" if role == "status" else kind_of_type(column.type),
                     role=role,
                     is_key=column in spec.keys,
                     is_redacted=any(is_redacted(spec, alias) for alias in aliases),
-                    choices=_choices(column.type),
+                    choices=choices_of(column.type),
                 )
     in_order = sorted(found.values(), key=lambda each: (not each.is_key, each.role is not None))
     return JobColumns(spec, in_order)
@@ -170,7 +170,7 @@ def states_of(spec: QueueSpec) -> list[str]:
 def state_of(spec: QueueSpec, status: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
     """Return the name of the state for a value of the status column."""
     stored = [state for state in STATES if getattr(spec.config.states, state) is not None]
-    whens = [(status == spec.literal(state), sa.literal_column(f"'{state}'")) for state in stored]
+    whens: list[Any] = [(status == spec.literal(state), sa.literal_column(f"'{state}'")) for state in stored]
     return sa.type_coerce(sa.case(*whens, else_=sa.literal_column(f"'{OTHER}'")), sa.Text())
 
 
@@ -181,7 +181,8 @@ def stored_type(type_: TypeEngine[Any]) -> TypeEngine[Any]:
     return type_
 
 
-def _kind_of(type_: TypeEngine[Any]) -> Kind:
+def kind_of_type(type_: TypeEngine[Any]) -> Kind:
+    """Return the kind of the values of a type."""
     stored = stored_type(type_)
     kinds: tuple[tuple[type[Any], Kind], ...] = (
         (sa.Enum, "enum"),
@@ -196,13 +197,15 @@ def _kind_of(type_: TypeEngine[Any]) -> Kind:
         return "moment" if stored.timezone else "naive_moment"
     if isinstance(stored, sa.Uuid):
         return "uuid" if stored.native_uuid else "text"
-    found = next((kind for cls, kind in kinds if isinstance(stored, cls)), "other")
+    other: Kind = "other"
+    found = next((kind for cls, kind in kinds if isinstance(stored, cls)), other)
     if found == "boolean" and not getattr(stored, "native", True):
         return "other"
     return found
 
 
-def _choices(type_: TypeEngine[Any]) -> tuple[str, ...]:
+def choices_of(type_: TypeEngine[Any]) -> tuple[str, ...]:
+    """Return the values of an enum, as the database stores them; none for another type."""
     stored = stored_type(type_)
     return tuple(str(label) for label in stored.enums) if isinstance(stored, sa.Enum) else ()
 
@@ -211,6 +214,8 @@ def _is_short(column: JobColumn) -> bool:
     if column.kind in {"bytes", "other"}:
         return False
     length = getattr(column.stored_type, "length", None)
-    return column.kind != "text" or not isinstance(column.stored_type, sa.Text | sa.LargeBinary) or bool(
-        length and length <= _SHORT
+    return (
+        column.kind != "text"
+        or not isinstance(column.stored_type, sa.Text | sa.LargeBinary)
+        or bool(length and length <= _SHORT)
     )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import csv
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -27,7 +27,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.admin.job_filter import kind_of
-from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, Kind, states_of, stored_type
+from sqlaqueue.web.data.job_columns import (
+    JobColumn,
+    JobColumns,
+    Kind,
+    choices_of,
+    kind_of_type,
+    states_of,
+    stored_type,
+)
 from sqlaqueue.web.data.parameters import ParameterError
 
 PREFIX = "f."
@@ -126,31 +134,23 @@ class JobsWanted:
         """Return the parts of the key, typed, if the filter has one."""
         if self.key is None:
             return []
-        keys = self.columns.keys
+        keys = self.columns.of_key
         parts = [self.key] if len(keys) == 1 else next(csv.reader([self.key]), [])
         if len(parts) != len(keys):
             names = ",".join(each.name for each in keys)
             raise ParameterError("job", f"the key has {len(keys)} parts; write it as {names}")
         return [typed(column, part, "job") for column, part in zip(keys, parts, strict=True)]
 
-    def on_columns(
-        self, expressions: Mapping[str, sa.ColumnElement[Any]], *, without: Sequence[Condition] = ()
-    ) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions on columns, the kind of the error and the key; not that on the state.
+    def has_error(self, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+        """Return the condition that the last error is of the kind :attr:`error`.
 
-        :param expressions: the values of each column, by its name.
-        :param without: conditions that are left out.
+        :param values: the values of each column, by its name.
         """
-        found = [each.on(expressions[each.column.name]) for each in self.conditions if each not in without]
-        if self.error is not None:
-            found.append(kind_of(expressions[self.columns.by_role["last_error"].name]) == self.error)
-        for column, value in zip(self.columns.keys, self.key_values(), strict=False):
-            found.append(sa.type_coerce(expressions[column.name], value.type) == value)
-        return found
+        return kind_of(values[self.columns.by_role["last_error"].name]) == self.error
 
 
 def parse_filter(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> JobsWanted:
-    """Return the filter in the parameters of a URL. Parameters of other names are ignored, unless they begin with ``f.``.
+    """Return the filter in the parameters of a URL; names that are none of the filter are ignored.
 
     :raises ParameterError: if a column does not exist or cannot be filtered, or a value is malformed.
     """
@@ -217,21 +217,30 @@ def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]
     :raises ParameterError: if it is no value of the column's kind.
     """
     _check_text(parameter, text)
-    match column.kind:
+    return typed_as(column.column, text, parameter)
+
+
+def typed_as(  # noqa: C901, PLR0911 - one for each kind
+    column: sa.Column[Any], text: str, parameter: str
+) -> sa.ColumnElement[Any]:
+    """Return the same for a column of any table."""
+    stored = stored_type(column.type)
+    match kind_of_type(stored):
         case "integer":
             return sa.literal(_integer(text, parameter), sa.BigInteger())
         case "number":
             # The text itself, as a float would not be exact. A number of another type is no value of a float column.
-            type_ = column.stored_type if isinstance(column.stored_type, sa.Float) else sa.Numeric()
-            return sa.cast(sa.literal(str(_number(text, parameter)), sa.Text()), type_)
+            number = sa.literal(str(_number(text, parameter)), sa.Text())
+            return sa.cast(number, stored if isinstance(stored, sa.Float) else sa.Numeric())
         case "boolean":
             if text not in {"true", "false"}:
                 raise ParameterError(parameter, "use true or false")
             return sa.literal(text == "true", sa.Boolean())
         case "enum":
-            if text not in column.choices:
-                raise ParameterError(parameter, f"use one of {', '.join(column.choices)}"[:500])
-            return sa.cast(sa.literal(text, sa.Text()), column.stored_type)
+            choices = choices_of(stored)
+            if text not in choices:
+                raise ParameterError(parameter, f"use one of {', '.join(choices)}"[:500])
+            return sa.cast(sa.literal(text, sa.Text()), stored)
         case "uuid":
             return sa.cast(sa.literal(str(_uuid(text, parameter)), sa.Text()), sa.Uuid())
         case "moment":
@@ -244,7 +253,7 @@ def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]
             return sa.literal(text, sa.Text())
         case _:
             # The database converts it, or refuses it.
-            return sa.cast(sa.literal(text, sa.Text()), stored_type(column.column.type))
+            return sa.cast(sa.literal(text, sa.Text()), stored)
 
 
 def _check_text(parameter: str, text: str) -> None:

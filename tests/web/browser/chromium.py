@@ -1,0 +1,173 @@
+"""A real browser: Debian's Chromium without a window, driven by Playwright, which downloads nothing here.
+
+A :class:`View` is one window. It collects what no page of the dashboard may cause: errors and warnings on the console,
+violations of the content security policy among them, uncaught errors, and requests that fail.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
+
+PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
+MISSING = "needs Chromium, as Debian's package chromium has it: apt-get install chromium"
+
+TIMEOUT = 30_000
+"""Milliseconds for each step: a page that takes this long never comes."""
+
+DESKTOP, PHONE = (1280, 800), (390, 844)
+
+_QUIET = (
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--disable-gpu",
+    "--no-first-run",
+    # The same letters on every machine, for the screenshots.
+    "--font-render-hinting=none",
+)
+
+
+@contextlib.contextmanager
+def running() -> Iterator[Browser]:
+    """Run a browser."""
+    assert PROGRAM is not None, MISSING
+    # As root, which tests often are in a container, Chromium does not start with its sandbox.
+    root = ("--no-sandbox",) if os.getuid() == 0 else ()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=PROGRAM, args=[*_QUIET, *root])
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@dataclass
+class View:
+    """One window of a browser that shows a dashboard.
+
+    :param root: the URL of the dashboard, with a slash at its end.
+    """
+
+    page: Page
+    root: str
+    problems: list[str] = field(default_factory=list)
+    _expected: set[int] = field(default_factory=set)
+    """The statuses of responses that a test has asked for."""
+
+    def __post_init__(self) -> None:
+        self.page.set_default_timeout(TIMEOUT)
+        self.page.on("console", self._console)
+        self.page.on("pageerror", lambda error: self.problems.append(f"uncaught: {error}"))
+        self.page.on("requestfailed", self._failed)
+        self.page.on("response", self._response)
+
+    # -- what goes wrong -------------------------------------------------------------------------------------------
+
+    def _console(self, message: ConsoleMessage) -> None:
+        if message.type not in {"error", "warning"}:
+            return
+        # The browser reports such a response itself, once more.
+        if not (message.text.startswith("Failed to load resource") and self._expected):
+            self.problems.append(f"console: {message.text} ({message.location.get('url')})")
+
+    def _failed(self, request: Request) -> None:
+        failure = request.failure or ""
+        # The page was left, or its script has closed the stream.
+        left = "ERR_ABORTED" in failure and request.resource_type in {"eventsource", "fetch", "document"}
+        if not left and not (request.resource_type == "eventsource" and self._expected):
+            self.problems.append(f"request: {failure} {request.url}")
+
+    def _response(self, response: Response) -> None:
+        if response.status >= 400 and response.status not in self._expected:
+            self.problems.append(f"status {response.status}: {response.url}")
+
+    def check(self) -> None:
+        """Fail if anything has gone wrong so far."""
+        assert not self.problems, "\n".join(self.problems)
+
+    def expect(self, *statuses: int) -> None:
+        """Accept responses of these statuses from now on; 0 for a server that does not answer."""
+        self._expected |= set(statuses)
+
+    # -- what a user does ------------------------------------------------------------------------------------------
+
+    def open(self, path: str = "", *, status: int = 200) -> View:
+        """Open a page of the dashboard, relative to its root."""
+        if status >= 400:
+            self.expect(status)
+        response = self.page.goto(self.root + path)
+        assert response is not None
+        assert response.status == status, f"{response.status}: {response.url}\n{self.text()[:2000]}"
+        self.check()
+        return self
+
+    def press(self, *keys: str) -> View:
+        """Press keys one after the other."""
+        for key in keys:
+            self.page.keyboard.press(key)
+        return self
+
+    def text(self, selector: str = "body") -> str:
+        """Return the text that is seen."""
+        return self.page.inner_text(selector)
+
+    def wait_for(self, condition: str, argument: Any = None) -> None:
+        """Wait until a function of JavaScript returns something true."""
+        self.page.wait_for_function(condition, arg=argument)
+
+    def run(self, function: str, argument: Any = None) -> Any:
+        """Return what a function of JavaScript returns."""
+        return self.page.evaluate(function, argument)
+
+    @property
+    def path(self) -> str:
+        """The path and query of the page, relative to the root."""
+        below = self.page.url.removeprefix(self.root)
+        return below if below != self.page.url else urlsplit(self.page.url).path
+
+    def screenshot(self, path: Path, *, whole: bool = False) -> None:
+        """Write a picture of what is seen."""
+        self.page.screenshot(path=path, full_page=whole, animations="disabled", caret="hide")
+
+
+@contextlib.contextmanager
+def viewing(
+    browser: Browser,
+    root: str,
+    *,
+    size: tuple[int, int] = DESKTOP,
+    scheme: Literal["light", "dark"] = "light",
+    javascript: bool = True,
+    timezone: str = "Europe/Berlin",
+    locale: str = "en-GB",
+    scale: float = 1,
+) -> Iterator[View]:
+    """Open a window with settings and cookies of its own; in the end, fail if anything has gone wrong in it."""
+    is_phone = size == PHONE
+    context = browser.new_context(
+        viewport={"width": size[0], "height": size[1]},
+        color_scheme=scheme,
+        java_script_enabled=javascript,
+        timezone_id=timezone,
+        locale=locale,
+        has_touch=is_phone,
+        is_mobile=is_phone,
+        device_scale_factor=scale,
+        reduced_motion="reduce",
+    )
+    try:
+        view = View(context.new_page(), root)
+        yield view
+        view.check()
+    finally:
+        context.close()

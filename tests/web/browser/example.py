@@ -1,0 +1,278 @@
+"""The queues of a shop with jobs in every state, the same ones each time: what the browser tests and screenshots show.
+
+Moments are relative to the time of the database, so that ages are the same as well.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, relationship
+
+from sqlaqueue import Limit, QueueConfig, QueueMixin, Schedule
+from sqlaqueue.queue.backend import ATTEMPT, CONSUMERS
+from sqlaqueue.schedules.declare import declare
+from sqlaqueue.schedules.group import schedule_groups
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Customer(Base):
+    __tablename__ = "customer"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str]
+
+
+class Email(QueueMixin, Base):
+    """Leases, an attempt history, the time of the start."""
+
+    __tablename__ = "email"
+    __queue__ = QueueConfig(
+        strategy="update_status", attempt_history=timedelta(days=14), columns={"started_at": "started_at"}
+    )
+
+    id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
+    customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customer.id"), index=True)
+    customer: Mapped[Customer] = relationship()
+    to: Mapped[str]
+    subject: Mapped[str]
+    is_urgent: Mapped[bool] = mapped_column(default=False)
+
+
+class Invoice(QueueMixin, Base):
+    """Two jobs of a customer at once."""
+
+    __tablename__ = "invoice"
+    __queue__ = QueueConfig(strategy="update_status", limits=[Limit(2, per="customer_id")], max_attempts=3)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    customer_id: Mapped[int] = mapped_column(sa.ForeignKey("customer.id"))
+    customer: Mapped[Customer] = relationship()
+    amount: Mapped[Decimal] = mapped_column(sa.Numeric(10, 2))
+
+
+class Thumbnail(QueueMixin, Base):
+    """Messages in a table beside the jobs."""
+
+    __tablename__ = "thumbnail"
+    __queue__ = QueueConfig(strategy="delete_returning")
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    path: Mapped[str]
+    width: Mapped[int]
+
+
+class Report(QueueMixin, Base):
+    """Scheduled, with arguments as JSON."""
+
+    __tablename__ = "report"
+    __queue__ = QueueConfig(strategy="batch_select", max_attempts=2, attempt_history=timedelta(days=14))
+
+    id: Mapped[uuid.UUID] = mapped_column(primary_key=True, default=uuid.uuid4)
+    kind: Mapped[str]
+    arguments: Mapped[dict[str, Any]] = mapped_column(JSONB, default=dict)
+
+
+QUEUES: list[type[Any]] = [Email, Invoice, Thumbnail, Report]
+
+SCHEDULES = [
+    Schedule("nightly-sales", Report, cron="0 3 * * *", timezone="Europe/Berlin", values={"kind": "sales"}),
+    Schedule("stock-every-quarter", Report, cron="*/15 * * * *", values={"kind": "stock"}, skip_unfinished=True),
+    Schedule("weekly-digest", Report, cron="30 7 * * 1", timezone="America/New_York", values={"kind": "digest"}),
+    Schedule("heartbeat", Report, every=timedelta(minutes=5), values={"kind": "health"}, catch_up="skip"),
+]
+
+NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Donald", "Frances", "Niklaus", "Radia", "Tony", "Margaret")
+SUBJECTS = ("Your order has shipped", "Welcome", "Your invoice", "Reset your password", "We miss you")
+ERRORS = (
+    "ConnectionRefusedError: [Errno 111] Connection refused: smtp.example.com:587",
+    "SMTPRecipientsRefused: 550 5.1.1 mailbox unavailable",
+    "TimeoutError: no answer within 10 seconds",
+)
+TRACEBACK = """Traceback (most recent call last):
+  File "/app/mail.py", line 42, in send
+    smtp.sendmail(SENDER, [email.to], body)
+  File "/usr/lib/python3.13/smtplib.py", line 906, in sendmail
+    raise SMTPRecipientsRefused(senderrs)
+{error}
+"""
+
+
+def fill(session: Session) -> None:
+    """Create the tables and their rows."""
+    Base.metadata.create_all(session.connection())
+    now: datetime = session.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+    dice = random.Random(7)
+    session.add_all([Customer(id=number, name=f"{name} Ltd") for number, name in enumerate(NAMES, start=1)])
+    session.flush()
+    insert(session, Email, [*_finished(dice, now, 900), *_failed(dice, now), *_waiting(dice, now, 34)], _email, dice)
+    running = [*_running(dice, now, 3)]
+    insert(session, Email, running, _email, dice)
+    insert(session, Invoice, [*_finished(dice, now, 240), *_waiting(dice, now, 18)], _invoice, dice)
+    at_limit = [*_running(dice, now, 2)]
+    insert(session, Invoice, at_limit, lambda _: {"customer_id": 3, "amount": Decimal("129.50")}, dice)
+    insert(session, Thumbnail, [*_finished(dice, now, 400), *_waiting(dice, now, 62)], _thumbnail, dice)
+    insert(session, Report, [*_finished(dice, now, 60), *_failed(dice, now)[:2]], _report, dice)
+    _history(session, now)
+    _consumers(session, now)
+    session.commit()
+    for group in schedule_groups(SCHEDULES, "fill"):
+        declare(session, group)
+    session.execute(sa.text("UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'weekly-digest'"))
+    session.commit()
+    for table in (Email, Invoice, Thumbnail, Report):
+        session.execute(sa.text(f"ANALYZE {table.__tablename__}"))
+    session.commit()
+
+
+def insert(session: Session, model: Any, jobs: list[dict[str, Any]], columns: Any, dice: random.Random) -> None:
+    roles = set(model.__mapper__.columns.keys())
+    rows = [{name: value for name, value in (columns(dice) | job).items() if name in roles} for job in jobs]
+    for keys in dict.fromkeys(tuple(sorted(row)) for row in rows):
+        session.execute(sa.insert(model), [row for row in rows if tuple(sorted(row)) == keys])
+
+
+def _email(dice: random.Random) -> dict[str, Any]:
+    number = dice.randrange(len(NAMES))
+    return {
+        "customer_id": number + 1,
+        "to": f"{NAMES[number].lower()}@example.com",
+        "subject": dice.choice(SUBJECTS),
+        "is_urgent": dice.random() < 0.1,
+        "priority": dice.choice((0, 0, 0, 5)),
+    }
+
+
+def _invoice(dice: random.Random) -> dict[str, Any]:
+    return {"customer_id": dice.randrange(len(NAMES)) + 1, "amount": Decimal(dice.randrange(900, 90_000)) / 100}
+
+
+def _thumbnail(dice: random.Random) -> dict[str, Any]:
+    return {"path": f"/media/{dice.randrange(10**6):06}.jpg", "width": dice.choice((64, 320, 1280))}
+
+
+def _report(dice: random.Random) -> dict[str, Any]:
+    kind = dice.choice(("sales", "stock", "digest"))
+    return {
+        "id": uuid.UUID(int=dice.getrandbits(128), version=4),
+        "kind": kind,
+        "arguments": {"month": dice.randrange(1, 13), "currency": "EUR", "columns": ["net", "gross"]},
+    }
+
+
+def _finished(dice: random.Random, now: datetime, number: int) -> Iterator[dict[str, Any]]:
+    """Yield jobs that have ended within a day, more of them lately."""
+    for _ in range(number):
+        end = now - timedelta(seconds=86_400 * dice.random() ** 2.2)
+        start = end - timedelta(seconds=dice.lognormvariate(0, 0.8))
+        created = start - timedelta(seconds=dice.lognormvariate(1, 1))
+        times = {"created_at": created, "run_at": created, "started_at": start, "finished_at": end}
+        yield {"status": "completed", "attempts": 1, "claimed_by": "worker-1:4711", **times}
+
+
+def _failed(dice: random.Random, now: datetime) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for number in range(17):
+        end = now - timedelta(minutes=7 + 23 * number)
+        times = {"created_at": end - timedelta(minutes=9), "run_at": end - timedelta(minutes=1), "finished_at": end}
+        error = ERRORS[number % len(ERRORS)]
+        found.append({"status": "failed", "attempts": 5, "last_error": error, **times})
+    found.append(
+        {
+            "status": "cancelled",
+            "attempts": 0,
+            "created_at": now - timedelta(hours=2),
+            "finished_at": now,
+            "run_at": now,
+        }
+    )
+    return found
+
+
+def _waiting(dice: random.Random, now: datetime, number: int) -> Iterator[dict[str, Any]]:
+    """Yield pending jobs: two thirds are due, the others later."""
+    for place in range(number):
+        due = now - timedelta(seconds=4 * place) if place % 3 else now + timedelta(minutes=5 * place + 1)
+        retried = {"attempts": 2, "last_error": ERRORS[0]} if place % 7 == 1 else {"attempts": 0, "last_error": None}
+        created = min(due, now) - timedelta(seconds=5)
+        yield {"status": "pending", "created_at": created, "run_at": due, **retried}
+
+
+def _running(dice: random.Random, now: datetime, number: int) -> Iterator[dict[str, Any]]:
+    for place in range(number):
+        start = now - timedelta(seconds=2 + 3 * place)
+        yield {
+            "status": "processing",
+            "attempts": 1,
+            "created_at": start - timedelta(seconds=1),
+            "run_at": start - timedelta(seconds=1),
+            "started_at": start,
+            "lease_token": uuid.UUID(int=dice.getrandbits(128), version=4),
+            # Longer than any test: no Consumer extends it.
+            "lease_expires_at": now + timedelta(hours=1),
+            "claimed_by": "worker-1:4711",
+        }
+
+
+def _history(session: Session, now: datetime) -> None:
+    """Write the attempts of all ended e-mails and reports: five of each that has failed."""
+    for model in (Email, Report):
+        table = Base.metadata.tables[ATTEMPT]
+        rows: list[dict[str, Any]] = []
+        for job in session.scalars(sa.select(model).where(model.finished_at.is_not(None))):  # type: ignore[attr-defined]
+            end: Any = job.finished_at
+            for attempt in range(1, (job.attempts or 0) + 1):
+                last = attempt == job.attempts
+                ended = end - timedelta(minutes=2) * (job.attempts - attempt)
+                outcome = job.status if last else "retried"
+                error = None if outcome == "completed" else job.last_error
+                rows.append(
+                    {
+                        "queue": model.__tablename__,
+                        "key": [job.id if isinstance(job.id, int) else str(job.id)],
+                        "attempt": attempt,
+                        "started_at": ended - timedelta(milliseconds=40 + 37 * (len(rows) % 50)),
+                        "ended_at": ended,
+                        "worker": "worker-1:4711",
+                        "outcome": outcome,
+                        "error": error,
+                        "traceback": None if error is None else TRACEBACK.format(error=error),
+                    }
+                )
+        session.execute(sa.insert(table), rows)
+
+
+def _consumers(session: Session, now: datetime) -> None:
+    table = Base.metadata.tables[CONSUMERS]
+    emails = session.scalars(sa.select(Email.id).where(Email.status == "processing")).all()
+    invoices = session.scalars(sa.select(Invoice.id).where(Invoice.status == "processing")).all()
+    served = {"email": emails, "invoice": invoices, "thumbnail": [], "report": []}
+    rows = [
+        {
+            "id": f"{queue}-{number}",
+            "queue": queue,
+            "name": "mail" if queue == "email" else None,
+            "host": f"worker-{number}",
+            "pid": 4710 + number,
+            "version": "0.1.0",
+            "listening": True,
+            "running": [[str(key)] for key in keys] if number == 1 else [],
+            "claimed": 0,
+            "heartbeat_at": now,
+            "expires_at": now + timedelta(hours=1),
+            "created_at": now - timedelta(hours=5),
+        }
+        for queue, keys in served.items()
+        for number in (1, 2)
+    ]
+    session.execute(sa.insert(table), rows)

@@ -1,0 +1,268 @@
+"""The stream of events: what it says, who may read it, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue.web import Access, Dashboard
+from sqlaqueue.web.live import broadcaster, event_stream
+from tests.pooler import PROGRAM, Pooler
+from tests.servers import Database
+from tests.web.browser.site import serving
+from tests.web.conftest import everything
+from tests.web.models import Queues
+
+LISTENING = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN%%' AND datname = current_database()"
+
+
+class Stream:
+    """An open stream, as a browser reads it."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.response = response
+        self._lines = response.aiter_lines()
+
+    async def comment(self) -> str:
+        """Return the first line."""
+        return await anext(self._lines)
+
+    async def event(self) -> Any:
+        """Return the data of the next event."""
+        async with asyncio.timeout(30):
+            async for line in self._lines:
+                if line.startswith("data: "):
+                    return json.loads(line.removeprefix("data: "))
+        return None
+
+
+@contextlib.asynccontextmanager
+async def streaming(root: str, path: str = "events") -> AsyncIterator[Stream]:
+    async with httpx.AsyncClient(timeout=30) as client, client.stream("GET", root + path) as response:
+        yield Stream(response)
+
+
+@pytest.fixture
+def no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "TIMER", 1e6)
+
+
+@pytest.fixture(params=["psycopg", "asyncpg", "psycopg async"])
+def root(request: pytest.FixtureRequest, queues: Queues, engine: sa.Engine) -> Iterator[str]:
+    """The URL of a dashboard with each kind of sessions."""
+    driver, _, is_async = request.param.partition(" ")
+    if driver == "psycopg" and not is_async:
+        with serving(Dashboard(queues.all, sessionmaker(engine), access=everything)) as (root, _):
+            yield root
+        return
+    url = engine.url.set(drivername=f"postgresql+{driver}")
+    other = create_async_engine(url, poolclass=sa.NullPool)
+    with serving(Dashboard(queues.all, async_sessionmaker(other), access=everything)) as (root, _):
+        yield root
+
+
+@pytest.fixture
+def sync_root(queues: Queues, sessions: Any) -> Iterator[str]:
+    with serving(Dashboard(queues.all, sessions, access=everything)) as (root, _):
+        yield root
+
+
+@pytest.fixture
+def email(queues: Queues, engine: sa.Engine) -> Callable[[], None]:
+    """A function that enqueues an e-mail."""
+
+    def enqueue() -> None:
+        with Session(engine) as session:
+            session.add(queues.Email(recipient="ada@example.com", subject="ten thousand"))
+            session.commit()
+
+    return enqueue
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not await asyncio.to_thread(condition):
+            await asyncio.sleep(0.05)
+
+
+def listening(engine: sa.Engine) -> int:
+    with engine.connect() as connection:
+        return int(connection.exec_driver_sql(LISTENING).scalar_one())
+
+
+@pytest.mark.usefixtures("no_timer")
+async def test_a_new_job_is_an_event_with_the_name_of_its_queue(root: str, email: Any, engine: sa.Engine) -> None:
+    async with streaming(root) as stream:
+        assert stream.response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert stream.response.headers["cache-control"] == "no-store"
+        assert await stream.comment() == ": connected"
+        # Those before the subscription may have been missed.
+        await until(lambda: listening(engine) == 1)
+        email()
+        queues: list[str] = []
+        while "email" not in queues:
+            event = await stream.event()
+            assert [*event] == ["queues"]
+            queues = event["queues"]
+    # Nothing is left when nobody watches.
+    await until(lambda: listening(engine) == 0)
+
+
+@pytest.mark.usefixtures("no_timer")
+async def test_windows_share_a_connection(sync_root: str, email: Any, engine: sa.Engine) -> None:
+    async with streaming(sync_root) as one:
+        async with streaming(sync_root) as another, streaming(sync_root, "events?queue=email"):
+            await one.event()
+            await another.event()
+            await until(lambda: listening(engine) == 1)
+        email()
+        while "email" not in (await one.event())["queues"]:
+            pass
+    await until(lambda: listening(engine) == 0)
+
+
+async def test_the_timer_sends_an_event_without_a_notification(sync_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_stream, "TIMER", 0.1)
+    async with streaming(sync_root) as stream:
+        while await stream.event() != {"queues": []}:
+            pass
+
+
+@pytest.mark.skipif(PROGRAM is None, reason="needs PgBouncer: apt-get install pgbouncer")
+async def test_behind_a_pooler_the_timer_is_left(
+    shared: Database, queues: Queues, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "TIMER", 0.1)
+    with Pooler(shared, "transaction") as pooler:
+        behind = sa.create_engine(
+            pooler.url("psycopg"), poolclass=sa.NullPool, connect_args={"prepare_threshold": None}
+        )
+        with serving(Dashboard(queues.all, sessionmaker(behind), access=everything)) as (root, _):
+            async with streaming(root) as stream:
+                for _ in range(3):
+                    assert await stream.event() is not None
+
+
+@pytest.mark.usefixtures("no_timer")
+async def test_only_queues_that_the_user_sees(queues: Queues, sessions: Any, engine: sa.Engine, email: Any) -> None:
+    dashboard = Dashboard(queues.all, sessions, access=lambda _: Access(read=[queues.Email]))
+    with serving(dashboard) as (root, _):
+        async with streaming(root, "events?queue=invoice") as refused, streaming(root, "events?queue=none") as unknown:
+            assert refused.response.status_code == unknown.response.status_code == 404
+            assert await refused.response.aread() == await unknown.response.aread()
+        async with streaming(root) as stream:
+            await until(lambda: listening(engine) == 1)
+            with Session(engine) as session:
+                session.add(queues.Invoice())
+                session.commit()
+            email()
+            assert (await stream.event())["queues"] == ["email"]
+
+
+@pytest.mark.usefixtures("no_timer")
+@pytest.mark.parametrize(("shortest", "sends"), [(0.0, True), (1e6, False)])
+async def test_events_are_not_sent_too_often(
+    sync_root: str, email: Any, monkeypatch: pytest.MonkeyPatch, shortest: float, *, sends: bool
+) -> None:
+    monkeypatch.setattr(event_stream, "SHORTEST", shortest)
+    monkeypatch.setattr(event_stream, "LIFETIME", 3)
+    events = []
+    async with streaming(sync_root) as stream:
+        await stream.comment()
+        email()
+        while (event := await stream.event()) is not None:
+            events.append(event)
+    assert bool(events) is sends
+
+
+async def test_a_stream_ends_after_some_time(
+    sync_root: str, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "LIFETIME", 0.2)
+    async with streaming(sync_root) as stream:
+        while await stream.event() is not None:
+            pass
+    await until(lambda: listening(engine) == 0)
+
+
+async def test_so_many_windows_and_no_more(sync_root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broadcaster, "MOST_VIEWERS", 2)
+    async with streaming(sync_root) as one, contextlib.AsyncExitStack() as stack:
+        another = await stack.enter_async_context(streaming(sync_root))
+        assert await one.comment() == await another.comment() == ": connected"
+        async with streaming(sync_root) as refused:
+            assert refused.response.status_code == 503
+            assert int(refused.response.headers["retry-after"]) > 0
+        await stack.aclose()
+        status = 503
+        async with asyncio.timeout(30):
+            while status != 200:
+                async with streaming(sync_root) as again:
+                    status = again.response.status_code
+
+
+async def test_access_is_checked_for_each_stream(
+    queues: Queues, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_stream, "LIFETIME", 0.1)
+    answers: list[Access | None] = [Access(read=True), None]
+    with serving(Dashboard(queues.all, sessions, access=lambda _: answers.pop(0))) as (root, _):
+        async with streaming(root) as stream:
+            assert stream.response.status_code == 200
+        async with streaming(root) as stream:
+            assert stream.response.status_code == 403
+
+
+async def test_the_head_of_a_stream_has_no_end_to_wait_for(sync_root: str) -> None:
+    async with httpx.AsyncClient(timeout=30) as client:
+        response = await client.head(sync_root + "events")
+    assert response.headers["content-type"].startswith("text/event-stream")
+
+
+APP = """
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
+from sqlaqueue.web import Access, Dashboard
+from tests.web.browser.example import QUEUES
+
+app = Dashboard(QUEUES, sessionmaker(sa.create_engine({url!r})), access=lambda _: Access(read=True))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_server_stops_with_open_streams(shared: Database, tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "app.py").write_text(APP.format(url=shared.url()))
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        command = [sys.executable, "-m", "uvicorn", "app:app", f"--fd={bound.fileno()}"]
+        root = str(Path(__file__).parents[2])
+        with subprocess.Popen(  # noqa: ASYNC220 - it starts at once, and the server runs beside this loop
+            command,
+            cwd=tmp_path,
+            env={"PYTHONPATH": root},
+            pass_fds=[bound.fileno()],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            async with streaming(f"http://127.0.0.1:{bound.getsockname()[1]}/") as stream:
+                assert await stream.comment() == ": connected"
+                process.send_signal(number)
+                async with asyncio.timeout(60):
+                    while await stream.event() is not None:
+                        pass
+            _, errors = await asyncio.to_thread(process.communicate, timeout=60)
+    assert "Finished server process" in errors
+    assert "Traceback" not in errors

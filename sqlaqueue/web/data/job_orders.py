@@ -96,10 +96,10 @@ class Orders:
         """Return the columns by which the jobs can be sorted; the first one is the key's."""
         found = dict.fromkeys([self.by_key(is_descending=False).name])
         for index in self.indexes:
-            rest = self._after_prefix(index)
-            if rest < len(index.columns):
-                name = self.source.name_of(self.source.table.c[self._key_of(index.columns[rest])])
-                if name is not None and index.columns[rest] not in self._equal:
+            # A column to which the filter gives one value is sorted in any order.
+            for each in index.columns[: self._after_prefix(index) + 1]:
+                name = self.source.name_of(self._column(each))
+                if name is not None:
                     found.setdefault(name)
         return list(found)
 
@@ -119,8 +119,9 @@ class Orders:
     def by(self, name: str, *, is_descending: bool) -> Order | None:
         """Return the best order by a column; None if no index gives it."""
         by_key = self.by_key(is_descending=is_descending)
-        if name == by_key.name:
-            return by_key
+        equal = [self.source.name_of(self._column(each)) for each in self._equal]
+        if name == by_key.name or name in equal:
+            return replace(by_key, name=name)
         found = [
             order
             for index in self.indexes
@@ -129,25 +130,25 @@ class Orders:
         # One that the filter restricts most; then one that needs no sort.
         return max(found, key=lambda order: (len(order.prefix), order.is_total), default=None)
 
-    def narrow(self, order: Order, *more: str) -> list[Part] | None:
-        """Return the conditions that another index serves better than that of ``order``; None if there is none.
+    def narrow(self, order: Order) -> list[Part] | None:
+        """Return the conditions that another index serves better than that of ``order``; None if there is none."""
+        best = self.narrowest()
+        own = {each.column.name for each in (*order.prefix, order.columns[0])}
+        names = {part.column.name for part in best if part.column is not None}
+        return None if names <= own else best
 
-        :param more: further columns that have one value each.
-        """
+    def narrowest(self) -> list[Part]:
+        """Return the most conditions that one index serves; none if only those are served that every job meets."""
         best: list[Part] = []
         for index in self.indexes:
-            length = self._after_prefix(index, *more)
-            served = set(index.columns[:length])
+            length = self._after_prefix(index)
+            served = {*index.columns[:length], *self._implied_by(index)}
             if length < len(index.columns) and index.columns[length] in self._ranges:
                 served.add(index.columns[length])
-            served.update(self._implied_by(index))
             parts = [part for part in self.parts if part.column is not None and part.column.name in served]
-            if len(parts) > len(best):
-                best = parts
-        own = {each.column.name for each in (*order.prefix, order.columns[0])}
-        fixed = {part.column.name for part in self.source.fixed() if part.column is not None}
-        names = {part.column.name for part in best if part.column is not None}
-        return None if names <= own or names <= fixed else best
+            best = max(best, parts, key=len)
+        fixed = {part.column for part in self.source.fixed()}
+        return [] if {part.column for part in best} <= fixed else best
 
     def _in_order_of(self, index: OrderedIndex, name: str, *, is_descending: bool) -> Order | None:
         length = self._after_prefix(index)
@@ -188,10 +189,10 @@ class Orders:
         is_descending, nulls_first = index.descending[number] != flip, index.nulls_first[number] != flip
         return OrderColumn(self._column(index.columns[number]), is_descending, nulls_first, index.nullable[number])
 
-    def _after_prefix(self, index: OrderedIndex, *more: str) -> int:
+    def _after_prefix(self, index: OrderedIndex) -> int:
         """Return the number of columns at the beginning of an index to which the filter gives one value each."""
-        equal = self._equal.union(more)
-        return next((place for place, name in enumerate(index.columns) if name not in equal), len(index.columns))
+        places = (place for place, name in enumerate(index.columns) if name not in self._equal)
+        return next(places, len(index.columns))
 
     def _column(self, name: str) -> sa.Column[Any]:
         return self.source.table.c[self._key_of(name)]

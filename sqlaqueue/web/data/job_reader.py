@@ -43,12 +43,10 @@ class JobReader:
         """Return the next ``need`` jobs after a position, fewer at the end of the list or of the window."""
         messages = self.windows.source.messages(WINDOW + 1)
         narrow = self.orders.narrow(order)
-        if narrow is not None and self.has_few(clauses := _clauses(narrow)):
+        if narrow is not None and self.has_few(clauses := clauses_of(narrow)):
             return self._sorted(clauses, narrow, order.all, position, need)
-        if messages is not None and self._scalar(sa.select(sa.func.count()).select_from(messages.subquery())) <= WINDOW:
-            keys = self.windows.source.keys
-            mine: Any = sa.tuple_(*keys) if len(keys) > 1 else keys[0]
-            return self._sorted([mine.in_(messages)], [], order.all, position, need)
+        if messages is not None and self.counts(messages) <= WINDOW:
+            return self._sorted([self.windows.source.is_among(messages)], [], order.all, position, need)
         if order.is_total:
             return self._walked(order, position, need)
         return self._grouped(order, position, need)
@@ -56,6 +54,10 @@ class JobReader:
     def has_few(self, clauses: Sequence[sa.ColumnElement[bool]]) -> bool:
         """Return whether no more rows than a window meet ``clauses``, which an index serves."""
         return self._scalar(self.windows.count(clauses, WINDOW + 1)) <= WINDOW
+
+    def counts(self, some: AnySelect) -> int:
+        """Return the number of rows of a SELECT."""
+        return self._scalar(sa.select(sa.func.count()).select_from(some.subquery("some")))
 
     def served_by(self, order: Order) -> list[Part]:
         """Return the conditions of the filter that the index of an order serves."""
@@ -118,7 +120,7 @@ class JobReader:
         """Return the next jobs of those that are equal in the columns of the index."""
         equals = [(each.column, text) for each, text in zip(order.columns, group, strict=True)]
         served = self.served_by(order)
-        clauses = [*_clauses(served), *(equal(column, column, text) for column, text in equals)]
+        clauses = [*clauses_of(served), *(equal(column, column, text) for column, text in equals)]
         position = None if key is None else [*group, *key]
         if self.has_few(clauses):
             return self._sorted(clauses, served, order.all, position, need)
@@ -143,5 +145,6 @@ class JobReader:
         return {"mapper": self.windows.source.spec.mapper}
 
 
-def _clauses(parts: Sequence[Part]) -> list[sa.ColumnElement[bool]]:
+def clauses_of(parts: Sequence[Part]) -> list[sa.ColumnElement[bool]]:
+    """Return the conditions on the columns of the source's table."""
     return [part.clause for part in parts if part.clause is not None]

@@ -146,6 +146,12 @@ class Source:
         messages = strategy.messages(self.spec)
         return sa.select(*messages.jobs).where(*messages.waits).limit(limit)
 
+    def is_among(self, keys: AnySelect) -> sa.ColumnElement[bool]:
+        """Return the condition that the key of a row is one of ``keys``."""
+        own: Any = sa.tuple_(*self.keys) if len(self.keys) > 1 else self.keys[0]
+        among: sa.ColumnElement[bool] = own.in_(keys)
+        return among
+
 
 class DeadLetters(Source):
     """The failed and cancelled jobs of a queue whose claims delete rows."""

@@ -88,7 +88,7 @@ def has_key(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:
     :raises ParameterError: if the text cannot be a key of this queue.
     """
     values = JobsWanted(columns, key=key).key_values()
-    pairs = zip(columns.keys, values, strict=True)
+    pairs = zip(columns.of_key, values, strict=True)
     return sa.and_(*(sa.type_coerce(each.column, value.type) == value for each, value in pairs))
 
 
@@ -138,7 +138,7 @@ def _read(session: Session, columns: JobColumns, place: _Place, *, is_dead_lette
         "state": place.state,
         "version": place.version,
         "now": clock(),
-        **{f"key_{number}": place.values[each.name] for number, each in enumerate(columns.keys)},
+        **{f"key_{number}": place.values[each.name] for number, each in enumerate(columns.of_key)},
         **{f"role_{role}": value for role, value in _roles(columns, place).items()},
     }
     for number, (name, each) in enumerate(columns.items()):
@@ -152,7 +152,7 @@ def _read(session: Session, columns: JobColumns, place: _Place, *, is_dead_lette
         return None
     shown = {name: _shown(each, number, row) for number, (name, each) in enumerate(columns.items())}
     return StoredJob(
-        key=tuple(row[f"key_{number}"] for number in range(len(columns.keys))),
+        key=tuple(row[f"key_{number}"] for number in range(len(columns.of_key))),
         state=row["state"],
         is_dead_letter=is_dead_letter,
         version=row["version"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -17,7 +18,7 @@ from sqlaqueue.admin.job_filter import filtered_jobs
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.spec import QueueSpec, clock
-from sqlaqueue.queue.states import FINISHED, STATES
+from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.strategies.parts.job_listing import key_labels
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_counts import Count, count_states
@@ -178,10 +179,8 @@ def preview(session: Session, action: BulkAction, chosen: Selection) -> Preview:
     if isinstance(chosen, ByKeys):
         states = [(key_text(key), state) for key, state in _states(session, chosen.columns, chosen.keys)]
         first = attempt_part(session, _previewed, action, chosen.columns, chosen.keys[:MOST_SHOWN])
-        counts = {
-            state: Count(sum(1 for _, each in states if each == state), is_complete=True)
-            for state in (*STATES, "other")
-        }
+        numbers = Counter(state for _, state in states)
+        counts = {state: Count(number, is_complete=True) for state, number in numbers.items()}
         effects: Part[Sequence[Effect]] = Part(_effects(spec, action, counts))
         return Preview(jobs=first, effects=effects, missing=len(set(chosen.keys)) - len(states), now=now)
     jobs = attempt_part(session, _previewed, action, chosen.columns, _first_keys(session, chosen))

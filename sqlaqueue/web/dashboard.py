@@ -22,6 +22,7 @@ from sqlaqueue.web.data.parts import problem_text
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError, Unavailable
 from sqlaqueue.web.pages.events import events
+from sqlaqueue.web.pages.jobs import jobs
 from sqlaqueue.web.pages.overview import overview
 from sqlaqueue.web.pages.static import static_response
 from sqlaqueue.web.rendering.environment import Renderer
@@ -32,7 +33,7 @@ from sqlaqueue.web.settings import Column, Link, Settings
 AccessRule: TypeAlias = Callable[[Request], "Access | Response | Awaitable[Access | Response | None] | None"]
 """Returns what the user of a request may do; None for nothing; or a response, such as a redirect to a login page."""
 
-GET: dict[str, Page] = {"overview": overview, "events": events}
+GET: dict[str, Page] = {"overview": overview, "jobs": jobs, "events": events}
 """The pages by the names of their paths."""
 
 POST: dict[str, Page] = {}

@@ -71,6 +71,8 @@ class JobPage:
     """That of the page before."""
     sorts: Sequence[str] = ()
     """The columns by which the list can be sorted."""
+    lasting_sorts: Sequence[str] = ()
+    """Those by which it can be sorted whatever the filter is."""
     examined: int | None = None
     """The number of rows after which the search for further jobs was broken off; ``next`` continues it, or ``previous``
     if the page was read backwards. None if it was not."""
@@ -90,9 +92,10 @@ def parse_request(columns: JobColumns, parameters: Iterable[tuple[str, str]]) ->
     own: dict[str, str] = {}
     for name, value in pairs:
         if name in _OWN and value:
-            if name in own:
+            if name in own and name != "columns":
                 raise ParameterError(name, "it is given twice")
-            own[name] = value
+            # A form with a checkbox for each column sends several.
+            own[name] = f"{own[name]},{value}" if name in own else value
     wanted = parse_filter(columns, pairs)
     if wanted.state is None and not columns.spec.has("status"):
         # Jobs that wait and jobs that failed are in different tables.
@@ -131,7 +134,10 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPa
         name = "job" if cursor is None and wanted.key is not None else (parameter if cursor else "f.")
         raise ParameterError(name, "the database has no such value") from None
     page = _page(request, shown, order, found, size)
-    return replace(page, sorts=orders.names())
+    same_table = None if source.spec.has("status") else wanted.state
+    unfiltered = source_of(wanted.columns, JobsWanted(wanted.columns, state=same_table))
+    lasting = orders_of(session, unfiltered, unfiltered.fixed())
+    return replace(page, sorts=orders.names(), lasting_sorts=lasting.names())
 
 
 def set_planner(session: Session, columns: JobColumns) -> None:

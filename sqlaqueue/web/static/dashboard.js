@@ -219,7 +219,7 @@
   // -- events --------------------------------------------------------------------------------------------------------
 
   const TEXTS = {
-    live: "Live", lost: "Reconnecting", paused: "Paused", signedOut: "No access: sign in again", gone: "No longer there",
+    connecting: "Connecting", live: "Live", lost: "Reconnecting", paused: "Paused", signedOut: "No access: sign in again", gone: "No longer there",
   };
   const FIRST_DELAY = 1000, LONGEST_DELAY = 60000;
 
@@ -291,6 +291,7 @@
     toggle.className = "button button--quiet";
     toggle.addEventListener("click", () => pause(!isPaused));
     status?.after(toggle);
+    setState("connecting");
     document.addEventListener("visibilitychange", () => {
       if (isPaused) return;
       if (document.hidden) {

@@ -20,7 +20,7 @@ from tests.web.browser.site import Site, example_site
 
 FOLDER = Path(__file__).parents[3] / "docs" / "_static"
 WINDOW = (1280, 860)
-COLORS = 128
+COLORS = 200
 
 
 class Picture(NamedTuple):
@@ -58,11 +58,11 @@ def write_screenshots(site: Site, folder: Path, pictures: Sequence[Picture] = PI
 
 
 def _shoot(view: View, path: Path) -> Path:
-    # The fonts, and what the script shows.
-    view.wait_for("() => document.fonts.status === 'loaded'")
-    view.screenshot(path)
+    view.settle().screenshot(path)
     with Image.open(path) as image:
-        image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+        # By maximum coverage: the red of a single badge must not become the mean of its neighbours.
+        reduced = image.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+        reduced.save(path, optimize=True)
     return path
 
 

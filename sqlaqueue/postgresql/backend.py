@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from sqlaqueue.postgresql import checks, claims, ddl, diagnosis, side_tables
+from sqlaqueue.postgresql import checks, claims, ddl, diagnosis, listing, side_tables
 from sqlaqueue.postgresql.dialect_check import check_dialect, guarded
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.postgresql.inserts import insert_or_ignore, insert_or_replace, insert_unless
@@ -15,7 +15,7 @@ from sqlaqueue.postgresql.periods import period
 from sqlaqueue.postgresql.session_settings import session_setting
 from sqlaqueue.postgresql.sqlstate import sqlstate, violated_constraint
 from sqlaqueue.postgresql.types import NEUTRAL
-from sqlaqueue.queue.backend import Checks, Claims, Diagnosis, SideTables, Triggers, register_backend
+from sqlaqueue.queue.backend import Checks, Claims, Diagnosis, Listing, SideTables, Triggers, register_backend
 
 
 class PostgreSQL:
@@ -27,6 +27,7 @@ class PostgreSQL:
     side_tables: SideTables = side_tables
     checks: Checks = checks
     diagnosis: Diagnosis = diagnosis
+    listing: Listing = listing
     check_dialect = staticmethod(check_dialect)
     guarded = staticmethod(guarded)
     channel_of = staticmethod(channel_of)

@@ -20,6 +20,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.notify_payloads import Payload
 from sqlaqueue.queue.claims_protocol import Claims as Claims  # noqa: PLC0414 - an explicit export
 from sqlaqueue.queue.diagnosis_protocol import Diagnosis as Diagnosis  # noqa: PLC0414 - as above
+from sqlaqueue.queue.listing_protocol import Listing as Listing  # noqa: PLC0414 - as above
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
 
 CONTROL = "sqlaqueue_control"
@@ -157,8 +158,8 @@ class SideTables(Protocol):
         """Return the statement that stores rows of the model's table as dead letters."""
         ...
 
-    def stored_rows(self, dead: sa.Table, columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
-        """Return the stored row of each dead letter as a table, to be joined on true."""
+    def stored_rows(self, row: sa.ColumnElement[Any], columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
+        """Return the stored row of each dead letter, in its column ``row``, as a table, to be joined on true."""
         ...
 
 
@@ -263,6 +264,8 @@ class Backend(Protocol):
     def checks(self) -> Checks: ...  # noqa: D102 - as above
     @property
     def diagnosis(self) -> Diagnosis: ...  # noqa: D102 - as above
+    @property
+    def listing(self) -> Listing: ...  # noqa: D102 - as above
 
     def check_dialect(self, dialect: sa.Dialect, what: str) -> None:
         """Raise ConfigurationError for an engine of another database.

@@ -24,6 +24,7 @@ from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError, Una
 from sqlaqueue.web.pages.claim import claim
 from sqlaqueue.web.pages.events import events
 from sqlaqueue.web.pages.health import health
+from sqlaqueue.web.pages.jobs import jobs
 from sqlaqueue.web.pages.overview import overview
 from sqlaqueue.web.pages.queue import queue
 from sqlaqueue.web.pages.schedules import schedules
@@ -43,6 +44,7 @@ GET: dict[str, Page] = {
     "schedules": schedules,
     "health": health,
     "events": events,
+    "jobs": jobs,
 }
 """The pages by the names of their paths."""
 

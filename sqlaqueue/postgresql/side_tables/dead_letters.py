@@ -31,9 +31,9 @@ def bury(spec: QueueSpec, rows: NamedFromClause, state: str, error: Any) -> sa.I
     return insert_or_replace(spec.side_tables[DEAD_LETTER], (columns, buried), replaced=replaced)
 
 
-def stored_rows(dead: sa.Table, columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
+def stored_rows(row: sa.ColumnElement[Any], columns: Sequence[sa.Column[Any]]) -> sa.TableValuedAlias:
     """Return the stored row of each dead letter as a table with the given columns, to be joined on true."""
-    record = sa.func.jsonb_to_record(dead.c.row).table_valued(
+    record = sa.func.jsonb_to_record(row).table_valued(
         *(sa.column(column.key, column.type) for column in columns), name="letter", joins_implicitly=True
     )
     return record.render_derived(with_types=True)

@@ -26,7 +26,7 @@ def letters(spec: QueueSpec, chosen: AnySelect, verb: str) -> AnySelect:
     :raises StatementError: when ``chosen`` joins another table.
     """
     dead = spec.side_tables[DEAD_LETTER]
-    rows = backend().side_tables.stored_rows(dead, stored_columns(spec))
+    rows = backend().side_tables.stored_rows(dead.c.row, stored_columns(spec))
     found = sa.select(
         *(rows.c[column.key] for column in stored_columns(spec)),
         dead.c.queue.label("letter_queue"),

@@ -1,0 +1,48 @@
+"""How lists of jobs read a table at a bounded cost: in the order of an index, with values cut by the server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue.postgresql.catalog.ordered_indexes import ordered_indexes, table_id
+from sqlaqueue.queue.listing_protocol import Form
+
+__all__ = ["SETTINGS", "ordered_indexes", "shown_text", "stored_size", "table_id"]
+
+SETTINGS: dict[str, str] = {
+    "enable_bitmapscan": "off",
+    "enable_seqscan": "off",
+    "enable_sort": "off",
+    "enable_incremental_sort": "off",
+    "max_parallel_workers_per_gather": "0",
+    "jit": "off",
+}
+"""Without statistics the server expects few rows, and would read and sort all of them to find the first ones."""
+
+_READ_WHOLE = 8192
+"""The stored bytes up to which a value is read whole to be shown; compressed, they may be a hundred times as many."""
+
+
+def shown_text(value: sa.ColumnElement[Any], form: Form, length: int) -> sa.ColumnElement[str]:
+    """Return the beginning of a value as a text; NULL for a value that is too large to read."""
+    text = sa.cast(value, sa.Text())
+    if form == "text":
+        # left() of a text reads no more of a stored value than it returns.
+        return sa.func.left(text, length, type_=sa.Text())
+    if form == "bytes":
+        beginning = sa.func.encode(sa.func.substring(value, 1, length // 2 + 1), sa.literal_column("'hex'"))
+        return sa.func.left(sa.func.concat(sa.literal_column(r"E'\\x'"), beginning), length, type_=sa.Text())
+    if form == "moment":
+        # JSON has one format of moments, while that of a cast depends on DateStyle.
+        return sa.cast(sa.func.to_json(value).op("#>>")(sa.literal_column("'{}'")), sa.Text())
+    if form == "short":
+        return sa.func.left(text, length, type_=sa.Text())
+    small = stored_size(value) <= sa.literal_column(str(_READ_WHOLE))
+    return sa.case((small, sa.func.left(text, length, type_=sa.Text())), else_=sa.cast(sa.null(), sa.Text()))
+
+
+def stored_size(value: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
+    """Return the number of bytes that a value takes in the table, without reading it."""
+    return sa.func.pg_column_size(value, type_=sa.Integer())

@@ -1,0 +1,222 @@
+"""The columns of a queue's jobs: which there are, of what kind, and which of them a list shows first.
+
+A column has the name of its attribute. Values are compared and shown as the database stores them: a type of the
+application that converts them, such as a TypeDecorator, is not called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.types import TypeEngine
+
+from sqlaqueue.queue.listing_protocol import Form
+from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.states import STATES
+from sqlaqueue.web.data.parameters import ParameterError
+
+Kind = Literal[
+    "state", "integer", "number", "text", "boolean", "enum", "uuid", "moment", "naive_moment", "date", "bytes", "other"
+]
+
+IsRedacted = Callable[[QueueSpec, str], bool]
+"""Returns whether a column is redacted, by the name of its attribute or by its role."""
+
+OTHER = "other"
+"""The state of jobs whose status is none of the queue's values."""
+
+_FIRST = 5
+"""The number of the user's own columns that a list shows first."""
+
+_SHORT = 255
+"""The length up to which a text column is among them."""
+
+_LAST = ("run_at", "created_at", "started_at", "finished_at", "attempts", "last_error")
+"""The roles that a list shows first, after the user's columns, in this order."""
+
+_WITHOUT_VALUES: dict[str, tuple[str, ...]] = {
+    "": ("started_at",),
+    "pending": ("started_at", "finished_at"),
+    "processing": ("run_at", "finished_at"),
+}
+"""Which of them say nothing, by state; in the other states run_at and started_at."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class JobColumn:
+    """A column of the jobs of a queue."""
+
+    name: str
+    """The name of its attribute."""
+    column: sa.Column[Any]
+    kind: Kind
+    role: str | None
+    """Its role in the queue; None for a column of the application."""
+    is_key: bool
+    is_redacted: bool
+    choices: tuple[str, ...] = ()
+    """The values of an enum, as the database stores them."""
+
+    @property
+    def form(self) -> Form:
+        """How its values become texts."""
+        if self.kind in {"text", "bytes"}:
+            return self.kind
+        if self.kind in {"moment", "naive_moment", "date"}:
+            return "moment"
+        return "large" if self.kind == "other" else "short"
+
+    @property
+    def stored_type(self) -> TypeEngine[Any]:
+        """The type without conversions by the application."""
+        return stored_type(self.column.type)
+
+
+class JobColumns(Mapping[str, JobColumn]):
+    """The columns of a queue by their names, those of the key first."""
+
+    def __init__(self, spec: QueueSpec, columns: Sequence[JobColumn]) -> None:
+        self.spec = spec
+        self._columns = {each.name: each for each in columns}
+        self._by_column = {each.column.name: each for each in columns}
+        self.by_role = {each.role: each for each in columns if each.role is not None}
+
+    def __getitem__(self, name: str) -> JobColumn:
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def stored_as(self, name: str) -> JobColumn | None:
+        """Return the column that has this name in the database."""
+        return self._by_column.get(name)
+
+    @property
+    def of_key(self) -> list[JobColumn]:
+        """The columns of the primary key, in its order."""
+        found = [self.stored_as(column.name) for column in self.spec.keys]
+        return [each for each in found if each is not None]
+
+    def chosen(self, names: str | None, state: str | None = None) -> list[JobColumn]:
+        """Return the columns that a list shows beside the key.
+
+        :param names: names separated by commas; None for the default.
+        :param state: the state of the listed jobs: some columns have no values for some states.
+        :raises ParameterError: if there is no such column.
+        """
+        if not names:
+            return self._first(state)
+        wanted: list[JobColumn] = []
+        for name in names.split(","):
+            if name not in self._columns:
+                raise ParameterError("columns", f"there is no column {name[:100]!r}")
+            if self._columns[name] not in wanted:
+                wanted.append(self._columns[name])
+        return wanted
+
+    def _first(self, state: str | None) -> list[JobColumn]:
+        own = [each for each in self.values() if each.role is None and not each.is_key and _is_short(each)]
+        hidden = _WITHOUT_VALUES.get(state or "", ("run_at", "started_at"))
+        roles = ["status", *(role for role in _LAST if role not in hidden)]
+        status, *last = [self.by_role.get(role) for role in roles]
+        return [each for each in (status, *own[:_FIRST], *last) if each is not None]
+
+
+def columns_of(spec: QueueSpec, is_redacted: IsRedacted) -> JobColumns:
+    """Return the columns of a queue's table that its class, or a subclass in the same table, maps."""
+    roles = {column: role for role, column in spec.columns.items()}
+    found: dict[sa.Column[Any], JobColumn] = {}
+    names: set[str] = set()
+    for mapper in spec.mapper.self_and_descendants:
+        for attribute in mapper.column_attrs:
+            for column in attribute.columns:
+                # A mapped SQL expression is no column, and that of a joined subclass is in another table.
+                if not isinstance(column, sa.Column) or column.table is not spec.table or column in found:
+                    continue
+                # Two subclasses may have different columns under one name.
+                name = attribute.key if attribute.key not in names else f"{mapper.class_.__name__}:{attribute.key}"
+                names.add(name)
+                role = roles.get(column)
+                aliases = {name, attribute.key, column.key, column.name, *([] if role is None else [role])}
+                found[column] = JobColumn(
+                    name=name,
+                    column=column,
+                    kind="state" if role == "status" else kind_of_type(column.type),
+                    role=role,
+                    is_key=column in spec.keys,
+                    is_redacted=any(is_redacted(spec, alias) for alias in aliases),
+                    choices=choices_of(column.type),
+                )
+    in_order = sorted(found.values(), key=lambda each: (not each.is_key, each.role is not None))
+    return JobColumns(spec, in_order)
+
+
+def states_of(spec: QueueSpec) -> list[str]:
+    """Return the states in which a list of this queue finds jobs."""
+    if not spec.has("status"):
+        # Claims delete the rows, so that one is pending or in the table of dead letters.
+        return ["pending", "failed", "cancelled"]
+    stored = [state for state in STATES if getattr(spec.config.states, state) is not None]
+    # While a transaction holds a job, others see it as pending.
+    return [state for state in stored if state != "processing" or not spec.strategy.holds_transaction]
+
+
+def state_of(spec: QueueSpec, status: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+    """Return the name of the state for a value of the status column."""
+    stored = [state for state in STATES if getattr(spec.config.states, state) is not None]
+    whens: list[Any] = [(status == spec.literal(state), sa.literal_column(f"'{state}'")) for state in stored]
+    return sa.type_coerce(sa.case(*whens, else_=sa.literal_column(f"'{OTHER}'")), sa.Text())
+
+
+def stored_type(type_: TypeEngine[Any]) -> TypeEngine[Any]:
+    """Return the type of the database behind a type of the application."""
+    while isinstance(type_, sa.types.TypeDecorator):
+        type_ = type_.impl_instance
+    return type_
+
+
+def kind_of_type(type_: TypeEngine[Any]) -> Kind:
+    """Return the kind of the values of a type."""
+    stored = stored_type(type_)
+    kinds: tuple[tuple[type[Any], Kind], ...] = (
+        (sa.Enum, "enum"),
+        (sa.Boolean, "boolean"),
+        (sa.Integer, "integer"),
+        (sa.Numeric, "number"),
+        (sa.Float, "number"),
+        (sa.String, "text"),
+        (sa.LargeBinary, "bytes"),
+        (sa.Date, "date"),
+    )
+    if isinstance(stored, sa.DateTime):
+        return "moment" if stored.timezone else "naive_moment"
+    if isinstance(stored, sa.Uuid):
+        return "uuid" if stored.native_uuid else "text"
+    other: Kind = "other"
+    found = next((kind for cls, kind in kinds if isinstance(stored, cls)), other)
+    if found == "boolean" and not getattr(stored, "native", True):
+        return "other"
+    return found
+
+
+def choices_of(type_: TypeEngine[Any]) -> tuple[str, ...]:
+    """Return the values of an enum, as the database stores them; none for another type."""
+    stored = stored_type(type_)
+    return tuple(str(label) for label in stored.enums) if isinstance(stored, sa.Enum) else ()
+
+
+def _is_short(column: JobColumn) -> bool:
+    if column.kind in {"bytes", "other"}:
+        return False
+    length = getattr(column.stored_type, "length", None)
+    return (
+        column.kind != "text"
+        or not isinstance(column.stored_type, sa.Text | sa.LargeBinary)
+        or bool(length and length <= _SHORT)
+    )

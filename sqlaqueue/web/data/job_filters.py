@@ -1,0 +1,301 @@
+"""The filter of a list of jobs, as parsed from the parameters of a URL.
+
+================================  ==================================================================
+``state=failed``                  the state
+``error=ValueError``              the kind of the last error
+``job=5``                         the key, as :func:`sqlaqueue.keys.key_text` writes it
+``f.customer_id=5``               a column equals a value
+``f.total.min=10``                a number or a moment is not less; ``f.total.max=20``: not more
+``f.subject.starts=Re``           a text starts with another
+``f.customer_id.null=yes``        a column is null; ``no``: it is not
+================================  ==================================================================
+
+A parameter with an empty value is no condition, as a form sends it for a field that was left empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import uuid
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue.admin.job_filter import kind_of
+from sqlaqueue.web.data.job_columns import (
+    JobColumn,
+    JobColumns,
+    Kind,
+    choices_of,
+    kind_of_type,
+    states_of,
+    stored_type,
+)
+from sqlaqueue.web.data.parameters import ParameterError
+
+PREFIX = "f."
+"""The beginning of the parameters that name a column."""
+
+OPERATORS: dict[Kind, tuple[str, ...]] = {
+    "integer": ("", "min", "max", "null"),
+    "number": ("", "min", "max", "null"),
+    "moment": ("", "min", "max", "null"),
+    "naive_moment": ("", "min", "max", "null"),
+    "date": ("", "min", "max", "null"),
+    "text": ("", "starts", "null"),
+    "boolean": ("", "null"),
+    "enum": ("", "null"),
+    "uuid": ("", "null"),
+    "bytes": ("null",),
+    "other": ("null",),
+    "state": (),
+}
+"""The conditions on a column, by its kind: the last part of the parameter's name, empty for equality."""
+
+_LONGEST = 1000
+"""The number of characters that a value may have."""
+
+_INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d{1,100}(\.\d{0,100})?|\.\d{1,100})([eE][+-]?\d{1,3})?", re.ASCII)
+_YEARS = range(2, 9999)
+"""Within these years a moment can be converted between time zones."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A condition on one column."""
+
+    column: JobColumn
+    operator: str
+    """One of :data:`OPERATORS`."""
+    text: str
+    """Its value, as in the URL."""
+
+    @property
+    def parameter(self) -> str:
+        """The name of its parameter."""
+        return parameter_of(self.column, self.operator)
+
+    @property
+    def is_equality(self) -> bool:
+        """Whether it gives the column one value, so that an index is in the order of the columns that follow it."""
+        return self.operator == "" or (self.operator == "null" and self.text == "yes")
+
+    @property
+    def is_range(self) -> bool:
+        """Whether it selects one part of an index that begins with the column."""
+        return self.operator in {"min", "max"} or (self.operator == "null" and self.text == "no")
+
+    def on(self, expression: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        """Return it as a condition on an expression that has the values of the column."""
+        if self.operator == "null":
+            return expression.is_(None) if self.text == "yes" else expression.is_not(None)
+        value = typed(self.column, self.text, self.parameter)
+        plain = sa.type_coerce(expression, value.type)
+        if self.operator == "starts":
+            return sa.func.starts_with(sa.cast(plain, sa.Text()), value, type_=sa.Boolean())
+        if self.operator == "min":
+            return plain >= value
+        return plain <= value if self.operator == "max" else plain == value
+
+
+@dataclass(frozen=True)
+class JobsWanted:
+    """The filter of a list of jobs: all of its conditions have to be met."""
+
+    columns: JobColumns
+    conditions: tuple[Condition, ...] = ()
+    state: str | None = None
+    error: str | None = None
+    """The kind of the last error, see :func:`sqlaqueue.admin.job_filter.kind_of`."""
+    key: str | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has no condition but that on the state."""
+        return not (self.conditions or self.error or self.key)
+
+    def parameters(self, *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
+        """Return the parameters of a URL from which the same filter is parsed.
+
+        :param without: the names of parameters that are left out.
+        """
+        named = [("state", self.state), ("error", self.error), ("job", self.key)]
+        pairs = [*named, *((each.parameter, each.text) for each in self.conditions)]
+        left_out = set(without)
+        return [(name, value) for name, value in pairs if value is not None and name not in left_out]
+
+    def key_values(self) -> list[sa.ColumnElement[Any]]:
+        """Return the parts of the key, typed, if the filter has one."""
+        if self.key is None:
+            return []
+        keys = self.columns.of_key
+        parts = [self.key] if len(keys) == 1 else next(csv.reader([self.key]), [])
+        if len(parts) != len(keys):
+            names = ",".join(each.name for each in keys)
+            raise ParameterError("job", f"the key has {len(keys)} parts; write it as {names}")
+        return [typed(column, part, "job") for column, part in zip(keys, parts, strict=True)]
+
+    def has_error(self, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
+        """Return the condition that the last error is of the kind :attr:`error`.
+
+        :param values: the values of each column, by its name.
+        """
+        return kind_of(values[self.columns.by_role["last_error"].name]) == self.error
+
+
+def parse_filter(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> JobsWanted:
+    """Return the filter in the parameters of a URL; names that are none of the filter are ignored.
+
+    :raises ParameterError: if a column does not exist or cannot be filtered, or a value is malformed.
+    """
+    given: dict[str, str] = {}
+    for name, value in parameters:
+        if name.startswith(PREFIX) or name in {"state", "error", "job"}:
+            if name in given:
+                raise ParameterError(name[:100], "it is given twice")
+            given[name] = value
+    for name, value in given.items():
+        _check_text(name[:100], value)
+    values = {name: value for name, value in given.items() if value != ""}
+    wanted = JobsWanted(
+        columns,
+        tuple(_conditions(columns, {name for name in given if name.startswith(PREFIX)}, values)),
+        values.get("state"),
+        values.get("error"),
+        values.get("job"),
+    )
+    if wanted.state is not None and wanted.state not in states_of(columns.spec):
+        raise ParameterError("state", f"use one of {', '.join(states_of(columns.spec))}")
+    error = columns.by_role.get("last_error")
+    if wanted.error is not None and (error is None or error.is_redacted):
+        raise ParameterError("error", "this queue does not show errors")
+    wanted.key_values()
+    return wanted
+
+
+def filterable(columns: JobColumns) -> list[JobColumn]:
+    """Return the columns that can be filtered."""
+    return [each for each in columns.values() if OPERATORS[each.kind] and not each.is_redacted]
+
+
+def parameter_of(column: JobColumn, operator: str) -> str:
+    """Return the name of the parameter for a condition on a column."""
+    return f"{PREFIX}{column.name}.{operator}" if operator else f"{PREFIX}{column.name}"
+
+
+def _conditions(columns: JobColumns, names: set[str], values: Mapping[str, str]) -> Iterable[Condition]:
+    known = {
+        parameter_of(column, operator): (column, operator)
+        for column in filterable(columns)
+        for operator in OPERATORS[column.kind]
+    }
+    unknown = min(names - known.keys(), default=None)
+    if unknown is not None:
+        raise ParameterError(unknown[:100], "there is no such condition")
+    # In the order of the columns, so that one filter has one URL.
+    for name, (column, operator) in known.items():
+        if name not in values:
+            continue
+        text = values[name]
+        if operator == "null" and text not in {"yes", "no"}:
+            raise ParameterError(name, "use yes or no")
+        if operator != "null":
+            typed(column, text, name)
+        yield Condition(column, operator, text)
+
+
+def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]:
+    """Return a text as a value of a column, to be compared with it.
+
+    :param parameter: the parameter that has the text, for errors.
+    :raises ParameterError: if it is no value of the column's kind.
+    """
+    _check_text(parameter, text)
+    return typed_as(column.column, text, parameter)
+
+
+def typed_as(  # noqa: C901, PLR0911 - one for each kind
+    column: sa.Column[Any], text: str, parameter: str
+) -> sa.ColumnElement[Any]:
+    """Return the same for a column of any table."""
+    stored = stored_type(column.type)
+    match kind_of_type(stored):
+        case "integer":
+            return sa.literal(_integer(text, parameter), sa.BigInteger())
+        case "number":
+            # The text itself, as a float would not be exact. A number of another type is no value of a float column.
+            number = sa.literal(str(_number(text, parameter)), sa.Text())
+            return sa.cast(number, stored if isinstance(stored, sa.Float) else sa.Numeric())
+        case "boolean":
+            if text not in {"true", "false"}:
+                raise ParameterError(parameter, "use true or false")
+            return sa.literal(text == "true", sa.Boolean())
+        case "enum":
+            choices = choices_of(stored)
+            if text not in choices:
+                raise ParameterError(parameter, f"use one of {', '.join(choices)}"[:500])
+            return sa.cast(sa.literal(text, sa.Text()), stored)
+        case "uuid":
+            return sa.cast(sa.literal(str(_uuid(text, parameter)), sa.Text()), sa.Uuid())
+        case "moment":
+            return sa.literal(_moment(text, parameter), sa.DateTime(timezone=True))
+        case "naive_moment":
+            return sa.literal(_moment(text, parameter).replace(tzinfo=None), sa.DateTime())
+        case "date":
+            return sa.literal(_date(text, parameter), sa.Date())
+        case "text":
+            return sa.literal(text, sa.Text())
+        case _:
+            # The database converts it, or refuses it.
+            return sa.cast(sa.literal(text, sa.Text()), stored)
+
+
+def _check_text(parameter: str, text: str) -> None:
+    if len(text) > _LONGEST:
+        raise ParameterError(parameter, f"use at most {_LONGEST} characters")
+    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+        raise ParameterError(parameter, "it has a character that the database cannot store")
+
+
+def _integer(text: str, parameter: str) -> int:
+    number = int(text) if _INTEGER.fullmatch(text) else None
+    if number is None or not -(2**63) <= number < 2**63:
+        raise ParameterError(parameter, "use an integer of 64 bits")
+    return number
+
+
+def _number(text: str, parameter: str) -> Decimal:
+    if not _NUMBER.fullmatch(text):
+        raise ParameterError(parameter, "use a number, such as 12.50")
+    return Decimal(text)
+
+
+def _uuid(text: str, parameter: str) -> uuid.UUID:
+    try:
+        return uuid.UUID(text)
+    except ValueError:
+        raise ParameterError(parameter, "use a UUID") from None
+
+
+def _moment(text: str, parameter: str) -> datetime:
+    try:
+        # A plus sign in a URL is a space.
+        moment = datetime.fromisoformat(re.sub(r" (\d\d:\d\d)$", r"+\1", text) if text.count(":") > 1 else text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.year not in _YEARS:
+        raise ParameterError(parameter, "use a date and a time, such as 2030-12-31T08:00; without a zone it is UTC")
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _date(text: str, parameter: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise ParameterError(parameter, "use a date, such as 2030-12-31") from None

@@ -1,0 +1,226 @@
+"""In which orders a list of jobs can be read: those of the indexes that the live table has.
+
+A list is in the order of an index: the sorted column leads it, or follows columns that the filter gives one value. The
+further columns of the index come next, and the key last, so that the order of two jobs is never left open.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.listing_protocol import OrderedIndex
+from sqlaqueue.web.data.job_sources import Part, Source
+
+KEPT = 60.0
+"""The seconds for which the indexes of a table are remembered."""
+
+_known: weakref.WeakKeyDictionary[sa.Engine, dict[int, tuple[float, Sequence[OrderedIndex]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+@dataclass(frozen=True, eq=False)
+class OrderColumn:
+    """A column by which jobs are sorted."""
+
+    column: sa.Column[Any]
+    is_descending: bool
+    nulls_first: bool
+    is_nullable: bool
+
+    def reversed(self) -> OrderColumn:
+        """Return the opposite order."""
+        return replace(self, is_descending=not self.is_descending, nulls_first=not self.nulls_first)
+
+    def by(self, value: sa.ColumnElement[Any]) -> sa.UnaryExpression[Any]:
+        """Return the element of ORDER BY for the values of the column."""
+        direction = value.desc() if self.is_descending else value.asc()
+        if not self.is_nullable:
+            return direction
+        return direction.nulls_first() if self.nulls_first else direction.nulls_last()
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """An order in which an index gives the jobs of a list."""
+
+    name: str
+    """The column that it is named after."""
+    is_descending: bool
+    prefix: tuple[OrderColumn, ...]
+    """The columns of the index before, to which the filter gives one value each."""
+    columns: tuple[OrderColumn, ...]
+    """The columns of the index from the sorted one on."""
+    rest: tuple[OrderColumn, ...] = ()
+    """The columns of the key, if jobs may be equal in those of the index."""
+
+    @property
+    def is_total(self) -> bool:
+        """Whether the index leaves no order of two jobs open."""
+        return not self.rest
+
+    @property
+    def all(self) -> tuple[OrderColumn, ...]:
+        """The columns by which jobs are sorted, which identify a job."""
+        return (*self.columns, *self.rest)
+
+    @property
+    def sort(self) -> str:
+        """The order as a parameter of a URL."""
+        return f"-{self.name}" if self.is_descending else self.name
+
+    def reversed(self) -> Order:
+        """Return the opposite order, in which the page before is read."""
+        parts = (tuple(each.reversed() for each in some) for some in (self.prefix, self.columns, self.rest))
+        return Order(self.name, not self.is_descending, *parts)
+
+
+class Orders:
+    """The orders in which the jobs of a source can be read."""
+
+    def __init__(self, source: Source, parts: Sequence[Part], indexes: Sequence[OrderedIndex]) -> None:
+        self.source, self.parts = source, parts
+        self.indexes = [each for each in indexes if not each.is_partial or source.implies(each.name)]
+        self._equal = {part.column.name for part in parts if part.column is not None and part.is_equality}
+        self._ranges = {part.column.name for part in parts if part.column is not None and not part.is_equality}
+
+    def names(self) -> list[str]:
+        """Return the columns by which the jobs can be sorted; the first one is the key's."""
+        found = dict.fromkeys([self.by_key(is_descending=False).name])
+        for index in self.indexes:
+            # A column to which the filter gives one value is sorted in any order.
+            for each in index.columns[: self._after_prefix(index) + 1]:
+                name = self.source.name_of(self._column(each))
+                if name is not None:
+                    found.setdefault(name)
+        return list(found)
+
+    def by_key(self, *, is_descending: bool) -> Order:
+        """Return the order of the keys."""
+        keys = _keys(self.source.keys, is_descending=is_descending)
+        prefix: tuple[OrderColumn, ...] = ()
+        for index in self.indexes:
+            length = self._after_prefix(index)
+            follow = [column.name for column in self.source.keys]
+            directions = set(index.descending[length : length + len(follow)])
+            if list(index.columns[length : length + len(follow)]) == follow and len(directions) == 1:
+                before = self._prefix(index, length, flip=directions != {is_descending})
+                prefix = max(prefix, before, key=len)
+        return Order(self.source.columns.of_key[0].name, is_descending, prefix, keys)
+
+    def by(self, name: str, *, is_descending: bool) -> Order | None:
+        """Return the best order by a column; None if no index gives it."""
+        by_key = self.by_key(is_descending=is_descending)
+        equal = [self.source.name_of(self._column(each)) for each in self._equal]
+        if name == by_key.name or name in equal:
+            return replace(by_key, name=name)
+        found = [
+            order
+            for index in self.indexes
+            if (order := self._in_order_of(index, name, is_descending=is_descending)) is not None
+        ]
+        # One that the filter restricts most; then one that needs no sort.
+        return max(found, key=lambda order: (len(order.prefix), order.is_total), default=None)
+
+    def narrow(self, order: Order) -> list[Part] | None:
+        """Return the conditions that another index serves better than that of ``order``; None if there is none."""
+        best = self.narrowest()
+        own = {each.column.name for each in (*order.prefix, order.columns[0])}
+        names = {part.column.name for part in best if part.column is not None}
+        return None if names <= own else best
+
+    def narrowest(self) -> list[Part]:
+        """Return the most conditions that one index serves; none if only those are served that every job meets."""
+        best: list[Part] = []
+        for index in self.indexes:
+            length = self._after_prefix(index)
+            served = {*index.columns[:length], *self._implied_by(index)}
+            if length < len(index.columns) and index.columns[length] in self._ranges:
+                served.add(index.columns[length])
+            parts = [part for part in self.parts if part.column is not None and part.column.name in served]
+            best = max(best, parts, key=len)
+        fixed = {part.column for part in self.source.fixed()}
+        return [] if {part.column for part in best} <= fixed else best
+
+    def _in_order_of(self, index: OrderedIndex, name: str, *, is_descending: bool) -> Order | None:
+        length = self._after_prefix(index)
+        if length >= len(index.columns):
+            return None
+        flip = index.descending[length] != is_descending
+        columns: list[OrderColumn] = []
+        keys = {key.name for key in self.source.keys}
+        for number in range(length, len(index.columns)):
+            column = self._column(index.columns[number])
+            sorted_by = self.source.name_of(column)
+            # A cursor has the values of all columns, and must not show those of a redacted one.
+            if sorted_by is None or (not columns and sorted_by != name):
+                break
+            columns.append(self._order_column(index, number, flip=flip))
+            keys.discard(column.name)
+            if not keys:
+                break
+        if not columns:
+            return None
+        is_whole = index.is_whole and len(columns) == len(index.columns) - length
+        is_unique = index.is_unique and is_whole and not any(each.is_nullable for each in columns)
+        rest = [] if is_unique else [key for key in self.source.keys if key.name in keys]
+        prefix = self._prefix(index, length, flip=flip)
+        return Order(name, is_descending, prefix, tuple(columns), _keys(rest, is_descending=is_descending))
+
+    def _prefix(self, index: OrderedIndex, length: int, *, flip: bool) -> tuple[OrderColumn, ...]:
+        found = [self._order_column(index, number, flip=flip) for number in range(length)]
+        # The columns of the predicate of a partial index have one value as well.
+        names = self._implied_by(index) - {each.column.name for each in found}
+        found += [OrderColumn(self._column(name), flip, flip, is_nullable=False) for name in sorted(names)]
+        return tuple(found)
+
+    def _implied_by(self, index: OrderedIndex) -> set[str]:
+        return {self.source.spec.columns["status"].name} if index.is_partial else set()
+
+    def _order_column(self, index: OrderedIndex, number: int, *, flip: bool) -> OrderColumn:
+        is_descending, nulls_first = index.descending[number] != flip, index.nulls_first[number] != flip
+        return OrderColumn(self._column(index.columns[number]), is_descending, nulls_first, index.nullable[number])
+
+    def _after_prefix(self, index: OrderedIndex) -> int:
+        """Return the number of columns at the beginning of an index to which the filter gives one value each."""
+        places = (place for place, name in enumerate(index.columns) if name not in self._equal)
+        return next(places, len(index.columns))
+
+    def _column(self, name: str) -> sa.Column[Any]:
+        return self.source.table.c[self._key_of(name)]
+
+    def _key_of(self, name: str) -> str:
+        return next(column.key for column in self.source.table.c if column.name == name)
+
+
+def _keys(columns: Sequence[sa.Column[Any]], *, is_descending: bool) -> tuple[OrderColumn, ...]:
+    return tuple(OrderColumn(each, is_descending, is_descending, is_nullable=False) for each in columns)
+
+
+def orders_of(session: Session, source: Source, parts: Sequence[Part]) -> Orders:
+    """Return the orders of a source, by the indexes that its table has in the database."""
+    connection = session.connection(bind_arguments={"mapper": source.spec.mapper})
+    table_id = backend().listing.table_id(connection, source.table)
+    if table_id is None:
+        return Orders(source, parts, [])
+    known = _known.setdefault(connection.engine, {})
+    until, indexes = known.get(table_id, (0.0, ()))
+    if time.monotonic() >= until:
+        mapped = {column.name for column in source.table.c}
+        indexes = [_until_unmapped(each, mapped) for each in backend().listing.ordered_indexes(connection, table_id)]
+        known[table_id] = time.monotonic() + KEPT, indexes
+    return Orders(source, parts, indexes)
+
+
+def _until_unmapped(index: OrderedIndex, mapped: set[str]) -> OrderedIndex:
+    """Return an index without the columns from the first one on that the model does not have."""
+    length = next((place for place, name in enumerate(index.columns) if name not in mapped), len(index.columns))
+    return index if length == len(index.columns) else replace(index, columns=index.columns[:length], is_whole=False)

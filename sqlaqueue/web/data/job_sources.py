@@ -1,0 +1,230 @@
+"""Where the jobs of a list are stored: in the queue's table, or in the table of dead letters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from sqlaqueue._typing import AnySelect
+from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.strategies.message_table import MessageStrategy
+from sqlaqueue.strategies.parts.dead_letters import stored_columns
+from sqlaqueue.strategies.parts.retention_index import index_name
+from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
+from sqlaqueue.web.data.job_filters import JobsWanted
+
+Rows = Mapping[str, sa.ColumnElement[Any]]
+"""The columns of a source's table, or of a subquery of it, by their names in the database."""
+
+
+@dataclass(frozen=True, eq=False)
+class Exposed:
+    """Rows of a source as jobs."""
+
+    rows: sa.FromClause
+    values: Mapping[str, sa.ColumnElement[Any]]
+    """The values by the names of the columns."""
+    keys: Sequence[sa.ColumnElement[Any]]
+    state: sa.ColumnElement[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One condition of a filter."""
+
+    holds: Callable[[Exposed], sa.ColumnElement[bool]]
+    """Returns the condition on jobs."""
+    column: sa.Column[Any] | None = None
+    """The column of the source's table, an index of which may serve the condition."""
+    clause: sa.ColumnElement[bool] | None = None
+    """The same condition on that column."""
+    is_equality: bool = False
+
+
+class Source:
+    """The rows of a queue's own table."""
+
+    def __init__(self, columns: JobColumns, wanted: JobsWanted) -> None:
+        self.columns, self.wanted, self.spec = columns, wanted, columns.spec
+
+    @property
+    def table(self) -> sa.Table:
+        """The table that is read."""
+        return self.spec.table
+
+    @property
+    def keys(self) -> Sequence[sa.Column[Any]]:
+        """The columns of the table that identify a job."""
+        return self.spec.keys
+
+    @property
+    def read(self) -> Sequence[sa.Column[Any]]:
+        """The columns of the table that :meth:`expose` needs."""
+        return [each.column for each in self.columns.values()]
+
+    def fixed(self) -> list[Part]:
+        """Return the conditions without which rows are not of this queue."""
+        return []
+
+    def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
+        """Return ``rows`` of the table as jobs.
+
+        :param stored: their columns by the names of :attr:`read`.
+        """
+        values = {name: stored[each.column.name] for name, each in self.columns.items()}
+        status = self.columns.by_role.get("status")
+        pending: Any = sa.literal_column("'pending'", sa.Text())
+        state = pending if status is None else state_of(self.spec, values[status.name])
+        return Exposed(rows, values, [values[each.name] for each in self.columns.of_key], state)
+
+    def parts(self) -> list[Part]:
+        """Return the conditions of the filter."""
+        wanted, found = self.wanted, self.fixed()
+        for each in wanted.conditions:
+            name, column = each.column.name, each.column.column
+            serves = each.is_equality or each.is_range
+            found.append(
+                Part(
+                    lambda jobs, each=each, name=name: each.on(jobs.values[name]),  # type: ignore[misc] # the loop's values
+                    self._stored(each.column) if serves else None,
+                    each.on(column) if serves else None,
+                    each.is_equality,
+                )
+            )
+        if wanted.error is not None:
+            found.append(Part(lambda jobs: wanted.has_error(jobs.values)))
+        found.extend(self._of_key())
+        found.extend(self._of_state())
+        return found
+
+    def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
+        return column.column
+
+    def _of_key(self) -> list[Part]:
+        found: list[Part] = []
+        for number, (each, value) in enumerate(zip(self.columns.of_key, self.wanted.key_values(), strict=False)):
+
+            def same(key: sa.ColumnElement[Any], value: sa.ColumnElement[Any] = value) -> sa.ColumnElement[bool]:
+                return sa.type_coerce(key, value.type) == value
+
+            def holds(jobs: Exposed, number: int = number, same: Any = same) -> sa.ColumnElement[bool]:
+                return same(jobs.keys[number])  # type: ignore[no-any-return] # the function above
+
+            found.append(Part(holds, each.column, same(each.column), is_equality=True))
+        return found
+
+    def _of_state(self) -> list[Part]:
+        state = self.wanted.state
+        if state is None or not self.spec.has("status"):
+            return []
+        in_state = self.spec.in_state(state)
+        return [Part(lambda jobs: jobs.state == state, self.spec.columns["status"], in_state, is_equality=True)]
+
+    def name_of(self, column: sa.Column[Any]) -> str | None:
+        """Return the name under which a list is sorted by a column of the table; None if that is not allowed."""
+        found = self.columns.stored_as(column.name)
+        return None if found is None or (found.is_redacted and not found.is_key) else found.name
+
+    def implies(self, index: str) -> bool:
+        """Return whether the filter implies the predicate of a partial index, which is one of the queue's own."""
+        name, table = backend().object_name, self.spec.table.name
+        states = {
+            name("ix", table, "queue", "claim"): ("pending",),
+            name("ix", table, "queue", "lease"): ("processing",),
+            str(index_name(self.spec.table)): tuple(self.spec.config.retention),
+        }
+        return self.wanted.state is not None and self.wanted.state in states.get(index, ())
+
+    def messages(self, limit: int) -> AnySelect | None:
+        """Return the keys of the pending jobs, up to ``limit``, if they have messages, and pending ones are wanted."""
+        strategy = self.spec.strategy
+        if self.wanted.state != "pending" or not isinstance(strategy, MessageStrategy):
+            return None
+        messages = strategy.messages(self.spec)
+        return sa.select(*messages.jobs).where(*messages.waits).limit(limit)
+
+    def is_among(self, keys: AnySelect) -> sa.ColumnElement[bool]:
+        """Return the condition that the key of a row is one of ``keys``."""
+        own: Any = sa.tuple_(*self.keys) if len(self.keys) > 1 else self.keys[0]
+        among: sa.ColumnElement[bool] = own.in_(keys)
+        return among
+
+
+class DeadLetters(Source):
+    """The failed and cancelled jobs of a queue whose claims delete rows."""
+
+    @property
+    def table(self) -> sa.Table:
+        """The table of dead letters."""
+        return self.spec.side_tables[DEAD_LETTER]
+
+    @property
+    def keys(self) -> Sequence[sa.Column[Any]]:
+        """The key, which is one column of JSON."""
+        return [self.table.c.key]
+
+    @property
+    def read(self) -> Sequence[sa.Column[Any]]:
+        """The columns of the table that :meth:`expose` needs."""
+        return list(self.table.c)
+
+    def fixed(self) -> list[Part]:
+        """Return the condition on the queue, as several may share the table."""
+        queue = self.table.c.queue
+        return [Part(lambda _: sa.true(), queue, queue == self.spec.name, is_equality=True)]
+
+    def expose(self, rows: sa.FromClause, stored: Rows) -> Exposed:
+        """Return the stored rows of dead letters as rows of the queue's table."""
+        letter = backend().side_tables.stored_rows(stored["row"], stored_columns(self.spec))
+        values: dict[str, sa.ColumnElement[Any]] = {}
+        for name, each in self.columns.items():
+            generated = each.column.computed is not None
+            values[name] = sa.cast(sa.null(), each.stored_type) if generated else letter.c[each.column.key]
+        instead = {"last_error": stored["error"], "finished_at": stored["created_at"]}
+        roles = self.columns.by_role
+        values |= {roles[role].name: value for role, value in instead.items() if role in roles}
+        keys = [values[each.name] for each in self.columns.of_key]
+        return Exposed(rows.join(letter, sa.true()), values, keys, stored["state"])
+
+    def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
+        return self.table.c.created_at if column.role == "finished_at" else None
+
+    def _of_key(self) -> list[Part]:
+        values = self.wanted.key_values()
+        if not values:
+            return []
+        key = self.table.c.key
+        same = key == backend().side_tables.key_json(values)
+        return [Part(lambda _: sa.true(), key, same, is_equality=True)]
+
+    def _of_state(self) -> list[Part]:
+        state = self.table.c.state
+        wanted = self.wanted.state
+        return [Part(lambda jobs: jobs.state == wanted, state, state == wanted, is_equality=True)]
+
+    def name_of(self, column: sa.Column[Any]) -> str | None:
+        """Return the name under which a list is sorted: the key, or the time of the failure."""
+        if column is self.table.c.key:
+            return self.columns.of_key[0].name
+        finished = self.columns.by_role.get("finished_at")
+        if column is self.table.c.created_at and finished is not None and not finished.is_redacted:
+            return finished.name
+        return None
+
+    def implies(self, index: str) -> bool:
+        """Return False: the indexes of dead letters are of all rows."""
+        return False
+
+    def messages(self, limit: int) -> AnySelect | None:
+        """Return None: dead letters have no messages."""
+        return None
+
+
+def source_of(columns: JobColumns, wanted: JobsWanted) -> Source:
+    """Return where the wanted jobs are stored."""
+    if not columns.spec.has("status") and wanted.state in {"failed", "cancelled"}:
+        return DeadLetters(columns, wanted)
+    return Source(columns, wanted)

@@ -1,0 +1,57 @@
+"""The jobs of a queue, as a list that filters, sorts and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from sqlaqueue.web.context import Context
+from sqlaqueue.web.data.job_columns import columns_of
+from sqlaqueue.web.data.job_counts import Count, count_states
+from sqlaqueue.web.data.job_pages import JobPage, ListRequest, parse_request, read_page
+from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.parts import Part, attempt_part
+from sqlaqueue.web.errors import BadRequest
+from sqlaqueue.web.pages.job_list import ListView, size_text
+
+EMPTY = {
+    None: ("No jobs.", "A job exists when the transaction that adds it commits."),
+    "pending": ("No pending jobs.", "A job appears here when the transaction that adds it commits."),
+    "processing": ("No job is running.", "The page of the queue shows whether any worker serves it."),
+    "completed": (
+        "No completed jobs.",
+        "They are kept unless QueueConfig(on_complete='delete') or a retention is set.",
+    ),
+    "failed": ("No failed jobs.", "A job fails when its last attempt fails, or its handler raises Fail."),
+    "cancelled": ("No cancelled jobs.", "A job is cancelled by cancel(), or when its handler raises Cancel."),
+}
+"""What a list without jobs says, by state."""
+
+
+async def jobs(context: Context) -> Response:
+    """Show a page of the jobs of a queue."""
+    columns = columns_of(context.queue.spec, context.settings.is_redacted)
+    try:
+        request = parse_request(columns, context.request.query_params.multi_items())
+        found, counts = await context.database.read(_read, request)
+    except ParameterError as error:
+        raise BadRequest(f"{error.parameter}: {error.problem}.", "Change it, or start from the whole list.") from None
+    view = ListView(context, request, counts.value)
+    return context.render(
+        "jobs.html",
+        queue=context.queue,
+        view=view,
+        page=found.value,
+        problem_of_page=found.problem,
+        problem_of_counts=counts.problem,
+        empty_text=EMPTY[request.wanted.state],
+        size_text=size_text,
+    )
+
+
+def _read(session: Session, request: ListRequest) -> tuple[Part[JobPage], Part[Mapping[str | None, Count]]]:
+    found = attempt_part(session, read_page, request)
+    counts: Part[Mapping[str | None, Count]] = attempt_part(session, count_states, request.wanted)
+    return found, counts

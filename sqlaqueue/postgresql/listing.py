@@ -33,7 +33,7 @@ def shown_text(value: sa.ColumnElement[Any], form: Form, length: int) -> sa.Colu
         return sa.func.left(text, length, type_=sa.Text())
     if form == "bytes":
         beginning = sa.func.encode(sa.func.substring(value, 1, length // 2 + 1), sa.literal_column("'hex'"))
-        return sa.func.left(sa.func.concat(sa.literal_column("E'\\\\\\\\x'"), beginning), length, type_=sa.Text())
+        return sa.func.left(sa.func.concat(sa.literal_column(r"E'\\x'"), beginning), length, type_=sa.Text())
     if form == "moment":
         # JSON has one format of moments, while that of a cast depends on DateStyle.
         return sa.cast(sa.func.to_json(value).op("#>>")(sa.literal_column("'{}'")), sa.Text())

@@ -189,6 +189,7 @@ def kind_of_type(type_: TypeEngine[Any]) -> Kind:
         (sa.Boolean, "boolean"),
         (sa.Integer, "integer"),
         (sa.Numeric, "number"),
+        (sa.Float, "number"),
         (sa.String, "text"),
         (sa.LargeBinary, "bytes"),
         (sa.Date, "date"),

@@ -21,9 +21,13 @@ from sqlaqueue.web.context import PATHS, Context, Page, path_below_mount
 from sqlaqueue.web.data.parts import problem_text
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError, Unavailable
+from sqlaqueue.web.pages.claim import claim
 from sqlaqueue.web.pages.events import events
+from sqlaqueue.web.pages.health import health
 from sqlaqueue.web.pages.jobs import jobs
 from sqlaqueue.web.pages.overview import overview
+from sqlaqueue.web.pages.queue import queue
+from sqlaqueue.web.pages.schedules import schedules
 from sqlaqueue.web.pages.static import static_response
 from sqlaqueue.web.rendering.environment import Renderer
 from sqlaqueue.web.security.hosts import check_host
@@ -33,7 +37,15 @@ from sqlaqueue.web.settings import Column, Link, Settings
 AccessRule: TypeAlias = Callable[[Request], "Access | Response | Awaitable[Access | Response | None] | None"]
 """Returns what the user of a request may do; None for nothing; or a response, such as a redirect to a login page."""
 
-GET: dict[str, Page] = {"overview": overview, "jobs": jobs, "events": events}
+GET: dict[str, Page] = {
+    "overview": overview,
+    "queue": queue,
+    "claim": claim,
+    "schedules": schedules,
+    "health": health,
+    "events": events,
+    "jobs": jobs,
+}
 """The pages by the names of their paths."""
 
 POST: dict[str, Page] = {}

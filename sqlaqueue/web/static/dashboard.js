@@ -169,6 +169,8 @@
   // -- fetching the page again ---------------------------------------------------------------------------------------
 
   const SHORTEST = 1000;  // milliseconds between two requests
+  // Answers after which asking again is of no use: 0 is a redirect, as to the login page of the application.
+  const LAST = new Map([[0, "signedOut"], [401, "signedOut"], [403, "signedOut"], [404, "gone"], [410, "gone"]]);
   const SHARE = 4;  // a page that takes long is fetched less often: of the time, at most one part in so many and one
 
   let isFetching = false, isWanted = false, notBefore = 0, timer = 0;
@@ -186,6 +188,7 @@
     const began = Date.now();
     try {
       const response = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual", cache: "no-store", signal: fetching.signal });
+      if (LAST.has(response.status)) return stop(LAST.get(response.status));
       if (!response.ok) throw new Error(`status ${response.status}`);
       show(new DOMParser().parseFromString(await response.text(), "text/html"));
       failures = 0;
@@ -215,7 +218,9 @@
 
   // -- events --------------------------------------------------------------------------------------------------------
 
-  const TEXTS = { live: "Live", lost: "Reconnecting", paused: "Paused" };
+  const TEXTS = {
+    live: "Live", lost: "Reconnecting", paused: "Paused", signedOut: "No access: sign in again", gone: "No longer there",
+  };
   const FIRST_DELAY = 1000, LONGEST_DELAY = 60000;
 
   let stream = null, failures = 0, reconnecting = 0, isPaused = false;
@@ -247,6 +252,7 @@
     clearTimeout(reconnecting);
     clearTimeout(timer);
     reconnecting = timer = 0;
+    isWanted = false;
     stream?.close();
     stream = null;
     fetching.abort();
@@ -259,6 +265,11 @@
     const delay = Math.min(LONGEST_DELAY, FIRST_DELAY * 2 ** failures);
     failures += 1;
     reconnecting = setTimeout(connect, delay * (0.5 + Math.random() / 2));
+  }
+
+  function stop(state) {
+    disconnect();
+    setState(state);
   }
 
   function pause(wanted) {

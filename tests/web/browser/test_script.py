@@ -129,6 +129,15 @@ def test_it_waits_longer_and_longer_for_a_server_in_trouble(script: ScriptPage, 
     view.wait_for("() => document.querySelector('[role=status]').textContent === 'Live'")
 
 
+@pytest.mark.parametrize(("status", "text"), [(404, "No longer there"), (403, "No access: sign in again")])
+def test_it_stops_where_there_is_nothing_to_follow(script: ScriptPage, view: View, status: int, text: str) -> None:
+    view.expect(status)
+    script.change(status=status)
+    view.wait_for("text => document.querySelector('[role=status]').textContent === text", text)
+    wait_until(lambda: script.open_streams == 0, view)
+    assert view.text("#number") == "1"
+
+
 def test_it_rests_while_nobody_looks(script: ScriptPage, view: View) -> None:
     hide = """hidden => {
         Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });

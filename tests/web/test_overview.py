@@ -19,7 +19,15 @@ from sqlaqueue.web.data.unavailable import Unavailable
 from tests.admin.models import Setup
 from tests.unique.models import KINDS
 from tests.web.conftest import client, everything
-from tests.web.queue_data import HISTORY, attempt, counting_rows, counting_statements, fill, no_table_is_small, reading_role
+from tests.web.queue_data import (
+    HISTORY,
+    attempt,
+    counting_rows,
+    counting_statements,
+    fill,
+    no_table_is_small,
+    reading_role,
+)
 
 
 def overview(setup: Setup, **options: Any) -> QueueOverview:

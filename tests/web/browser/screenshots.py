@@ -66,6 +66,16 @@ def _shoot(view: View, path: Path) -> Path:
     return path
 
 
+def _prepare(site: Site) -> None:
+    """Make the server one like those of applications, with one thing that is wrong."""
+    with site.database.connect() as connection:
+        # The servers of tests need not survive a crash of the machine.
+        for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = on")  # type: ignore[arg-type] # a name of this list
+        connection.execute("SELECT pg_reload_conf()")
+    site.execute("ALTER TABLE thumbnail DISABLE TRIGGER sqlaqueue_message_insert")
+
+
 def main() -> None:
     """Write the pictures."""
     parser = argparse.ArgumentParser(prog="python -m tests.web.browser.screenshots", description=main.__doc__)
@@ -75,6 +85,7 @@ def main() -> None:
     wanted = [each for each in PICTURES if not arguments.names or each.name in arguments.names]
     version = choose_versions("newest", find_installations())
     with running(version) as servers, servers.shared(version[0]).database() as database, example_site(database) as site:
+        _prepare(site)
         for path in write_screenshots(site, arguments.folder, wanted):
             print(f"{path}: {path.stat().st_size // 1000} kB")
 

@@ -121,7 +121,13 @@
   const focusName = (element) => [nameOf(element), element.getAttribute("href"), element.textContent.trim()].join("\n");
   const FOCUSED = "a[href], button, input, select, textarea, summary, [tabindex]";
 
+  // A click on what is replaced before the button is released would be lost.
+  let isPressed = false;
+  document.addEventListener("pointerdown", () => { isPressed = true; }, true);
+  for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => { isPressed = false; }, true);
+
   function isBusy(section) {
+    if (isPressed) return true;
     const active = document.activeElement;
     if (section.contains(active) && active.matches(TYPED)) return true;
     if (section.querySelector("dialog[open]")) return true;

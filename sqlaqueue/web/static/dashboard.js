@@ -122,12 +122,13 @@
   const FOCUSED = "a[href], button, input, select, textarea, summary, [tabindex]";
 
   // A click on what is replaced before the button is released would be lost.
-  let isPressed = false;
-  document.addEventListener("pointerdown", () => { isPressed = true; }, true);
-  for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => { isPressed = false; }, true);
+  // One that is released outside the window is not reported, so it counts for some seconds at most.
+  let pressed = 0;
+  document.addEventListener("pointerdown", () => { pressed = Date.now(); }, true);
+  for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => { pressed = 0; }, true);
 
   function isBusy(section) {
-    if (isPressed) return true;
+    if (Date.now() - pressed < 5000) return true;
     const active = document.activeElement;
     if (section.contains(active) && active.matches(TYPED)) return true;
     if (section.querySelector("dialog[open]")) return true;
@@ -318,7 +319,7 @@
 
   const KEYS = [
     ["j", "Next row"], ["k", "Previous row"], ["Enter", "Open the row"], ["x", "Select the row"], ["/", "Filter"],
-    ["g o", "Overview"], ["g j", "Jobs"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
+    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
     ["?", "Show these keys"],
   ];
   let isGoing = 0;

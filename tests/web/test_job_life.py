@@ -68,7 +68,10 @@ def test_values_are_exact(engine: sa.Engine, queues: Queues) -> None:
 
 
 def test_large_values_are_cut_by_the_database(engine: sa.Engine, queues: Queues) -> None:
-    add(engine, queues.Email(recipient="a", subject="a" * 3_000_000, payload={"x": "y" * 10_000_000}, blob=b"z" * 500_000))
+    add(
+        engine,
+        queues.Email(recipient="a", subject="a" * 3_000_000, payload={"x": "y" * 10_000_000}, blob=b"z" * 500_000),
+    )
     with Session(engine) as session:
         received: list[int] = []
 

@@ -143,7 +143,7 @@ def test_form_offers_the_columns_of_the_application(engine: sa.Engine, queues: Q
     found = texts(form)
     assert (found["kind"], found["urgent"], found["big"]) == ("WELCOME", "true", str(2**63 - 1))
     assert found["at"] == "2030-01-02T03:04:05+00:00"
-    assert found["payload"] == '{\n  "n": %d,\n  "x": 1.5\n}' % 2**70
+    assert found["payload"] == f'{{\n  "n": {2**70},\n  "x": 1.5\n}}'
     assert list(texts(form_of(engine, letters))) == [
         "parent_id",
         "weight",

@@ -73,6 +73,5 @@ def claimed(engine: sa.Engine, model: Any, number: int = 1) -> Iterator[list[Any
 
 def states(engine: sa.Engine, model: Any) -> dict[str, str]:
     """Return the state of each job, dead letters included, by its key."""
-
     with Session(engine) as session:
         return {",".join(map(str, job.key)): job.state for job in admin.jobs(session, model, limit=10_000)}

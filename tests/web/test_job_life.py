@@ -84,7 +84,8 @@ def test_large_values_are_cut_by_the_database(engine: sa.Engine, queues: Queues)
         sa.event.listen(engine, "after_cursor_execute", count)
         life = read_life(session, columns(queues.Email), "1")
         sa.event.remove(engine, "after_cursor_execute", count)
-    assert life is not None and life.row is not None
+    assert life is not None
+    assert life.row is not None
     sizes = {name: (len(value.text or ""), value.size) for name, value in life.row.values.items() if value.size}
     assert sizes["subject"] == (LONGEST, 3_000_000)
     assert sizes["payload"] == (LONGEST, 10_000_009)

@@ -228,11 +228,6 @@ def events_of(life: JobLife) -> list[Event]:
     return [found[number] for number in order]
 
 
-_EARLIEST))
-    order = sorted(range(len(found)), key=lambda number: (times[number], found[number].kind == "finished"))
-    return [found[number] for number in order]
-
-
 def _of_attempt(attempt: admin.Attempt) -> Event:
     text = f"Attempt {attempt.attempt} {_OUTCOMES[attempt.outcome]}"
     at = attempt.started_at or attempt.ended_at

@@ -84,3 +84,12 @@ def set_insert_default(column: sa.Column[Any]) -> None:
     current = sa.bindparam("sqlaqueue_traceparent", callable_=current_traceparent, type_=sa.Text(), unique=True)
     default = sa.ColumnDefault(sa.func.coalesce(current, server_default(), type_=sa.Text()))
     default._set_parent_with_dispatch(column)  # noqa: SLF001 - SQLAlchemy has no public way to add a default to a column
+
+
+def is_filled_here(column: sa.Column[Any]) -> bool:
+    """Return whether INSERT statements fill the column as :func:`set_insert_default` has it, by no default of its own.
+
+    Tables are copied with their defaults, so the default itself tells.
+    """
+    parts = getattr(getattr(column.default, "arg", None), "clauses", ())
+    return any(getattr(each, "callable", None) is current_traceparent for each in parts)

@@ -46,6 +46,14 @@ class Message(QueueMixin, Base):
     to: Mapped[str]
 
 
+class Own(QueueMixin, Base):
+    __tablename__ = "own"
+    __queue__ = QueueConfig(columns={"traceparent": "trace"})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    trace: Mapped[str | None] = mapped_column(sa.Text, default=lambda: GIVEN)
+
+
 class Field(MappedAsDataclass, DeclarativeBase):
     pass
 
@@ -170,6 +178,13 @@ def test_a_given_value_is_kept(engine: sa.Engine, span: str) -> None:
         session.add(Email(to="a", traceparent=GIVEN))
         session.flush()
         assert _stored(session) == {GIVEN}
+
+
+def test_copy_in_keeps_a_default_of_its_own(engine: sa.Engine, span: str) -> None:
+    with Session(engine) as session:
+        copy_in(session, Own, [{}, {}])
+        copy_in(session, Own, [{"trace": span}])
+        assert sorted(session.scalars(sa.select(Own.trace))) == sorted([GIVEN, GIVEN, span])
 
 
 def test_the_run_has_it_and_retries_keep_it(engine: sa.Engine, span: str) -> None:

@@ -252,6 +252,8 @@ class Settler:
                 raise misuse
             with _not_the_handlers_error():
                 lost = self.settle(session, [one for one in finished if not is_deleted(one.job)])
+                # Their rows went with a flush of the handler, so there is nothing else to settle.
+                self.history.record(session, [one for one in finished if is_deleted(one.job) and one not in deleted])
         if not lost:
             self.commit(session, finished)
             return lost

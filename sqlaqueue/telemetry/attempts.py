@@ -52,14 +52,13 @@ def note(job: Any, values: Mapping[str, Any]) -> None:
 def seconds_waited(job: Any) -> float | None:
     """Return the seconds since a job was due, or was enqueued if that was later, by the clock of this machine.
 
-    None if the model has neither ``run_at`` nor ``created_at``.
+    None if the model has neither ``run_at`` nor ``created_at``, or stores them without a time zone: it is unknown of
+    which one they are.
     """
     spec, values = spec_of(type(job)), job.__dict__
     # Not by getattr(), which would load an attribute that has expired.
     known = [values.get(spec.attributes.get(role, "")) for role in ("run_at", "created_at")]
-    moments = [
-        each if each.tzinfo is not None else each.replace(tzinfo=UTC) for each in known if isinstance(each, datetime)
-    ]
+    moments = [each for each in known if isinstance(each, datetime) and each.tzinfo is not None]
     if not moments:
         return None
     return max(0.0, (datetime.now(UTC) - max(moments)).total_seconds())

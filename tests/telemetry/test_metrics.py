@@ -165,6 +165,9 @@ def test_the_seconds_that_a_job_waited() -> None:
     job.created_at = now - timedelta(minutes=1)
     assert 60 <= seconds_waited(job) < 3600
     assert seconds_waited(Leased(run_at=now + timedelta(hours=1))) == 0
+    # A column without a time zone, which the server has written in that of some session.
+    job.__dict__["run_at"] = job.__dict__["created_at"] = datetime(2024, 1, 1)  # noqa: DTZ001 - as above
+    assert seconds_waited(job) is None
 
 
 def test_a_job_that_was_not_claimed_has_no_attempt() -> None:

@@ -18,11 +18,14 @@ from sqlalchemy import event
 from sqlalchemy.orm import InstanceState
 from sqlalchemy.orm.attributes import instance_state
 
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 
 SETTING = "sqlaqueue.traceparent"
 """The setting of a transaction that inserts jobs without the ORM: ``SET LOCAL sqlaqueue.traceparent = '00-...-01'``."""
 
+_LENGTH = 55
+"""The characters of a ``traceparent``."""
 
 _MADE_IN = "sqlaqueue_made_in"
 """The key in ``InstanceState.info`` of the span that was current when the instance was made."""
@@ -69,6 +72,27 @@ def trace_instances(cls: type[Any], attribute: str) -> None:
 def server_default() -> sa.ColumnElement[Any]:
     """Return the server default of the column: the setting of the transaction, NULL if it is not set."""
     return backend().session_setting(SETTING)
+
+
+def check_type(name: str, column: sa.Column[Any]) -> None:
+    """Refuse a column that cannot store a trace: each INSERT in a span would fail.
+
+    :param name: of the attribute, for the error.
+    :raises ConfigurationError: for a type other than a text of at least 55 characters, or one of the application's own.
+    """
+    type_ = column.type
+    try:
+        # A TypeDecorator and a type that is unknown to SQLAlchemy may convert it.
+        fits = isinstance(type_, sa.types.TypeDecorator) or type_.python_type is str
+    except NotImplementedError:
+        fits = True
+    length = getattr(type_, "length", None)
+    if not fits or (length is not None and length < _LENGTH):
+        msg = (
+            f"{name}: the role 'traceparent' stores texts of {_LENGTH} characters, and the column is {type_!r}; use "
+            "Text, or name another attribute in QueueConfig(columns={'traceparent': ...})"
+        )
+        raise ConfigurationError(msg)
 
 
 def set_insert_default(column: sa.Column[Any]) -> None:

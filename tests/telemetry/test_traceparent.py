@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique, claim, copy_in, enqueue, queue_column, requeue, retry
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.traceparent import current_traceparent
@@ -227,6 +228,21 @@ def test_migrations_find_no_change(engine: sa.Engine) -> None:
 
 def _is_email(element: Any, name: str, kind: str, *_: Any) -> bool:
     return kind != "table" or name == "email"
+
+
+@pytest.mark.parametrize("type_", [sa.Integer(), sa.String(20), sa.LargeBinary()], ids=repr)
+def test_a_column_that_cannot_store_it_is_refused(type_: Any) -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"Wrong\.trace: the role 'traceparent' stores texts of 55 characters"):
+
+        class Wrong(QueueMixin, Other):
+            __tablename__ = "wrong"
+            __queue__ = QueueConfig(columns={"traceparent": "trace"})
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            trace: Mapped[Any] = mapped_column(type_)
 
 
 def test_queues_have_it_only_if_it_is_named() -> None:

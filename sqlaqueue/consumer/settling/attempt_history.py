@@ -47,8 +47,8 @@ class AttemptHistory:
         leased = settings.has_leases
         self._completed = _insert(self._spec, with_errors=False, leased=leased) if self.is_kept else None
         self._ended = _insert(self._spec, with_errors=True, leased=leased) if self.is_kept else None
-        self._deferred: set[str] = set()
-        """The constraints of the table that a commit has found violated."""
+        self._deferred: frozenset[str] = frozenset()
+        """The constraints of the table that a commit has found violated; replaced, as several threads read it."""
         self._warned_at: float | None = None
 
     def record(self, session: Session, settled: Sequence[FinishedRun]) -> None:
@@ -73,14 +73,15 @@ class AttemptHistory:
                 raise
             if not (isinstance(error, DBAPIError) and backend().violated_constraint(error)):
                 # Such as a constraint that was dropped.
-                self._deferred.clear()
+                self._deferred = frozenset()
             self.warn(error)
 
     def _check_deferred(self, connection: sa.Connection) -> None:
-        if self._deferred:
+        deferred = self._deferred
+        if deferred:
             schema = connection.schema_for_object(self._spec.side_tables[ATTEMPT])
             quote = connection.dialect.identifier_preparer.quote_identifier
-            names = [".".join(map(quote, [schema, name] if schema else [name])) for name in sorted(self._deferred)]
+            names = [".".join(map(quote, [schema, name] if schema else [name])) for name in sorted(deferred)]
             connection.exec_driver_sql(f"SET CONSTRAINTS {', '.join(names)} IMMEDIATE")
 
     @contextlib.contextmanager
@@ -97,7 +98,7 @@ class AttemptHistory:
             name = backend().violated_constraint(error)
             if not self.is_kept or name is None or backend().violated_table(error) != ATTEMPT:
                 raise
-            self._deferred.add(name)
+            self._deferred |= {name}
             msg = f"a constraint of the attempt history was violated: {error.orig}"
             raise NotSettled(msg) from error
 

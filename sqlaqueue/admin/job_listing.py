@@ -63,6 +63,12 @@ def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str
 
     :param key: its primary key: a value, or a tuple for a composite key; texts are converted by the database.
     """
+    info = job_info(session, model, key)
+    return None if info is None else (info, _values(session, select_jobs(model, "job").spec, info))
+
+
+def job_info(session: Session, model: type[Any], key: Any) -> JobInfo | None:
+    """Return one job without the values of its row, which may be large; None if there is no such job."""
     spec = select_jobs(model, "job").spec
     parts: Sequence[Any] = key if isinstance(key, tuple | list) else [key]
     found = filtered_jobs(model, JobFilter(keys=(key_text(parts),))).subquery("jobs")
@@ -71,10 +77,7 @@ def job(session: Session, model: type[Any], key: Any) -> tuple[JobInfo, dict[str
         sa.select(found).order_by(found.c.state != "pending").limit(1), bind_arguments=bind_arguments(model)
     )
     row = rows.first()
-    if row is None:
-        return None
-    info = _info(spec, row)
-    return info, _values(session, spec, info)
+    return None if row is None else _info(spec, row)
 
 
 def _info(spec: QueueSpec, row: Any) -> JobInfo:

@@ -81,6 +81,10 @@ class Claims(Protocol):
         """Return the condition that the transaction of this identity was committed."""
         ...
 
+    def row_version(self, rows: NamedFromClause) -> sa.ColumnElement[str]:
+        """Return a text that changes whenever a row of a table, or of an alias of it, is written."""
+        ...
+
     def written_here(self, rows: NamedFromClause) -> sa.ColumnElement[bool]:
         """Return the condition that the current transaction has written a row of an aliased table."""
         ...

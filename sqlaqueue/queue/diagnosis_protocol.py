@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 
 import sqlalchemy as sa
 
+from sqlaqueue.queue.executed_plan import StatementPlan
 from sqlaqueue.queue.server_facts import Blocker, ServerFacts
 from sqlaqueue.queue.strategy_protocol import Spec
 
@@ -167,6 +168,13 @@ class Diagnosis(ServerFacts, Protocol):
 
     def whole_reads(self, connection: sa.Connection, claim: Any, tables: Sequence[sa.Table]) -> Sequence[TableRead]:
         """Return which of the tables a claim would read or sort whole, by its plan; nothing is executed."""
+        ...
+
+    def explain(self, connection: sa.Connection, statement: Any, *, execute: bool = False) -> StatementPlan:
+        """Return the plan of a statement.
+
+        :param execute: whether to execute it as well. The caller rolls back what it changes.
+        """
         ...
 
     def disabled_plans(self, connection: sa.Connection) -> Sequence[PlannerSetting]:

@@ -9,9 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session, scoped_session
 
 from sqlaqueue.exc import StatementError
+from sqlaqueue.keys import Key
 from sqlaqueue.mapping.mixin import QueueMixin, spec_of
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.spec import clock
+from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.tables import ScheduleTables
 from sqlaqueue.session_types import check_session
 
@@ -44,6 +45,11 @@ def tick_of(session: Session | scoped_session[Any], job: Any) -> Tick | None:
     if key is None:
         msg = f"tick_of(): this {type(job).__name__} is not in the database"
         raise StatementError(msg)
+    return tick_of_key(session, spec, key)
+
+
+def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Key) -> Tick | None:
+    """Return the same for the job of a key, whose row may be deleted already."""
     ticks = ScheduleTables.look_up(spec).ticks
     if any(getattr(column.type, "timezone", False) for column in spec.keys):
         # The text of a moment depends on the time zone of the session.

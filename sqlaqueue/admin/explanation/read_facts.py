@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.explanation.facts import MOST_COUNTED, Facts, LiveConsumer
-from sqlaqueue.admin.job_listing import JobInfo, job
+from sqlaqueue.admin.job_listing import JobInfo, job_info
 from sqlaqueue.flow_control.held_back import held_back_by
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, CRASH_JOURNAL, backend
@@ -36,21 +36,30 @@ def read_facts(session: Session, model: type[Any], key: Any, *, claimed_here: bo
     :param claimed_here: whether the session's transaction holds the job.
     """
     spec = select_jobs(model, "explain_job").spec
-    found = job(session, model, key)
-    if found is None:
+    info = job_info(session, model, key)
+    if info is None:
         return Facts(spec=spec, key=key, info=None, claimed_here=claimed_here)
-    info, row = found
-    facts = Facts(spec=spec, key=info.key, info=info, row=row, claimed_here=claimed_here)
+    facts = Facts(spec=spec, key=info.key, info=info, claimed_here=claimed_here)
     if info.state in FINISHED:
-        return replace(facts, twin=_twin(session, spec, info.key)) if spec.has("status") else facts
+        return replace(facts, twin=twin_of(session, spec, info.key)) if spec.has("status") else facts
+    facts = replace(facts, row=_row(session, spec, info.key))
     circumstances = session.execute(_circumstances(spec, info.key), bind_arguments=_bind(spec)).mappings().first()
     if circumstances is None:
         # It was deleted after the first statement.
         return replace(facts, info=None)
     facts = replace(facts, **circumstances, consumers=_consumers(session, spec))
     if facts.waits_for_twin:
-        facts = replace(facts, twin=_twin(session, spec, info.key))
+        facts = replace(facts, twin=twin_of(session, spec, info.key))
     return _read_place(session, facts, info) if info.state == "pending" else facts
+
+
+def _row(session: Session, spec: QueueSpec, key: Key) -> dict[str, Any]:
+    """Return the values of the columns that reasons are made of; the others may be large."""
+    kinds = [spec.columns.get("status"), spec.mapper.polymorphic_on]
+    needed = [*spec.claim_order, *(each for each in kinds if isinstance(each, sa.Column) and each.table is spec.table)]
+    columns = list(dict.fromkeys(needed))
+    row = session.execute(sa.select(*columns).where(spec.key_in(spec.keys, [key])), bind_arguments=_bind(spec)).first()
+    return {} if row is None else {column.name: value for column, value in zip(columns, row, strict=True)}
 
 
 def _read_place(session: Session, facts: Facts, info: JobInfo) -> Facts:
@@ -119,7 +128,7 @@ def _waits_for_twin(spec: QueueSpec) -> sa.ColumnElement[bool]:
     return waits_for_twin(spec)
 
 
-def _twin(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
+def twin_of(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
     """Return the job that counts, and with which this one is a twin."""
     unique: UniqueKey | None = unique_key(spec)
     if unique is None:
@@ -134,8 +143,7 @@ def _twin(session: Session, spec: QueueSpec, key: Key) -> JobInfo | None:
         ),
         bind_arguments=_bind(spec),
     ).first()
-    known = None if found is None else job(session, spec.model, tuple(found))
-    return None if known is None else known[0]
+    return None if found is None else job_info(session, spec.model, tuple(found))
 
 
 def _consumers(session: Session, spec: QueueSpec) -> list[LiveConsumer] | None:

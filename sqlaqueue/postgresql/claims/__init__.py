@@ -8,7 +8,7 @@ from sqlaqueue.postgresql.claims.due_times import due_since, upcoming_times
 from sqlaqueue.postgresql.claims.planner import FEW, planned_anew, planned_anew_for_many
 from sqlaqueue.postgresql.claims.reserve import reservation
 from sqlaqueue.postgresql.claims.take import take
-from sqlaqueue.postgresql.claims.transactions import transaction_id, was_committed, written_here
+from sqlaqueue.postgresql.claims.transactions import row_version, transaction_id, was_committed, written_here
 
 __all__ = [
     "FEW",
@@ -19,6 +19,7 @@ __all__ = [
     "planned_anew",
     "planned_anew_for_many",
     "reservation",
+    "row_version",
     "take",
     "transaction_id",
     "upcoming_times",

@@ -31,6 +31,15 @@ def was_committed(transaction: Any) -> sa.ColumnElement[bool]:
     return committed
 
 
+def row_version(rows: NamedFromClause) -> sa.ColumnElement[str]:
+    """Return a text that changes whenever a row of a table is written; locking the row does not change it.
+
+    :param rows: the table, or an alias of it.
+    """
+    # As a column of the table, so that the name is quoted as the table's is.
+    return sa.cast(sa.column("xmin", _selectable=rows), sa.Text())
+
+
 def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
     """Return the condition that the current transaction, or a savepoint in it, has written a row.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sqlaqueue.postgresql.diagnosis.altered import altered_objects
 from sqlaqueue.postgresql.diagnosis.connections import announced_pid, backend_pid, connections, probe_backends
+from sqlaqueue.postgresql.diagnosis.explain import explain
 from sqlaqueue.postgresql.diagnosis.functions import function_faults, trigger_faults
 from sqlaqueue.postgresql.diagnosis.horizon import horizon_holders
 from sqlaqueue.postgresql.diagnosis.indexes import index_faults
@@ -25,6 +26,7 @@ __all__ = [
     "common_values",
     "connections",
     "disabled_plans",
+    "explain",
     "function_faults",
     "horizon_holders",
     "index_faults",

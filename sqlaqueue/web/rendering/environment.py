@@ -28,7 +28,7 @@ class Renderer:
         )
         self._environment.filters |= {
             name: getattr(formats, name)
-            for name in ("number", "capped", "duration", "moment", "short", "plain", "shown")
+            for name in ("number", "capped", "duration", "moment", "short", "plain", "shown", "size")
         }
         self.static_files = {path.name: path.read_bytes() for path in sorted(STATIC.iterdir()) if path.is_file()}
         """The contents of the static files by name; no other file can be asked for."""

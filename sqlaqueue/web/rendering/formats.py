@@ -47,6 +47,14 @@ def duration(value: float | timedelta | None) -> str:
     raise AssertionError
 
 
+def size(value: int) -> str:
+    """Write a number of bytes with its largest unit."""
+    amount, units = float(value), ["bytes", "kB", "MB", "GB", "TB"]
+    while amount >= 1024 and len(units) > 1:  # noqa: PLR2004 - as PostgreSQL counts
+        amount, units = amount / 1024, units[1:]
+    return f"{value} bytes" if units[0] == "bytes" else f"{amount:.1f} {units[0]}"
+
+
 def moment(value: datetime | None) -> str | Markup:
     """Write a moment in UTC, in an element that the browser's script shows in the time zone of the reader."""
     if value is None:

@@ -121,7 +121,14 @@
   const focusName = (element) => [nameOf(element), element.getAttribute("href"), element.textContent.trim()].join("\n");
   const FOCUSED = "a[href], button, input, select, textarea, summary, [tabindex]";
 
+  // A click on what is replaced before the button is released would be lost.
+  // One that is released outside the window is not reported, so it counts for some seconds at most.
+  let pressed = 0;
+  document.addEventListener("pointerdown", () => { pressed = Date.now(); }, true);
+  for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => { pressed = 0; }, true);
+
   function isBusy(section) {
+    if (Date.now() - pressed < 5000) return true;
     const active = document.activeElement;
     if (section.contains(active) && active.matches(TYPED)) return true;
     if (section.querySelector("dialog[open]")) return true;
@@ -169,6 +176,8 @@
   // -- fetching the page again ---------------------------------------------------------------------------------------
 
   const SHORTEST = 1000;  // milliseconds between two requests
+  // Answers after which asking again is of no use: 0 is a redirect, as to the login page of the application.
+  const LAST = new Map([[0, "signedOut"], [401, "signedOut"], [403, "signedOut"], [404, "gone"], [410, "gone"]]);
   const SHARE = 4;  // a page that takes long is fetched less often: of the time, at most one part in so many and one
 
   let isFetching = false, isWanted = false, notBefore = 0, timer = 0;
@@ -186,6 +195,7 @@
     const began = Date.now();
     try {
       const response = await fetch(location.href, { headers: { Accept: "text/html" }, redirect: "manual", cache: "no-store", signal: fetching.signal });
+      if (LAST.has(response.status)) return stop(LAST.get(response.status));
       if (!response.ok) throw new Error(`status ${response.status}`);
       show(new DOMParser().parseFromString(await response.text(), "text/html"));
       failures = 0;
@@ -215,7 +225,9 @@
 
   // -- events --------------------------------------------------------------------------------------------------------
 
-  const TEXTS = { live: "Live", lost: "Reconnecting", paused: "Paused" };
+  const TEXTS = {
+    connecting: "Connecting", live: "Live", lost: "Reconnecting", paused: "Paused", signedOut: "No access: sign in again", gone: "No longer there",
+  };
   const FIRST_DELAY = 1000, LONGEST_DELAY = 60000;
 
   let stream = null, failures = 0, reconnecting = 0, isPaused = false;
@@ -247,6 +259,7 @@
     clearTimeout(reconnecting);
     clearTimeout(timer);
     reconnecting = timer = 0;
+    isWanted = false;
     stream?.close();
     stream = null;
     fetching.abort();
@@ -259,6 +272,11 @@
     const delay = Math.min(LONGEST_DELAY, FIRST_DELAY * 2 ** failures);
     failures += 1;
     reconnecting = setTimeout(connect, delay * (0.5 + Math.random() / 2));
+  }
+
+  function stop(state) {
+    disconnect();
+    setState(state);
   }
 
   function pause(wanted) {
@@ -280,6 +298,7 @@
     toggle.className = "button button--quiet";
     toggle.addEventListener("click", () => pause(!isPaused));
     status?.after(toggle);
+    setState("connecting");
     document.addEventListener("visibilitychange", () => {
       if (isPaused) return;
       if (document.hidden) {
@@ -300,7 +319,7 @@
 
   const KEYS = [
     ["j", "Next row"], ["k", "Previous row"], ["Enter", "Open the row"], ["x", "Select the row"], ["/", "Filter"],
-    ["g o", "Overview"], ["g j", "Jobs"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
+    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
     ["?", "Show these keys"],
   ];
   let isGoing = 0;

@@ -99,6 +99,18 @@ def test_a_text_that_is_being_typed_or_selected_is_left_alone(script: ScriptPage
     assert view.text("#number") == "2"
 
 
+def test_a_click_is_not_lost(script: ScriptPage, view: View) -> None:
+    page = view.page
+    page.hover("tbody tr:nth-child(2) a")
+    page.mouse.down()
+    script.change(number=2, rows=[7])
+    wait_until(lambda: script.pages == 3, view)
+    page.wait_for_timeout(200)
+    assert view.text("#number") == "1"
+    page.mouse.up()
+    page.wait_for_url("**/?page=2")
+
+
 def test_the_place_on_the_page_is_kept(script: ScriptPage, view: View) -> None:
     script.change(rows=[*range(200)])
     view.wait_for("() => document.querySelectorAll('tbody tr').length === 200")
@@ -127,6 +139,15 @@ def test_it_waits_longer_and_longer_for_a_server_in_trouble(script: ScriptPage, 
     script.number = 2
     shows(view, 2)
     view.wait_for("() => document.querySelector('[role=status]').textContent === 'Live'")
+
+
+@pytest.mark.parametrize(("status", "text"), [(404, "No longer there"), (403, "No access: sign in again")])
+def test_it_stops_where_there_is_nothing_to_follow(script: ScriptPage, view: View, status: int, text: str) -> None:
+    view.expect(status)
+    script.change(status=status)
+    view.wait_for("text => document.querySelector('[role=status]').textContent === text", text)
+    wait_until(lambda: script.open_streams == 0, view)
+    assert view.text("#number") == "1"
 
 
 def test_it_rests_while_nobody_looks(script: ScriptPage, view: View) -> None:

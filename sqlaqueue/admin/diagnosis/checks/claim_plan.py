@@ -28,7 +28,7 @@ def check_claim_plan(examination: Examination) -> Iterator[Finding]:
     """
     facts, small = backend().diagnosis, examination.thresholds.small_table
     for spec in examination.specs:
-        claim = _claim_of(spec)
+        claim = claim_of(spec)
         if claim is None:
             continue
         reads = facts.whole_reads(examination.connection, claim, spec.strategy.locked_tables(spec))
@@ -68,7 +68,7 @@ def _reason(examination: Examination, spec: QueueSpec, reads: Sequence[TableRead
 
 
 @functools.lru_cache(maxsize=128)
-def _claim_of(spec: QueueSpec) -> object | None:
+def claim_of(spec: QueueSpec) -> object | None:
     """Return the claim of a Consumer; None if the queue can have none."""
     try:
         settings = make_settings(

@@ -1,0 +1,315 @@
+"""Actions on several jobs, given by their keys or by a filter: first a preview, then the action, batch by batch."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, Literal, get_args
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import admin
+from sqlaqueue.admin.explanation.read_facts import twin_of
+from sqlaqueue.admin.job_filter import filtered_jobs
+from sqlaqueue.exc import SqlaqueueError
+from sqlaqueue.keys import Key, key_text
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.strategies.parts.job_listing import key_labels
+from sqlaqueue.web.data.job_columns import JobColumns
+from sqlaqueue.web.data.job_counts import Count, count_states
+from sqlaqueue.web.data.job_filters import JobsWanted
+from sqlaqueue.web.data.job_pages import ListRequest, read_page
+from sqlaqueue.web.data.job_rows import JobRow
+from sqlaqueue.web.data.parts import Part, attempt_part, problem_text
+from sqlaqueue.web.data.stored_job import has_key
+
+BulkAction = Literal["requeue", "cancel", "purge"]
+BULK_ACTIONS: tuple[BulkAction, ...] = get_args(BulkAction)
+
+APPLIES_TO: dict[BulkAction, tuple[str, ...]] = {
+    "requeue": FINISHED,
+    "cancel": ("pending", "processing"),
+    "purge": FINISHED,
+}
+"""The states of the jobs that an action changes."""
+
+MOST_KEYS = 1000
+"""The number of keys in one request."""
+
+MOST_SHOWN = 20
+MOST_AT_ONCE = 10_000
+"""The number of jobs that one request changes."""
+
+_BATCH = 500
+_LONGEST = 20.0
+"""The seconds after which no further batch is begun; proxies end requests after a minute, or half of one."""
+
+_EFFECTS: dict[tuple[BulkAction, str], str] = {
+    ("requeue", "pending"): "pending already, and stay so",
+    ("requeue", "processing"): "running, and are left alone: cancel them first",
+    ("cancel", "pending"): "cancelled",
+    ("cancel", "processing"): "running: they are asked to stop",
+    ("purge", "pending"): "not finished, and are left alone: cancel them first",
+    ("purge", "processing"): "running, and are left alone",
+    **{("requeue", state): "pending again, with no attempt counted" for state in FINISHED},
+    **{("cancel", state): f"{state} already, and stay so" for state in FINISHED},
+    **{("purge", state): "deleted for ever" for state in FINISHED},
+}
+
+
+@dataclass(frozen=True)
+class ByKeys:
+    """The jobs of some keys."""
+
+    columns: JobColumns
+    keys: tuple[str, ...]
+    """As :func:`sqlaqueue.keys.key_text` writes them."""
+
+
+@dataclass(frozen=True)
+class ByFilter:
+    """The jobs that a filter selects, up to the moment of a preview."""
+
+    wanted: JobsWanted
+    until: datetime | None = None
+    """The moment of the preview; jobs that were enqueued or have finished later are left alone."""
+    after: str | None = None
+    """The cursor from which an action goes on."""
+    most: int = MOST_AT_ONCE
+    """The number of jobs that the preview has counted."""
+
+    @property
+    def columns(self) -> JobColumns:
+        """The columns of the queue."""
+        return self.wanted.columns
+
+
+Selection = ByKeys | ByFilter
+
+
+@dataclass(frozen=True)
+class PreviewedJob:
+    """One of the jobs that an action concerns."""
+
+    key: str
+    state: str
+    effect: str
+    is_changed: bool
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What an action does to the jobs of one state."""
+
+    state: str
+    count: Count
+    text: str
+    is_changed: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What an action would do."""
+
+    jobs: Part[Sequence[PreviewedJob]]
+    """The first of the jobs."""
+    effects: Part[Sequence[Effect]]
+    missing: int
+    """The number of given keys without a job."""
+    now: datetime
+
+    @property
+    def changed(self) -> Count | None:
+        """The number of jobs that would be changed; None if they could not be counted."""
+        if self.effects.value is None:
+            return None
+        counts = [each.count for each in self.effects.value if each.is_changed]
+        return Count(sum(each.number for each in counts), all(each.is_complete for each in counts))
+
+
+@dataclass
+class Done:
+    """What an action has done."""
+
+    changed: int = 0
+    twins: int = 0
+    left: int = 0
+    asked: int = 0
+    missing: int = 0
+    """Jobs that had finished when they were to be cancelled."""
+    unchanged: int = 0
+    keys: list[str] = field(default_factory=list)
+    """The keys of the jobs that the action was to change, for the audit; the first ones."""
+    after: str | None = None
+    """The cursor from which the action goes on, if jobs are left; else None."""
+    problem: str = ""
+    """Why it was broken off."""
+
+
+def by_filter(wanted: JobsWanted, action: BulkAction, **bounds: Any) -> ByFilter:
+    """Return the jobs that a filter selects.
+
+    Jobs that wait and jobs that failed may be in different tables; without a state in the filter the action decides.
+    """
+    if wanted.state is None and not wanted.columns.spec.has("status"):
+        wanted = replace(wanted, state="pending" if action == "cancel" else "failed")
+    return ByFilter(wanted, **bounds)
+
+
+def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
+    """Return what an action does to jobs of a state, as the end of a sentence."""
+    text = _EFFECTS.get((action, state), "in a status that the queue does not use, and are left alone")
+    if action == "cancel" and state == "pending" and spec.strategy.holds_transaction:
+        text += "; those that a worker is running are asked to stop"
+    return text
+
+
+def preview(session: Session, action: BulkAction, chosen: Selection) -> Preview:
+    """Return what an action would do; this changes nothing.
+
+    :raises ParameterError: if a key cannot be one of this queue, or the database refuses a value of the filter.
+    """
+    spec = chosen.columns.spec
+    now = session.execute(sa.select(clock()), bind_arguments={"mapper": spec.mapper}).scalar_one()
+    if isinstance(chosen, ByKeys):
+        states = [(key_text(key), state) for key, state in _states(session, chosen.columns, chosen.keys)]
+        first = attempt_part(session, _previewed, action, chosen.columns, chosen.keys[:MOST_SHOWN])
+        numbers = Counter(state for _, state in states)
+        counts = {state: Count(number, is_complete=True) for state, number in numbers.items()}
+        effects: Part[Sequence[Effect]] = Part(_effects(spec, action, counts))
+        return Preview(jobs=first, effects=effects, missing=len(set(chosen.keys)) - len(states), now=now)
+    jobs = attempt_part(session, _previewed, action, chosen.columns, _first_keys(session, chosen))
+    return Preview(jobs=jobs, effects=attempt_part(session, _counted, action, chosen), missing=0, now=now)
+
+
+def _first_keys(session: Session, chosen: ByFilter) -> list[str]:
+    with session.begin_nested() as savepoint:
+        page = read_page(session, ListRequest(chosen.wanted, after=chosen.after), MOST_SHOWN)
+        savepoint.rollback()  # with the settings of the planner
+    return [job.key for job in page.jobs]
+
+
+def _counted(session: Session, action: BulkAction, chosen: ByFilter) -> list[Effect]:
+    wanted, spec = chosen.wanted, chosen.columns.spec
+    counts = {state: count for state, count in count_states(session, wanted).items() if state is not None}
+    if wanted.state is not None:
+        counts = {wanted.state: counts[wanted.state]}
+    return _effects(spec, action, counts)
+
+
+def _effects(spec: QueueSpec, action: BulkAction, counts: dict[str, Count]) -> list[Effect]:
+    found = [
+        Effect(state, count, effect_of(spec, action, state), state in APPLIES_TO[action])
+        for state, count in counts.items()
+        if count.number or (not count.is_complete and state in APPLIES_TO[action])
+    ]
+    return sorted(found, key=lambda effect: not effect.is_changed)
+
+
+def _previewed(
+    session: Session, action: BulkAction, columns: JobColumns, keys: Sequence[str]
+) -> Sequence[PreviewedJob]:
+    spec, found = columns.spec, []
+    for key, state in _states(session, columns, keys):
+        is_changed, text = state in APPLIES_TO[action], effect_of(spec, action, state)
+        twin = twin_of(session, spec, key) if action == "requeue" and is_changed and spec.has("status") else None
+        if twin is not None:
+            is_changed, text = False, f"not requeued: its twin, job {key_text(twin.key)}, is {twin.state}"
+        found.append(PreviewedJob(key_text(key), state, text, is_changed))
+    return found
+
+
+def _states(session: Session, columns: JobColumns, keys: Sequence[str]) -> list[tuple[Key, str]]:
+    """Return the jobs that have some keys, with their states."""
+    spec, found = columns.spec, []
+    for some in _batches(list(dict.fromkeys(keys)), _BATCH):
+        listed = filtered_jobs(_select(columns, some), admin.JobFilter()).subquery("jobs")
+        names = [listed.c[name] for name in key_labels(spec)]
+        rows = session.execute(
+            sa.select(*names, listed.c.state).order_by(*names), bind_arguments={"mapper": spec.mapper}
+        )
+        found += [(tuple(row[:-1]), row[-1]) for row in rows]
+    return found
+
+
+def _select(columns: JobColumns, keys: Sequence[str]) -> Any:
+    return sa.select(columns.spec.model).where(sa.or_(sa.false(), *(has_key(columns, key) for key in keys)))
+
+
+def _batches(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    for start in range(0, len(keys), size):
+        yield keys[start : start + size]
+
+
+def act(session: Session, action: BulkAction, chosen: Selection, *, longest: float = _LONGEST) -> Done:
+    """Carry out an action, commit each batch, and return what was done.
+
+    By a filter it changes up to :data:`MOST_AT_ONCE` jobs, or as many as it can within some seconds; the result says
+    from where it goes on.
+
+    :raises ParameterError: if a key cannot be one of this queue, or the database refuses a value of the filter.
+    :raises DBAPIError: if the first batch fails. After that, the result says what has happened.
+    """
+    done = Done()
+    until = time.monotonic() + longest
+    try:
+        if isinstance(chosen, ByKeys):
+            for some in _batches(list(dict.fromkeys(chosen.keys)), _BATCH):
+                _change(session, action, chosen.columns, some, done)
+        else:
+            _act_by_filter(session, action, chosen, done, until)
+    except (sa.exc.DBAPIError, SqlaqueueError) as error:
+        session.rollback()
+        if not (done.changed or done.asked or done.twins):
+            raise
+        done.problem = problem_text(error)
+    return done
+
+
+def _act_by_filter(session: Session, action: BulkAction, chosen: ByFilter, done: Done, until: float) -> None:
+    wanted, cursor, left = chosen.wanted, chosen.after, min(chosen.most, MOST_AT_ONCE)
+    moments = [role for role in ("created_at", "finished_at") if role in wanted.columns.by_role]
+    shown = ",".join(wanted.columns.by_role[role].name for role in moments)
+    if wanted.state is not None and wanted.state not in APPLIES_TO[action]:
+        return
+    while left > 0:
+        page = read_page(session, ListRequest(wanted, columns=shown or None, after=cursor), min(_BATCH, left))
+        session.rollback()  # with the settings of the planner
+        keys = [job.key for job in page.jobs if job.state in APPLIES_TO[action] and not _is_later(job, chosen.until)]
+        if keys:
+            _change(session, action, wanted.columns, keys, done)
+            left -= len(keys)
+        cursor = done.after = page.next
+        if cursor is None or time.monotonic() > until:
+            return
+
+
+def _is_later(job: JobRow, until: datetime | None) -> bool:
+    moments = [cell.moment for cell in job.cells if cell.column.kind == "moment"]
+    return until is not None and any(isinstance(each, datetime) and each > until for each in moments)
+
+
+def _change(session: Session, action: BulkAction, columns: JobColumns, keys: Sequence[str], done: Done) -> None:
+    # Between the preview and now a job may have begun, or come to its end.
+    jobs, only = _select(columns, keys), admin.JobFilter(states=APPLIES_TO[action])
+    done.keys += keys[: max(0, MOST_KEYS - len(done.keys))]
+    before = done.changed + done.twins + done.left + done.asked + done.missing
+    if action == "requeue":
+        requeued = admin.requeue(session, jobs, only, batch_size=_BATCH)
+        done.changed += requeued
+        done.twins += len(requeued.twins)
+        done.left += len(requeued.left)
+    elif action == "cancel":
+        cancelled = admin.cancel(session, jobs, only, batch_size=_BATCH)
+        done.changed += len(cancelled.cancelled)
+        done.asked += len(cancelled.asked)
+        done.missing += len(cancelled.missing)
+    else:
+        done.changed += admin.purge(session, jobs, only, batch_size=_BATCH)
+    after = done.changed + done.twins + done.left + done.asked + done.missing
+    done.unchanged += len(keys) - (after - before)

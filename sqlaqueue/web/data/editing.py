@@ -1,0 +1,375 @@
+"""Edit the arguments of one job: the form, and the transaction that writes it.
+
+The row is locked and not waited for, so that an edit never stands against a worker: a job that a worker has claimed is
+refused. A claim that comes later passes over the locked row, or sees what was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, attributes, defer, lazyload
+
+from sqlaqueue import admin
+from sqlaqueue.consumer.core.database_errors import is_connection_lost, is_lock_or_timeout, is_twin
+from sqlaqueue.queue.backend import DEAD_LETTER, backend
+from sqlaqueue.queue.spec import QueueSpec, clock
+from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.strategies.parts.dead_letters import letters, stored_columns
+from sqlaqueue.web.data.edit_fields import Field, WrongValue, field_text, field_value, fields_of
+from sqlaqueue.web.data.job_columns import JobColumns
+from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.stored_job import StoredJob, has_key, letter_of, read_job
+
+_RAISED = "P0001"
+"""The SQLSTATE of RAISE EXCEPTION, by which a trigger of the application refuses a row."""
+
+_BUSY = (
+    "Another transaction has locked this job: a worker is running it, or a program is changing it. Try again when that "
+    "has ended."
+)
+
+_ONLY_REQUEUED = "It is a dead letter, which is a copy of a deleted row: it can only be changed and requeued together."
+
+
+@dataclass(frozen=True)
+class EditField:
+    """One field of the form."""
+
+    field: Field
+    text: str | None
+    """The value; None for NULL."""
+    error: str = ""
+    """Why the value was refused."""
+    stored: str | None = None
+    """The value in the database, if another one was typed and the job was changed meanwhile."""
+    is_changed: bool = False
+    """Whether :attr:`stored` is another value than the typed one."""
+    is_fixed: bool = False
+    """Whether it cannot be edited here; the error says why."""
+
+
+@dataclass(frozen=True)
+class EditForm:
+    """The form of one job."""
+
+    job: StoredJob
+    fields: Sequence[EditField]
+    refused: str = ""
+    """Why the job cannot be edited at the moment."""
+    problem: str = ""
+    """Why what was typed could not be written."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the job runs again only if it is requeued."""
+        return self.job.state in FINISHED
+
+
+Outcome = Literal["saved", "requeued", "unchanged", "wrong", "changed", "refused", "missing"]
+
+
+@dataclass(frozen=True)
+class Edited:
+    """The result of an edit."""
+
+    outcome: Outcome
+    """``wrong``: a value was refused; ``changed``: the job was written since the form was shown; ``refused``: it runs,
+    or is locked; ``missing``: it does not exist any more."""
+    form: EditForm | None = None
+    """What was typed, with the errors; unless the edit was successful."""
+    columns: Sequence[str] = ()
+    """The names of the columns that were changed."""
+
+
+@dataclass
+class _Attempt:
+    """What was typed, on its way into the row."""
+
+    job: StoredJob
+    given: Mapping[str, str | None]
+    errors: dict[str, str] = field(default_factory=dict)
+    values: dict[Field, Any] = field(default_factory=dict)
+    problem: str = ""
+
+
+def read_form(session: Session, columns: JobColumns, key: str) -> EditForm | None:
+    """Return the form of a job with its present values; None if there is no such job.
+
+    :raises ParameterError: if the key cannot be one of this queue.
+    """
+    job = read_job(session, columns, key)
+    return None if job is None else _form(columns, job)
+
+
+def save(
+    session: Session, columns: JobColumns, key: str, version: str, given: Mapping[str, str | None], *, requeue: bool
+) -> Edited:
+    """Write what was typed into the row of a job by the ORM, requeue the job if that is wanted, and commit.
+
+    :param version: that of the job when the form was shown.
+    :param given: texts by the names of columns, None for NULL; columns that are left out keep their values.
+    :param requeue: whether a finished job is requeued. A dead letter is only changed with that.
+    :raises ParameterError: if the key cannot be one of this queue.
+    """
+    try:
+        job = _locked(session, columns, key, given)
+        if isinstance(job, StoredJob) and job.version != version:
+            edited = Edited("changed", _typed(columns, job, given, compared=True))
+        else:
+            edited = job if isinstance(job, Edited) else _write(session, columns, key, _Attempt(job, given), requeue)
+    except BaseException:
+        session.rollback()
+        raise
+    if edited.outcome not in {"saved", "requeued"}:
+        session.rollback()
+    return edited
+
+
+def _locked(session: Session, columns: JobColumns, key: str, given: Mapping[str, str | None]) -> StoredJob | Edited:
+    """Return the job, locked and not running; or why it cannot be edited."""
+    job = read_job(session, columns, key)
+    is_locked = job is not None and _lock(session, columns, key, job)
+    # Between the two statements another transaction may have written it.
+    job = read_job(session, columns, key)
+    if job is None:
+        return Edited("missing")
+    refused = _why_not(job) if is_locked else _BUSY
+    return Edited("refused", _typed(columns, job, given, refused=refused)) if refused else job
+
+
+def _write(
+    session: Session,
+    columns: JobColumns,
+    key: str,
+    attempt: _Attempt,
+    requeue: bool,  # noqa: FBT001 - the function above names it
+) -> Edited:
+    spec, job = columns.spec, attempt.job
+    with session.no_autoflush:
+        instance = _letter_instance(session, columns, key) if job.is_dead_letter else _instance(session, columns, job)
+        _parse(attempt, fields_of(columns, sa.inspect(instance).mapper))
+        if not attempt.errors:
+            _assign(attempt, instance)
+    if attempt.errors:
+        return _wrong(columns, attempt)
+    if job.is_dead_letter and not requeue:
+        return Edited("refused", _typed(columns, job, attempt.given, refused=_ONLY_REQUEUED))
+    back = requeue and job.state in FINISHED
+    if not attempt.values and not back:
+        return Edited("unchanged", _form(columns, job))
+    with _refusals(spec, attempt):
+        if job.is_dead_letter:
+            _insert_again(session, spec, instance, attempt, letter_of(columns, key))
+        else:
+            session.flush()
+            if back:
+                _requeue(session, columns, attempt)
+        if not attempt.problem:
+            session.commit()
+    if attempt.problem:
+        return _wrong(columns, attempt)
+    return Edited("requeued" if back else "saved", columns=[each.name for each in attempt.values])
+
+
+def _why_not(job: StoredJob) -> str:
+    if job.state == "processing":
+        return "It is running. Wait for its end, or cancel it first."
+    if job.state not in {"pending", *FINISHED}:
+        return "Its status is none that the queue uses."
+    return ""
+
+
+def _lock(session: Session, columns: JobColumns, key: str, job: StoredJob) -> bool:
+    """Lock a job, and return False if another transaction has locked it or it is gone; this waits for none."""
+    spec = columns.spec
+    bind = {"mapper": spec.mapper}
+    if job.is_dead_letter:
+        dead = spec.side_tables[DEAD_LETTER]
+        letter = sa.select(dead.c.queue).where(letter_of(columns, key)).with_for_update(of=dead, skip_locked=True)
+        return session.execute(letter, bind_arguments=bind).first() is not None
+    row = spec.strategy.lock(spec, sa.select(*spec.keys).where(has_key(columns, key)))
+    return session.execute(row, bind_arguments=bind).first() is not None
+
+
+def _instance(session: Session, columns: JobColumns, job: StoredJob) -> Any:
+    """Return the instance of a locked row, without its large columns, and without its relationships."""
+    spec = columns.spec
+    large = {value.column.column for value in job.values.values() if value.size}
+    deferred = [
+        defer(getattr(spec.model, attribute.key))
+        for attribute in spec.mapper.column_attrs
+        if any(column in large for column in attribute.columns)
+    ]
+    found = sa.select(spec.model).where(spec.key_in(spec.keys, [job.key])).options(lazyload("*"), *deferred)
+    return session.scalars(found, bind_arguments={"mapper": spec.mapper}).one()
+
+
+def _letter_instance(session: Session, columns: JobColumns, key: str) -> Any:
+    """Return a dead letter as an instance that is to be inserted, as a claim has returned it once."""
+    spec = columns.spec
+    found = letters(spec, sa.select(spec.model), "edit").where(letter_of(columns, key))
+    row = session.execute(found, bind_arguments={"mapper": spec.mapper}).mappings().one()
+    kind = spec.mapper.polymorphic_on
+    mapper = spec.mapper
+    if isinstance(kind, sa.Column) and kind in stored_columns(spec):
+        mapper = spec.mapper.polymorphic_map.get(row[kind.key], spec.mapper)
+    instance = mapper.class_manager.new_instance()
+    for column in stored_columns(spec):
+        if not mapper.columns.contains_column(column):
+            continue
+        value = row[column.key]
+        if value is None and (column.default is not None or column.server_default is not None):
+            value = sa.null()  # None would be replaced by the default
+        attributes.set_committed_value(instance, mapper.get_property_by_column(column).key, value)
+    return instance
+
+
+def _parse(attempt: _Attempt, fields: Sequence[Field]) -> None:
+    """Parse the texts that differ from the stored values.
+
+    :raises ParameterError: for a column that cannot be edited.
+    """
+    unknown = min(attempt.given.keys() - {each.name for each in fields}, default=None)
+    if unknown is not None:
+        raise ParameterError(unknown[:100], "it cannot be edited")
+    for each in fields:
+        if each.name not in attempt.given:
+            continue
+        typed = attempt.given[each.name]
+        try:
+            stored = field_text(each, attempt.job.values[each.name])
+        except WrongValue:
+            raise ParameterError(each.name, "its value cannot be edited") from None
+        if _same(typed, stored):
+            continue
+        try:
+            attempt.values[each] = field_value(each, typed)
+        except WrongValue as error:
+            attempt.errors[each.name] = str(error)
+
+
+def _same(typed: str | None, stored: str | None) -> bool:
+    """Return whether a text is the same but for line breaks, which browsers send in their own way."""
+    if typed is None or stored is None:
+        return typed is stored
+    return "\n".join(typed.splitlines()) == "\n".join(stored.splitlines())
+
+
+def _assign(attempt: _Attempt, instance: Any) -> None:
+    for each, value in attempt.values.items():
+        try:
+            setattr(instance, each.attribute, value)
+        except Exception as error:  # noqa: BLE001 - a validator of the application may raise any error
+            attempt.errors[each.name] = f"{error}" or type(error).__name__
+
+
+def _requeue(session: Session, columns: JobColumns, attempt: _Attempt) -> None:
+    spec, key = columns.spec, attempt.job.key
+    done = admin.requeue_some(session, spec.model, admin.JobFilter(), [key])
+    if done.twins:
+        twin = next(iter(done.twins.values()))
+        attempt.problem = f"It has a twin, job {twin}, so it cannot be pending again. Nothing was changed."
+    elif not done:
+        attempt.problem = "It could not be requeued: a twin is being enqueued. Nothing was changed; try again."
+    typed = [value for each, value in attempt.values.items() if each.column.role == "run_at"]
+    if typed and not attempt.problem:
+        # To be requeued means to be due at once.
+        update = sa.update(spec.table).where(spec.key_in(spec.keys, [key])).values({spec.columns["run_at"]: typed[0]})
+        session.execute(update, bind_arguments={"mapper": spec.mapper})
+
+
+def _insert_again(
+    session: Session, spec: QueueSpec, instance: Any, attempt: _Attempt, letter: sa.ColumnElement[bool]
+) -> None:
+    """Insert the row of a dead letter again by the ORM, with no attempt counted, and delete the dead letter."""
+    edited = {each.column.role for each in attempt.values}
+    fresh = {"attempts": 0, "run_at": clock()}
+    for role, value in fresh.items():
+        if spec.has(role) and role not in edited:
+            setattr(instance, spec.attributes[role], value)
+    session.add(instance)
+    session.flush()
+    dead = spec.side_tables[DEAD_LETTER]
+    session.execute(
+        sa.delete(dead).where(letter),
+        execution_options={"synchronize_session": False},
+        bind_arguments={"mapper": spec.mapper},
+    )
+
+
+@contextmanager
+def _refusals(spec: QueueSpec, attempt: _Attempt) -> Iterator[None]:
+    """Turn an error of the database, or of the application's events, into a problem of the form."""
+    try:
+        yield
+    except sa.exc.DBAPIError as error:
+        if is_connection_lost(error):
+            raise
+        attempt.problem = _refusal(error, spec)
+    except Exception as error:  # noqa: BLE001 - an event listener of the application may raise any error
+        cause = error.orig if isinstance(error, sa.exc.StatementError) and error.orig is not None else error
+        attempt.problem = f"It was refused: {type(cause).__name__}: {cause}"
+
+
+def _refusal(error: sa.exc.DBAPIError, spec: QueueSpec) -> str:
+    """Return why the database refused a row, without its own text: that repeats values, which may be redacted."""
+    if is_twin(error, spec):
+        return "It would have a twin: another job has the same values of the unique columns."
+    constraint = backend().violated_constraint(error)
+    if constraint:
+        return f"The database refused the values: they violate {constraint}."
+    state = backend().sqlstate(error)
+    if state == _RAISED:
+        return f"A trigger refused the values: {str(error.orig).splitlines()[0]}"
+    if is_lock_or_timeout(error):
+        return "It took too long to write the values, since another transaction has locked something. Try again."
+    return f"The database refused the values (SQLSTATE {state})."
+
+
+def _form(columns: JobColumns, job: StoredJob) -> EditForm:
+    return EditForm(job, [_field(each, job) for each in _fields(columns, job)], _why_not(job))
+
+
+def _fields(columns: JobColumns, job: StoredJob) -> list[Field]:
+    """Return the fields of the class of a job, which its row names."""
+    mapper = columns.spec.mapper
+    kind = mapper.polymorphic_on
+    if isinstance(kind, sa.Column):
+        name = columns.stored_as(kind.name)
+        text = None if name is None else job.values[name.name].text
+        mapper = next((each for value, each in mapper.polymorphic_map.items() if str(value) == text), mapper)
+    return fields_of(columns, mapper)
+
+
+def _field(each: Field, job: StoredJob) -> EditField:
+    try:
+        return EditField(each, field_text(each, job.values[each.name]))
+    except WrongValue as error:
+        return EditField(each, job.values[each.name].text, str(error), is_fixed=True)
+
+
+def _typed(
+    columns: JobColumns, job: StoredJob, given: Mapping[str, str | None], *, refused: str = "", compared: bool = False
+) -> EditForm:
+    """Return the form with what was typed, so that nothing of it is lost."""
+    form = _form(columns, job)
+    fields = []
+    for each in form.fields:
+        if each.is_fixed or each.field.name not in given:
+            fields.append(each)
+            continue
+        typed = given[each.field.name]
+        differs = compared and not _same(typed, each.text)
+        fields.append(replace(each, text=typed, stored=each.text, is_changed=differs))
+    return replace(form, fields=fields, refused=refused or form.refused)
+
+
+def _wrong(columns: JobColumns, attempt: _Attempt) -> Edited:
+    form = _typed(columns, attempt.job, attempt.given)
+    fields = [replace(each, error=attempt.errors.get(each.field.name, each.error)) for each in form.fields]
+    return Edited("wrong", replace(form, fields=fields, problem=attempt.problem))

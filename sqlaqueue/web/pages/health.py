@@ -1,0 +1,71 @@
+"""What the doctor finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import Response
+
+from sqlaqueue.admin.diagnosis.doctor import doctor
+from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
+from sqlaqueue.web.access import ACTIONS
+from sqlaqueue.web.context import Context
+from sqlaqueue.web.errors import BadRequest
+from sqlaqueue.web.shared_results import shared_result
+
+SHARED_FOR = 10.0
+"""Seconds for which findings are shown, so that many viewers do not each send a hundred statements."""
+
+DEEP_SHARED_FOR = 60.0
+"""The same for an examination that has read all jobs."""
+
+_HIDDEN = "(hidden)"
+
+
+async def health(context: Context) -> Response:
+    """Show the findings about the queues that the user sees, and about their server."""
+    is_deep = _is_deep(context)
+    names = tuple(queue.name for queue in context.queues)
+    models = [queue.model for queue in context.queues]
+
+    async def examine() -> Sequence[Finding]:
+        # Of these queues only: a finding may name jobs, keys and texts of its queue.
+        return await context.database.read(_examine, models, is_deep) if models else []
+
+    found = await shared_result(
+        context.state, ("health", names, is_deep), DEEP_SHARED_FOR if is_deep else SHARED_FOR, examine
+    )
+    findings = [_shown(context, finding) for finding in found.value]
+    return context.render(
+        "health.html",
+        findings=findings,
+        counts={severity: sum(each.severity == severity for each in findings) for severity in SEVERITIES},
+        examined_at=found.made_at,
+        is_deep=is_deep,
+        queue_of=context.settings.queues,
+    )
+
+
+def _examine(session: Any, models: Sequence[type[Any]], is_deep: bool) -> Sequence[Finding]:  # noqa: FBT001 - operations take positional arguments only
+    return doctor(session, *models, deep=is_deep)
+
+
+def _is_deep(context: Context) -> bool:
+    given = context.request.query_params.get("deep", "0")
+    if given not in {"0", "1"}:
+        raise BadRequest(f"deep={given[:100]}: this is neither 0 nor 1.", "Use deep=1 to read all jobs as well.")
+    return given == "1"
+
+
+def _shown(context: Context, finding: Finding) -> Finding:
+    """Return a finding without the text of another session's statement, which may contain values of columns.
+
+    Users who change jobs see it, unless columns are redacted.
+    """
+    may_act = any(context.may(action, queue) for action in ACTIONS for queue in context.queues)
+    query = finding.facts.get("query")
+    if not query or (may_act and not context.settings.redacted):
+        return finding
+    return replace(finding, summary=finding.summary.replace(query, _HIDDEN), facts={})

@@ -1,0 +1,94 @@
+"""Write the pictures of the dashboard that the documentation shows: ``python -m tests.web.browser.screenshots``.
+
+The jobs are those of the example, the same each time. Pictures are reduced to a palette, as each is below 200 kB.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from PIL import Image
+
+from tests.servers import choose_versions, find_installations, running
+from tests.web.browser import chromium
+from tests.web.browser.chromium import PHONE, View, viewing
+from tests.web.browser.paths import PAGES
+from tests.web.browser.site import Site, example_site
+
+FOLDER = Path(__file__).parents[3] / "docs" / "_static"
+WINDOW = (1280, 860)
+COLORS = 200
+
+
+class Picture(NamedTuple):
+    """One picture.
+
+    :param name: the end of the file's name.
+    :param page: the name of the page.
+    :param query: is added to its path.
+    """
+
+    name: str
+    page: str
+    query: str = ""
+    options: dict[str, Any] = {}  # noqa: RUF012 - it is not changed
+
+
+PICTURES = [
+    *(Picture(page, page) for page in ("overview", "queue", "jobs", "job", "claim", "schedules", "health", "confirm")),
+    *(Picture(f"{page}-dark", page, options={"scheme": "dark"}) for page in ("overview", "queue", "jobs")),
+    *(Picture(f"{page}-phone", page, options={"size": PHONE, "scale": 2}) for page in ("overview", "queue", "jobs")),
+]
+
+
+def write_screenshots(site: Site, folder: Path, pictures: Sequence[Picture] = PICTURES) -> list[Path]:
+    """Write those pictures whose pages exist, and return their files."""
+    written = []
+    with chromium.running() as browser:
+        for picture in pictures:
+            if picture.page not in PAGES:
+                continue
+            with viewing(browser, site.root, **{"size": WINDOW, **picture.options}) as view:
+                view.open(PAGES[picture.page] + picture.query)
+                written.append(_shoot(view, folder / f"dashboard-{picture.name}.png"))
+    return written
+
+
+def _shoot(view: View, path: Path) -> Path:
+    view.settle().screenshot(path)
+    with Image.open(path) as image:
+        # By maximum coverage: the red of a single badge must not become the mean of its neighbours.
+        reduced = image.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+        reduced.save(path, optimize=True)
+    return path
+
+
+def _prepare(site: Site) -> None:
+    """Make the server one like those of applications, with one thing that is wrong."""
+    with site.database.connect() as connection:
+        # The servers of tests need not survive a crash of the machine.
+        for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = on")  # type: ignore[arg-type] # a name of this list
+        connection.execute("SELECT pg_reload_conf()")
+    site.execute("ALTER TABLE thumbnail DISABLE TRIGGER sqlaqueue_message_insert")
+
+
+def main() -> None:
+    """Write the pictures."""
+    parser = argparse.ArgumentParser(prog="python -m tests.web.browser.screenshots", description=main.__doc__)
+    parser.add_argument("names", nargs="*", help="such as overview or jobs-dark; all by default")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write them")
+    arguments = parser.parse_args()
+    wanted = [each for each in PICTURES if not arguments.names or each.name in arguments.names]
+    version = choose_versions("newest", find_installations())
+    with running(version) as servers, servers.shared(version[0]).database() as database, example_site(database) as site:
+        _prepare(site)
+        for path in write_screenshots(site, arguments.folder, wanted):
+            print(f"{path}: {path.stat().st_size // 1000} kB")
+
+
+if __name__ == "__main__":
+    main()

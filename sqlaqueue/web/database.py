@@ -10,7 +10,7 @@ import anyio
 import anyio.to_thread
 import sqlalchemy as sa
 from anyio.lowlevel import RunVar
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
@@ -132,8 +132,10 @@ def _limited(session: Session, settings: dict[str, str]) -> Iterator[None]:
     """Set limits in each transaction that the session begins, of whichever engine."""
     calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
 
-    def begun(_: Session, __: Any, connection: sa.Connection) -> None:
-        connection.execute(sa.select(*calls))
+    def begun(_: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
+        # A savepoint has the settings of its transaction, in which an operation may have lowered them.
+        if not transaction.nested:
+            connection.execute(sa.select(*calls))
 
     sa.event.listen(session, "after_begin", begun)
     try:

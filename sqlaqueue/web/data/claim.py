@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.diagnosis.checks.claim_plan import claim_of
+from sqlaqueue.admin.diagnosis.doctor import DEFAULTS
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.executed_plan import PlanNode, StatementPlan
@@ -29,7 +30,7 @@ class ClaimPlan:
     indexes: Sequence[str]
     """The indexes that it reads."""
     whole_tables: Sequence[str]
-    """The tables of the queue that it reads from the beginning to the end."""
+    """The tables of the queue, small ones left out, that it reads from the beginning to the end."""
 
     @property
     def claimed(self) -> float | None:
@@ -74,7 +75,11 @@ def _read(session: Session, spec: QueueSpec, *, execute: bool) -> ClaimPlan | Un
 
 
 def _reads_all(node: PlanNode) -> bool:
-    return node.kind in {"Seq Scan", "Parallel Seq Scan"}
+    if node.kind != "Seq Scan":
+        return False
+    # For the few rows of a small table, the planner uses no index.
+    read = node.planned_rows if node.rows is None else node.rows + node.removed
+    return read > DEFAULTS.small_table
 
 
 def _distinct(names: Iterable[str | None]) -> list[str]:

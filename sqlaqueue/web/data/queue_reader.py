@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeAlias, TypeVar
 
@@ -18,14 +18,17 @@ from sqlaqueue.web.data.parts import Part, attempt_part
 
 T = TypeVar("T")
 
-GIVE_UP_AFTER = 1.5
-"""Seconds after which no further part is read once one has failed: it would most likely wait as long, for the same lock
-or the same server."""
+_LOCK_TIMEOUT = "500ms"
+"""For how long a statement waits for a lock: a table is locked for a moment, or for long."""
+
+GIVE_UP_AFTER = 0.4
+"""The seconds after which a part that fails is the last one: the others would most likely wait as long, for the same
+lock or the same server."""
 
 SMALL_TABLE = 8 * 1024**2
 """The size in bytes up to which a table is read whole; that takes a few milliseconds."""
 
-_SETTINGS = {"enable_bitmapscan": "off", "enable_seqscan": "off", "enable_sort": "off", "jit": "off"}
+_PLANS = {"enable_bitmapscan": "off", "enable_seqscan": "off", "enable_sort": "off", "jit": "off"}
 """With them the first entries of an index are read in its order wherever there is such an index, whatever the planner's
 statistics say. Where there is none, the cost of the plan would make the server compile it, which takes long."""
 
@@ -49,8 +52,7 @@ class QueueReader:
     now: datetime
     """The server's clock when the reader was made."""
     memory: Memory
-    began: float = field(default_factory=time.monotonic)
-    has_failed: bool = False
+    has_given_up: bool = False
 
     @classmethod
     def begin(cls, session: Session, spec: QueueSpec, memory: Memory | None = None) -> QueueReader:
@@ -58,16 +60,18 @@ class QueueReader:
 
         :param memory: what is remembered from one page to the next.
         """
-        calls = [sa.func.set_config(name, value, sa.true()) for name, value in _SETTINGS.items()]
+        settings = {**_PLANS, "lock_timeout": _LOCK_TIMEOUT}
+        calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]
         row: Any = session.execute(sa.select(clock(), *calls), bind_arguments=bind_arguments(spec.model)).one()
         return cls(session, spec, row[0].astimezone(UTC), {} if memory is None else memory)
 
     def part(self, read: Callable[[], T]) -> Part[T]:
         """Return what ``read`` returns, or its problem."""
-        if self.has_failed and time.monotonic() > self.began + GIVE_UP_AFTER:
+        if self.has_given_up:
             return Part(problem="This was not read, since what came before took too long.")
+        began = time.monotonic()
         part = attempt_part(self.session, lambda _: read())
-        self.has_failed |= bool(part.problem)
+        self.has_given_up = bool(part.problem) and time.monotonic() > began + GIVE_UP_AFTER
         return part
 
     @property

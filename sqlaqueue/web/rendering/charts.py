@@ -150,10 +150,16 @@ def range_chart(chart_id: str, rows: Sequence[Range], *, title: str, description
 
 
 def nice_maximum(value: int) -> int:
-    """Return the end of an axis: the first of 2, 4, 6, 8, 10, 12, 16, 20 and so on that is not less; all are even."""
+    """Return the end of an axis: the first of 2, 4, 6, 8, 10, 12, 16, 20, 24, 30 and so on that is not less.
+
+    All are even, so that the middle of the axis is an integer.
+    """
+    for end in (2, 4, 6, 8, 10):
+        if value <= end:
+            return end
     size = 1
     while True:
-        for step in (2, 4, 6, 8, 10, 12, 16):
+        for step in (12, 16, 20, 24, 30, 40, 60, 80, 100):
             if value <= step * size:
                 return step * size
         size *= 10

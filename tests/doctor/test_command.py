@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from sqlaqueue import admin
 from sqlaqueue.cli import main
 from tests.doctor.conftest import Patient, add_consumer
 
@@ -93,6 +95,8 @@ def test_thresholds(patient: Patient) -> None:
         ("small_table", "the names are "),
         ("small_table=many", "--threshold small_table=many: the value has to be an integer"),
         ("oldest_due=soon", "--threshold oldest_due=soon: 'soon' is not a duration"),
+        ("keys_used=-1", "Thresholds(keys_used=-1.0): give zero or more"),
+        ("statement_timeout=2d", "give at most a day"),
     ],
 )
 def test_wrong_thresholds(patient: Patient, given: str, said: str) -> None:
@@ -100,6 +104,14 @@ def test_wrong_thresholds(patient: Patient, given: str, said: str) -> None:
     assert said in output
     if "names" in said:
         assert "lease_expired_for" in output
+
+
+def test_help_lists_the_thresholds(patient: Patient) -> None:
+    lines = doctor(patient, "--help").splitlines()
+    for each in fields(admin.Thresholds):
+        assert any(line.strip().startswith(f"{each.name}=") for line in lines), each.name
+    for line in ("oldest_due=5m", "lock_timeout=500ms", "leftover_age=25h", "keys_used=0.7 (share)"):
+        assert f"    {line}" in lines
 
 
 def test_wrong_input_and_no_database(patient: Patient) -> None:

@@ -174,6 +174,16 @@ def test_wrong_input(patient: Patient) -> None:
             admin.doctor(session, Base)
     with pytest.raises(ConfigurationError, match="doctor\\(\\): this is an? Engine"):
         admin.doctor(patient.engine, Email)
+    for wrong, said in (
+        ({"oldest_due": "10m"}, r"Thresholds\(oldest_due='10m'\): give a timedelta, such as timedelta\(minutes=10\)"),
+        ({"oldest_due": timedelta(-1)}, "give zero or more"),
+        ({"small_table": 1.5}, r"Thresholds\(small_table=1.5\): give an integer \(rows\)"),
+        ({"keys_used": True}, r"give a number \(share\)"),
+        ({"keys_used": float("nan")}, r"give a number \(share\)"),
+        ({"lock_timeout": timedelta(days=2)}, "at most a day"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            admin.Thresholds(**wrong)
     engine = patient.engine.execution_options(isolation_level="AUTOCOMMIT")
     with Session(engine) as session, pytest.raises(StatementError, match="autocommit"):
         admin.doctor(session, Email)

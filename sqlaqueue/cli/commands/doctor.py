@@ -18,7 +18,27 @@ from sqlaqueue.cli.shared.output import echo_json
 from sqlaqueue.cli.shared.targets import Target, load_targets
 
 
-@click.command(short_help="Say what is wrong with queues and their server, and how to repair it.")
+def _epilog() -> str:
+    """Return the list of thresholds with their defaults, one a line: the mark at its begin keeps click from joining them."""
+    listed = [
+        f"{each.name}={_duration(each.default)}"
+        if isinstance(each.default, timedelta)
+        else f"{each.name}={each.default} ({each.metadata['unit']})"
+        for each in fields(admin.Thresholds)
+    ]
+    lines = "\n".join(f"  {text}" for text in listed)
+    return f"\b\nThresholds with their defaults; durations are written as 500ms, 30s, 5m, 2h or 7d:\n{lines}"
+
+
+def _duration(value: timedelta) -> str:
+    milliseconds = round(value.total_seconds() * 1000)
+    for size, unit in ((3600_000, "h"), (60_000, "m"), (1000, "s")):
+        if milliseconds % size == 0:
+            return f"{milliseconds // size}{unit}"
+    return f"{milliseconds}ms"
+
+
+@click.command(epilog=_epilog(), short_help="Say what is wrong with queues and their server, and how to repair it.")
 @targets_argument
 @url_option
 @click.option("--deep", is_flag=True, help="Read all jobs and messages as well, which takes long for a large table.")
@@ -34,7 +54,7 @@ from sqlaqueue.cli.shared.targets import Target, load_targets
     "--threshold",
     metavar="NAME=VALUE",
     multiple=True,
-    help="From which value on something is a finding, such as oldest_due=10m; may be repeated.",
+    help="From which value on something is a finding, such as oldest_due=10m; may be repeated. The names are below.",
 )
 @click.pass_context
 def doctor(
@@ -51,7 +71,8 @@ def doctor(
 
     Exit codes: 0 nothing as bad as --fail-on is found, 1 something is, 2 wrong input, 3 the database does not answer.
     """
-    limits = admin.Thresholds(**dict(map(_threshold, threshold)))
+    with command_errors():
+        limits = admin.Thresholds(**dict(map(_threshold, threshold)))
     loaded = load_targets(targets)
     found: list[admin.Finding] = []
     for group in _by_database(loaded, url):

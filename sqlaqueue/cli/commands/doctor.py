@@ -19,7 +19,7 @@ from sqlaqueue.cli.shared.targets import Target, load_targets
 
 
 def _epilog() -> str:
-    """Return the list of thresholds with their defaults, one a line: the mark at its begin keeps click from joining them."""
+    """Return the thresholds with their defaults, one a line; the mark before them keeps click from joining them."""
     listed = [
         f"{each.name}={_duration(each.default)}"
         if isinstance(each.default, timedelta)

@@ -42,7 +42,10 @@ def health_of(context: ConsumerContext | None) -> Health:
     if context.stopping:
         problems.append("it is stopping")
     elif context.intervals.failures:
-        problems.append(f"the last {context.intervals.failures} attempts to claim have failed")
+        number = context.intervals.failures
+        problems.append(
+            f"the last {number} attempts to claim have failed" if number > 1 else "the last claim has failed"
+        )
     elif not context.has_claimed:
         problems.append("it has not claimed yet")
     return Health(alive=True, ready=not problems, problems=tuple(problems))

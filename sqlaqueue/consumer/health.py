@@ -43,9 +43,7 @@ def health_of(context: ConsumerContext | None) -> Health:
         problems.append("it is stopping")
     elif context.intervals.failures:
         number = context.intervals.failures
-        problems.append(
-            f"the last {number} attempts to claim have failed" if number > 1 else "the last claim has failed"
-        )
+        problems.append("the last claim has failed" if number == 1 else f"the last {number} claims have failed")
     elif not context.has_claimed:
         problems.append("it has not claimed yet")
     return Health(alive=True, ready=not problems, problems=tuple(problems))

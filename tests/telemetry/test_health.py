@@ -69,7 +69,7 @@ def test_without_its_database_it_is_alive_and_not_ready(postgres_server: Server)
             wait_until(lambda: not consumer.health().ready)
             assert consumer.health().alive
             (problem,) = consumer.health().problems
-            assert re.fullmatch("the last (claim has|([2-9]|..+) attempts to claim have) failed", problem)
+            assert re.fullmatch("the last (claim has|([2-9]|..+) claims have) failed", problem)
             postgres_server.start()
             wait_until(lambda: consumer.health().ready)
         engine.dispose()

@@ -125,7 +125,8 @@ def test_stats_print_the_worst_finding(patient: Patient, driver: Any) -> None:
     url = patient.database.url(driver)
     assert "doctor" not in run(patient, "stats", EMAIL, LETTER, SQLAQUEUE_URL=url).output
     patient.execute("DROP INDEX ix_email_queue_claim")
-    assert "doctor" not in run(patient, "stats", EMAIL, LETTER, SQLAQUEUE_URL=url).output
+    output = " ".join(run(patient, "stats", EMAIL, LETTER, SQLAQUEUE_URL=url).output.split())
+    assert "doctor: warning: The index ix_email_queue_claim of email is missing; run `sqlaqueue doctor" in output
     patient.execute(
         "ALTER TABLE email DISABLE TRIGGER sqlaqueue_wake_insert",
         "ALTER TABLE letter DISABLE TRIGGER sqlaqueue_message_insert",
@@ -153,8 +154,22 @@ def test_a_worker_logs_the_worst_finding(patient: Patient, driver: Any, caplog: 
     assert result.exit_code == 0, result.output
     lines = [record for record in caplog.records if record.event == "doctor_finding"]
     assert [record.levelname for record in lines] == ["WARNING"]
-    assert lines[0].getMessage().startswith("doctor: warning: The index ix_email_queue_claim of email is not as the")
+    assert lines[0].getMessage().startswith("doctor: warning: ")
     assert lines[0].getMessage().endswith(f"; run `sqlaqueue doctor {EMAIL}`")
+
+
+def test_the_worst_finding_is_one_that_a_consumer_logs_as_well(
+    patient: Patient, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient.execute(
+        "ALTER TABLE letter DISABLE TRIGGER sqlaqueue_message_insert",
+        "ALTER TABLE letter SET (autovacuum_enabled = off)",
+    )
+    with caplog.at_level(logging.INFO, "sqlaqueue"):
+        result = run(patient, "worker", f"{LETTER}=tests.doctor.models:handle", "--drain")
+    assert result.exit_code == 0, result.output
+    (line,) = [record.getMessage() for record in caplog.records if record.event == "doctor_finding"]
+    assert line.startswith("doctor: critical: The trigger sqlaqueue_message_insert of letter is disabled")
 
 
 def test_a_doctor_that_fails_is_silent(

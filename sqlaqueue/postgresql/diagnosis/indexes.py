@@ -14,7 +14,7 @@ from sqlaqueue.postgresql.catalog.index_definitions import (
     partitioned_tables,
     stored_indexes,
 )
-from sqlaqueue.postgresql.checks.indexes import missing_indexes
+from sqlaqueue.postgresql.checks.indexes import concurrently, missing_indexes
 from sqlaqueue.postgresql.ddl.sql_template import index_definition, literal_sql
 from sqlaqueue.postgresql.diagnosis.relations import quoted
 from sqlaqueue.postgresql.diagnosis.sql import name_of, sql_text
@@ -129,7 +129,7 @@ class _Faults:
 
     def _create(self, index: sa.Index) -> str:
         create = sql_text(self.connection, sa.schema.CreateIndex(index))
-        return create.replace(" INDEX ", f" INDEX{self._concurrently(index.table)} ", 1)
+        return create if index.table in self.partitioned else concurrently(create)
 
     def _concurrently(self, table: sa.Table | None) -> str:
         return "" if table in self.partitioned else " CONCURRENTLY"

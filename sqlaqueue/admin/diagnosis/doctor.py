@@ -23,8 +23,10 @@ from sqlaqueue.admin.diagnosis.checks.messages import check_messages, check_stat
 from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
 from sqlaqueue.admin.diagnosis.checks.objects import (
     check_altered_objects,
+    check_defaults,
     check_functions,
     check_indexes,
+    check_refused_states,
     check_tables,
     check_triggers,
 )
@@ -56,6 +58,8 @@ CHEAP: tuple[Check, ...] = (
     check_table_statistics,
     check_keys,
     check_notification_queue,
+    check_defaults,
+    check_refused_states,
     check_indexes,
     check_triggers,
     check_functions,

@@ -32,6 +32,8 @@ def doctor(patient: Patient, *arguments: str, code: int = 0, **environment: str)
 
 def test_a_healthy_queue(patient: Patient) -> None:
     assert doctor(patient, EMAIL, LETTER, "--deep") == "Nothing is wrong with email, letter.\n"
+    healthy = "Nothing is wrong with email. With --deep all jobs and messages are read as well.\n"
+    assert doctor(patient, EMAIL) == healthy
     assert json.loads(doctor(patient, EMAIL, "--json")) == []
 
 
@@ -42,18 +44,41 @@ def test_what_it_prints(patient: Patient) -> None:
         "  The index ix_email_queue_unique of email is missing.\n"
         "  Jobs are not unique, and enqueue() fails. If the fix reports a duplicate key, cancel or delete one of the "
         "jobs that have this key, and repeat it.\n"
-        "  Fix:\n"
+        "  Fix, in psql:\n"
         '    CREATE UNIQUE INDEX CONCURRENTLY ix_email_queue_unique ON email ("to") '
         "WHERE status = 'pending' OR status = 'processing';\n"
-        "  Or:\n"
+        "  Or, in a shell:\n"
         "    alembic revision --autogenerate -m sqlaqueue && alembic upgrade head\n"
         "\n"
         "warning: letter\n"
         "  The trigger sqlaqueue_wake_insert of letter is disabled.\n"
         "  Idle Consumers are not notified of new jobs, and find them at their next poll.\n"
-        "  Fix:\n"
+        "  Fix, in psql:\n"
         "    ALTER TABLE letter ENABLE TRIGGER sqlaqueue_wake_insert;\n"
     )
+
+
+def test_commands_name_what_the_user_has_named(patient: Patient) -> None:
+    patient.execute("INSERT INTO email (id, run_at) VALUES (1, now() - interval '1 hour')")
+    output = doctor(patient, EMAIL, code=1)
+    assert f"  Fix, in a shell:\n    sqlaqueue worker {EMAIL}=MODULE:HANDLER\n    # MODULE:HANDLER is" in output
+    consumer = "tests.doctor.models:make_consumer"
+    output = doctor(patient, consumer, code=1)
+    assert f"  Fix, in a shell:\n    sqlaqueue worker {consumer}\n" in output
+    url = patient.database.url().replace("postgres@", "postgres:secret@")
+    output = doctor(patient, EMAIL, "--url", url, code=1)
+    assert "=MODULE:HANDLER --url 'postgresql+psycopg://postgres:***@/" in output
+    assert "secret" not in output
+
+
+def test_one_fix_of_two_findings_is_printed_once(patient: Patient) -> None:
+    patient.execute("DROP INDEX ix_email_queue_claim")
+    patient.execute("INSERT INTO email (id) SELECT number FROM generate_series(1, 5000) AS number", "ANALYZE email")
+    output = doctor(patient, EMAIL, code=1)
+    assert "is missing" in output
+    assert "reads the whole table" in output
+    assert output.count("CREATE INDEX CONCURRENTLY ix_email_queue_claim") == 1
+    assert "  Fix: as above." in output
 
 
 def test_a_finding_about_the_server(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,6 +108,14 @@ def _stats_table(rows: Sequence[admin.Stats], finding: str | None = None) -> Ren
             notes.append(Text(f"{row.queue} is paused"))
         if row.at_limit:
             notes.append(Text(f"{row.queue}: at their limit: {', '.join(map(str, row.at_limit))}"))
+        if row.expired_leases:
+            leases, have = ("lease", "has") if row.expired_leases == 1 else ("leases", "have")
+            notes.append(
+                Text(
+                    f"{row.queue}: {row.expired_leases} {leases} of running jobs {have} expired; Consumers rescue the "
+                    "jobs, or `sqlaqueue rescue`"
+                )
+            )
         if row.missing_indexes:
             names = ", ".join(row.missing_indexes)
             fix = backend().checks.UPDATE_COMMAND

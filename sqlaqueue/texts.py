@@ -1,4 +1,4 @@
-"""Times and durations as texts."""
+"""Times and durations as texts, and texts of others without control characters."""
 
 from __future__ import annotations
 
@@ -27,3 +27,8 @@ def moment_text(moment: datetime | None) -> str:
     if moment.tzinfo is None:
         return moment.isoformat(" ", "seconds")
     return f"{moment.astimezone(UTC).replace(tzinfo=None).isoformat(' ', 'seconds')} UTC"
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters escaped, as it may be printed and logged."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

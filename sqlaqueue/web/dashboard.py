@@ -21,9 +21,13 @@ from sqlaqueue.web.context import PATHS, Context, Page, path_below_mount
 from sqlaqueue.web.data.parts import problem_text
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError, Unavailable
+from sqlaqueue.web.pages.actions import act_on_queue, act_on_schedule
 from sqlaqueue.web.pages.claim import claim
+from sqlaqueue.web.pages.confirm import confirm
+from sqlaqueue.web.pages.edit import edit
 from sqlaqueue.web.pages.events import events
 from sqlaqueue.web.pages.health import health
+from sqlaqueue.web.pages.job import job
 from sqlaqueue.web.pages.jobs import jobs
 from sqlaqueue.web.pages.overview import overview
 from sqlaqueue.web.pages.queue import queue
@@ -45,10 +49,13 @@ GET: dict[str, Page] = {
     "health": health,
     "events": events,
     "jobs": jobs,
+    "job": job,
+    "edit": edit,
+    "confirm": confirm,
 }
 """The pages by the names of their paths."""
 
-POST: dict[str, Page] = {}
+POST: dict[str, Page] = {"act": act_on_queue, "act_on_schedule": act_on_schedule}
 """The actions by the names of their paths."""
 
 ORIGINAL = "sqlaqueue.scope"

@@ -60,6 +60,8 @@ def main() -> int:
     telemetry.add_argument("--postgres", type=int, help="major version of PostgreSQL; the newest by default")
     history = commands.add_parser("history", help="measure the costs of an attempt history")
     history.add_argument("--rounds", type=int, default=5)
+    dashboard = commands.add_parser("dashboard", help="measure the pages of a list of jobs in a large table")
+    dashboard.add_argument("--rows", type=int, default=1_000_000)
 
     arguments = parser.parse_args()
     return int(globals()[f"_{arguments.command}"](arguments) or 0)
@@ -135,6 +137,12 @@ def _history(arguments: argparse.Namespace) -> int:
     from tests.benchmarks.history import main as measure
 
     return measure(rounds=arguments.rounds)
+
+
+def _dashboard(arguments: argparse.Namespace) -> int:
+    from tests.benchmarks.dashboard import main as measure
+
+    return measure(rows=arguments.rows)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ import http.server
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -97,6 +99,52 @@ def test_the_endpoint_of_several_processes(shop: Shop) -> None:
     wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
     supervisor.signal()
     assert supervisor.end() == 0, supervisor.output
+
+
+def test_the_metrics_of_dead_processes_are_added_up(shop: Shop, tmp_path: Path) -> None:
+    """Each start would leave more files otherwise. After a second signal the directory is removed as well."""
+    supervisor = shop.start(*SEND, "--processes", "1", "--http", "127.0.0.1:0", TMPDIR=str(tmp_path))
+    url, killed = endpoint(supervisor), list[int]()
+
+    def is_ready() -> bool:
+        return pids(supervisor).get(1) not in {None, *killed} and get(f"{url}/ready")[0] == 200
+
+    def completed() -> float:
+        return value(get(f"{url}/metrics")[1], "sqlaqueue_worker_jobs_total", queue="email", outcome="completed")
+
+    for _ in range(3):
+        wait_until(is_ready, lambda: supervisor.output)
+        shop.add(Email())
+        wait_until(lambda: completed() == len(killed) + 1, lambda: get(f"{url}/metrics")[1])
+        killed.append(pids(supervisor)[1])
+        os.kill(killed[-1], signal.SIGKILL)
+    wait_until(is_ready, lambda: supervisor.output)
+    assert completed() == 3
+    (directory,) = tmp_path.glob("sqlaqueue-metrics-*")
+    live = pids(supervisor)[1]
+    files = {path.name for path in directory.iterdir()}
+    assert files <= {f"{kind}_{pid}.db" for kind in ("counter", "histogram", "gauge_livesum") for pid in (0, live)}
+    assert "counter_0.db" in files
+    supervisor.process.send_signal(signal.SIGSTOP)
+    supervisor.process.send_signal(signal.SIGTERM)
+    supervisor.process.send_signal(signal.SIGINT)
+    supervisor.process.send_signal(signal.SIGCONT)
+    assert supervisor.end() in {-signal.SIGINT, -signal.SIGTERM}
+    assert not directory.exists()
+
+
+def test_a_removed_directory_of_metrics_is_made_again(shop: Shop, tmp_path: Path) -> None:
+    """As by a program that cleans temporary directories: without it no worker could start."""
+    supervisor = shop.start(*SEND, "--processes", "1", "--http", "127.0.0.1:0", TMPDIR=str(tmp_path))
+    url = endpoint(supervisor)
+    wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
+    (directory,) = tmp_path.glob("sqlaqueue-metrics-*")
+    shutil.rmtree(directory)
+    assert get(f"{url}/metrics")[0] == 500
+    first = pids(supervisor)[1]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: pids(supervisor)[1] != first and get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
+    assert get(f"{url}/metrics")[0] == 200
 
 
 def test_a_worker_without_its_database_does_not_start(shop: Shop) -> None:

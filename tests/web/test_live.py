@@ -16,6 +16,8 @@ from typing import Any
 import httpx
 import pytest
 import sqlalchemy as sa
+from fastapi import FastAPI
+from litestar import Litestar, asgi
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -133,6 +135,33 @@ async def test_windows_share_a_connection(sync_root: str, email: Any, engine: sa
         while "email" not in (await one.event())["queues"]:
             pass
     await until(lambda: listening(engine) == 0)
+
+
+def in_fastapi(dashboard: Dashboard) -> Any:
+    app = FastAPI()
+
+    @app.middleware("http")
+    async def pass_on(request: Any, call_next: Any) -> Any:
+        return await call_next(request)
+
+    app.mount("/queues", dashboard)
+    return app
+
+
+def in_litestar(dashboard: Dashboard) -> Any:
+    return Litestar([asgi("/queues", is_mount=True, copy_scope=True)(dashboard)])
+
+
+@pytest.mark.usefixtures("no_timer")
+@pytest.mark.parametrize("mounted", [in_fastapi, in_litestar])
+async def test_in_an_application(queues: Queues, sessions: Any, engine: sa.Engine, email: Any, mounted: Any) -> None:
+    with serving(mounted(Dashboard(queues.all, sessions, access=everything))) as (root, _):
+        async with streaming(root, "queues/events") as stream:
+            await until(lambda: listening(engine) == 1)
+            email()
+            while "email" not in (await stream.event())["queues"]:
+                pass
+        await until(lambda: listening(engine) == 0)
 
 
 async def test_the_timer_sends_an_event_without_a_notification(sync_root: str, monkeypatch: pytest.MonkeyPatch) -> None:

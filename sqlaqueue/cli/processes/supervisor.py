@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from types import FrameType
+from typing import NoReturn
 
 from sqlaqueue.cli.processes import worker_metrics
 from sqlaqueue.cli.processes.http_server import serving_http
@@ -41,14 +42,25 @@ def supervise(options: WorkerOptions, processes: int) -> int:
     The others start after the first one has started its Consumers, as an error in the options would stop all of them.
     A second signal kills the processes, and this one.
     """
-    with worker_metrics.shared_directory(wanted=options.measured) as metrics:
-        supervisor = Supervisor(replace(options, http=None), processes, metrics)
-        read_metrics = worker_metrics.of_processes(metrics)
-        with _recorded(supervisor.signals), serving_http(options.http, supervisor.healths, read_metrics):
-            try:
-                return supervisor.run()
-            finally:
-                supervisor.stop()
+    try:
+        with worker_metrics.shared_directory(wanted=options.measured) as metrics:
+            supervisor = Supervisor(replace(options, http=None), processes, metrics)
+            read_metrics = worker_metrics.of_processes(metrics)
+            with _recorded(supervisor.signals), serving_http(options.http, supervisor.healths, read_metrics):
+                try:
+                    return supervisor.run()
+                finally:
+                    supervisor.stop()
+    except _KilledError as killed:
+        _die_by(killed.signal)
+
+
+class _KilledError(Exception):
+    """A second signal has arrived, and the processes are killed; the directory of their metrics is left."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = number
 
 
 def restart_delay(deaths: int) -> float:
@@ -196,7 +208,7 @@ class Supervisor:
         if len(self.signals) > 1:
             for slot in self._slots:
                 slot.kill()
-            _die_by(self.signals[-1])
+            raise _KilledError(self.signals[-1])
         if self.signals and not self._stopping:
             name, number = signal.Signals(self.signals[0]).name, sum(slot.is_running for slot in self._slots)
             extra = fields("shutdown_started", signal=name, count=number)
@@ -230,7 +242,7 @@ def _recorded(signals: list[int]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _die_by(number: int) -> None:
+def _die_by(number: int) -> NoReturn:
     signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)
     # The first process of a container does not die by a signal that it sends itself.

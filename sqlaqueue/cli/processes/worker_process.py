@@ -37,6 +37,7 @@ from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.telemetry.health_app import healths_of
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.aio import AsyncConsumer
@@ -70,12 +71,9 @@ class WorkerProcess:
     def healths(self) -> dict[str, Health]:
         """Return the health of each Consumer; while they are made and checked, this process is alive and not ready."""
         starting = Health(alive=True, ready=False, problems=("it is starting",))
-        healths: dict[str, Health] = {}
-        for number, consumer in enumerate(self._consumers, start=1):
-            # Several Consumers may serve one queue.
-            name = consumer.queue if consumer.queue not in healths else f"{consumer.queue} {number}"
-            healths[name] = starting if self._group is None else consumer.health()
-        return healths
+        if self._group is None:
+            return healths_of(self._consumers, lambda _: starting)
+        return healths_of(self._consumers)
 
     def run(self) -> None:
         """Make the Consumers and run them until a signal arrives or, with ``drain``, no job is due.

@@ -145,6 +145,8 @@ def field_value(field: Field, text: str | None) -> Any:
         # As None an attribute of JSON would be the null of JSON.
         return sa.null() if field.kind == "json" else None
     value = _stored_value(field, text)
+    if value is None:
+        return sa.JSON.NULL  # the null of JSON
     if not isinstance(type_, sa.types.TypeDecorator) or field.kind == "enum":
         return value
     stored = _converted(type_.process_bind_param, value)

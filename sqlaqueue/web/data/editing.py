@@ -33,6 +33,8 @@ _BUSY = (
     "has ended."
 )
 
+_ONLY_REQUEUED = "It is a dead letter, which is a copy of a deleted row: it can only be changed and requeued together."
+
 
 @dataclass(frozen=True)
 class EditField:
@@ -111,7 +113,7 @@ def save(
 
     :param version: that of the job when the form was shown.
     :param given: texts by the names of columns, None for NULL; columns that are left out keep their values.
-    :param requeue: whether a finished job is requeued. A dead letter always is.
+    :param requeue: whether a finished job is requeued. A dead letter is only changed with that.
     :raises ParameterError: if the key cannot be one of this queue.
     """
     try:
@@ -155,7 +157,9 @@ def _write(
             _assign(attempt, instance)
     if attempt.errors:
         return _wrong(columns, attempt)
-    back = job.is_dead_letter or (requeue and job.state in FINISHED)
+    if job.is_dead_letter and not requeue:
+        return Edited("refused", _typed(columns, job, attempt.given, refused=_ONLY_REQUEUED))
+    back = requeue and job.state in FINISHED
     if not attempt.values and not back:
         return Edited("unchanged", _form(columns, job))
     with _refusals(spec, attempt):

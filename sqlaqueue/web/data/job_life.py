@@ -218,10 +218,12 @@ def events_of(life: JobLife) -> list[Event]:
     found += [_of_attempt(each) for each in reversed(life.attempts.value or ())]
     if row is not None:
         found += _of_row(life, row)
-    # An event without a time stays behind the one that is known to be before it.
+    # An event without a time stays behind the one that is known to be before it. Nothing is before the job's beginning:
+    # the job of a missed tick, for instance, is due since before it was enqueued.
     times: list[datetime] = []
     for event in found:
-        times.append(event.at or (times[-1] if times else _EARLIEST))
+        at = event.at or (times[-1] if times else _EARLIEST)
+        times.append(max(at, times[0]) if times and event.kind == "due" else at)
     order = sorted(range(len(found)), key=lambda number: (times[number], found[number].kind == "finished"))
     return [found[number] for number in order]
 

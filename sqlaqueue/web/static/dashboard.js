@@ -121,7 +121,14 @@
   const focusName = (element) => [nameOf(element), element.getAttribute("href"), element.textContent.trim()].join("\n");
   const FOCUSED = "a[href], button, input, select, textarea, summary, [tabindex]";
 
+  // A click on what is replaced before the button is released would be lost.
+  // One that is released outside the window is not reported, so it counts for some seconds at most.
+  let pressed = 0;
+  document.addEventListener("pointerdown", () => { pressed = Date.now(); }, true);
+  for (const end of ["pointerup", "pointercancel"]) document.addEventListener(end, () => { pressed = 0; }, true);
+
   function isBusy(section) {
+    if (Date.now() - pressed < 5000) return true;
     const active = document.activeElement;
     if (section.contains(active) && active.matches(TYPED)) return true;
     if (section.querySelector("dialog[open]")) return true;
@@ -219,7 +226,7 @@
   // -- events --------------------------------------------------------------------------------------------------------
 
   const TEXTS = {
-    live: "Live", lost: "Reconnecting", paused: "Paused", signedOut: "No access: sign in again", gone: "No longer there",
+    connecting: "Connecting", live: "Live", lost: "Reconnecting", paused: "Paused", signedOut: "No access: sign in again", gone: "No longer there",
   };
   const FIRST_DELAY = 1000, LONGEST_DELAY = 60000;
 
@@ -291,6 +298,7 @@
     toggle.className = "button button--quiet";
     toggle.addEventListener("click", () => pause(!isPaused));
     status?.after(toggle);
+    setState("connecting");
     document.addEventListener("visibilitychange", () => {
       if (isPaused) return;
       if (document.hidden) {
@@ -311,7 +319,7 @@
 
   const KEYS = [
     ["j", "Next row"], ["k", "Previous row"], ["Enter", "Open the row"], ["x", "Select the row"], ["/", "Filter"],
-    ["g o", "Overview"], ["g j", "Jobs"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
+    ["g o", "Overview"], ["g j", "Jobs of the queue"], ["g s", "Schedules"], ["g h", "Health"], ["p", "Pause or resume live updates"],
     ["?", "Show these keys"],
   ];
   let isGoing = 0;

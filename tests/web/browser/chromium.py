@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Response, sync_playwright
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
 MISSING = "needs Chromium, as Debian's package chromium has it: apt-get install chromium"
@@ -108,6 +108,20 @@ class View:
         response = self.page.goto(self.root + path)
         assert response is not None
         assert response.status == status, f"{response.status}: {response.url}\n{self.text()[:2000]}"
+        self.check()
+        return self
+
+    def settle(self) -> View:
+        """Wait until the page is as it stays: its fonts are there, and it follows the queues if it has what changes."""
+        self.wait_for("() => document.fonts.status === 'loaded'")
+        if self.page.locator("[data-live]").count() and self.page.locator("#live-status").count():
+            self.wait_for("() => document.getElementById('live-status').textContent === 'Live'")
+        return self
+
+    def follow(self, link: Locator) -> View:
+        """Click a link or a button that leads to another page, and wait for that page."""
+        with self.page.expect_navigation():
+            link.click()
         self.check()
         return self
 

@@ -20,6 +20,7 @@ from sqlaqueue import Limit, QueueConfig, QueueMixin, Schedule
 from sqlaqueue.queue.backend import ATTEMPT, CONSUMERS
 from sqlaqueue.schedules.declare import declare
 from sqlaqueue.schedules.group import schedule_groups
+from sqlaqueue.schedules.recurrence import Recurrence
 
 
 class Base(DeclarativeBase):
@@ -128,8 +129,7 @@ def fill(session: Session) -> None:
     session.commit()
     for group in schedule_groups(SCHEDULES, "fill"):
         declare(session, group)
-    session.execute(sa.text("UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'weekly-digest'"))
-    session.commit()
+    _ticks(session, now)
     for table in (Email, Invoice, Thumbnail, Report):
         session.execute(sa.text(f"ANALYZE {table.__tablename__}"))
     session.commit()
@@ -250,6 +250,19 @@ def _history(session: Session, now: datetime) -> None:
                     }
                 )
         session.execute(sa.insert(table), rows)
+
+
+def _ticks(session: Session, now: datetime) -> None:
+    """Write when each schedule has fired and will fire, as if a process had fired them all day."""
+    update = "UPDATE sqlaqueue_schedule SET created_at = :created, last_tick = :last, next_tick = :next"
+    created = now.replace(second=0, microsecond=0) - timedelta(days=8)
+    for each in SCHEDULES:
+        recurrence = Recurrence(each.cron, each.every, each.timezone, created)
+        last = recurrence.newest(created, now, now - timedelta(days=8), 1, 1000)[-1]
+        ticks = {"name": each.name, "created": created, "last": last, "next": recurrence.after(now)}
+        session.execute(sa.text(f"{update} WHERE name = :name"), ticks)
+    session.execute(sa.text("UPDATE sqlaqueue_schedule SET paused_at = now() WHERE name = 'weekly-digest'"))
+    session.commit()
 
 
 def _consumers(session: Session, now: datetime) -> None:

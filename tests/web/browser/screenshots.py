@@ -20,7 +20,7 @@ from tests.web.browser.site import Site, example_site
 
 FOLDER = Path(__file__).parents[3] / "docs" / "_static"
 WINDOW = (1280, 860)
-COLORS = 128
+COLORS = 200
 
 
 class Picture(NamedTuple):
@@ -58,12 +58,22 @@ def write_screenshots(site: Site, folder: Path, pictures: Sequence[Picture] = PI
 
 
 def _shoot(view: View, path: Path) -> Path:
-    # The fonts, and what the script shows.
-    view.wait_for("() => document.fonts.status === 'loaded'")
-    view.screenshot(path)
+    view.settle().screenshot(path)
     with Image.open(path) as image:
-        image.convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
+        # By maximum coverage: the red of a single badge must not become the mean of its neighbours.
+        reduced = image.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+        reduced.save(path, optimize=True)
     return path
+
+
+def _prepare(site: Site) -> None:
+    """Make the server one like those of applications, with one thing that is wrong."""
+    with site.database.connect() as connection:
+        # The servers of tests need not survive a crash of the machine.
+        for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = on")  # type: ignore[arg-type] # a name of this list
+        connection.execute("SELECT pg_reload_conf()")
+    site.execute("ALTER TABLE thumbnail DISABLE TRIGGER sqlaqueue_message_insert")
 
 
 def main() -> None:
@@ -75,6 +85,7 @@ def main() -> None:
     wanted = [each for each in PICTURES if not arguments.names or each.name in arguments.names]
     version = choose_versions("newest", find_installations())
     with running(version) as servers, servers.shared(version[0]).database() as database, example_site(database) as site:
+        _prepare(site)
         for path in write_screenshots(site, arguments.folder, wanted):
             print(f"{path}: {path.stat().st_size // 1000} kB")
 

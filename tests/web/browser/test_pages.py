@@ -77,5 +77,5 @@ def test_an_error_is_a_page(open_view: OpenView, site: Site, path: str) -> None:
     for options in ({}, {"size": PHONE}, {"scheme": "dark"}):
         view = open_view(site, **options).open(path, status=404)
         audit(view)
-        view.page.get_by_role("link", name="All queues").click()
+        view.follow(view.page.get_by_role("link", name="All queues"))
         assert view.text("h1") == "Queues"

@@ -99,6 +99,18 @@ def test_a_text_that_is_being_typed_or_selected_is_left_alone(script: ScriptPage
     assert view.text("#number") == "2"
 
 
+def test_a_click_is_not_lost(script: ScriptPage, view: View) -> None:
+    page = view.page
+    page.hover("tbody tr:nth-child(2) a")
+    page.mouse.down()
+    script.change(number=2, rows=[7])
+    wait_until(lambda: script.pages == 3, view)
+    page.wait_for_timeout(200)
+    assert view.text("#number") == "1"
+    page.mouse.up()
+    page.wait_for_url("**/?page=2")
+
+
 def test_the_place_on_the_page_is_kept(script: ScriptPage, view: View) -> None:
     script.change(rows=[*range(200)])
     view.wait_for("() => document.querySelectorAll('tbody tr').length === 200")

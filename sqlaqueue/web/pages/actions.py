@@ -1,0 +1,119 @@
+"""The actions: each checks the right, does it, writes a line of the audit, and redirects to what it has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+from starlette.responses import Response
+
+from sqlaqueue import admin
+from sqlaqueue.exc import SqlaqueueError, StatementError
+from sqlaqueue.web.context import Context
+from sqlaqueue.web.data.bulk import BULK_ACTIONS, ByFilter, ByKeys, Done, Selection, act
+from sqlaqueue.web.data.parts import problem_text
+from sqlaqueue.web.errors import BadRequest, NotFound, Unavailable
+from sqlaqueue.web.pages.confirm import back_url, bulk_action
+from sqlaqueue.web.pages.edit import save_edit
+from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, in_words, selection_of
+
+_CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
+"""The notice about changed jobs, by action."""
+
+
+async def act_on_queue(context: Context) -> Response:
+    """Carry out the action in the path on jobs of a queue, or on the queue."""
+    action = context.request.path_params["action"]
+    if action in BULK_ACTIONS:
+        return await _act_on_jobs(context)
+    if action == "edit":
+        return await save_edit(context)
+    if action in {"pause", "resume"}:
+        return await _pause(context, action)
+    raise NotFound("There is no such action.", "Go back to the page that offers it.")
+
+
+async def _act_on_jobs(context: Context) -> Response:
+    action, queue = bulk_action(context.request.path_params["action"]), context.queue
+    context.require(action, queue)
+    form = await context.form()
+    with bad_parameters():
+        chosen = selection_of(columns_in(context), action, form.fields)
+        if isinstance(chosen, ByFilter) and chosen.until is None:
+            raise BadRequest("until: it is missing.", "An action on a whole list begins with its preview.")
+        try:
+            done = await context.database.write(act, action, chosen)
+        except (sa.exc.DBAPIError, SqlaqueueError) as error:
+            context.audit(action, queue, count=0, error=type(error).__name__, **in_words(chosen))
+            if isinstance(error, SqlaqueueError):
+                raise BadRequest(f"{error}") from error
+            raise
+    counts = {"asked": done.asked, "twins": done.twins, "left": done.left, "missing": done.missing}
+    facts = {name: number for name, number in counts.items() if number}
+    context.audit(action, queue, count=done.changed, **in_words(chosen), **facts, error=done.problem)
+    if done.problem:
+        text = f"{done.changed:,} jobs were changed. Then it was broken off: {done.problem}"
+        raise Unavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
+    counts |= {_CHANGED[action]: done.changed, "unchanged": done.unchanged}
+    notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
+    return context.redirect(_next(context, action, chosen, done), *(notices or [("unchanged", 0)]))
+
+
+def _next(context: Context, action: str, chosen: Selection, done: Done) -> str:
+    queue = context.queue
+    if isinstance(chosen, ByFilter) and done.after is not None:
+        fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after})]
+        return context.url("confirm", queue=queue, query=fields)
+    if isinstance(chosen, ByKeys) and len(chosen.keys) == 1 and not (action == "purge" and done.changed):
+        return context.url("job", queue=queue, query={"key": chosen.keys[0]})
+    return back_url(context, chosen)
+
+
+async def _pause(context: Context, action: str) -> Response:
+    queue = context.queue
+    context.require("pause", queue)
+    await context.form()
+    operation = admin.pause if action == "pause" else admin.resume
+    await context.database.write(operation, queue.model)
+    context.audit(action, queue)
+    return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1))
+
+
+_OF_SCHEDULES: dict[str, tuple[Any, str]] = {
+    "run": (admin.run_schedule, "schedule_run"),
+    "pause": (admin.pause_schedule, "schedule_paused"),
+    "resume": (admin.resume_schedule, "schedule_resumed"),
+}
+
+
+async def act_on_schedule(context: Context) -> Response:
+    """Run, pause or resume a schedule."""
+    name, action = context.request.path_params["schedule"], context.request.path_params["action"]
+    if action not in _OF_SCHEDULES:
+        raise NotFound("There is no such action.", "Go back to the list of schedules.")
+    operation, notice = _OF_SCHEDULES[action]
+    form = await context.form()
+    queue = next((each for each in context.queues if each.name == form.get("queue")), None)
+    if queue is None:
+        raise NotFound("There is no such queue, or you have no access to it.", "Choose a schedule from the list.")
+    context.require("schedule", queue)
+    try:
+        await context.database.write(_change_schedule, operation, queue, name)
+    except StatementError:
+        text = f"{queue.name} has no such schedule."
+        raise NotFound(text, "It may have been removed; look at the list again.") from None
+    except sa.exc.DBAPIError as error:
+        context.audit(f"{action}_schedule", queue, schedule=name, error=problem_text(error))
+        raise
+    context.audit(f"{action}_schedule", queue, schedule=name)
+    return context.redirect(context.url("schedules"), (notice, 1))
+
+
+def _change_schedule(session: Session, operation: Any, queue: Any, name: str) -> None:
+    # One table has the schedules of several queues, and the right is that for one queue.
+    if admin.schedule(session, queue.model, name).queue != queue.name:
+        session.rollback()
+        msg = f"the schedule {name!r} is of another queue"
+        raise StatementError(msg)
+    operation(session, queue.model, name)

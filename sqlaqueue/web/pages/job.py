@@ -1,0 +1,111 @@
+"""The page of one job: what it is, what has happened to it, what holds it back, and what can be done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.web.context import Context
+from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction, effect_of
+from sqlaqueue.web.data.job_life import JobLife, events_of, read_life
+from sqlaqueue.web.data.json_text import indented
+from sqlaqueue.web.data.stored_job import ShownValue
+from sqlaqueue.web.errors import NotFound
+from sqlaqueue.web.pages.confirm import LABELS
+from sqlaqueue.web.pages.job_list import size_text
+from sqlaqueue.web.pages.selection import bad_parameters, columns_in, key_in
+
+_LONG = 120
+"""The number of characters from which a value has a block of its own."""
+
+
+@dataclass(frozen=True)
+class Button:
+    """An action that a page offers."""
+
+    action: str
+    label: str
+    why_not: str = ""
+    """Why it cannot be carried out."""
+
+
+async def job(context: Context) -> Response:
+    """Show one job."""
+    key = key_in(context, context.request.query_params.get("key"))
+    with bad_parameters():
+        # To learn whether another transaction has locked the job, it is locked for a moment.
+        life = await context.database.read(read_life, columns_in(context), key, read_only=False)
+    if life is None:
+        raise NotFound(
+            f"There is no job {key[:200]} in {context.queue.name}.",
+            "It was never enqueued, the transaction that inserts it is not committed, or it was deleted.",
+        )
+    return context.render(
+        "job.html",
+        queue=context.queue,
+        life=life,
+        events=events_of(life),
+        buttons=_buttons(context, life),
+        own=[each for each in _values(life) if each.column.role is None],
+        of_queue=[each for each in _values(life) if each.column.role is not None],
+        link=lambda value: _link(context, value),
+        block=_block,
+        size_text=size_text,
+    )
+
+
+def _values(life: JobLife) -> list[ShownValue]:
+    return [] if life.row is None else list(life.row.values.values())
+
+
+def _block(value: ShownValue) -> str | None:
+    """Return a value that needs a block of its own; None for one that fits a line."""
+    text = value.text
+    if text is None or value.column.kind not in {"text", "bytes", "other"}:
+        return None
+    if value.column.kind == "other" and text[:1] in {"{", "["} and not value.size and _is_json(value):
+        return indented(text)
+    return text if len(text) > _LONG or "\n" in text else None
+
+
+def _is_json(value: ShownValue) -> bool:
+    return "JSON" in type(value.column.stored_type).__name__.upper()
+
+
+def _link(context: Context, value: ShownValue) -> str | None:
+    if value.text is None or value.size:
+        return None
+    typed: Any = int(value.text) if value.column.kind == "integer" else value.text
+    return context.settings.link(context.queue.spec, str(value.column.column.key), typed)
+
+
+def _buttons(context: Context, life: JobLife) -> list[Button]:
+    """Return the actions that the user may carry out, with the reason where one cannot be."""
+    queue, found = context.queue, []
+    if context.may("edit", queue):
+        why = {"processing": "It is running.", "other": "Its status is none that the queue uses."}.get(life.state, "")
+        if life.row is None:
+            why = "Its row was deleted."
+        label = "Edit and requeue…" if life.state in FINISHED else "Edit…"
+        found.append(Button("edit", label, why))
+    actions: tuple[BulkAction, ...] = ("requeue", "cancel", "purge")
+    for action in actions:
+        why = _why_not(context, action, life)
+        # What never applies to the state is left out, except for the action that users look for.
+        if context.may(action, queue) and (not why or action == "requeue"):
+            found.append(Button(action, LABELS[action] + ("…" if action == "purge" else ""), why))
+    return found
+
+
+def _why_not(context: Context, action: BulkAction, life: JobLife) -> str:
+    if life.row is None:
+        return "Its row was deleted, so it cannot run again."
+    if life.state not in APPLIES_TO[action]:
+        return f"It is {effect_of(context.queue.spec, action, life.state)}."
+    unique = life.uniqueness.value
+    if action == "requeue" and unique is not None and unique.twin is not None:
+        return f"Its twin, job {unique.twin}, counts: only one of the two can be unfinished."
+    return ""

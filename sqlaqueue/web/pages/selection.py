@@ -1,0 +1,95 @@
+"""Which jobs a request means: those of some keys, or those of a filter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqlaqueue.web.data.bulk import MOST_AT_ONCE, MOST_KEYS, BulkAction, ByFilter, ByKeys, Selection, by_filter
+from sqlaqueue.web.data.job_columns import JobColumns, columns_of
+from sqlaqueue.web.data.job_filters import parse_filter
+from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.errors import BadRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from sqlaqueue.web.context import Context
+
+Pairs = Sequence[tuple[str, str]]
+
+
+def columns_in(context: Context) -> JobColumns:
+    """Return the columns of the queue in the path."""
+    return columns_of(context.queue.spec, context.settings.is_redacted)
+
+
+@contextmanager
+def bad_parameters() -> Iterator[None]:
+    """Answer a malformed parameter with a page that names it."""
+    try:
+        yield
+    except ParameterError as error:
+        raise BadRequest(f"{error.parameter}: {error.problem}.", "Go back, and choose again.") from None
+
+
+def key_in(context: Context, given: str | None) -> str:
+    """Return the key that a request names."""
+    if given is None:
+        raise BadRequest("key: it is missing.", f"Choose a job from the list of {context.queue.name}.")
+    return given
+
+
+def selection_of(columns: JobColumns, action: BulkAction, pairs: Pairs) -> Selection:
+    """Return the jobs that the fields of a form, or the parameters of a URL, mean.
+
+    :raises ParameterError: if they mean none, too many, or are malformed.
+    """
+    keys = tuple(dict.fromkeys(value for name, value in pairs if name == "key"))
+    is_filter = ("all", "1") in pairs
+    if is_filter == bool(keys):
+        problem = "choose single jobs or the whole list, not both" if keys else "choose at least one job"
+        raise ParameterError("key", problem)
+    if keys:
+        if len(keys) > MOST_KEYS:
+            raise ParameterError("key", f"choose at most {MOST_KEYS} jobs, or the whole list")
+        return ByKeys(columns, keys)
+    given = dict(pairs)
+    until, after = given.get("until"), given.get("from")
+    bounds = {"until": None if until is None else _moment(until), "after": after or None}
+    return by_filter(parse_filter(columns, pairs), action, **bounds, most=_most(given.get("most")))
+
+
+def fields_of_selection(chosen: Selection, **bounds: str | None) -> list[tuple[str, str]]:
+    """Return the fields from which :func:`selection_of` makes the same selection."""
+    if isinstance(chosen, ByKeys):
+        return [("key", key) for key in chosen.keys]
+    given = {"until": None if chosen.until is None else chosen.until.isoformat(), "from": chosen.after, **bounds}
+    return [("all", "1"), *chosen.wanted.parameters(), *((name, value) for name, value in given.items() if value)]
+
+
+def in_words(chosen: Selection) -> dict[str, object]:
+    """Return the selection for the audit."""
+    if isinstance(chosen, ByFilter):
+        return {"filter": "&".join(f"{name}={value}" for name, value in chosen.wanted.parameters()) or "all jobs"}
+    return {"keys": list(chosen.keys)}
+
+
+def _moment(text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise ParameterError("until", "it is no moment with a time zone")
+    return moment
+
+
+def _most(text: str | None) -> int:
+    if text is None:
+        return MOST_AT_ONCE
+    if not (text.isascii() and text.isdigit()) or len(text) > len(str(MOST_AT_ONCE)):
+        raise ParameterError("most", "it is no number of jobs")
+    return int(text)

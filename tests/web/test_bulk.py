@@ -1,0 +1,260 @@
+"""Actions on several jobs: what a preview promises, and what is done, beside workers."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session
+
+from sqlaqueue import Consumer, Order, Unique
+from sqlaqueue.web.data import bulk
+from sqlaqueue.web.data.bulk import BulkAction, ByKeys, Done, Preview, Selection, act, by_filter, preview
+from sqlaqueue.web.data.parameters import ParameterError
+from tests.unique.models import create, make_job
+from tests.web.jobs_of import KINDS, add, claimed, columns, fail_jobs, states, wanted
+from tests.web.models import Queues
+
+
+def look(engine: sa.Engine, action: BulkAction, chosen: Selection) -> Preview:
+    with Session(engine) as session:
+        found = preview(session, action, chosen)
+        assert not session.dirty
+    return found
+
+
+def do(engine: sa.Engine, action: BulkAction, chosen: Selection, **options: Any) -> Done:
+    with Session(engine) as session:
+        return act(session, action, chosen, **options)
+
+
+def of_keys(model: Any, *keys: Any) -> ByKeys:
+    return ByKeys(columns(model), tuple(map(str, keys)))
+
+
+def of_filter(model: Any, action: BulkAction, *pairs: tuple[str, str], **bounds: Any) -> Selection:
+    return by_filter(wanted(model, *pairs), action, **bounds)
+
+
+def effects(found: Preview) -> dict[str, tuple[int, bool]]:
+    assert found.effects.value is not None, found.effects.problem
+    return {each.state: (each.count.number, each.is_changed) for each in found.effects.value}
+
+
+@pytest.fixture(params=KINDS)
+def plain(engine: sa.Engine, request: pytest.FixtureRequest) -> Any:
+    model = make_job(request.param, unique=None)
+    create(engine, model)
+    return model
+
+
+def test_actions_by_keys_change_what_the_preview_says(engine: sa.Engine, plain: Any) -> None:
+    add(engine, *(plain(id=number, key="a", note="x") for number in range(1, 5)))
+    fail_jobs(engine, plain, 2)
+    chosen = of_keys(plain, 1, 2, 3, 99)
+    found = look(engine, "requeue", chosen)
+    assert effects(found) == {"failed": (2, True), "pending": (1, False)}
+    assert (found.missing, found.changed.number if found.changed else 0) == (1, 2)
+    done = do(engine, "requeue", chosen)
+    assert (done.changed, done.unchanged) == (2, 2)
+    assert set(states(engine, plain).values()) == {"pending"}
+    done = do(engine, "cancel", of_keys(plain, 1, 2))
+    assert (done.changed, done.asked) == (2, 0)
+    assert sorted(states(engine, plain).items()) == [
+        ("1", "cancelled"),
+        ("2", "cancelled"),
+        ("3", "pending"),
+        ("4", "pending"),
+    ]
+    done = do(engine, "purge", of_keys(plain, 1, 3))
+    assert (done.changed, done.unchanged) == (1, 1)
+    assert sorted(states(engine, plain)) == ["2", "3", "4"]
+
+
+def test_actions_by_filter_change_what_it_selects(engine: sa.Engine, plain: Any) -> None:
+    add(engine, *(plain(id=number, note="x" if number % 2 else "y") for number in range(1, 9)))
+    fail_jobs(engine, plain, 8)
+    pairs = [("state", "failed"), ("f.note", "x")]
+    assert effects(look(engine, "requeue", of_filter(plain, "requeue", *pairs))) == {"failed": (4, True)}
+    done = do(engine, "requeue", of_filter(plain, "requeue", *pairs))
+    assert (done.changed, done.after) == (4, None)
+    assert {key for key, state in states(engine, plain).items() if state == "pending"} == {"1", "3", "5", "7"}
+    assert do(engine, "cancel", of_filter(plain, "cancel", ("f.note", "x"))).changed == 4
+    done = do(engine, "purge", of_filter(plain, "purge", ("f.note", "y")))
+    assert done.changed == 4
+    assert set(states(engine, plain)) == {"1", "3", "5", "7"}
+
+
+def test_kind_of_error_is_a_filter(engine: sa.Engine, plain: Any) -> None:
+    add(engine, *(plain(id=number) for number in range(1, 5)))
+    fail_jobs(engine, plain, 2, error="ValueError: a")
+    fail_jobs(engine, plain, 2, error="KeyError: a")
+    done = do(engine, "requeue", of_filter(plain, "requeue", ("state", "failed"), ("error", "KeyError")))
+    assert done.changed == 2
+    assert sorted(states(engine, plain).values()) == ["failed", "failed", "pending", "pending"]
+
+
+def test_preview_shows_the_first_jobs_with_what_happens(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, *(queues.Email(recipient="a") for _ in range(30)))
+    with claimed(engine, queues.Email, 3):
+        found = look(engine, "cancel", of_filter(queues.Email, "cancel"))
+        assert effects(found) == {"pending": (27, True), "processing": (3, True)}
+        assert found.jobs.value is not None
+        assert len(found.jobs.value) == 20
+        found = look(engine, "cancel", of_keys(queues.Email, *range(1, 31)))
+        assert found.jobs.value is not None
+        assert [job.effect for job in found.jobs.value if job.state == "processing"] == [
+            "running: they are asked to stop"
+        ] * 3
+
+
+def test_jobs_after_the_preview_are_left_alone(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, *(queues.Email(recipient="a") for _ in range(3)))
+    fail_jobs(engine, queues.Email, 2)
+    seen = look(engine, "requeue", of_filter(queues.Email, "requeue", ("state", "failed")))
+    fail_jobs(engine, queues.Email, 1)
+    done = do(engine, "requeue", of_filter(queues.Email, "requeue", ("state", "failed"), until=seen.now))
+    assert done.changed == 2
+    seen = look(engine, "cancel", of_filter(queues.Email, "cancel"))
+    add(engine, queues.Email(recipient="late"))
+    assert do(engine, "cancel", of_filter(queues.Email, "cancel", until=seen.now)).changed == 2
+    assert states(engine, queues.Email)["4"] == "pending"
+    done = do(engine, "purge", of_filter(queues.Email, "purge", most=1))
+    assert done.changed == 1, "no more than the preview has counted"
+
+
+def test_large_actions_go_on_where_they_stopped(
+    engine: sa.Engine, queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "MOST_AT_ONCE", 1000)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO email (recipient, status) SELECT 'a', 'failed' FROM generate_series(1, 2600)")
+        )
+    chosen = of_filter(queues.Email, "requeue", ("state", "failed"))
+    done = do(engine, "requeue", chosen)
+    assert done.changed == 1000
+    assert done.after is not None
+    rounds = 0
+    while done.after is not None:
+        done = do(engine, "requeue", of_filter(queues.Email, "requeue", ("state", "failed"), after=done.after))
+        rounds += 1
+    assert (rounds, set(states(engine, queues.Email).values())) == (2, {"pending"})
+    stopped = do(engine, "cancel", of_filter(queues.Email, "cancel"), longest=0)
+    assert stopped.changed == 500, "one batch, as the time was over"
+    assert stopped.after is not None
+
+
+def test_twins_are_told(engine: sa.Engine) -> None:
+    model = make_job("update_status", unique=Unique("key"))
+    create(engine, model)
+    add(engine, model(id=1, key="a"), model(id=2, key="b"))
+    fail_jobs(engine, model, 2)
+    add(engine, model(id=3, key="a"))
+    found = look(engine, "requeue", of_keys(model, 1, 2))
+    assert found.jobs.value is not None
+    assert [(job.key, job.is_changed) for job in found.jobs.value] == [("1", False), ("2", True)]
+    assert "job 3" in found.jobs.value[0].effect
+    done = do(engine, "requeue", of_keys(model, 1, 2))
+    assert (done.changed, done.twins, done.unchanged) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dead_letter_with_a_twin_stays(engine: sa.Engine, kind: str) -> None:
+    model = make_job(kind)
+    create(engine, model)
+    add(engine, model(id=1, key="a"))
+    fail_jobs(engine, model, 1)
+    add(engine, model(id=2, key="a"))
+    done = do(engine, "requeue", of_keys(model, 1))
+    assert (done.changed, done.twins) == (0, 1)
+    assert states(engine, model)["2"] == "pending"
+
+
+def test_running_jobs_are_asked_and_not_waited_for(engine: sa.Engine, plain: Any) -> None:
+    add(engine, *(plain(id=number) for number in range(1, 4)))
+    with claimed(engine, plain, 2):
+        done = do(engine, "cancel", of_keys(plain, 1, 2, 3))
+        assert (done.changed, done.asked) == (1, 2)
+        assert do(engine, "requeue", of_keys(plain, 1)).changed == 0
+        assert do(engine, "purge", of_keys(plain, 1)).changed == 0
+
+
+def test_cancelled_run_ends_once(engine: sa.Engine, plain: Any, sessions: Any) -> None:
+    started, stop = threading.Event(), threading.Event()
+    runs: list[int] = []
+
+    def handler(_: Session, job: Any) -> None:
+        runs.append(job.id)
+        started.set()
+        assert stop.wait(30)
+
+    add(engine, plain(id=1), plain(id=2))
+    with Consumer(plain, handler, sessions, batch_size=1):
+        assert started.wait(30)
+        done = do(engine, "cancel", of_filter(plain, "cancel"))
+        assert done.asked + done.changed == 2
+        stop.set()
+    assert len(runs) == len(set(runs))
+    if done.changed:
+        assert len(runs) == 1
+
+
+def test_blocking_head_is_not_purged(engine: sa.Engine) -> None:
+    model = make_job("update_status", unique=None, order=Order("key", by="id"), columns={"started_at": "started_at"})
+    create(engine, model)
+    add(engine, model(id=1, key="a"), model(id=2, key="a"))
+    fail_jobs(engine, model, 1)
+    done = do(engine, "purge", of_keys(model, 1))
+    assert (done.changed, done.unchanged) == (0, 1)
+
+
+def test_composite_keys(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, queues.Picture(tenant='a,"', name="b"), queues.Picture(tenant="c", name="d"))
+    keys = list(states(engine, queues.Picture))
+    assert len(keys) == 2
+    found = look(engine, "cancel", ByKeys(columns(queues.Picture), ('"a,""",b', "c,d", "x,y")))
+    assert (effects(found), found.missing) == ({"pending": (2, True)}, 1)
+    assert do(engine, "cancel", ByKeys(columns(queues.Picture), ('"a,""",b',))).changed == 1
+    assert sorted(states(engine, queues.Picture).values()) == ["cancelled", "pending"]
+
+
+@pytest.mark.parametrize("key", ["x", "1;DROP TABLE email", str(2**63), "1,2", "'"])
+def test_malformed_keys_are_refused(engine: sa.Engine, queues: Queues, key: str) -> None:
+    with pytest.raises(ParameterError):
+        do(engine, "purge", of_keys(queues.Email, key))
+    with pytest.raises(ParameterError):
+        look(engine, "purge", of_keys(queues.Email, key))
+
+
+def test_failure_after_the_first_batch_is_told(
+    engine: sa.Engine, queues: Queues, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "_BATCH", 2)
+    add(engine, *(queues.Email(recipient="a") for _ in range(5)))
+    with engine.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE email ADD CHECK (id <> 3 OR status <> 'cancelled')"))
+    done = do(engine, "cancel", of_keys(queues.Email, 1, 2, 3, 4, 5))
+    assert done.changed == 2
+    assert "23514" in done.problem
+    with pytest.raises(sa.exc.IntegrityError):
+        do(engine, "cancel", of_keys(queues.Email, 3))
+
+
+def test_action_that_applies_to_no_state_reads_nothing(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, queues.Email(recipient="a"))
+    sent: list[str] = []
+    sa.event.listen(engine, "before_cursor_execute", lambda *given: sent.append(given[2]))
+    done = do(engine, "requeue", of_filter(queues.Email, "requeue", ("state", "pending")))
+    assert (done.changed, sent) == (0, [])
+
+
+def test_old_jobs_without_a_time_are_selected(engine: sa.Engine, queues: Queues) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("INSERT INTO email (recipient, status) VALUES ('a', 'failed')"))
+    seen = look(engine, "requeue", of_filter(queues.Email, "requeue"))
+    later = seen.now + timedelta(seconds=1)
+    assert do(engine, "requeue", of_filter(queues.Email, "requeue", until=later)).changed == 1

@@ -95,12 +95,12 @@ def test_pages_are_complete_in_both_directions(engine: sa.Engine, rows: Any, sor
 
 
 @pytest.mark.parametrize("window", [40, 17])
-@pytest.mark.parametrize("sort", ["id", "-few", "many", "-other"])
+@pytest.mark.parametrize("sort", ["id", "-few", "many"])
 def test_windows_that_end_early_lose_nothing(
     engine: sa.Engine, rows: Any, sort: str, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_window_small(monkeypatch, window)
-    for parameters, where in FILTERS if window == 17 else FILTERS[1:3]:
+    for parameters, where in FILTERS[1:] if window == 40 else FILTERS[1:3]:
         found = list(pages(engine, rows, *parameters, ("sort", sort), size=20))
         assert sorted(keys(found)) == sorted(selected(engine, where, "id")), where
         ended_early = [each for each in found if each.examined is not None]

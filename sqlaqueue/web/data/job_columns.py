@@ -28,7 +28,7 @@ IsRedacted = Callable[[QueueSpec, str], bool]
 OTHER = "other"
 """The state of jobs whose status is none of the queue's values."""
 
-_FIRST = 5
+_FIRST = 4
 """The number of the user's own columns that a list shows first."""
 
 _SHORT = 255
@@ -38,7 +38,7 @@ _LAST = ("run_at", "created_at", "started_at", "finished_at", "attempts", "last_
 """The roles that a list shows first, after the user's columns, in this order."""
 
 _WITHOUT_VALUES: dict[str, tuple[str, ...]] = {
-    "": ("started_at",),
+    "": ("started_at", "run_at"),
     "pending": ("started_at", "finished_at"),
     "processing": ("run_at", "finished_at"),
 }

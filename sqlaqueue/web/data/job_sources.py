@@ -42,6 +42,8 @@ class Part:
     clause: sa.ColumnElement[bool] | None = None
     """The same condition on that column."""
     is_equality: bool = False
+    is_null: bool = False
+    """Whether it is the condition that the column is null."""
 
 
 class Source:
@@ -92,6 +94,7 @@ class Source:
                     self._stored(each.column) if serves else None,
                     each.on(column) if serves else None,
                     each.is_equality,
+                    each.is_equality and each.operator == "null",
                 )
             )
         if wanted.error is not None:

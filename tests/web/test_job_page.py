@@ -230,7 +230,7 @@ async def test_preview_says_what_happens(engine: sa.Engine, queues: Queues, clie
     with claimed(engine, queues.Email, 2):
         text = Page((await get(client_of(), "/queues/email/confirm", action="cancel", all="1")).text).text
     assert "Cancel 5 jobs?" in text
-    assert re.search(r"processing\s+2\s+are running: they are asked to stop", text)
+    assert re.search(r"processing\s+2\s+running: will be asked to stop", text)
     text = (await get(client_of(), "/queues/email/confirm", action="purge", key="1")).text
     assert "Delete 0 jobs" in text
     assert 'type="submit"' not in text

@@ -82,9 +82,9 @@ class View:
 
     def _failed(self, request: Request) -> None:
         failure = request.failure or ""
-        # The page was left, or its script has closed the stream.
-        left = "ERR_ABORTED" in failure and request.resource_type in {"eventsource", "fetch", "document"}
-        if not left and not (request.resource_type == "eventsource" and self._expected):
+        # The page was left meanwhile, or its script has closed the stream.
+        is_left = "ERR_ABORTED" in failure
+        if not is_left and not (request.resource_type == "eventsource" and self._expected):
             self.problems.append(f"request: {failure} {request.url}")
 
     def _response(self, response: Response) -> None:

@@ -82,7 +82,7 @@ class ConsumerBase:
         The event ``polled`` is no event of a job: its listeners get a :class:`~sqlaqueue.PollEvent` for each claim.
         Listeners run in the Consumer's threads or tasks, so keep them short. An exception of a listener is logged.
 
-        :raises ConfigurationError: if there is no event of this name.
+        :raises ConfigurationError: if there is no event of this name, or the listener cannot be called.
         """
         self._parts.events.add(event, listener)
 

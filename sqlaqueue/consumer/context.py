@@ -93,6 +93,8 @@ class ConsumerContext:
 
     engine: sa.Engine
     """The engine of its sessions."""
+    waits_for_database_since: float | None = None
+    """When the maintenance loop began to wait for the database; None while it does not."""
 
     def __init__(self, name: str, parts: ConsumerParts, factory: Any, runner: Runner, *, draining: bool) -> None:
         self.name, self.runner, self.draining = name, runner, draining
@@ -139,7 +141,7 @@ class ConsumerContext:
         self.busy_since: float | None = None
         """When the first job was claimed since the consumer was idle; None while it is."""
         self.maintained_at = time.monotonic()
-        """When the last round of the maintenance loop began."""
+        """When the maintenance loop has last begun a round, or had a reply of the database."""
         self.maintenance_sleeps = False
         """Whether the maintenance loop would notice too late that work has begun."""
         self.runs_ended = self.runs_released = 0

@@ -14,7 +14,7 @@ from sqlalchemy.orm import ColumnProperty, Mapper, RelationshipProperty
 from sqlaqueue.exc import StatementError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.queue.traceparent import current_traceparent
+from sqlaqueue.queue.traceparent import current_traceparent, is_filled_here
 
 Row = Mapping[str, Any]
 Process = Callable[[Any], Any]
@@ -143,7 +143,7 @@ def _defaults(what: str, spec: QueueSpec, mapper: Mapper[Any], given: Collection
         column = prop.columns[0]
         if not isinstance(column, sa.Column) or prop.key in given:
             continue
-        if column is spec.columns.get("traceparent"):
+        if column is spec.columns.get("traceparent") and is_filled_here(column):
             current = current_traceparent()
             # Without a span the column is left to its server default, which may be set in the transaction.
             default: Constant | Callable[[Any], Any] | None = None if current is None else Constant(current)

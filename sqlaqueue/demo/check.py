@@ -18,6 +18,7 @@ from typing import BinaryIO, NamedTuple
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from sqlaqueue import texts
 from sqlaqueue.demo.models import FileJob
 
 
@@ -151,5 +152,4 @@ def _problem(status: str, runs: int, found: Content | None, expected: Content | 
 
 def printable(path: bytes) -> str:
     """Return a path with unprintable characters escaped."""
-    name = os.fsdecode(path)
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)
+    return texts.printable(os.fsdecode(path))

@@ -31,7 +31,7 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import QueueConfig
 from sqlaqueue.queue.roles import states_in
 from sqlaqueue.queue.spec import QueueSpec, check_roles
-from sqlaqueue.queue.traceparent import set_insert_default, trace_instances
+from sqlaqueue.queue.traceparent import check_type, set_insert_default, trace_instances
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 from sqlaqueue.strategies.parts.flow_control import attach_flow_control
 
@@ -179,6 +179,7 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
     setattr(cls, _SPEC, spec)
     backend().triggers.set_queue(table, spec)
     if "traceparent" in columns:
+        check_type(f"{cls.__name__}.{roles['traceparent']}", columns["traceparent"])
         set_insert_default(columns["traceparent"])
         trace_instances(cls, roles["traceparent"])
     strategy.attach(spec)

@@ -15,6 +15,8 @@ SCOPE = "sqlaqueue"
 """The name of the tracer and of the meter."""
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.44.0"
 
+BATCH_COUNT = "messaging.batch.message_count"
+
 DURATION_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 """Seconds; the boundaries that the conventions recommend for durations."""
 

@@ -15,7 +15,7 @@ from sqlaqueue.consumer.core.events import EventName
 from sqlaqueue.otel.conventions import SCHEMA_URL, SCOPE
 from sqlaqueue.otel.metrics import ConsumerMetrics
 from sqlaqueue.otel.spans import ConsumerSpans
-from sqlaqueue.telemetry.surround import surround
+from sqlaqueue.telemetry.surround import check_consumer, surround
 
 _instrumented: WeakSet[ConsumerBase] = WeakSet()
 
@@ -33,7 +33,9 @@ def instrument(
 
     :param tracer_provider: makes the tracer; the global one by default.
     :param meter_provider: makes the meter; the global one by default.
+    :raises ConfigurationError: for anything but a Consumer.
     """
+    check_consumer(consumer, "instrument")
     if consumer in _instrumented:
         return
     _instrumented.add(consumer)

@@ -10,9 +10,9 @@ from typing import Any
 from opentelemetry.metrics import Meter
 
 from sqlaqueue.consumer.core.error_text import kind_of
-from sqlaqueue.consumer.core.events import JobEvent, PollEvent
+from sqlaqueue.consumer.core.events import JobEvent, PollEvent, is_attempt
 from sqlaqueue.otel.conventions import DURATION_BUCKETS, attributes
-from sqlaqueue.telemetry.attempts import attempt_of, seconds_waited
+from sqlaqueue.telemetry.attempts import attempt_of, waits_of
 
 
 class ConsumerMetrics:
@@ -42,10 +42,8 @@ class ConsumerMetrics:
         """Measure a handler's call."""
         queue, error = attempt_of(jobs[0]).queue, None
         destination = {"messaging.destination.name": queue}
-        for job in jobs:
-            waited = seconds_waited(job)
-            if waited is not None:
-                self._waits.record(waited, destination)
+        for waited in waits_of(jobs):
+            self._waits.record(waited, destination)
         self._running.add(len(jobs), destination)
         began = time.perf_counter()
         try:
@@ -73,5 +71,5 @@ class ConsumerMetrics:
             self._rescued.add(1, destination)
         elif event.name == "lease_lost":
             self._lost.add(1, destination)
-        else:
+        elif is_attempt(event):
             self._attempts.add(1, {**destination, "sqlaqueue.outcome": event.name})

@@ -5,7 +5,9 @@ The jobs of the flush get the trace of this span, so that it is their parent in 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakSet
 
@@ -19,12 +21,15 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlaqueue._version import __version__
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import queue_spec
-from sqlaqueue.otel.conventions import SCHEMA_URL, SCOPE, attributes, context_of
+from sqlaqueue.otel.conventions import BATCH_COUNT, SCHEMA_URL, SCOPE, attributes, context_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.traceparent import current_traceparent, made_in
 
-_SPANS = "sqlaqueue_send_spans"
-"""The key in ``Session.info`` of the spans of a flush that has not ended."""
+_SENDS = "sqlaqueue_sends"
+"""The key in ``Session.info`` of what a flush that has not ended sends."""
+
+_SENDER = "sqlaqueue_sender"
+"""The key in ``Session.info`` of what makes its spans: its factory and its class may both be instrumented."""
 
 
 _instrumented: WeakSet[Any] = WeakSet()
@@ -73,13 +78,38 @@ def _event_target(sessions: Any) -> Any:
     raise ConfigurationError(msg)
 
 
+@dataclass
+class _Send:
+    """The jobs of one queue in a flush."""
+
+    span: Span
+    queue: str
+    jobs: int
+    attribute: str | None = None
+    """The attribute that stores the trace; None without one."""
+    traced: list[Any] = field(default_factory=list)
+    """The jobs that have got the trace of the span."""
+
+    def fail(self) -> None:
+        """End the span of a failed flush, to which jobs that are added again do not belong."""
+        if self.attribute is not None:
+            for job in self.traced:
+                setattr(job, self.attribute, None)
+        _fail(self.span, "the flush has failed")
+
+
 class _Sender:
     def __init__(self, tracer: trace.Tracer, meter: metrics.Meter) -> None:
         self._tracer = tracer
         self._sent = meter.create_counter("messaging.client.sent.messages", "{message}", "Enqueued jobs.")
 
+    def _is_for(self, session: Session) -> bool:
+        return session.info.setdefault(_SENDER, self) is self
+
     def before_flush(self, session: Session, *_: object) -> None:
         """Begin a span for each queue of which the flush inserts jobs."""
+        if not self._is_for(session):
+            return
         # An earlier flush may have been given up by another listener.
         self.after_rollback(session)
         current = current_traceparent()
@@ -92,41 +122,47 @@ class _Sender:
                 groups.setdefault((spec.name, parent), (spec, []))[1].append(instance)
         for (queue, parent), (spec, jobs) in groups.items():
             span = self._begin(queue, len(jobs), None if current is not None else context_of(parent))
-            session.info.setdefault(_SPANS, []).append((span, queue, len(jobs)))
-            attribute = spec.attributes.get("traceparent")
-            if attribute is None:
+            send = _Send(span, queue, len(jobs), spec.attributes.get("traceparent"))
+            session.info.setdefault(_SENDS, []).append(send)
+            if send.attribute is None:
                 continue
             with trace.use_span(span):
                 traceparent = current_traceparent()
             for job in jobs:
-                if job.__dict__.get(attribute) is None:
-                    setattr(job, attribute, traceparent)
+                if job.__dict__.get(send.attribute) is None:
+                    setattr(job, send.attribute, traceparent)
+                    send.traced.append(job)
 
     def after_flush(self, session: Session, *_: object) -> None:
         """End the spans of a flush."""
-        for span, queue, jobs in session.info.pop(_SPANS, ()):
-            self._end(span, queue, jobs)
+        if self._is_for(session):
+            for send in session.info.pop(_SENDS, ()):
+                self._end(send.span, send.queue, send.jobs)
 
-    @staticmethod
-    def after_rollback(session: Session, *_: object) -> None:
+    def after_rollback(self, session: Session, *_: object) -> None:
         """End the spans of a flush that has failed."""
-        for span, _, _ in session.info.pop(_SPANS, ()):
-            _fail(span, "the flush has failed")
+        if self._is_for(session):
+            for send in session.info.pop(_SENDS, ()):
+                send.fail()
 
     def execute(self, state: ORMExecuteState) -> Any:
         """Execute an INSERT of jobs in a span, so that it is the current one for the default of their traceparent."""
         mapper = state.bind_mapper if state.is_insert else None
         spec = None if mapper is None else queue_spec(mapper.class_)
-        if spec is None:
+        if spec is None or not self._is_for(state.session):
             return None
         jobs = _number_of_rows(state.parameters)
         span = self._begin(spec.name, jobs)
         with trace.use_span(span):
             try:
-                result = state.invoke_statement()
+                with _counting(state, spec.table) as counts:
+                    result = state.invoke_statement()
             except BaseException:
                 _fail(span, "the INSERT has failed")
                 raise
+        if counts and min(counts) >= 0 and sum(counts) != jobs:
+            jobs = sum(counts)
+            span.set_attribute(BATCH_COUNT, jobs)
         self._end(span, spec.name, jobs)
         return result
 
@@ -137,7 +173,8 @@ class _Sender:
 
     def _end(self, span: Span, queue: str, jobs: int) -> None:
         span.end()
-        self._sent.add(jobs, attributes(queue, "send", "send"))
+        if jobs:
+            self._sent.add(jobs, attributes(queue, "send", "send"))
 
 
 def _fail(span: Span, description: str) -> None:
@@ -145,6 +182,27 @@ def _fail(span: Span, description: str) -> None:
     span.end()
 
 
+@contextmanager
+def _counting(state: ORMExecuteState, table: Any) -> Iterator[list[int]]:
+    """Return the number of rows of each INSERT into a table that the statement of the block executes.
+
+    The result of the ORM does not have it. A driver that does not know a number gives -1.
+    """
+    counts = list[int]()
+
+    def count(_: Any, cursor: Any, __: Any, ___: Any, context: Any, ____: Any) -> None:
+        # The ORM annotates the table, which stays equal. A flush that the statement has caused counts its jobs itself.
+        if getattr(context.invoked_statement, "table", None) == table and not state.session.info.get(_SENDS):
+            counts.append(cursor.rowcount)
+
+    connection = state.session.connection(bind_arguments=state.bind_arguments)
+    event.listen(connection, "after_cursor_execute", count)
+    try:
+        yield counts
+    finally:
+        event.remove(connection, "after_cursor_execute", count)
+
+
 def _number_of_rows(parameters: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None) -> int:
-    """Return the number of rows of a bulk insert; 1 for a statement that contains its values."""
+    """Return the number of rows for which there are parameters; 1 for a statement that contains its values."""
     return len(parameters) if isinstance(parameters, Sequence) else 1

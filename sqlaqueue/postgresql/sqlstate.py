@@ -20,10 +20,19 @@ def sqlstate(error: DBAPIError) -> str | None:
 
 def violated_constraint(error: DBAPIError) -> str | None:
     """Return the name of the constraint or unique index that a statement has violated; None for other errors."""
+    return _said(error, "constraint_name")
+
+
+def violated_table(error: DBAPIError) -> str | None:
+    """Return the name of the table whose constraint was violated, by a statement or at a commit; None otherwise."""
+    return _said(error, "table_name") if violated_constraint(error) is not None else None
+
+
+def _said(error: DBAPIError, what: str) -> str | None:
     driver: Any = error.orig
-    # psycopg and psycopg2 have a diag. SQLAlchemy wraps the error of asyncpg, which has the name itself.
+    # psycopg and psycopg2 have a diag. SQLAlchemy wraps the error of asyncpg, which has the names itself.
     for place in (getattr(driver, "diag", None), getattr(driver, "__cause__", None)):
-        name = getattr(place, "constraint_name", None)
+        name = getattr(place, what, None)
         if isinstance(name, str):
             return name
     return None

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from datetime import timedelta
 from itertools import chain
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
@@ -64,14 +65,15 @@ def metrics_app(
 class MetricsApp:
     """The ASGI application that :func:`metrics_app` returns.
 
-    :param collect: returns the metrics of the queues; it is not called while a call is running.
+    :param collect: returns the metrics of the queues; in an event loop it is not called while a call is running.
     :param registry: further metrics.
     """
 
     def __init__(self, collect: Callable[[], Awaitable[Iterable[Metric]]], registry: CollectorRegistry | None) -> None:
         self._collect, self._registry = collect, registry
-        # One thread or connection at most, however many requests wait for a slow database.
-        self._lock = asyncio.Lock()
+        # One thread or connection at most, however many requests wait for a slow database. A lock belongs to the event
+        # loop in which it was used first, and a program may have several, one after the other or in threads.
+        self._locks: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
@@ -89,7 +91,7 @@ class MetricsApp:
 
     async def _encoded(self, accept: str) -> tuple[bytes, str]:
         encode, content_type = choose_encoder(accept)
-        async with self._lock:
+        async with self._locks.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
             metrics = await self._collect()
         if self._registry is None:
             return encode(_registry_of(metrics)), content_type

@@ -15,9 +15,9 @@ from weakref import WeakKeyDictionary, WeakSet
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
 from sqlaqueue.consumer.base import ConsumerBase
-from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent
-from sqlaqueue.telemetry.attempts import seconds_waited
-from sqlaqueue.telemetry.surround import surround
+from sqlaqueue.consumer.core.events import EventName, JobEvent, PollEvent, is_attempt
+from sqlaqueue.telemetry.attempts import waits_of
+from sqlaqueue.telemetry.surround import check_consumer, surround
 
 _OUTCOMES: tuple[EventName, ...] = ("completed", "retried", "failed", "cancelled", "released")
 _RUNS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600)
@@ -32,7 +32,9 @@ def instrument(consumer: ConsumerBase, *, registry: CollectorRegistry = REGISTRY
     Call it before the Consumer runs. Several Consumers share the metrics of a registry, told apart by ``queue``.
 
     :param registry: exports the metrics; the default registry of ``prometheus_client`` by default.
+    :raises ConfigurationError: for anything but a Consumer.
     """
+    check_consumer(consumer, "instrument")
     metrics = _known.get(registry)
     if metrics is None:
         metrics = _known[registry] = WorkerMetrics(registry)
@@ -83,9 +85,8 @@ class WorkerMetrics:
         @contextmanager
         def around_call(argument: Any) -> Iterator[None]:
             jobs = argument if isinstance(argument, list) else [argument]
-            for waited in map(seconds_waited, jobs):
-                if waited is not None:
-                    waits.observe(waited)
+            for waited in waits_of(jobs):
+                waits.observe(waited)
             in_flight.inc(len(jobs))
             began = time.perf_counter()
             try:
@@ -99,7 +100,8 @@ class WorkerMetrics:
             claims.observe(event.duration)
 
         def ended(event: JobEvent) -> None:
-            counters[event.name].inc()
+            if is_attempt(event):
+                counters[event.name].inc()
 
         surround(consumer, around_call)
         consumer.on("polled", polled)

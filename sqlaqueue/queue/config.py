@@ -253,14 +253,17 @@ class QueueConfig:
         given = self.attempt_history
         if given is None:
             return None
-        what = "QueueConfig(attempt_history=...)"
-        if isinstance(given, bool) or not _SHORTEST_RETENTION <= seconds(given, what) <= _LONGEST_RETENTION:
+        try:
+            kept = seconds(given)
+        except ConfigurationError:
+            kept = -1
+        if not _SHORTEST_RETENTION <= kept <= _LONGEST_RETENTION:
             msg = (
-                f"{what.replace('...', repr(given))}: use from one second to 100 years, as in "
-                "attempt_history=timedelta(days=14), or None for no history"
+                f"QueueConfig(attempt_history={given!r}): use seconds or a timedelta, from one second to 100 years, as "
+                "in attempt_history=timedelta(days=14), or None for no history"
             )
             raise ConfigurationError(msg)
-        return timedelta(seconds=seconds(given))
+        return timedelta(seconds=kept)
 
     @property
     def lease_duration(self) -> timedelta:

@@ -43,6 +43,8 @@ class Run:
     """The time of the claim, by the monotonic clock of this process."""
     handler_started_at: float | None = None
     """The time at which the handler was called, by the same clock; None before."""
+    calls: int = 0
+    """How often the handler was called: again for a job of a batch that has failed as a whole."""
     duration: float | None = None
     """The seconds that the handler took; None before it returned."""
     traceparent: str | None = None

@@ -18,11 +18,14 @@ from sqlalchemy import event
 from sqlalchemy.orm import InstanceState
 from sqlalchemy.orm.attributes import instance_state
 
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
 
 SETTING = "sqlaqueue.traceparent"
 """The setting of a transaction that inserts jobs without the ORM: ``SET LOCAL sqlaqueue.traceparent = '00-...-01'``."""
 
+_LENGTH = 55
+"""The characters of a ``traceparent``."""
 
 _MADE_IN = "sqlaqueue_made_in"
 """The key in ``InstanceState.info`` of the span that was current when the instance was made."""
@@ -71,6 +74,27 @@ def server_default() -> sa.ColumnElement[Any]:
     return backend().session_setting(SETTING)
 
 
+def check_type(name: str, column: sa.Column[Any]) -> None:
+    """Refuse a column that cannot store a trace: each INSERT in a span would fail.
+
+    :param name: of the attribute, for the error.
+    :raises ConfigurationError: for a type other than a text of at least 55 characters, or one of the application's own.
+    """
+    type_ = column.type
+    try:
+        # A TypeDecorator and a type that is unknown to SQLAlchemy may convert it.
+        fits = isinstance(type_, sa.types.TypeDecorator) or type_.python_type is str
+    except NotImplementedError:
+        fits = True
+    length = getattr(type_, "length", None)
+    if not fits or (length is not None and length < _LENGTH):
+        msg = (
+            f"{name}: the role 'traceparent' stores texts of {_LENGTH} characters, and the column is {type_!r}; use "
+            "Text, or name another attribute in QueueConfig(columns={'traceparent': ...})"
+        )
+        raise ConfigurationError(msg)
+
+
 def set_insert_default(column: sa.Column[Any]) -> None:
     """Let INSERT statements of this process write the current span, or else the setting.
 
@@ -84,3 +108,12 @@ def set_insert_default(column: sa.Column[Any]) -> None:
     current = sa.bindparam("sqlaqueue_traceparent", callable_=current_traceparent, type_=sa.Text(), unique=True)
     default = sa.ColumnDefault(sa.func.coalesce(current, server_default(), type_=sa.Text()))
     default._set_parent_with_dispatch(column)  # noqa: SLF001 - SQLAlchemy has no public way to add a default to a column
+
+
+def is_filled_here(column: sa.Column[Any]) -> bool:
+    """Return whether INSERT statements fill the column as :func:`set_insert_default` has it, by no default of its own.
+
+    Tables are copied with their defaults, so the default itself tells.
+    """
+    parts = getattr(getattr(column.default, "arg", None), "clauses", ())
+    return any(getattr(each, "callable", None) is current_traceparent for each in parts)

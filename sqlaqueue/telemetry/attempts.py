@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.keys import Key
-from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.mixin import queue_spec, spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
 
@@ -31,7 +31,8 @@ class Attempt:
 def attempt_of(job: Any) -> Attempt:
     """Return the attempt for which a Consumer runs ``job``.
 
-    :raises StatementError: if the job was not claimed.
+    :param job: one job; with ``batch=True`` middleware gets a list, whose jobs have an attempt each.
+    :raises StatementError: if the job was not claimed, or for anything else.
     """
     run = _run_of(job, "attempt_of")
     return Attempt(spec_of(type(job)).name, run.key, run.attempt, run.max_attempts, run.traceparent)
@@ -42,30 +43,54 @@ def note(job: Any, values: Mapping[str, Any]) -> None:
 
     It is kept in the memory of this process until then, and is not stored.
 
-    :raises StatementError: if the job was not claimed.
+    :param job: a job, or the list of jobs that middleware gets with ``batch=True``: it is noted about each.
+    :raises StatementError: if a job was not claimed, or for anything else.
     """
-    run = _run_of(job, "note")
-    # A new dict: an event of an earlier end may be read by another thread.
-    run.notes = {**(run.notes or {}), **values}
+    for each in job if isinstance(job, list) else [job]:
+        run = _run_of(each, "note")
+        # A new dict: an event of an earlier end may be read by another thread.
+        run.notes = {**(run.notes or {}), **values}
 
 
 def seconds_waited(job: Any) -> float | None:
     """Return the seconds since a job was due, or was enqueued if that was later, by the clock of this machine.
 
-    None if the model has neither ``run_at`` nor ``created_at``.
+    None if the model has neither ``run_at`` nor ``created_at``, or stores them without a time zone: it is unknown of
+    which one they are.
     """
+    _check_job(job, "seconds_waited")
     spec, values = spec_of(type(job)), job.__dict__
     # Not by getattr(), which would load an attribute that has expired.
     known = [values.get(spec.attributes.get(role, "")) for role in ("run_at", "created_at")]
-    moments = [
-        each if each.tzinfo is not None else each.replace(tzinfo=UTC) for each in known if isinstance(each, datetime)
-    ]
+    moments = [each for each in known if isinstance(each, datetime) and each.tzinfo is not None]
     if not moments:
         return None
     return max(0.0, (datetime.now(UTC) - max(moments)).total_seconds())
 
 
+def waits_of(jobs: Iterable[Any]) -> Iterator[float]:
+    """Return the seconds that jobs have waited, of those whose handler is called for the first time in their attempt.
+
+    Jobs of a batch that has failed as a whole are tried again, each by itself.
+    """
+    for job in jobs:
+        run = run_of(job)
+        waited = seconds_waited(job) if run is None or run.calls <= 1 else None
+        if waited is not None:
+            yield waited
+
+
+def _check_job(job: Any, what: str) -> None:
+    if isinstance(job, list):
+        msg = f"{what}(list): give one job; with batch=True the handler and its middleware get a list of jobs"
+        raise StatementError(msg)
+    if queue_spec(type(job)) is None:
+        msg = f"{what}({job!r}): give a job, an instance of a queue class"
+        raise StatementError(msg)
+
+
 def _run_of(job: Any, what: str) -> Run:
+    _check_job(job, what)
     run = run_of(job)
     if run is None:
         msg = f"{what}({type(job).__name__}): the job was not claimed; give the job that the handler gets"

@@ -50,12 +50,17 @@ def health_app(*consumers: ConsumerBase) -> AsgiApp:
     return app
 
 
-def healths_of(consumers: Iterable[ConsumerBase]) -> dict[str, Health]:
-    """Return the health of each Consumer by the name of its queue, with a number if several serve one queue."""
+def healths_of(
+    consumers: Iterable[ConsumerBase], health: Callable[[ConsumerBase], Health] = ConsumerBase.health
+) -> dict[str, Health]:
+    """Return the health of each Consumer by the name of its queue, with a number if several serve one queue.
+
+    :param health: returns the health of one.
+    """
     healths: dict[str, Health] = {}
     for number, consumer in enumerate(consumers, start=1):
         name = consumer.queue if consumer.queue not in healths else f"{consumer.queue} {number}"
-        healths[name] = consumer.health()
+        healths[name] = health(consumer)
     return healths
 
 

@@ -6,11 +6,14 @@ import http.server
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import threading
 import urllib.error
 import urllib.request
+import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -99,6 +102,52 @@ def test_the_endpoint_of_several_processes(shop: Shop) -> None:
     assert supervisor.end() == 0, supervisor.output
 
 
+def test_the_metrics_of_dead_processes_are_added_up(shop: Shop, tmp_path: Path) -> None:
+    """Each start would leave more files otherwise. After a second signal the directory is removed as well."""
+    supervisor = shop.start(*SEND, "--processes", "1", "--http", "127.0.0.1:0", TMPDIR=str(tmp_path))
+    url, killed = endpoint(supervisor), list[int]()
+
+    def is_ready() -> bool:
+        return pids(supervisor).get(1) not in {None, *killed} and get(f"{url}/ready")[0] == 200
+
+    def completed() -> float:
+        return value(get(f"{url}/metrics")[1], "sqlaqueue_worker_jobs_total", queue="email", outcome="completed")
+
+    for _ in range(3):
+        wait_until(is_ready, lambda: supervisor.output)
+        shop.add(Email())
+        wait_until(lambda: completed() == len(killed) + 1, lambda: get(f"{url}/metrics")[1])
+        killed.append(pids(supervisor)[1])
+        os.kill(killed[-1], signal.SIGKILL)
+    wait_until(is_ready, lambda: supervisor.output)
+    assert completed() == 3
+    (directory,) = tmp_path.glob("sqlaqueue-metrics-*")
+    live = pids(supervisor)[1]
+    files = {path.name for path in directory.iterdir()}
+    assert files <= {f"{kind}_{pid}.db" for kind in ("counter", "histogram", "gauge_livesum") for pid in (0, live)}
+    assert "counter_0.db" in files
+    supervisor.process.send_signal(signal.SIGSTOP)
+    supervisor.process.send_signal(signal.SIGTERM)
+    supervisor.process.send_signal(signal.SIGINT)
+    supervisor.process.send_signal(signal.SIGCONT)
+    assert supervisor.end() in {-signal.SIGINT, -signal.SIGTERM}
+    assert not directory.exists()
+
+
+def test_a_removed_directory_of_metrics_is_made_again(shop: Shop, tmp_path: Path) -> None:
+    """As by a program that cleans temporary directories: without it no worker could start."""
+    supervisor = shop.start(*SEND, "--processes", "1", "--http", "127.0.0.1:0", TMPDIR=str(tmp_path))
+    url = endpoint(supervisor)
+    wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
+    (directory,) = tmp_path.glob("sqlaqueue-metrics-*")
+    shutil.rmtree(directory)
+    assert get(f"{url}/metrics")[0] == 500
+    first = pids(supervisor)[1]
+    os.kill(first, signal.SIGKILL)
+    wait_until(lambda: pids(supervisor)[1] != first and get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
+    assert get(f"{url}/metrics")[0] == 200
+
+
 def test_a_worker_without_its_database_does_not_start(shop: Shop) -> None:
     """The port is free again, and the error is the one of the database."""
     worker = shop.start(*SEND, "--http", "0", SQLAQUEUE_URL="postgresql+psycopg://127.0.0.1:1/nowhere")
@@ -114,8 +163,43 @@ def test_queues_are_ready_if_they_are_served(shop: Shop) -> None:
     assert shop.json("health", f"{MODELS}:Email") == [{"name": "email", "ok": True, "problems": [], "consumers": 1}]
     shop.execute("ALTER TABLE email RENAME TO other")
     result = shop.invoke("health", f"{MODELS}:Email")
-    assert result.exit_code == 3
-    assert "email" in result.output
+    assert result.exit_code == 1
+    assert result.output.startswith("email: not ready: the database lacks what Email needs: the table email")
+    result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL="postgresql+psycopg://127.0.0.1:1/nowhere")
+    assert result.exit_code == 1
+    assert result.output.startswith("email: not ready: the database does not answer")
+
+
+def test_a_role_that_may_read_heartbeats_only(shop: Shop) -> None:
+    role = f"probe_{uuid.uuid4().hex[:8]}"
+    url = shop.database.url().replace("postgres@", f"{role}@")
+    shop.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL=url)
+        assert result.exit_code == 1
+        assert "not ready: permission denied for table sqlaqueue_consumer" in result.output
+        shop.execute(f"GRANT SELECT ON sqlaqueue_consumer TO {role}")
+        result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL=url)
+        assert (result.exit_code, result.output) == (1, "email: not ready: no Consumer is alive\n")
+    finally:
+        shop.execute(f"DROP OWNED BY {role}")
+        shop.execute(f"DROP ROLE {role}")
+
+
+def test_processes_give_their_reasons(shop: Shop) -> None:
+    supervisor = shop.start(*SEND, "--processes", "1", "--http", "0")
+    url = endpoint(supervisor)
+    wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
+    shop.execute("ALTER TABLE email RENAME TO other")
+
+    def problems() -> list[str]:
+        found: list[str] = json.loads(get(f"{url}/ready")[1])["queues"]["worker 1"]["problems"]
+        return found
+
+    wait_until(lambda: any("the last " in each for each in problems()), lambda: str(problems()))
+    shop.execute("ALTER TABLE other RENAME TO email")
+    supervisor.signal()
+    supervisor.end()
 
 
 @pytest.mark.parametrize(
@@ -125,6 +209,7 @@ def test_queues_are_ready_if_they_are_served(shop: Shop) -> None:
         (("worker", f"{QUEUES}:emails", "--http", "127.0.0.1:99999"), "give a port, or an address and a port"),
         (("health", f"{MODELS}:Email", "--live"), "is a queue; give the address of a worker"),
         (("health",), "Missing argument"),
+        (("health", "999999"), "Error: 999999: give a port, or an address and a port"),
     ],
 )
 def test_wrong_input(shop: Shop, arguments: tuple[str, ...], message: str) -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import resource
 import threading
 from typing import Any
 
 import pytest
 
 from sqlaqueue.consumer.core import intervals
+from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.maintenance import heartbeat
-from sqlaqueue.consumer.notifications import peers
+from sqlaqueue.consumer.notifications import listener, peers
 from sqlaqueue.consumer.notifications.poll_schedule import PollSchedule
 from tests.consumer.bench import Bench, wait_until
 from tests.consumer.listening import LATER, await_listening, idle, is_listening, listening_connections
@@ -29,6 +32,42 @@ def test_a_lost_connection_is_replaced(mixed: Bench) -> None:
         await_listening(server)
         mixed.enqueue()
         wait_until(lambda: mixed.states() == {"completed": 2})
+
+
+def test_a_listener_that_cannot_even_wait_connects_again(leased: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the process has no file descriptor left for a moment."""
+    if leased.api == "async":
+        pytest.skip("the event loop waits for an asynchronous listener")
+    failed = threading.Semaphore(0)
+
+    def fail(*_: Any) -> bool:
+        failed.release()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with idle(leased).running() as server:
+        await_listening(server)
+        with monkeypatch.context() as patched:
+            (own,) = listener._listeners.values()
+            patched.setattr(own, "_connection", fail)
+            patched.setattr(own._waker, "wait", fail)
+            assert leased.database.kill_backends() > 0
+            for _ in range(4):
+                assert failed.acquire(timeout=30)
+            leased.enqueue()
+        await_listening(server)
+        leased.enqueue()
+        wait_until(lambda: leased.states() == {"completed": 2})
+
+
+def test_a_waker_opens_no_file_to_wait() -> None:
+    waker = Waker()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limit[1]))
+    try:
+        assert waker.wait(0) is False
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        waker.close()
 
 
 def test_a_consumer_without_notifications_polls_and_logs_it_once(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, Fair, Limit, Order, Rate
+from sqlaqueue import AsyncConsumer, Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate
 from tests.flow_control.models import HELD, create, insert, make_job, of_customers
 from tests.flow_control.running import unfinished
 from tests.servers import Database
@@ -46,18 +46,17 @@ async def test_async_consumers_obey(shared: Database, engine: sa.Engine, kind: s
     assert all(keys == sorted(keys) for keys in begun.values())
 
 
+CONTROLS: dict[str, dict[str, Any]] = {
+    "limit": {"limits": [Limit(2, per="customer_id")]},
+    "limit of the queue": {"limits": [Limit(2)]},
+    "order": {"order": Order("customer_id", on_failure="continue")},
+    "turns": {"fair": Fair("customer_id")},
+    "rate": {"rates": [Rate(1000, every=1)]},
+}
+
+
 @pytest.mark.parametrize("strategy", ["update_status", *HELD])
-@pytest.mark.parametrize(
-    "control",
-    [
-        {"limits": [Limit(2, per="customer_id")]},
-        {"limits": [Limit(2)]},
-        {"order": Order("customer_id", on_failure="continue")},
-        {"fair": Fair("customer_id")},
-        {"rates": [Rate(1000, every=1)]},
-    ],
-    ids=["limit", "limit of the queue", "order", "turns", "rate"],
-)
+@pytest.mark.parametrize("control", CONTROLS.values(), ids=CONTROLS)
 def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: str, control: Any) -> None:
     """It claims quarantined jobs as well, by a statement of its own."""
     job, begun = make_job(**control, **HELD.get(strategy, {})), list[int]()
@@ -71,3 +70,26 @@ def test_a_consumer_needs_no_other_kind_of_control(engine: sa.Engine, strategy: 
     assert sorted(begun) == [1, 1, 1, 2, 3]
     if "fair" in control:
         assert sorted(begun[:3]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("strategy", ["update_status", *HELD])
+@pytest.mark.parametrize("control", [*CONTROLS, "all"])
+def test_columns_have_other_names_than_their_attributes(engine: sa.Engine, strategy: str, control: str) -> None:
+    config: Any = CONTROLS["limit"] | CONTROLS["order"] | CONTROLS["rate"] if control == "all" else CONTROLS[control]
+    columns = {"started_at": "started_at", "priority": "level", **HELD.get(strategy, {}).get("columns", {})}
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(**{**HELD.get(strategy, {}), **config, "columns": columns})
+        id: Mapped[int] = mapped_column("the id", primary_key=True)
+        level: Mapped[int] = mapped_column("its level", default=0)
+        customer_id: Mapped[int | None] = mapped_column("the customer")
+
+    begun = list[int]()
+    create(engine, Job)
+    insert(engine, Job, of_customers(1, 1, 1, 2, 3))
+    Consumer(Job, lambda _, one: begun.append(one.customer_id), sessionmaker(engine)).drain()
+    assert sorted(begun) == [1, 1, 1, 2, 3]

@@ -163,3 +163,22 @@ def test_a_consumer_rescues_without_a_history_that_cannot_be_written(
         assert queue.outcomes() == [(2, "completed")]
         assert any(record.event == "history_failed" for record in log.records)
     queue.engine.dispose()
+
+
+def test_a_rescue_of_nothing_does_not_blame_the_history(
+    database: Database, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    """The table of the history is locked, and no lease has expired."""
+    monkeypatch.setattr(intervals, "RESCUE", 0.2)
+    queue = HistoryQueue(database, "update_status")
+    rescues = list[int]()
+    with queue.running() as consumer, queue.engine.connect() as locking:
+        wait_until(lambda: queue.execute("SELECT count(*) FROM sqlaqueue_consumer") == 1)
+        due = consumer._context.polls.rescues
+        begin = due.begin
+        monkeypatch.setattr(due, "begin", lambda rank: [rescues.append(rank), begin(rank)])
+        locking.execute(sa.text("LOCK TABLE sqlaqueue_attempt"))
+        rescues.clear()
+        wait_until(lambda: len(rescues) >= 3)
+    assert not any(record.event == "history_failed" for record in log.records)
+    queue.engine.dispose()

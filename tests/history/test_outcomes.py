@@ -181,3 +181,17 @@ def test_bare_verbs_write_no_history(leased: HistoryQueue) -> None:
         session.commit()
     assert leased.history() == []
     assert leased.execute("SELECT status FROM job") == "completed"
+
+
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_job_that_its_handler_has_deleted(leased: HistoryQueue, *, flushed: bool) -> None:
+    [key] = leased.enqueue(None)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.delete(job)
+        if flushed:
+            await io.flush()
+
+    leased.drain(work)
+    assert leased.execute("SELECT count(*) FROM job") == 0
+    assert leased.outcomes(key) == [(1, "completed")]

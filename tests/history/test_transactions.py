@@ -224,6 +224,73 @@ def test_a_history_that_cannot_be_written_costs_no_settlement(
     assert len(keys) == 5
 
 
+def test_a_deferred_constraint_costs_no_settlement(queue: HistoryQueue, log: pytest.LogCaptureFixture) -> None:
+    """The commit finds it violated, when the savepoint of the INSERT is released. Only the history loses rows."""
+    queue.execute("ALTER TABLE sqlaqueue_attempt ADD CONSTRAINT one UNIQUE (queue) DEFERRABLE INITIALLY DEFERRED")
+    queue.enqueue(None)
+    queue.drain()
+    assert queue.outcomes() == [(1, "completed")]
+    queue.enqueue(None, "write", "raise", "fail", None)
+    done = {"completed": 4, "failed": 2} if queue.kind != "own_message" else {}
+
+    def states() -> dict[str, int]:
+        with queue.engine.connect() as connection:
+            found = connection.execute(sa.text("SELECT status, count(*) FROM job GROUP BY 1"))
+            return {status: number for status, number in found}  # noqa: C416 - rows are no pairs for mypy
+
+    with queue.running():
+        if queue.kind == "own_message":
+            wait_until(lambda: queue.execute("SELECT count(*) FROM job") == 0)
+        else:
+            wait_until(lambda: states() == done)
+    assert queue.outcomes() == [(1, "completed")]
+    (record,) = [record for record in log.records if record.event == "history_failed"]
+    assert 'violates unique constraint "one"' in record.getMessage()
+    queue.execute("ALTER TABLE sqlaqueue_attempt DROP CONSTRAINT one")
+
+
+def test_a_deferred_constraint_of_a_handler_is_its_error(leased: HistoryQueue) -> None:
+    """It is told from one of the history, also when that has been violated before."""
+    leased.execute("ALTER TABLE sqlaqueue_attempt ADD UNIQUE (error) DEFERRABLE INITIALLY DEFERRED")
+    leased.execute("CREATE TABLE child (n int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    [key] = leased.enqueue(None, max_attempts=1)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(sa.text("INSERT INTO child VALUES (1), (1)"))
+
+    leased.drain(work)
+    assert leased.outcomes(key) == [(1, "failed")]
+
+
+def test_a_locked_table_delays_a_settlement_for_a_moment(leased: HistoryQueue, log: pytest.LogCaptureFixture) -> None:
+    """Their rows are locked by the settlement, so their leases are not extended while it waits."""
+    leased.enqueue(None, "write")
+    with leased.engine.connect() as locking, leased.consumer(obey) as (consumer, _):
+        # Its start reads the catalogue.
+        consumer.on("claimed", lambda _: lock(locking))
+        drain(leased, consumer)
+        assert leased.execute("SELECT count(*) FROM job WHERE status = 'completed'") == 2
+    assert any("lock timeout" in record.getMessage() for record in log.records if record.event == "history_failed")
+
+
+def lock(connection: sa.Connection) -> None:
+    if not connection.in_transaction():
+        connection.execute(sa.text("LOCK TABLE sqlaqueue_attempt IN SHARE MODE"))
+
+
+def test_the_timeout_of_locks_is_that_of_the_transaction_again(leased: HistoryQueue) -> None:
+    """A claim may follow in the same transaction."""
+    leased.enqueue(None)
+    context = make_context(leased.Job)
+    with leased.sessions() as session:
+        jobs = claim_all(session, leased)
+        session.execute(sa.text("SET LOCAL lock_timeout = '7s'"))
+        context.settler.settle(session, finish(context, jobs, None))
+        assert session.scalar(sa.text("SHOW lock_timeout")) == "7s"
+        session.commit()
+    assert leased.outcomes() == [(1, "completed")]
+
+
 def test_a_text_that_cannot_be_made(leased: HistoryQueue) -> None:
     class Broken(Exception):
         def __str__(self) -> str:

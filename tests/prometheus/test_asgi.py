@@ -190,3 +190,17 @@ async def test_it_can_be_the_application_of_a_server(models: Any, sessions: Any)
     events = ("lifespan.startup", "lifespan.shutdown")
     assert await exchange(app, {"type": "lifespan"}, *events) == [f"{event}.complete" for event in events]
     assert await exchange(app, {"type": "websocket", "path": "/metrics"}) == ["websocket.close"]
+
+
+def test_two_event_loops_use_it(models: Any, engine: sa.Engine) -> None:
+    """Such as two tests, or a web server that is started twice in a process."""
+    app = make_app(models, sessionmaker(engine), max_age=0)
+
+    async def scrape() -> None:
+        async with client(app) as http:
+            # At once, so that all but the first one wait.
+            answers = await asyncio.gather(*(http.get("/metrics") for _ in range(3)))
+        assert [answer.status_code for answer in answers] == [200] * 3
+
+    for _ in range(2):
+        asyncio.run(scrape())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ from starlette.routing import Mount
 
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer import health
+from sqlaqueue.consumer.core import intervals
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.telemetry import health_app
 from tests.servers import Database, Server
@@ -67,10 +69,28 @@ def test_without_its_database_it_is_alive_and_not_ready(postgres_server: Server)
             postgres_server.stop("immediate")
             wait_until(lambda: not consumer.health().ready)
             assert consumer.health().alive
-            assert "attempts to claim have failed" in consumer.health().problems[0]
+            (problem,) = consumer.health().problems
+            assert re.fullmatch("the last (claim has|([2-9]|..+) claims have) failed", problem)
             postgres_server.start()
             wait_until(lambda: consumer.health().ready)
         engine.dispose()
+
+
+def test_while_the_database_does_not_answer_it_is_alive_and_not_ready(
+    sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lock makes its heartbeat wait, without any error."""
+    monkeypatch.setattr(intervals, "HEARTBEAT", 0.1)
+    with Consumer(Leased, lambda session, job: None, sessions) as consumer:
+        wait_until(lambda: consumer.health().ready)
+        with sessions() as session:
+            session.execute(sa.text("LOCK TABLE sqlaqueue_consumer"))
+            monkeypatch.setattr(health, "UNANSWERED_AFTER", 0.5)
+            monkeypatch.setattr(health, "STUCK_AFTER", 0.5)
+            wait_until(lambda: "waited for the database" in "".join(consumer.health().problems))
+            assert (consumer.health().alive, consumer.health().ready) == (True, False)
+            monkeypatch.undo()
+        wait_until(lambda: consumer.health().ready)
 
 
 def test_a_stopping_consumer_is_not_ready(sessions: sessionmaker[Session]) -> None:
@@ -95,7 +115,9 @@ def test_a_consumer_whose_maintenance_does_not_go_on_is_not_alive(
     sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Consumer(Leased, lambda session, job: None, sessions) as consumer:
+        # For a moment it may wait for the database, which does not count.
         monkeypatch.setattr(health, "STUCK_AFTER", -1.0)
+        wait_until(lambda: not consumer.health().alive)
         stuck = consumer.health()
     assert (stuck.alive, stuck.ready) == (False, False)
     assert "its maintenance loop has not run for" in stuck.problems[0]

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from opentelemetry import trace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -273,6 +274,76 @@ def test_a_failed_flush_ends_its_span(sessions: sessionmaker[Session], recorded:
     assert first.status.is_ok
     assert [span.status.status_code for span in failed] == [StatusCode.ERROR] * 2
     assert recorded.total("messaging.client.sent.messages") == 1
+
+
+def test_jobs_of_a_failed_flush_belong_to_the_next_one(sessions: sessionmaker[Session], recorded: Recorded) -> None:
+    instrument_sessions(sessions, **recorded.providers)
+    enqueue(sessions, recorded, Leased)
+    with sessions() as session:
+        job = Leased(id=1)
+        session.add(job)
+        with pytest.raises(sa.exc.IntegrityError):
+            session.flush()
+        session.rollback()
+        job.id = 2
+        session.add(job)
+        session.flush()
+        _, failed, sent = recorded.spans("send leased")
+        assert job.traceparent.split("-")[2] == f"{sent.get_span_context().span_id:016x}"
+        assert failed.status.status_code is StatusCode.ERROR
+
+
+@pytest.mark.parametrize("first", ["class", "factory"])
+def test_a_class_and_a_factory_of_it_make_one_span(
+    sessions: sessionmaker[Session], recorded: Recorded, first: str
+) -> None:
+    class Own(Session):
+        pass
+
+    factory = sessionmaker(sessions.kw["bind"], class_=Own)
+    for each in (Own, factory) if first == "class" else (factory, Own):
+        instrument_sessions(each, **recorded.providers)
+    enqueue(factory, recorded, Leased)
+    with Own(sessions.kw["bind"]) as session:
+        session.execute(sa.insert(Leased), [{"text": "a"}, {"text": "b"}])
+        session.commit()
+    assert [span.status.is_ok for span in recorded.spans("send leased")] == [True, True]
+    assert recorded.total("messaging.client.sent.messages") == 3
+
+
+SENT: dict[str, tuple[Any, Any, int]] = {
+    "values": (sa.insert(Leased).values([{"text": "a"}, {"text": "b"}]), None, 2),
+    "values, returning": (sa.insert(Leased).values([{"text": "a"}, {"text": "b"}]).returning(Leased.id), None, 2),
+    "select": (sa.insert(Leased).from_select(["text"], sa.select(Held.text)), None, 3),
+    "on conflict": (insert(Leased).values([{"id": -1}, {"id": -2}]).on_conflict_do_nothing(), None, 1),
+    "on conflict, bulk": (insert(Leased).on_conflict_do_nothing().returning(Leased.id), [{"id": -1}, {"id": -2}], 1),
+    "nothing": (insert(Leased).values(id=-1).on_conflict_do_nothing(), None, 0),
+    "many": (sa.insert(Leased).returning(Leased.id), [{"text": f"{n}"} for n in range(1200)], 1200),
+    "one": (sa.insert(Leased).values(text="a"), None, 1),
+}
+
+
+@pytest.mark.parametrize("statement", SENT)
+async def test_an_insert_counts_its_rows(
+    database: Database, sessions: sessionmaker[Session], recorded: Recorded, statement: str
+) -> None:
+    given, parameters, number = SENT[statement]
+    with sessions() as session:
+        session.add_all([Leased(id=-1), *(Held() for _ in range(3))])
+        session.commit()
+    engine = create_async_engine(database.url("asyncpg"))
+    asynchronous = async_sessionmaker(engine)
+    for factory in (sessions, asynchronous):
+        instrument_sessions(factory, **recorded.providers)
+    with sessions() as session:
+        session.execute(given, parameters)
+    assert recorded.total("messaging.client.sent.messages") == number
+    async with asynchronous() as other:
+        await other.execute(given, parameters)
+    await engine.dispose()
+    assert recorded.total("messaging.client.sent.messages") == 2 * number
+    for span in recorded.spans("send leased"):
+        assert span.attributes.get("messaging.batch.message_count", 1) == number
 
 
 def test_a_flush_that_a_listener_gives_up_counts_nothing(sessions: sessionmaker[Session], recorded: Recorded) -> None:

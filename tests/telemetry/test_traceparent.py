@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique, claim, copy_in, enqueue, queue_column, requeue, retry
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.traceparent import current_traceparent
@@ -44,6 +45,14 @@ class Message(QueueMixin, Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     to: Mapped[str]
+
+
+class Own(QueueMixin, Base):
+    __tablename__ = "own"
+    __queue__ = QueueConfig(columns={"traceparent": "trace"})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    trace: Mapped[str | None] = mapped_column(sa.Text, default=lambda: GIVEN)
 
 
 class Field(MappedAsDataclass, DeclarativeBase):
@@ -172,6 +181,13 @@ def test_a_given_value_is_kept(engine: sa.Engine, span: str) -> None:
         assert _stored(session) == {GIVEN}
 
 
+def test_copy_in_keeps_a_default_of_its_own(engine: sa.Engine, span: str) -> None:
+    with Session(engine) as session:
+        copy_in(session, Own, [{}, {}])
+        copy_in(session, Own, [{"trace": span}])
+        assert sorted(session.scalars(sa.select(Own.trace))) == sorted([GIVEN, GIVEN, span])
+
+
 def test_the_run_has_it_and_retries_keep_it(engine: sa.Engine, span: str) -> None:
     for model in (Email, Message):
         with Session(engine) as session:
@@ -212,6 +228,21 @@ def test_migrations_find_no_change(engine: sa.Engine) -> None:
 
 def _is_email(element: Any, name: str, kind: str, *_: Any) -> bool:
     return kind != "table" or name == "email"
+
+
+@pytest.mark.parametrize("type_", [sa.Integer(), sa.String(20), sa.LargeBinary()], ids=repr)
+def test_a_column_that_cannot_store_it_is_refused(type_: Any) -> None:
+    class Other(DeclarativeBase):
+        pass
+
+    with pytest.raises(ConfigurationError, match=r"Wrong\.trace: the role 'traceparent' stores texts of 55 characters"):
+
+        class Wrong(QueueMixin, Other):
+            __tablename__ = "wrong"
+            __queue__ = QueueConfig(columns={"traceparent": "trace"})
+
+            id: Mapped[int] = mapped_column(primary_key=True)
+            trace: Mapped[Any] = mapped_column(type_)
 
 
 def test_queues_have_it_only_if_it_is_named() -> None:

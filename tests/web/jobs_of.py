@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue import admin, claim, complete, fail
+from sqlaqueue import admin, claim, complete, fail, release
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
 from sqlaqueue.web.data.job_filters import parse_filter
@@ -68,6 +68,9 @@ def claimed(engine: sa.Engine, model: Any, number: int = 1) -> Iterator[list[Any
         if not spec_of(model).strategy.holds_transaction:
             session.commit()
         yield jobs
+        if not spec_of(model).strategy.holds_transaction:
+            session.execute(release(jobs))
+            session.commit()
         session.rollback()
 
 

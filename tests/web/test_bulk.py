@@ -106,9 +106,8 @@ def test_preview_shows_the_first_jobs_with_what_happens(engine: sa.Engine, queue
         assert len(found.jobs.value) == 20
         found = look(engine, "cancel", of_keys(queues.Email, *range(1, 31)))
         assert found.jobs.value is not None
-        assert [job.effect for job in found.jobs.value if job.state == "processing"] == [
-            "running: they are asked to stop"
-        ] * 3
+        running = [job.effect for job in found.jobs.value if job.state == "processing"]
+        assert running == ["running: will be asked to stop"] * 3
 
 
 def test_jobs_after_the_preview_are_left_alone(engine: sa.Engine, queues: Queues) -> None:

@@ -74,7 +74,7 @@ class Letter(QueueMixin, Plain):
     code: Mapped[str] = mapped_column(sa.String(5), default="a")
     upper: Mapped[str | None] = mapped_column(Upper)
     price: Mapped[Any] = mapped_column(Money, nullable=True)
-    twice: Mapped[int] = mapped_column(sa.Computed("weight * 2"))
+    twice: Mapped[int] = mapped_column(sa.Computed("weight * 2", persisted=True))
 
     @validates("code")
     def check_code(self, _: str, code: str) -> str:

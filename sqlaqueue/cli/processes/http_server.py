@@ -8,34 +8,44 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import BoundedSemaphore, Thread
 from typing import Any
 
 from sqlaqueue.cli.shared.errors import InputError, first_line
 from sqlaqueue.consumer.health import Health
 from sqlaqueue.log import fields, logger
 from sqlaqueue.telemetry.health_app import health_response
+from sqlaqueue.texts import printable
 
 METRICS = "/metrics"
 NO_METRICS = "these need prometheus_client: pip install 'sqlaqueue[prometheus]'\n"
 
-_TIMEOUT = 10.0
-"""Seconds for a client to send its request."""
+MOST_CONNECTIONS = 32
+"""Each has a thread and a file descriptor, which clients must not take from the workers of the process."""
+
+DEADLINE = 10.0
+"""Seconds for a connection from its begin to its end, however slowly its client sends and reads."""
+
+_LONGEST_QUEUEING = 1.0
+"""Seconds for a new connection to wait until another one ends; then it is closed."""
 
 ReadMetrics = Callable[[], tuple[str, bytes]]
 """Returns the type of the content and the metrics."""
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, option: str = "--http ") -> tuple[str, int]:
     """Return host and port of ``--http``; a port alone is on the loopback interface.
 
+    :param option: what the error begins with, before the text.
     :raises InputError: if it is neither.
     """
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or not 0 <= int(port) < 65536:  # noqa: PLR2004 - the number of ports
-        raise InputError(f"--http {text}: give a port, or an address and a port such as 0.0.0.0:9188")
+        raise InputError(f"{option}{text}: give a port, or an address and a port such as 0.0.0.0:9188")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
@@ -68,24 +78,77 @@ def serving_http(
         server.server_close()
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._free = BoundedSemaphore(MOST_CONNECTIONS)
+        self._since: dict[Any, float] = {}
+        """The open connections, and when they began."""
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(timeout=_LONGEST_QUEUEING):
+            self.shutdown_request(request)
+            return
+        try:
+            self._since[request] = time.monotonic()
+            super().process_request(request, client_address)
+        except BaseException:
+            self._ended(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._ended(request)
+
+    def _ended(self, request: Any) -> None:
+        self._since.pop(request, None)
+        self._free.release()
+
+    def service_actions(self) -> None:
+        """End the connections that last too long: a timeout of the socket would begin again with each byte."""
+        now = time.monotonic()
+        for request, since in [*self._since.items()]:
+            if now - since > DEADLINE:
+                with contextlib.suppress(OSError):
+                    request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exc_info()[1]
+        logger.debug("http: a connection failed: %r", error, extra=fields("http_request"))
+
+
 def _server(
     address: tuple[str, int], healths: Callable[[], Mapping[str, Health]], metrics: ReadMetrics | None
 ) -> ThreadingHTTPServer:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _TIMEOUT
+        timeout = DEADLINE
         server_version = "sqlaqueue"
         sys_version = ""
 
         def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path == METRICS:
-                kind, content = ("text/plain", NO_METRICS.encode()) if metrics is None else metrics()
-                self._send(404 if metrics is None else 200, kind, content)
-                return
-            status, body = health_response(path, healths())
-            self._send(status, "application/json", json.dumps(body).encode() + b"\n")
+            try:
+                answer = self._answer(self.path.partition("?")[0])
+            except Exception as error:
+                logger.warning(
+                    "http: %s: %s", type(error).__name__, first_line(error), exc_info=True, extra=fields("http_error")
+                )
+                answer = 500, "text/plain", b"this failed; the log of the worker has the error\n"
+            self._send(*answer)
 
         do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+
+        def _answer(self, path: str) -> tuple[int, str, bytes]:
+            if path != METRICS:
+                status, body = health_response(path, healths())
+                return status, "application/json", json.dumps(body).encode() + b"\n"
+            if metrics is None:
+                return 404, "text/plain", NO_METRICS.encode()
+            return 200, *metrics()
 
         def _send(self, status: int, kind: str, content: bytes) -> None:
             self.send_response(status)
@@ -97,10 +160,8 @@ def _server(
                 self.wfile.write(content)
 
         def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - as in http.server
-            logger.debug(f"http: {format}", *args, extra=fields("http_request"))  # noqa: G004 - the format is http.server's own
+            # A client chooses the request line, which could otherwise forge lines of the log or control a terminal.
+            text = printable(format % args)
+            logger.debug("http: %s", text, extra=fields("http_request"))
 
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-
-    return Server(address, Handler)
+    return _Server(address, Handler)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from sqlaqueue.consumer.base import ConsumerBase
 
 DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 """The variable by which prometheus_client keeps the metrics of a process in files, for another process to add up."""
+
+_ENDED = 0
+"""Stands for the processes that have ended, in the name of a file; no process has this id."""
+
+_reading = threading.Lock()
+"""Held while files are read or added up: a value would be counted twice, or not at all."""
 
 ReadMetrics = Callable[[], tuple[str, bytes]]
 
@@ -66,15 +75,39 @@ def of_processes(directory: str | None) -> ReadMetrics | None:
     def read() -> tuple[str, bytes]:
         registry = CollectorRegistry()
         collect(registry, path=directory)
-        return CONTENT_TYPE_LATEST, generate_latest(registry)
+        with _reading:
+            return CONTENT_TYPE_LATEST, generate_latest(registry)
 
     return read
 
 
 def forget_process(pid: int, directory: str | None) -> None:
-    """Remove the gauges of a process that has ended; its counters stay."""
+    """Remove the gauges of a process that has ended; its counters stay, added up with those of earlier ones."""
     if directory is not None and is_available():
         from prometheus_client.multiprocess import mark_process_dead  # noqa: PLC0415 - optional
 
         forget: Any = mark_process_dead  # it has no types
         forget(pid, path=directory)
+        if directory != os.environ.get(DIRECTORY):
+            # Programs that share a directory read it at any time.
+            for kind in ("counter", "histogram", "summary"):
+                _add_up(Path(directory, f"{kind}_{pid}.db"), Path(directory, f"{kind}_{_ENDED}.db"))
+
+
+def _add_up(ended: Path, total: Path) -> None:
+    """Add the values of a file to those of another one, and remove it: a process that dies again and again leaves one.
+
+    A file that a killed process has left damaged stays.
+    """
+    from prometheus_client.mmap_dict import MmapedDict  # noqa: PLC0415 - optional
+
+    values: Any = MmapedDict  # it has no types
+    with _reading, contextlib.suppress(FileNotFoundError, RuntimeError, ValueError, struct.error):
+        added = [(key, value) for key, value, *_ in values.read_all_values_from_file(str(ended))]
+        both = values(str(total))
+        try:
+            for key, value in added:
+                both.write_value(key, both.read_value(key)[0] + value, 0.0)
+        finally:
+            both.close()
+        ended.unlink()

@@ -37,13 +37,10 @@ from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.telemetry.health_app import healths_of
 
 if TYPE_CHECKING:
     from sqlaqueue.consumer.aio import AsyncConsumer
-
-
-_SAID_BY_CONSUMERS = {"missing_trigger", "disabled_trigger", "missing_function", "outdated_function", "newer_function"}
-"""What Consumers log themselves when they start, beside missing indexes."""
 
 
 class WorkerProcess:
@@ -70,12 +67,9 @@ class WorkerProcess:
     def healths(self) -> dict[str, Health]:
         """Return the health of each Consumer; while they are made and checked, this process is alive and not ready."""
         starting = Health(alive=True, ready=False, problems=("it is starting",))
-        healths: dict[str, Health] = {}
-        for number, consumer in enumerate(self._consumers, start=1):
-            # Several Consumers may serve one queue.
-            name = consumer.queue if consumer.queue not in healths else f"{consumer.queue} {number}"
-            healths[name] = starting if self._group is None else consumer.health()
-        return healths
+        if self._group is None:
+            return healths_of(self._consumers, lambda _: starting)
+        return healths_of(self._consumers)
 
     def run(self) -> None:
         """Make the Consumers and run them until a signal arrives or, with ``drain``, no job is due.
@@ -198,7 +192,7 @@ def _check_database(consumer: ConsumerBase) -> Finding | None:
         backend().check_dialect(connection.dialect, repr(consumer))
         check_ready(connection, spec)
         # Here, since an engine of another event loop could not be used once the Consumers run.
-        return worst_finding(session, spec.model, said=_SAID_BY_CONSUMERS)
+        return worst_finding(session, spec.model)
 
     target = Target(consumer.queue, consumer.model, consumer)
     with Database(consumer.session_factory) as database, command_errors(target.spec):

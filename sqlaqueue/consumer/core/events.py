@@ -80,6 +80,11 @@ def make_event(name: EventName, queue: str, run: Run, delay: float | None, error
     return JobEvent(*event, traceparent=run.traceparent, notes=notes)
 
 
+def is_attempt(event: JobEvent) -> bool:
+    """Return whether an event is more than the release of a job whose handler was not called."""
+    return event.name != "released" or event.started_at is not None
+
+
 EventListener = Callable[[JobEvent], object]
 PollListener = Callable[[PollEvent], object]
 
@@ -108,10 +113,13 @@ class EventEmitter:
     def add(self, name: str, listener: Callable[[Any], object]) -> None:
         """Call ``listener`` with each event of this name.
 
-        :raises ConfigurationError: if there is no event of this name.
+        :raises ConfigurationError: if there is no event of this name, or the listener cannot be called.
         """
         if name not in self._listeners:
             msg = f"on({name!r}): there is no such event; give one of {', '.join(self._listeners)}"
+            raise ConfigurationError(msg)
+        if not callable(listener):
+            msg = f"on({name!r}, {listener!r}): give a function that is called with each event"
             raise ConfigurationError(msg)
         self._listeners[name].append(listener)
 

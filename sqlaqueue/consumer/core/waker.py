@@ -6,6 +6,9 @@ import contextlib
 import selectors
 import socket
 
+_Selector: type[selectors.BaseSelector] = getattr(selectors, "PollSelector", selectors.DefaultSelector)
+"""Preferred since it opens no descriptor: a process that has too many files open must still be able to wait."""
+
 
 class Waker:
     """Wakes the one thread that waits for it; it can wait for connections at the same time.
@@ -26,7 +29,7 @@ class Waker:
 
     def wait(self, seconds: float, *descriptors: int) -> bool:
         """Wait until :meth:`wake` is called or a descriptor can be read; return False if the time passed instead."""
-        with selectors.DefaultSelector() as selector:
+        with _Selector() as selector:
             for descriptor in (self._receiver.fileno(), *descriptors):
                 selector.register(descriptor, selectors.EVENT_READ)
             ready = bool(selector.select(seconds))

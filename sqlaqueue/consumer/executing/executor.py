@@ -109,6 +109,7 @@ class Executor:
                     self._runs = runs_of(group)
                     for run in self._runs:
                         run.handler_started_at, run.duration = now, None
+                        run.calls += 1
                     return group
         return ()
 

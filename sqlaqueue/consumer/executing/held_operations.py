@@ -59,7 +59,7 @@ def settle_held(
     if context.settings.notifies and any(one.outcome is RELEASED for one in finished):
         notify_released(session, context.spec)
     with without_expiring(session):
-        session.commit()
+        context.settler.commit(session)
 
 
 def settle_alone(
@@ -72,7 +72,7 @@ def settle_alone(
     again = _settle_anew(session, context, finished)
     if again is not None:
         _close(session, context, [again], entry)
-        session.commit()
+        context.settler.commit(session)
     return again
 
 
@@ -103,7 +103,7 @@ def settle_committed(
     back = set(keys_from(found, len(context.spec.keys)))
     again = [_settle_anew(session, context, one) for one in finished if one.run.key in back]
     crash_journal.delete_entry(session, context.spec, entry)
-    session.commit()
+    context.settler.commit(session)
     return [one for one in again if one is not None]
 
 

@@ -13,7 +13,6 @@ from sqlaqueue.consumer.notifications.notify import notify_all_claimed
 from sqlaqueue.consumer.notifications.poll_schedule import Poll
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import without_expiring
-from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements
 from sqlaqueue.mapping.runs import run_of
 from sqlaqueue.queue.run import Run
 
@@ -69,7 +68,7 @@ def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
         notify_all_claimed(session, context.settings, poll)
     try:
         with without_expiring(session):
-            commit_settlements(session, finished)
+            settler.commit(session, finished)
     except Exception as error:
         runs = [run for run in map(run_of, jobs) if run is not None]
         if runs and is_connection_lost(error):

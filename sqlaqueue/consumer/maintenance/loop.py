@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.database_errors import may_recover
@@ -55,7 +56,7 @@ def maintain(context: ConsumerContext) -> Routine:
         context.maintained_at = now
         for task in TASKS:
             try:
-                yield from task(maintenance, now)
+                yield from _watched(context, task(maintenance, now))
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other tasks are due all the same
                 # Until a first claim has worked, a worker logs errors of the program; they would be logged twice.
                 if error is not context.error and (context.has_claimed or may_recover(error)):
@@ -64,3 +65,24 @@ def maintain(context: ConsumerContext) -> Routine:
                     logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)
                 pause = _AFTER_ERROR
         yield Wait("maintenance", max(maintenance.until_next(), pause))
+
+
+def _watched(context: ConsumerContext, routine: Routine) -> Routine:
+    """Pass the effects of a task on, and record since when one of them waits for the database, for the health."""
+    result: Any = None
+    raised: Exception | None = None
+    while True:
+        try:
+            effect = routine.send(result) if raised is None else routine.throw(raised)
+        except StopIteration as end:
+            return end.value
+        result = raised = None
+        context.waits_for_database_since = time.monotonic()
+        try:
+            result = yield effect
+        except Exception as error:  # noqa: BLE001 - the task decides what an error means
+            raised = error
+        finally:
+            # In this order, as another thread may read in between.
+            context.maintained_at = time.monotonic()
+            context.waits_for_database_since = None

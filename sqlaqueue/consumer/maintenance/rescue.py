@@ -57,8 +57,12 @@ def rescue_jobs(session: Session, context: ConsumerContext) -> list[Key]:
         session.rollback()
         if is_transient(error):
             raise
-        context.settler.history.warn(error)
-    return _rescue_jobs(session, context, without_history(spec))
+        failed = error
+    rescued = _rescue_jobs(session, context, without_history(spec))
+    if rescued:
+        # Otherwise the history has lost nothing, and the error may have had another cause.
+        context.settler.history.warn(failed)
+    return rescued
 
 
 def _rescue_jobs(session: Session, context: ConsumerContext, spec: QueueSpec) -> list[Key]:

@@ -15,6 +15,9 @@ from sqlaqueue.consumer.core.waker import Waker
 from sqlaqueue.consumer.notifications.reconnect import CHECK_INTERVAL, enable_keepalive, log_failure, reconnect_delay
 from sqlaqueue.consumer.notifications.subscriptions import Subscriber, Subscriptions
 
+_LONGEST_SLEEP = 1.0
+"""Seconds of a pause that cannot be interrupted."""
+
 
 class Listener:
     """A thread that listens on the channels of its subscriptions, and ends with the last one."""
@@ -56,7 +59,13 @@ class Listener:
                     log_failure(error)
             self.subscriptions.listening_lost(self.subscriptions.channels)
             if failures:
-                self._waker.wait(reconnect_delay(failures))
+                self._pause(reconnect_delay(failures))
+
+    def _pause(self, seconds: float) -> None:
+        try:
+            self._waker.wait(seconds)
+        except Exception:  # noqa: BLE001 - the thread must not end: no other one would listen again
+            time.sleep(min(seconds, _LONGEST_SLEEP))
 
     def _may_end(self) -> bool:
         with _lock:
@@ -120,8 +129,9 @@ def listen(engine: sa.Engine, channel: str, subscriber: Subscriber) -> None:
     with _lock:
         listener = _listeners.get(engine)
         if listener is None:
-            listener = _listeners[engine] = Listener(engine)
+            listener = Listener(engine)
             listener.start()
+            _listeners[engine] = listener
         listener.subscriptions.add(channel, subscriber)
         listener.wake()
 

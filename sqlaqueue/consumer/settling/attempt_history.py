@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.core.database_errors import is_transient
 from sqlaqueue.consumer.core.error_text import text_of
-from sqlaqueue.consumer.settling.outcomes import FinishedRun
+from sqlaqueue.consumer.settling.outcomes import FinishedRun, NotSettled
 from sqlaqueue.exc import HandlerSignal, Snooze, Throttle, WorkerDied
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import ATTEMPT, backend
@@ -27,7 +29,10 @@ TRACEBACK_LIMIT = 10_000
 _WARN_EVERY = 60.0
 """Seconds between two warnings that the history cannot be written."""
 
-_WORKER = "sqlaqueue_worker"
+_LOCK_TIMEOUT = "500ms"
+"""The longest time to wait for a lock on the table. The settlement has locked jobs, whose leases are not extended."""
+
+_WORKER, _LOCK_TIMEOUT_BEFORE = "sqlaqueue_worker", "sqlaqueue_lock_timeout"
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -39,8 +44,11 @@ class AttemptHistory:
         self.is_kept = ATTEMPT in settings.spec.side_tables
         """Whether the queue has a history."""
         # Nearly all runs are completed, and have no error.
-        self._completed = _insert(self._spec, with_errors=False) if self.is_kept else None
-        self._ended = _insert(self._spec, with_errors=True) if self.is_kept else None
+        leased = settings.has_leases
+        self._completed = _insert(self._spec, with_errors=False, leased=leased) if self.is_kept else None
+        self._ended = _insert(self._spec, with_errors=True, leased=leased) if self.is_kept else None
+        self._deferred: frozenset[str] = frozenset()
+        """The constraints of the table that a commit has found violated; replaced, as several threads read it."""
         self._warned_at: float | None = None
 
     def record(self, session: Session, settled: Sequence[FinishedRun]) -> None:
@@ -56,11 +64,43 @@ class AttemptHistory:
             statement, values = self._statement(attempts)
             connection = session.connection(bind_arguments=self._bind)
             with connection.begin_nested():
+                if self._settings.has_leases:
+                    values[_LOCK_TIMEOUT_BEFORE] = connection.execute(_LIMIT_LOCKS).one()[0]
                 connection.execute(statement, values)
+                self._check_deferred(connection)
         except Exception as error:
             if is_transient(error):
                 raise
+            if not (isinstance(error, DBAPIError) and backend().violated_constraint(error)):
+                # Such as a constraint that was dropped.
+                self._deferred = frozenset()
             self.warn(error)
+
+    def _check_deferred(self, connection: sa.Connection) -> None:
+        deferred = self._deferred
+        if deferred:
+            schema = connection.schema_for_object(self._spec.side_tables[ATTEMPT])
+            quote = connection.dialect.identifier_preparer.quote_identifier
+            names = [".".join(map(quote, [schema, name] if schema else [name])) for name in sorted(deferred)]
+            connection.exec_driver_sql(f"SET CONSTRAINTS {', '.join(names)} IMMEDIATE")
+
+    @contextlib.contextmanager
+    def checked_at_commit(self) -> Iterator[None]:
+        """Tell a deferred constraint of the history that a commit finds violated from an error of the jobs.
+
+        From then on such a constraint is checked in the savepoint of the INSERT, where it costs no settlement.
+
+        :raises NotSettled: in place of the error of the commit.
+        """
+        try:
+            yield
+        except DBAPIError as error:
+            name = backend().violated_constraint(error)
+            if not self.is_kept or name is None or backend().violated_table(error) != ATTEMPT:
+                raise
+            self._deferred |= {name}
+            msg = f"a constraint of the attempt history was violated: {error.orig}"
+            raise NotSettled(msg) from error
 
     def warn(self, error: Exception) -> None:
         """Log that attempts could not be written, at most once a minute."""
@@ -102,8 +142,17 @@ class AttemptHistory:
         }
 
 
-def _insert(spec: QueueSpec, *, with_errors: bool) -> Any:
-    """Return the INSERT of attempts whose values are given as arrays; without errors, all of them are completed."""
+_LIMIT_LOCKS: Any = sa.select(
+    sa.func.current_setting("lock_timeout"), sa.func.set_config("lock_timeout", _LOCK_TIMEOUT, sa.true())
+)
+
+
+def _insert(spec: QueueSpec, *, with_errors: bool, leased: bool) -> Any:
+    """Return the INSERT of attempts whose values are given as arrays.
+
+    :param with_errors: False if all of them are completed.
+    :param leased: whether it restores the timeout of locks that was set for it.
+    """
     keys = [f"key_{number}" for number in range(len(spec.keys))]
     columns: dict[str, tuple[Any, None]] = {
         **{name: (key.type, None) for name, key in zip(keys, spec.keys, strict=True)},
@@ -127,7 +176,11 @@ def _insert(spec: QueueSpec, *, with_errors: bool) -> Any:
     }
     if with_errors:
         values |= {"error": given.error, "traceback": given.traceback}
-    insert = sa.insert(spec.side_tables[ATTEMPT]).from_select(list(values), sa.select(*values.values()))
+    insert: Any = sa.insert(spec.side_tables[ATTEMPT]).from_select(list(values), sa.select(*values.values()))
+    if leased:
+        # Not by a statement of its own, which would be one more for each settlement.
+        before = sa.bindparam(_LOCK_TIMEOUT_BEFORE, type_=sa.Text())
+        insert = insert.returning(sa.func.set_config("lock_timeout", before, sa.true()))
     return backend().guarded(insert)
 
 

@@ -139,9 +139,23 @@ class Settler:
 
         :param lock_timeout: how long to wait for other transactions; None for as long as it takes.
         """
-        lost = self.settle_again(session, finished, lock_timeout=lock_timeout)
-        commit_settlements(session, finished)
+        try:
+            lost = self.settle_again(session, finished, lock_timeout=lock_timeout)
+            self.commit(session, finished)
+        except NotSettled:
+            session.rollback()
+            lost = self.settle_again(session, finished, lock_timeout=lock_timeout)
+            self.commit(session, finished)
         return lost
+
+    def commit(self, session: Session, finished: Sequence[FinishedRun] = ()) -> None:
+        """Commit what settles runs.
+
+        :param finished: those whose settlement is checked again if the reply to the commit is lost.
+        :raises NotSettled: if only the attempt history cannot be committed; a repetition settles the runs without it.
+        """
+        with self.history.checked_at_commit():
+            commit_settlements(session, finished)
 
     def settle_again(
         self, session: Session, finished: Sequence[FinishedRun], *, lock_timeout: str | None = None
@@ -238,8 +252,10 @@ class Settler:
                 raise misuse
             with _not_the_handlers_error():
                 lost = self.settle(session, [one for one in finished if not is_deleted(one.job)])
+                # Their rows went with a flush of the handler, so there is nothing else to settle.
+                self.history.record(session, [one for one in finished if is_deleted(one.job) and one not in deleted])
         if not lost:
-            commit_settlements(session, finished)
+            self.commit(session, finished)
             return lost
         refuse_changed_rows(session, self._spec, [one.run for one in lost])
         return lost

@@ -54,7 +54,7 @@ class Admitted:
         self._checks = checks_of(flow)
         self._cells = Cells(flow, self._limit, one=request.few)
         self._record = ClaimRecord(self._spec, request.token)
-        self._named = [str(column.key) for column in waiting.selected_columns]
+        self._named = [str(name) for name, _ in waiting.subquery().c.items()]
         self._ordered = list(dict.fromkeys([*self._spec.claim_order, *(() if flow.order is None else flow.order.by)]))
 
     def rows(self) -> sa.CTE:

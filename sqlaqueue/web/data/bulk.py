@@ -50,15 +50,15 @@ _LONGEST = 20.0
 """The seconds after which no further batch is begun; proxies end requests after a minute, or half of one."""
 
 _EFFECTS: dict[tuple[BulkAction, str], str] = {
-    ("requeue", "pending"): "pending already, and stay so",
-    ("requeue", "processing"): "running, and are left alone: cancel them first",
-    ("cancel", "pending"): "cancelled",
-    ("cancel", "processing"): "running: they are asked to stop",
-    ("purge", "pending"): "not finished, and are left alone: cancel them first",
-    ("purge", "processing"): "running, and are left alone",
-    **{("requeue", state): "pending again, with no attempt counted" for state in FINISHED},
-    **{("cancel", state): f"{state} already, and stay so" for state in FINISHED},
-    **{("purge", state): "deleted for ever" for state in FINISHED},
+    ("requeue", "pending"): "left alone: pending already",
+    ("requeue", "processing"): "left alone: running",
+    ("cancel", "pending"): "will be cancelled",
+    ("cancel", "processing"): "running: will be asked to stop",
+    ("purge", "pending"): "left alone: not finished",
+    ("purge", "processing"): "left alone: running",
+    **{("requeue", state): "will be pending again, with no attempt counted" for state in FINISHED},
+    **{("cancel", state): f"left alone: {state} already" for state in FINISHED},
+    **{("purge", state): "will be deleted for ever" for state in FINISHED},
 }
 
 
@@ -162,10 +162,10 @@ def by_filter(wanted: JobsWanted, action: BulkAction, **bounds: Any) -> ByFilter
 
 
 def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
-    """Return what an action does to jobs of a state, as the end of a sentence."""
-    text = _EFFECTS.get((action, state), "in a status that the queue does not use, and are left alone")
+    """Return what an action does to jobs of a state."""
+    text = _EFFECTS.get((action, state), "left alone: the queue does not use this status")
     if action == "cancel" and state == "pending" and spec.strategy.holds_transaction:
-        text += "; those that a worker is running are asked to stop"
+        text += "; what a worker is running will be asked to stop"
     return text
 
 
@@ -219,7 +219,7 @@ def _previewed(
         is_changed, text = state in APPLIES_TO[action], effect_of(spec, action, state)
         twin = twin_of(session, spec, key) if action == "requeue" and is_changed and spec.has("status") else None
         if twin is not None:
-            is_changed, text = False, f"not requeued: its twin, job {key_text(twin.key)}, is {twin.state}"
+            is_changed, text = False, f"left alone: its twin, job {key_text(twin.key)}, is {twin.state}"
         found.append(PreviewedJob(key_text(key), state, text, is_changed))
     return found
 

@@ -73,7 +73,6 @@ def _next(context: Context, action: str, chosen: Selection, done: Done) -> str:
 async def _pause(context: Context, action: str) -> Response:
     queue = context.queue
     context.require("pause", queue)
-    await context.form()
     operation = admin.pause if action == "pause" else admin.resume
     await context.database.write(operation, queue.model)
     context.audit(action, queue)

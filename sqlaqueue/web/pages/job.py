@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.web.context import Context
-from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction, effect_of
+from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job_life import JobLife, events_of, read_life
 from sqlaqueue.web.data.json_text import indented
 from sqlaqueue.web.data.stored_job import ShownValue
@@ -20,6 +20,13 @@ from sqlaqueue.web.pages.selection import bad_parameters, columns_in, key_in
 
 _LONG = 120
 """The number of characters from which a value has a block of its own."""
+
+
+_STATES = {
+    "processing": "It is running: cancel it first.",
+    "other": "Its status is none that the queue uses.",
+}
+"""Why an action does not apply to a state."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +100,18 @@ def _buttons(context: Context, life: JobLife) -> list[Button]:
         found.append(Button("edit", label, why))
     actions: tuple[BulkAction, ...] = ("requeue", "cancel", "purge")
     for action in actions:
-        why = _why_not(context, action, life)
+        why = _why_not(action, life)
         # What never applies to the state is left out, except for the action that users look for.
         if context.may(action, queue) and (not why or action == "requeue"):
             found.append(Button(action, LABELS[action] + ("…" if action == "purge" else ""), why))
     return found
 
 
-def _why_not(context: Context, action: BulkAction, life: JobLife) -> str:
+def _why_not(action: BulkAction, life: JobLife) -> str:
     if life.row is None:
         return "Its row was deleted, so it cannot run again."
     if life.state not in APPLIES_TO[action]:
-        return f"It is {effect_of(context.queue.spec, action, life.state)}."
+        return _STATES.get(life.state, f"It is {life.state} already.")
     unique = life.uniqueness.value
     if action == "requeue" and unique is not None and unique.twin is not None:
         return f"Its twin, job {unique.twin}, counts: only one of the two can be unfinished."

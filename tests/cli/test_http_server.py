@@ -1,0 +1,91 @@
+"""The HTTP endpoint of a worker: what clients can do to the process, and what it does when it cannot read metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from sqlaqueue.cli.processes import http_server
+from sqlaqueue.consumer.health import Health
+from tests.cli.conftest import wait_until
+from tests.cli.test_health import get
+
+pytestmark = pytest.mark.once
+
+Address = tuple[str, int]
+
+
+def healths() -> dict[str, Health]:
+    return {"email": Health(alive=True, ready=True)}
+
+
+@contextlib.contextmanager
+def served(
+    log: pytest.LogCaptureFixture, metrics: Callable[[], tuple[str, bytes]] = lambda: ("text/plain", b"1")
+) -> Iterator[Address]:
+    log.set_level(logging.DEBUG, "sqlaqueue")
+    with http_server.serving_http("0", healths, metrics):
+        found = re.search(r"http://127\.0\.0\.1:(\d+)", log.text)
+        assert found is not None
+        yield "127.0.0.1", int(found[1])
+
+
+def connections() -> int:
+    """Return how many connections have a thread."""
+    return sum("process_request_thread" in thread.name for thread in threading.enumerate())
+
+
+def test_slow_clients_do_not_take_all_file_descriptors(caplog: pytest.LogCaptureFixture) -> None:
+    with served(caplog) as address, contextlib.ExitStack() as clients:
+        for _ in range(40):
+            clients.enter_context(socket.create_connection(address)).sendall(b"GET /live")
+        wait_until(lambda: connections() >= http_server.MOST_CONNECTIONS, lambda: str(connections()))
+        assert connections() == http_server.MOST_CONNECTIONS
+    wait_until(lambda: not connections(), lambda: str(connections()))
+
+
+def test_a_client_that_sends_byte_by_byte_is_ended(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "DEADLINE", 0.5)
+    with served(caplog) as address, socket.create_connection(address) as client:
+        client.settimeout(0.05)
+        received: bytes | None = None
+        ended_by = time.monotonic() + 60
+        while received is None:
+            assert time.monotonic() < ended_by
+            try:
+                client.sendall(b"G")
+                received = client.recv(100)
+            except TimeoutError:
+                continue
+            except OSError:
+                received = b""
+        assert received == b""
+        assert get(f"http://{address[0]}:{address[1]}/live")[0] == 200, "others are served"
+
+
+def test_metrics_that_cannot_be_read_are_answered(caplog: pytest.LogCaptureFixture) -> None:
+    def metrics() -> tuple[str, bytes]:
+        raise ValueError("a secret of a collector")
+
+    with served(caplog, metrics) as (host, port):
+        assert get(f"http://{host}:{port}/metrics") == (500, "this failed; the log of the worker has the error\n")
+        assert get(f"http://{host}:{port}/ready")[0] == 200
+    assert "ValueError: a secret of a collector" in caplog.text
+
+
+def test_control_characters_of_a_request_do_not_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with served(caplog) as address, socket.create_connection(address) as client:
+        client.sendall(b"GET /\x1b[31m\x07 HTTP/1.0\r\n\r\n")
+        while client.recv(1000):
+            pass
+    (record,) = [each for each in caplog.records if getattr(each, "event", None) == "http_request"]
+    assert record.getMessage().startswith('http: "GET /\\x1b[31m\\x07 HTTP/1.0" 404')

@@ -1,0 +1,455 @@
+"""The actions: the right to each, what they do, the line of the audit, and what the user sees then."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from html import unescape
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session
+
+from sqlaqueue import Consumer, Schedule, admin
+from sqlaqueue.web import Access
+from sqlaqueue.web.data import bulk
+from tests.unique.models import create, make_job
+from tests.web.jobs_of import KINDS, XSS, add, claimed, fail_jobs, states
+from tests.web.models import Queues
+
+Fields = Mapping[str, str | Sequence[str]]
+
+ACTIONS = ("requeue", "cancel", "purge", "edit", "pause", "resume")
+RIGHT = {action: action for action in ACTIONS} | {"resume": "pause"}
+
+
+async def post(client: Any, path: str, fields: Fields, **options: Any) -> httpx.Response:
+    async with client as browser:
+        response: httpx.Response = await browser.post(path, data=fields, **options)
+        return response
+
+
+async def act(client: Any, action: str, queue: str = "email", **fields: str | Sequence[str]) -> httpx.Response:
+    return await post(client, f"/queues/{queue}/actions/{action}", fields)
+
+
+def hidden(text: str) -> list[tuple[str, str]]:
+    """Return the hidden fields of a page."""
+    found = re.findall(r'<input type="hidden" name="([^"]*)" value="([^"]*)">', text)
+    return [(unescape(name), unescape(value)) for name, value in found]
+
+
+def values(text: str) -> dict[str, str]:
+    """Return the fields of the form of an edit as a browser would send them."""
+    found = dict(hidden(text))
+    found |= {
+        unescape(name): unescape(value)
+        for name, value in re.findall(r'<input id="[^"]*" name="([^"]*)" value="([^"]*)"', text)
+    }
+    found |= {
+        unescape(name): unescape(value)
+        for name, value in re.findall(r'<textarea id="[^"]*" name="([^"]*)"[^>]*>\n([^<]*)</textarea>', text)
+    }
+    for name, options in re.findall(r'<select id="[^"]*" name="([^"]*)"[^>]*>(.*?)</select>', text, re.DOTALL):
+        chosen = re.search(r'value="([^"]*)" selected', options)
+        found[unescape(name)] = unescape(chosen[1]) if chosen else ""
+    found |= dict.fromkeys(re.findall(r'type="checkbox" name="(null\.[^"]*)" value="1" checked', text), "1")
+    return found
+
+
+@pytest.fixture
+def audit(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, "sqlaqueue.audit")
+    return caplog
+
+
+def lines(audit: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in audit.records if record.name == "sqlaqueue.audit"]
+
+
+async def test_each_action_needs_its_right(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
+    add(engine, queues.Email(recipient="a"), queues.Email(recipient="a"))
+    fail_jobs(engine, queues.Email)
+    before = states(engine, queues.Email)
+    for action in ACTIONS:
+        others = [
+            right for right in ("requeue", "cancel", "purge", "edit", "pause", "schedule") if right != RIGHT[action]
+        ]
+        access = Access(read=True, act={"email": others, "invoice": True})
+        response = await act(client_of(access=lambda _, access=access: access), action, key=["1", "2"])
+        assert response.status_code == 403, action
+    for access in (Access(read=True), Access(read=["invoice"], act=True)):
+        for action in ACTIONS:
+            response = await act(client_of(access=lambda _, access=access: access), action, key=["1", "2"])
+            assert response.status_code in {403, 404}
+    assert (states(engine, queues.Email), lines(audit)) == (before, [])
+    with Session(engine) as session:
+        assert not admin.paused(session, queues.Email)
+
+
+async def test_other_origins_do_nothing(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a"))
+    for headers in ({"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"}, {"Origin": "null"}):
+        response = await post(client_of(), "/queues/email/actions/cancel", {"key": "1"}, headers=headers)
+        assert response.status_code == 403
+    for action in ACTIONS:
+        async with client_of() as browser:
+            assert (await browser.get(f"/queues/email/actions/{action}?key=1")).status_code in {404, 405}
+    assert states(engine, queues.Email) == {"1": "pending"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_a_job_is_cancelled_requeued_and_deleted(
+    engine: sa.Engine, kind: str, client_of: Any, audit: Any
+) -> None:
+    model = make_job(kind, unique=None)
+    create(engine, model)
+    add(engine, model(id=1))
+    for action, state, notice in (
+        ("cancel", "cancelled", "1 job was cancelled."),
+        ("requeue", "pending", "1 job is pending again."),
+    ):
+        async with client_of(model) as browser:
+            response = await browser.post(f"/queues/job/actions/{action}", data={"key": "1"})
+            assert response.status_code == 303
+            assert urlsplit(response.headers["location"]).path.endswith("/job")
+            shown = await browser.get(str(response.url.join(response.headers["location"])))
+        assert notice in shown.text
+        assert states(engine, model) == {"1": state}
+    fail_jobs(engine, model)
+    response = await act(client_of(model), "purge", "job", key="1")
+    assert urlsplit(response.headers["location"]).path.endswith("/jobs")
+    assert states(engine, model) == {}
+    assert lines(audit) == [
+        f"user='ada' action={action} queue='job' count=1 keys=['1']" for action in ("cancel", "requeue", "purge")
+    ]
+
+
+async def test_a_whole_list_is_changed_as_its_preview_says(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit: Any
+) -> None:
+    add(engine, *(queues.Email(recipient=each) for each in ("a", "b", "a")))
+    fail_jobs(engine, queues.Email, 3)
+    async with client_of() as browser:
+        query = {"all": "1", "action": "requeue", "state": "failed", "f.recipient": "a"}
+        shown = await browser.get("/queues/email/confirm", params=query)
+        assert "Requeue 2 jobs?" in shown.text
+        with engine.begin() as connection:
+            later = "INSERT INTO email (recipient, status, created_at) VALUES ('a', 'failed', now() + interval '1 s')"
+            connection.execute(sa.text(later))
+        response = await browser.post("/queues/email/actions/requeue", data=dict(hidden(shown.text)))
+        assert response.status_code == 303
+        target = str(response.url.join(response.headers["location"]))
+        listed = await browser.get(target)
+        assert "2 jobs are pending again." in listed.text
+        # A reload of the page asks for it again, and does not repeat the action.
+        assert (await browser.get(target)).status_code == 200
+    assert states(engine, queues.Email) == {"1": "pending", "2": "failed", "3": "pending", "4": "failed"}
+    assert lines(audit) == ["user='ada' action=requeue queue='email' count=2 filter='state=failed&f.recipient=a'"]
+
+
+async def test_a_whole_list_needs_its_preview(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a"))
+    response = await act(client_of(), "cancel", all="1")
+    assert response.status_code == 400
+    assert states(engine, queues.Email) == {"1": "pending"}
+
+
+async def test_a_large_action_offers_to_go_on(
+    engine: sa.Engine, queues: Queues, client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "MOST_AT_ONCE", 1000)
+    with engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO email (recipient, status) SELECT 'a', 'failed' FROM generate_series(1, 1700)")
+        )
+    async with client_of() as browser:
+        shown = await browser.get("/queues/email/confirm", params={"all": "1", "action": "purge", "state": "failed"})
+        assert "Delete 1,700 jobs?" in shown.text
+        response = await browser.post("/queues/email/actions/purge", data=dict(hidden(shown.text)))
+        shown = await browser.get(str(response.url.join(response.headers["location"])))
+        assert "1,000 jobs were deleted." in shown.text
+        assert "Delete 700 jobs?" in shown.text
+        response = await browser.post("/queues/email/actions/purge", data=dict(hidden(shown.text)))
+        shown = await browser.get(str(response.url.join(response.headers["location"])))
+        assert "700 jobs were deleted." in shown.text
+    assert states(engine, queues.Email) == {}
+
+
+async def test_what_was_not_changed_is_told(engine: sa.Engine, client_of: Any, audit: Any) -> None:
+    model = make_job("update_status")
+    create(engine, model)
+    add(engine, model(id=1, key="a"), model(id=2, key="b"))
+    fail_jobs(engine, model, 2)
+    add(engine, model(id=3, key="a"))
+    response = await act(client_of(model), "requeue", "job", key=["1", "2", "3", "9"])
+    assert "notice=requeued%3A1&notice=twins%3A1&notice=unchanged%3A2" in response.headers["location"]
+    assert lines(audit) == ["user='ada' action=requeue queue='job' count=1 keys=['1', '2', '3', '9'] twins=1"]
+    with claimed(engine, model):
+        response = await act(client_of(model), "cancel", "job", key=["2", "3"])
+        assert "notice=cancelled%3A1&notice=asked%3A1" in response.headers["location"]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"key": "x"},
+        {"key": str(2**63)},
+        {"key": ["1"] * 2 + ["2,3"]},
+        {"all": "1", "until": "x"},
+        {"all": "1", "until": "2030-01-01"},
+        {"all": "1", "until": "2030-01-01T00:00Z", "f.nothing": "1"},
+        {"all": "1", "until": "2030-01-01T00:00Z", "from": "x"},
+        {"all": "1", "until": "2030-01-01T00:00Z", "most": "1e9"},
+    ],
+)
+async def test_wrong_fields_change_nothing(engine: sa.Engine, queues: Queues, client_of: Any, fields: Fields) -> None:
+    add(engine, queues.Email(recipient="a"))
+    response = await act(client_of(), "cancel", **fields)
+    assert response.status_code == 400
+    assert states(engine, queues.Email) == {"1": "pending"}
+
+
+async def test_unknown_actions_are_not_found(queues: Queues, client_of: Any) -> None:
+    assert (await act(client_of(), "drop", key="1")).status_code == 404
+    assert (await post(client_of(), "/schedules/nightly/drop", {"queue": "email"})).status_code == 404
+
+
+async def test_pause_and_resume(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
+    for action, is_paused in (("pause", True), ("resume", False)):
+        response = await act(client_of(), action)
+        assert response.status_code == 303
+        with Session(engine) as session:
+            assert admin.paused(session, queues.Email) is is_paused
+            assert not admin.paused(session, queues.Invoice)
+    assert lines(audit) == ["user='ada' action=pause queue='email'", "user='ada' action=resume queue='email'"]
+
+
+async def test_user_cannot_forge_the_audit(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
+    add(engine, queues.Picture(tenant="a\nuser='root'", name="b"))
+    name = "eve\nuser='root' action=purge"
+    client = client_of(access=lambda _: Access(read=True, act=True, user=name))
+    await act(client, "cancel", "picture", key="\"a\nuser='root'\",b")
+    (line,) = lines(audit)
+    assert "\n" not in line
+
+
+async def test_schedules_are_run_paused_and_resumed(
+    engine: sa.Engine, queues: Queues, client_of: Any, audit: Any
+) -> None:
+    schedule = Schedule("hourly", queues.Email, every=timedelta(hours=1), values={"recipient": "a"})
+    queues.metadata.create_all(engine)
+    with Session(engine) as session:
+        admin.add_schedule(session, schedule)
+
+    def stored() -> admin.ScheduleInfo:
+        with Session(engine) as session:
+            return admin.schedule(session, queues.Email, "hourly")
+
+    for action in ("pause", "resume", "run"):
+        response = await post(client_of(), f"/schedules/hourly/{action}", {"queue": "email"})
+        assert response.status_code == 303
+        assert (stored().paused_at is not None) is (action == "pause")
+    assert stored().run_requested_at is not None
+    assert lines(audit) == [
+        f"user='ada' action={action}_schedule queue='email' schedule='hourly'" for action in ("pause", "resume", "run")
+    ]
+    for path, fields, status in (
+        ("/schedules/hourly/pause", {"queue": "invoice"}, 404),
+        ("/schedules/hourly/pause", {"queue": "nothing"}, 404),
+        ("/schedules/hourly/pause", {"other": "email"}, 404),
+        ("/schedules/hourly/pause", {}, 400),
+        ("/schedules/daily/pause", {"queue": "email"}, 404),
+    ):
+        assert (await post(client_of(), path, fields)).status_code == status
+    reader = client_of(access=lambda _: Access(read=True, act={"invoice": True, "email": ["pause"]}))
+    assert (await post(reader, "/schedules/hourly/pause", {"queue": "email"})).status_code == 403
+    hidden_queue = client_of(access=lambda _: Access(read=["invoice"], act=True))
+    assert (await post(hidden_queue, "/schedules/hourly/pause", {"queue": "invoice"})).status_code == 404
+    assert stored().paused_at is None
+
+
+async def test_edit_and_requeue(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
+    add(engine, queues.Email(recipient="a", subject=None, payload={"a": [1, 2]}, urgent=True))
+    fail_jobs(engine, queues.Email)
+    async with client_of() as browser:
+        shown = await browser.get("/queues/email/edit", params={"key": "1"})
+        fields = values(shown.text)
+        assert fields["v.payload"] == '{\n  "a": [\n    1,\n    2\n  ]\n}'
+        unchanged = await browser.post("/queues/email/actions/edit", data={**fields, "then": "save"})
+        assert "notice=unchanged" in unchanged.headers["location"]
+        # The tick of null is still there, as a browser without JavaScript leaves it.
+        fields |= {"v.subject": XSS, "v.recipient": "b", "v.urgent": "", "then": "requeue"}
+        response = await browser.post("/queues/email/actions/edit", data=fields)
+        assert response.status_code == 303, response.text
+        shown = await browser.get(str(response.url.join(response.headers["location"])))
+        assert "1 job is pending again." in shown.text
+        again = await browser.post("/queues/email/actions/edit", data=fields)
+        assert again.status_code == 409, "a second POST meets the changed job"
+    with Session(engine) as session:
+        email = session.get_one(queues.Email, 1)
+        assert (email.recipient, email.subject, email.urgent, email.payload) == ("b", XSS, None, {"a": [1, 2]})
+        assert (email.status, email.attempts) == ("pending", 0)
+    (line,) = lines(audit)
+    assert line.startswith("user='ada' action=edit queue='email' count=1 keys=['1'] columns=")
+    assert XSS not in line
+
+
+async def test_edit_shows_both_versions_after_a_conflict(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a", subject="old"))
+    async with client_of() as browser:
+        fields = values((await browser.get("/queues/email/edit", params={"key": "1"})).text)
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE email SET subject = 'theirs & more'"))
+        fields |= {"v.subject": "mine", "then": "save"}
+        fields.pop("null.subject", None)
+        response = await browser.post("/queues/email/actions/edit", data=fields)
+        assert response.status_code == 409
+        assert "theirs &amp; more" in response.text
+        kept = values(response.text)
+        assert kept["v.subject"] == "mine"
+        response = await browser.post("/queues/email/actions/edit", data={**kept, "then": "save"})
+        assert response.status_code == 303
+    with Session(engine) as session:
+        assert session.get_one(queues.Email, 1).subject == "mine"
+
+
+async def test_edit_keeps_what_was_typed_beside_an_error(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a"))
+    async with client_of() as browser:
+        fields = values((await browser.get("/queues/email/edit", params={"key": "1"})).text)
+        fields |= {"v.big": "many", "v.subject": XSS, "v.customer_id": "", "then": "save"}
+        response = await browser.post("/queues/email/actions/edit", data=fields)
+        assert response.status_code == 422
+        assert "Write an integer" in response.text
+        assert (values(response.text)["v.big"], values(response.text)["v.subject"]) == ("many", XSS)
+        fields |= {"v.big": "5", "v.customer_id": "77"}
+        response = await browser.post("/queues/email/actions/edit", data=fields)
+        assert response.status_code == 422
+        assert "email_customer_id_fkey" in response.text
+
+
+async def test_edit_of_other_columns_is_refused(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a"))
+    async with client_of(redact=["subject"]) as browser:
+        fields = values((await browser.get("/queues/email/edit", params={"key": "1"})).text)
+        for name in ("v.status", "v.id", "v.subject", "v.lease_token", "v.nothing"):
+            response = await browser.post("/queues/email/actions/edit", data={**fields, name: "1", "then": "save"})
+            assert response.status_code == 400, name
+        response = await browser.post("/queues/email/actions/edit", data={**fields, "key": "2"})
+        assert response.status_code == 404
+        without = {name: value for name, value in fields.items() if name != "key"}
+        assert (await browser.post("/queues/email/actions/edit", data=without)).status_code == 400
+
+
+async def test_edit_and_requeue_needs_both_rights(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a"))
+    fail_jobs(engine, queues.Email)
+    access = Access(read=True, act={"email": ["edit"]})
+    async with client_of(access=lambda _: access) as browser:
+        shown = await browser.get("/queues/email/edit", params={"key": "1"})
+        assert "Save and requeue" not in shown.text
+        fields = {**values(shown.text), "v.recipient": "b"}
+        response = await browser.post("/queues/email/actions/edit", data={**fields, "then": "requeue"})
+        assert response.status_code == 403
+        response = await browser.post("/queues/email/actions/edit", data={**fields, "then": "save"})
+        assert response.status_code == 303
+    assert states(engine, queues.Email) == {"1": "failed"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_edit_of_a_running_job_is_refused(engine: sa.Engine, kind: str, client_of: Any) -> None:
+    model = make_job(kind, unique=None)
+    create(engine, model)
+    add(engine, model(id=1, note="old"))
+    async with client_of(model) as browser:
+        fields = values((await browser.get("/queues/job/edit", params={"key": "1"})).text)
+        fields |= {"v.note": "new", "then": "save"}
+        with claimed(engine, model) as (job,):
+            response = await browser.post("/queues/job/actions/edit", data=fields)
+            assert response.status_code == 409
+            assert values(response.text)["v.note"] == "new"
+            assert job.note == "old"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_cancel_beside_a_consumer_loses_nothing(
+    engine: sa.Engine, kind: str, client_of: Any, sessions: Any
+) -> None:
+    model = make_job(kind, unique=None)
+    create(engine, model)
+    add(engine, *(model(id=number) for number in range(1, 31)))
+    ran: list[int] = []
+    lock, begun = threading.Lock(), threading.Event()
+
+    def handler(_: Session, job: Any) -> None:
+        with lock:
+            ran.append(job.id)
+        begun.set()
+        threading.Event().wait(0.02)
+
+    with Consumer(model, handler, sessions, batch_size=2):
+        assert begun.wait(30)
+        response = await act(client_of(model), "cancel", "job", key=[str(number) for number in range(1, 31)])
+        assert response.status_code == 303
+        deadline = datetime.now(UTC) + timedelta(seconds=30)
+        while {"pending", "processing"} & set(states(engine, model).values()) and datetime.now(UTC) < deadline:
+            threading.Event().wait(0.05)
+    found = states(engine, model)
+    assert "pending" not in found.values()
+    assert len(ran) == len(set(ran))
+    cancelled = {int(key) for key, state in found.items() if state == "cancelled"}
+    assert len(cancelled | set(ran)) == 30
+    assert cancelled
+
+
+async def test_async_sessions_serve_all_actions(engine: sa.Engine, queues: Queues, client_of: Any, shared: Any) -> None:
+    add(engine, queues.Email(recipient="a", payload={"a": 1}), queues.Picture(tenant="a", name="b"))
+    asynchronous = create_async_engine(shared.url("asyncpg"))
+    factory = async_sessionmaker(asynchronous)
+    async with client_of(factory=factory) as browser:
+        for path in (
+            "/queues/email/job?key=1",
+            "/queues/picture/job?key=a,b",
+            "/queues/email/confirm?action=cancel&key=1",
+        ):
+            assert (await browser.get(path)).status_code == 200
+        fields = values((await browser.get("/queues/email/edit", params={"key": "1"})).text)
+        response = await browser.post("/queues/email/actions/edit", data={**fields, "v.recipient": "b", "then": "save"})
+        assert response.status_code == 303
+        for action in ("cancel", "requeue", "cancel", "purge"):
+            response = await browser.post(f"/queues/email/actions/{action}", data={"key": "1"})
+            assert response.status_code == 303, response.text
+        shown = await browser.get("/queues/picture/confirm", params={"action": "cancel", "all": "1"})
+        response = await browser.post("/queues/picture/actions/cancel", data=dict(hidden(shown.text)))
+        assert response.status_code == 303
+    await asynchronous.dispose()
+    assert (states(engine, queues.Email), states(engine, queues.Picture)) == ({}, {"a,b": "cancelled"})
+
+
+async def test_role_without_rights_is_told(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
+    add(engine, queues.Email(recipient="a"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP ROLE IF EXISTS looker")
+        connection.exec_driver_sql("CREATE ROLE looker LOGIN")
+        connection.exec_driver_sql("GRANT USAGE ON SCHEMA public TO looker")
+        connection.exec_driver_sql("GRANT SELECT ON ALL TABLES IN SCHEMA public TO looker")
+    looker = sa.create_engine(engine.url.set(username="looker"))
+    factory = sa.orm.sessionmaker(looker)
+    response = await act(client_of(factory=factory), "cancel", key="1")
+    assert response.status_code == 503
+    assert "no right" in response.text, response.text
+    assert "error='ProgrammingError'" in lines(audit)[0]
+    async with client_of(factory=factory) as browser:
+        assert (await browser.get("/queues/email/job", params={"key": "1"})).status_code == 200
+    looker.dispose()
+    with engine.begin() as connection:
+        connection.exec_driver_sql("DROP OWNED BY looker; DROP ROLE looker")

@@ -257,3 +257,10 @@ def test_old_jobs_without_a_time_are_selected(engine: sa.Engine, queues: Queues)
     seen = look(engine, "requeue", of_filter(queues.Email, "requeue"))
     later = seen.now + timedelta(seconds=1)
     assert do(engine, "requeue", of_filter(queues.Email, "requeue", until=later)).changed == 1
+
+
+def test_keys_that_no_row_can_have_are_missing(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, queues.Invoice(note="a"))
+    found = look(engine, "cancel", of_keys(queues.Invoice, 1, 2**40, 2**63 - 1))
+    assert (effects(found), found.missing) == ({"pending": (1, True)}, 2)
+    assert do(engine, "cancel", of_keys(queues.Invoice, 1, 2**40)).changed == 1

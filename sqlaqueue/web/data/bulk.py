@@ -26,7 +26,7 @@ from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.job_pages import ListRequest, read_page
 from sqlaqueue.web.data.job_rows import JobRow
 from sqlaqueue.web.data.parts import Part, attempt_part, problem_text
-from sqlaqueue.web.data.stored_job import has_key
+from sqlaqueue.web.data.stored_job import has_one_of
 
 BulkAction = Literal["requeue", "cancel", "purge"]
 BULK_ACTIONS: tuple[BulkAction, ...] = get_args(BulkAction)
@@ -238,7 +238,7 @@ def _states(session: Session, columns: JobColumns, keys: Sequence[str]) -> list[
 
 
 def _select(columns: JobColumns, keys: Sequence[str]) -> Any:
-    return sa.select(columns.spec.model).where(sa.or_(sa.false(), *(has_key(columns, key) for key in keys)))
+    return sa.select(columns.spec.model).where(has_one_of(columns, keys))
 
 
 def _batches(keys: Sequence[str], size: int) -> Iterator[Sequence[str]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -90,6 +90,38 @@ def has_key(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:
     values = JobsWanted(columns, key=key).key_values()
     pairs = zip(columns.of_key, values, strict=True)
     return sa.and_(*(sa.type_coerce(each.column, value.type) == value for each, value in pairs))
+
+
+def has_one_of(columns: JobColumns, keys: Sequence[str]) -> sa.ColumnElement[bool]:
+    """Return the condition that a row of the queue's table has one of several keys.
+
+    :raises ParameterError: if a text cannot be a key of this queue.
+    """
+    plain = [_plain_key(columns, key) for key in keys]
+    values = [key for key in plain if key is not None]
+    if len(values) == len(keys):
+        # One parameter for all of them: to compile hundreds of conditions takes seconds.
+        return columns.spec.key_in(columns.spec.keys, values)
+    return sa.or_(sa.false(), *(has_key(columns, key) for key in keys))
+
+
+def _plain_key(columns: JobColumns, key: str) -> Key | None:
+    """Return a key as Python values; None if its types convert them, or cannot store them."""
+    parts: list[Any] = []
+    for each, value in zip(columns.of_key, JobsWanted(columns, key=key).key_values(), strict=True):
+        part = value.value if isinstance(value, sa.BindParameter) else None
+        is_text = each.kind == "text" and isinstance(each.column.type, sa.String)
+        if not (is_text or (each.kind == "integer" and _fits(each.column.type, part))):
+            return None
+        parts.append(part)
+    return tuple(parts)
+
+
+def _fits(type_: Any, number: Any) -> bool:
+    if isinstance(type_, sa.BigInteger):
+        return True
+    bits = 15 if isinstance(type_, sa.SmallInteger) else 31
+    return isinstance(type_, sa.Integer) and -(2**bits) <= number < 2**bits
 
 
 def letter_of(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:

@@ -184,3 +184,18 @@ def test_failures_of_attempts_where_no_index_has_the_jobs(engine: sa.Engine, mon
     assert kinds_of(found) == [("ValueError", 1)]
     assert isinstance(found, FailureKinds)
     assert found.of_attempts
+
+
+def test_an_index_by_which_rows_are_left_out_does_not_serve(engine: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_table_is_small(monkeypatch)
+    monkeypatch.setattr("sqlaqueue.web.data.failed_jobs.LIMIT", 100)
+    setup = Setup.of(engine, "update_status", unique=None)
+    fill(setup, 5000)
+    setup.execute("CREATE INDEX ON job (finished_at)")
+    setup.execute("ANALYZE job")
+    with counting_rows(engine) as reads:
+        found = read(engine, setup.model, read_failure_kinds)
+    # Those among the newest hundred; to find more, the index would be read to its end.
+    assert kinds_of(found) == [("ValueError", 10)]
+    assert reads.by_scan["job"] == 0
+    assert reads.by_index["job"] <= 110

@@ -1,7 +1,8 @@
-"""Times and durations as texts, and texts of others without control characters."""
+"""Times, durations and lists as texts, and texts of others without control characters."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 _UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
@@ -32,3 +33,12 @@ def moment_text(moment: datetime | None) -> str:
 def printable(text: str) -> str:
     """Return a text with its control characters escaped, as it may be printed and logged."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def states_text(one: str, several: str, names_by_state: dict[str, Sequence[str]]) -> str:
+    """Return in which states things are, such as ``the indexes a, b are missing and the index c is invalid``."""
+    return " and ".join(
+        f"the {one} {names[0]} is {state}" if len(names) == 1 else f"the {several} {', '.join(names)} are {state}"
+        for state, names in names_by_state.items()
+        if names
+    )

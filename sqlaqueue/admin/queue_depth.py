@@ -62,7 +62,7 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
     due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("counted_due")
     found = sa.select(pending.c.pending, due.c.due, due.c.age)
     counted = pending.join(due, sa.true())
-    if _has_leases(spec):
+    if has_leases(spec):
         leases = _leases(spec, limit).subquery("counted_leases")
         found, counted = found.add_columns(*leases.c), counted.join(leases, sa.true())
     row = session.execute(found.select_from(counted), bind_arguments=bind_arguments(model)).mappings().one()
@@ -78,7 +78,8 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
     )
 
 
-def _has_leases(spec: QueueSpec) -> bool:
+def has_leases(spec: QueueSpec) -> bool:
+    """Return whether running jobs of a queue have a lease, which may expire."""
     return spec.has("status") and spec.has("lease_expires_at") and not spec.strategy.holds_transaction
 
 

@@ -10,12 +10,14 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
 from sqlaqueue.admin.keys_at_limit import KeyAtLimit, keys_at_limit
+from sqlaqueue.admin.queue_depth import has_leases
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.states import STATES
 from sqlaqueue.statements.control import consumers, paused
 from sqlaqueue.statements.selection import select_jobs
+from sqlaqueue.strategies.update_status import waits_for_twin
 
 ACTIVE = ("pending", "processing")
 """The states of unfinished jobs."""
@@ -48,6 +50,8 @@ class Stats:
     missing_indexes: list[str]
     """The indexes that the database lacks: without those of claims and rescues these read the whole table, and without
     that of ``QueueConfig(unique=...)`` jobs are not unique."""
+    expired_leases: int
+    """The number of running jobs whose lease has expired, and that were not rescued yet; 0 without leases."""
 
 
 @requires_session
@@ -88,7 +92,16 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
                 session.connection(bind_arguments=bind_arguments(model)), spec
             )
         ],
+        expired_leases=_expired_leases(session, model, spec),
     )
+
+
+def _expired_leases(session: Session, model: type[Any], spec: QueueSpec) -> int:
+    if not has_leases(spec):
+        return 0
+    expired = sa.and_(spec.in_state("processing"), spec.columns["lease_expires_at"] <= clock(), ~waits_for_twin(spec))
+    counted = sa.select(sa.func.count()).select_from(spec.table).where(expired)
+    return session.execute(counted, bind_arguments=bind_arguments(model)).scalar_one()
 
 
 def _states(spec: QueueSpec) -> list[str]:

@@ -47,7 +47,8 @@ def health_of(context: ConsumerContext | None) -> Health:
     if context.stopping:
         problems.append("it is stopping")
     elif context.intervals.failures:
-        problems.append(f"the last {context.intervals.failures} attempts to claim have failed")
+        number = context.intervals.failures
+        problems.append("the last claim has failed" if number == 1 else f"the last {number} claims have failed")
     elif not context.has_claimed:
         problems.append("it has not claimed yet")
     if waiting_since is not None and now - waiting_since > UNANSWERED_AFTER:

@@ -65,8 +65,7 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
         session.rollback()
     names = {"queue": context.spec.name, "worker": context.settings.worker()}
     if outdated is not None:
-        consequence = "; until then new jobs are found by polling" if context.settings.notifies else ""
-        logger.warning("%s%s", outdated, consequence, extra=fields("triggers_outdated", **names))
+        logger.warning("%s", outdated, extra=fields("triggers_outdated", **names))
     if old is not None:
         logger.warning("%s", old, extra=fields("functions_outdated", **names))
     if slow is not None:

@@ -18,8 +18,10 @@ SETTINGS: dict[str, str] = {
     "enable_incremental_sort": "off",
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
+    "plan_cache_mode": "force_custom_plan",
 }
-"""Without statistics the server expects few rows, and would read and sort all of them to find the first ones."""
+"""Without statistics the server expects few rows, and would read and sort all of them to find the first ones. A generic
+plan does not know how many rows are wanted."""
 
 _READ_WHOLE = 8192
 """The stored bytes up to which a value is read whole to be shown; compressed, they may be a hundred times as many."""

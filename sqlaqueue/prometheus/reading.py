@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
@@ -73,6 +74,17 @@ class QueueReader:
         return reading
 
     def _begin(self, session: Session) -> None:
+        try:
+            self._set_up(session)
+        except DBAPIError as error:
+            if not error.connection_invalidated:
+                raise
+            # After a restart of the server the connections of the pool are closed. SQLAlchemy replaces all of them at
+            # the first error, so the second attempt has a new one; without it a scrape after each restart would fail.
+            session.rollback()
+            self._set_up(session)
+
+    def _set_up(self, session: Session) -> None:
         milliseconds = str(max(int(self.options.statement_timeout * 1000), 1))
         settings = {"transaction_read_only": "on", "statement_timeout": milliseconds, **_PLANS}
         calls = [sa.func.set_config(name, value, sa.true()) for name, value in settings.items()]

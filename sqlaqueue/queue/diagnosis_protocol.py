@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 import sqlalchemy as sa
 
 from sqlaqueue.queue.executed_plan import StatementPlan
-from sqlaqueue.queue.server_facts import Blocker, ServerFacts
+from sqlaqueue.queue.server_facts import Blocker, OpenTransaction, ServerFacts
 from sqlaqueue.queue.strategy_protocol import Spec
 
 
@@ -41,6 +41,32 @@ class IndexFault:
     """How an altered index is defined."""
     wanted: str = ""
     """How the model declares it."""
+    is_of_queue: bool = True
+    """Whether this library has added it; otherwise it is the application's own."""
+    waits_for: OpenTransaction | None = None
+    """The session whose transaction has to end before the building of the index goes on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissingDefault:
+    """A column without the DEFAULT that the model declares."""
+
+    name: str
+    """With its table, quoted."""
+    is_of_queue: bool
+    """Whether this library has added the column; otherwise it is the application's own."""
+    repair: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RefusedState:
+    """A state of jobs whose status value the database refuses."""
+
+    state: str
+    by: str
+    """What refuses it, such as ``the CHECK constraint c``."""
+    repair: str
+    """SQL, one statement a line; empty if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +166,14 @@ class Diagnosis(ServerFacts, Protocol):
 
     def missing_columns(self, connection: sa.Connection, tables: Sequence[sa.Table]) -> Sequence[MissingObject]:
         """Return the columns that do not exist."""
+        ...
+
+    def missing_defaults(self, connection: sa.Connection, spec: Spec) -> Sequence[MissingDefault]:
+        """Return the columns without the DEFAULT that the model declares."""
+        ...
+
+    def refused_states(self, connection: sa.Connection, spec: Spec) -> Sequence[RefusedState]:
+        """Return the states that a constraint or the type of the status column refuses."""
         ...
 
     def index_faults(self, connection: sa.Connection, spec: Spec) -> Sequence[IndexFault]:

@@ -31,8 +31,9 @@ class OpenTransaction:
     """For how long the transaction has been open."""
     age: int
     """How many transactions have begun since its oldest snapshot."""
-    query: str
-    """The beginning of the last statement."""
+    statement: str
+    """The keyword and the table of the last statement, such as ``UPDATE email``; never its text, which may contain
+    passwords. Empty if it is not known."""
 
     @property
     def hidden(self) -> bool:

@@ -158,7 +158,7 @@ def _cursor(session: Session, columns: JobColumns, case: Case, rows: int) -> str
     return cursor_text(
         order,
         session.execute(
-            sa.select(*values).where(Email.id >= int(rows * case.at or 0)).order_by(Email.id).limit(1)
+            sa.select(*values).where(Email.id >= int(rows * (case.at or 0))).order_by(Email.id).limit(1)
         ).one(),
     )
 

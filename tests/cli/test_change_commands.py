@@ -199,7 +199,7 @@ def test_pause_and_resume(shop: Shop) -> None:
     drain = ("--handler", f"{TASKS}:send", "--drain")
     assert shop.start("worker", f"{MODELS}:Letter", f"{MODELS}:Email", "--handler", f"{TASKS}:send", *drain).end() == 0
     assert shop.done() == {("email", "1"): 1}
-    assert shop.ok("resume", f"{MODELS}:Letter") == "letter is not paused\n"
+    assert shop.ok("resume", f"{MODELS}:Letter") == "letter is resumed\n"
     assert shop.start("worker", f"{MODELS}:Letter", *drain).end() == 0
     assert ("letter", "1") in shop.done()
 

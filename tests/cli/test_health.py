@@ -12,6 +12,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,43 @@ def test_queues_are_ready_if_they_are_served(shop: Shop) -> None:
     assert shop.json("health", f"{MODELS}:Email") == [{"name": "email", "ok": True, "problems": [], "consumers": 1}]
     shop.execute("ALTER TABLE email RENAME TO other")
     result = shop.invoke("health", f"{MODELS}:Email")
-    assert result.exit_code == 3
-    assert "email" in result.output
+    assert result.exit_code == 1
+    assert result.output.startswith("email: not ready: the database lacks what Email needs: the table email")
+    result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL="postgresql+psycopg://127.0.0.1:1/nowhere")
+    assert result.exit_code == 1
+    assert result.output.startswith("email: not ready: the database does not answer")
+
+
+def test_a_role_that_may_read_heartbeats_only(shop: Shop) -> None:
+    role = f"probe_{uuid.uuid4().hex[:8]}"
+    url = shop.database.url().replace("postgres@", f"{role}@")
+    shop.execute(f"CREATE ROLE {role} LOGIN")
+    try:
+        result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL=url)
+        assert result.exit_code == 1
+        assert "not ready: permission denied for table sqlaqueue_consumer" in result.output
+        shop.execute(f"GRANT SELECT ON sqlaqueue_consumer TO {role}")
+        result = shop.invoke("health", f"{MODELS}:Email", SQLAQUEUE_URL=url)
+        assert (result.exit_code, result.output) == (1, "email: not ready: no Consumer is alive\n")
+    finally:
+        shop.execute(f"DROP OWNED BY {role}")
+        shop.execute(f"DROP ROLE {role}")
+
+
+def test_processes_give_their_reasons(shop: Shop) -> None:
+    supervisor = shop.start(*SEND, "--processes", "1", "--http", "0")
+    url = endpoint(supervisor)
+    wait_until(lambda: get(f"{url}/ready")[0] == 200, lambda: supervisor.output)
+    shop.execute("ALTER TABLE email RENAME TO other")
+
+    def problems() -> list[str]:
+        found: list[str] = json.loads(get(f"{url}/ready")[1])["queues"]["worker 1"]["problems"]
+        return found
+
+    wait_until(lambda: any("the last " in each for each in problems()), lambda: str(problems()))
+    shop.execute("ALTER TABLE other RENAME TO email")
+    supervisor.signal()
+    supervisor.end()
 
 
 @pytest.mark.parametrize(
@@ -173,6 +209,7 @@ def test_queues_are_ready_if_they_are_served(shop: Shop) -> None:
         (("worker", f"{QUEUES}:emails", "--http", "127.0.0.1:99999"), "give a port, or an address and a port"),
         (("health", f"{MODELS}:Email", "--live"), "is a queue; give the address of a worker"),
         (("health",), "Missing argument"),
+        (("health", "999999"), "Error: 999999: give a port, or an address and a port"),
     ],
 )
 def test_wrong_input(shop: Shop, arguments: tuple[str, ...], message: str) -> None:

@@ -46,14 +46,27 @@ def test_stats_of_jobs_in_all_states(shop: Shop) -> None:
         "consumers": 0,
         "at_limit": [],
         "missing_indexes": [],
+        "expired_leases": 0,
     }
+
+
+def test_stats_show_expired_leases(shop: Shop) -> None:
+    now = datetime.now(UTC)
+    shop.add(*(Email(status="processing", attempts=1, lease_expires_at=now - timedelta(1)) for _ in range(2)))
+    shop.add(Email(status="processing", attempts=1, lease_expires_at=now + timedelta(1)), Letter())
+    assert stats(shop, f"{MODELS}:Email")["expired_leases"] == 2
+    assert stats(shop, f"{MODELS}:Letter")["expired_leases"] == 0
+    said = " ".join(shop.ok("stats", f"{MODELS}:Email").split())
+    assert "email: 2 leases of running jobs have expired; Consumers rescue the jobs, or `sqlaqueue rescue`" in said
+    shop.execute("DELETE FROM email WHERE lease_expires_at < now()")
+    assert "expired" not in shop.ok("stats", f"{MODELS}:Email")
 
 
 def test_stats_show_a_missing_index(shop: Shop) -> None:
     shop.execute("DROP INDEX ix_email_queue_claim")
     assert stats(shop, f"{MODELS}:Email")["missing_indexes"] == ["ix_email_queue_claim"]
     said = " ".join(shop.ok("stats", f"{MODELS}:Email").split())
-    assert "missing indexes: ix_email_queue_claim; `alembic revision" in said
+    assert "missing or invalid indexes: ix_email_queue_claim; `alembic revision" in said
 
 
 def test_stats_of_active_jobs_only(shop: Shop) -> None:

@@ -111,7 +111,7 @@ def test_it_is_paused_resumed_and_run(shop_with_schedules: Shop) -> None:
     assert "paused" in shop.ok("schedules", "show", REPORT, "often")
     assert shop.ok("schedules", "run", REPORT, "often") == "often will be fired by a running process\n"
     assert len(fire_due(shop.engine, app.schedules)) == 1
-    assert shop.ok("schedules", "resume", REPORT, "often") == "often is not paused\n"
+    assert shop.ok("schedules", "resume", REPORT, "often") == "often is resumed\n"
     fire_due(shop.engine, app.schedules)
     assert row(shop, "often")["next_tick"] is not None
 

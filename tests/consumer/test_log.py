@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 
 import sqlaqueue
-from sqlaqueue import Fail
+from sqlaqueue import Fail, Retry
 from sqlaqueue.consumer.core import events
 from sqlaqueue.consumer.runners.shutdown import GracePeriod
 from sqlaqueue.exc import ConfigurationError
@@ -120,6 +120,8 @@ def test_the_shutdown_counts_its_jobs(mixed: Bench, log: Any) -> None:
     async def work(io: Any, job: Any) -> None:
         started.set()
         await io.wait(go_on)
+        # A retry is a run that has ended, not a job that is finished.
+        raise Retry(3600)
 
     with mixed.consumer(work, batch_size=5, grace=20).running() as server:
         wait_until(started.is_set)
@@ -134,7 +136,8 @@ def test_the_shutdown_counts_its_jobs(mixed: Bench, log: Any) -> None:
         f"queue job: stop requested: stopping, 1 running job to finish within 20 s, {jobs} to release"
     )
     assert (began.running, began.waiting, began.grace, began.signal) == (1, waiting, 20, None)
-    assert stopped.getMessage() == f"queue job: stopped, 1 job finished and {jobs} released"
+    be = "was" if waiting == 1 else "were"
+    assert stopped.getMessage() == f"queue job: stopped; during the stop 1 run ended, and {jobs} {be} released"
     assert (stopped.finished, stopped.released) == (1, waiting)
 
 

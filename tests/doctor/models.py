@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+import os
 
-from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+
+from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
 from sqlaqueue.strategies.existing_messages import ExistingMessages
 
 
@@ -95,3 +98,7 @@ def handle(session: Session, job: QueueMixin) -> None:
 
 async def handle_async(session: object, job: QueueMixin) -> None:
     """Run a job."""
+
+
+def make_consumer() -> Consumer[Email]:
+    return Consumer(Email, handle, sessionmaker(create_engine(os.environ["SQLAQUEUE_URL"], poolclass=NullPool)))

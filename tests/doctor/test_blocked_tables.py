@@ -29,6 +29,7 @@ def test_the_session_that_others_wait_for(patient: Patient) -> None:
         ]
         assert found[0].severity == "critical"
         assert f"Session {pids[0]} " in blocked[0].summary
+        assert blocked[0].summary.endswith("It is idle in a transaction; its last statement: LOCK email.")
         assert not any(f"pg_terminate_backend({pids[1]})" in fix for each in found for fix in each.fixes), "it waits"
         patient.repair(blocked[0].fixes[0])
         holder.close()

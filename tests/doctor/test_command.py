@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import fields
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
+from sqlaqueue import admin
 from sqlaqueue.cli import main
 from tests.doctor.conftest import Patient, add_consumer
 
@@ -30,6 +32,8 @@ def doctor(patient: Patient, *arguments: str, code: int = 0, **environment: str)
 
 def test_a_healthy_queue(patient: Patient) -> None:
     assert doctor(patient, EMAIL, LETTER, "--deep") == "Nothing is wrong with email, letter.\n"
+    healthy = "Nothing is wrong with email. With --deep all jobs and messages are read as well.\n"
+    assert doctor(patient, EMAIL) == healthy
     assert json.loads(doctor(patient, EMAIL, "--json")) == []
 
 
@@ -40,18 +44,41 @@ def test_what_it_prints(patient: Patient) -> None:
         "  The index ix_email_queue_unique of email is missing.\n"
         "  Jobs are not unique, and enqueue() fails. If the fix reports a duplicate key, cancel or delete one of the "
         "jobs that have this key, and repeat it.\n"
-        "  Fix:\n"
+        "  Fix, in psql:\n"
         '    CREATE UNIQUE INDEX CONCURRENTLY ix_email_queue_unique ON email ("to") '
         "WHERE status = 'pending' OR status = 'processing';\n"
-        "  Or:\n"
+        "  Or, in a shell:\n"
         "    alembic revision --autogenerate -m sqlaqueue && alembic upgrade head\n"
         "\n"
         "warning: letter\n"
         "  The trigger sqlaqueue_wake_insert of letter is disabled.\n"
         "  Idle Consumers are not notified of new jobs, and find them at their next poll.\n"
-        "  Fix:\n"
+        "  Fix, in psql:\n"
         "    ALTER TABLE letter ENABLE TRIGGER sqlaqueue_wake_insert;\n"
     )
+
+
+def test_commands_name_what_the_user_has_named(patient: Patient) -> None:
+    patient.execute("INSERT INTO email (id, run_at) VALUES (1, now() - interval '1 hour')")
+    output = doctor(patient, EMAIL, code=1)
+    assert f"  Fix, in a shell:\n    sqlaqueue worker {EMAIL}=MODULE:HANDLER\n    # MODULE:HANDLER is" in output
+    consumer = "tests.doctor.models:make_consumer"
+    output = doctor(patient, consumer, code=1)
+    assert f"  Fix, in a shell:\n    sqlaqueue worker {consumer}\n" in output
+    url = patient.database.url().replace("postgres@", "postgres:secret@")
+    output = doctor(patient, EMAIL, "--url", url, code=1)
+    assert "=MODULE:HANDLER --url 'postgresql+psycopg://postgres:***@/" in output
+    assert "secret" not in output
+
+
+def test_one_fix_of_two_findings_is_printed_once(patient: Patient) -> None:
+    patient.execute("DROP INDEX ix_email_queue_claim")
+    patient.execute("INSERT INTO email (id) SELECT number FROM generate_series(1, 5000) AS number", "ANALYZE email")
+    output = doctor(patient, EMAIL, code=1)
+    assert "is missing" in output
+    assert "reads the whole table" in output
+    assert output.count("CREATE INDEX CONCURRENTLY ix_email_queue_claim") == 1
+    assert "  Fix: as above." in output
 
 
 def test_a_finding_about_the_server(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +120,8 @@ def test_thresholds(patient: Patient) -> None:
         ("small_table", "the names are "),
         ("small_table=many", "--threshold small_table=many: the value has to be an integer"),
         ("oldest_due=soon", "--threshold oldest_due=soon: 'soon' is not a duration"),
+        ("keys_used=-1", "Thresholds(keys_used=-1.0): give zero or more"),
+        ("statement_timeout=2d", "give at most a day"),
     ],
 )
 def test_wrong_thresholds(patient: Patient, given: str, said: str) -> None:
@@ -100,6 +129,14 @@ def test_wrong_thresholds(patient: Patient, given: str, said: str) -> None:
     assert said in output
     if "names" in said:
         assert "lease_expired_for" in output
+
+
+def test_help_lists_the_thresholds(patient: Patient) -> None:
+    lines = doctor(patient, "--help").splitlines()
+    for each in fields(admin.Thresholds):
+        assert any(line.strip().startswith(f"{each.name}=") for line in lines), each.name
+    for line in ("oldest_due=5m", "lock_timeout=500ms", "leftover_age=25h", "keys_used=0.7 (share)"):
+        assert f"    {line}" in lines
 
 
 def test_wrong_input_and_no_database(patient: Patient) -> None:
@@ -113,7 +150,8 @@ def test_stats_print_the_worst_finding(patient: Patient, driver: Any) -> None:
     url = patient.database.url(driver)
     assert "doctor" not in run(patient, "stats", EMAIL, LETTER, SQLAQUEUE_URL=url).output
     patient.execute("DROP INDEX ix_email_queue_claim")
-    assert "doctor" not in run(patient, "stats", EMAIL, LETTER, SQLAQUEUE_URL=url).output
+    output = " ".join(run(patient, "stats", EMAIL, LETTER, SQLAQUEUE_URL=url).output.split())
+    assert "doctor: warning: The index ix_email_queue_claim of email is missing; run `sqlaqueue doctor" in output
     patient.execute(
         "ALTER TABLE email DISABLE TRIGGER sqlaqueue_wake_insert",
         "ALTER TABLE letter DISABLE TRIGGER sqlaqueue_message_insert",
@@ -141,8 +179,22 @@ def test_a_worker_logs_the_worst_finding(patient: Patient, driver: Any, caplog: 
     assert result.exit_code == 0, result.output
     lines = [record for record in caplog.records if record.event == "doctor_finding"]
     assert [record.levelname for record in lines] == ["WARNING"]
-    assert lines[0].getMessage().startswith("doctor: warning: The index ix_email_queue_claim of email is not as the")
+    assert lines[0].getMessage().startswith("doctor: warning: ")
     assert lines[0].getMessage().endswith(f"; run `sqlaqueue doctor {EMAIL}`")
+
+
+def test_the_worst_finding_is_one_that_a_consumer_logs_as_well(
+    patient: Patient, caplog: pytest.LogCaptureFixture
+) -> None:
+    patient.execute(
+        "ALTER TABLE letter DISABLE TRIGGER sqlaqueue_message_insert",
+        "ALTER TABLE letter SET (autovacuum_enabled = off)",
+    )
+    with caplog.at_level(logging.INFO, "sqlaqueue"):
+        result = run(patient, "worker", f"{LETTER}=tests.doctor.models:handle", "--drain")
+    assert result.exit_code == 0, result.output
+    (line,) = [record.getMessage() for record in caplog.records if record.event == "doctor_finding"]
+    assert line.startswith("doctor: critical: The trigger sqlaqueue_message_insert of letter is disabled")
 
 
 def test_a_doctor_that_fails_is_silent(

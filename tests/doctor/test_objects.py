@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import enum
 import threading
+from datetime import timedelta
 from typing import Any
 
 import psycopg
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue import admin
+from sqlaqueue import QueueConfig, QueueMixin, admin
 from tests.doctor.conftest import Patient
 from tests.doctor.models import Email, Entry, Export, Import, Letter, Task
+from tests.servers import Server
 
 
 def test_missing_tables_end_the_examination_of_a_queue(patient: Patient) -> None:
@@ -31,6 +34,92 @@ def test_a_table_in_another_schema(patient: Patient) -> None:
     finding = patient.find("missing_table", Email)
     assert "it is in the schema elsewhere, to which the search_path does not lead" in finding.summary
     assert finding.fixes[0].startswith("alembic ")
+
+
+def test_a_database_without_any_table_may_be_the_wrong_one(patient: Patient, server: Server) -> None:
+    with server.database() as empty:
+        engine = sa.create_engine(empty.url(), poolclass=sa.NullPool)
+        with Session(engine) as session:
+            (finding,) = admin.doctor(session, Email)
+        assert (finding.code, finding.severity) == ("missing_table", "critical")
+        assert finding.summary.startswith(f"The database {empty.name} has none of the tables of this queue")
+        assert finding.summary.endswith("Is it the right database?")
+        with engine.begin() as connection:
+            connection.exec_driver_sql(finding.fixes[1])
+        with Session(engine) as session:
+            assert admin.doctor(session, Email) == []
+
+
+def test_a_lost_default(patient: Patient) -> None:
+    patient.execute("ALTER TABLE email ALTER COLUMN status DROP DEFAULT, ALTER COLUMN run_at DROP DEFAULT")
+    found = [each for each in patient.findings(Email) if each.code == "missing_default"]
+    assert [(each.severity, each.facts["column"]) for each in found] == [
+        ("critical", "email.status"),
+        ("critical", "email.run_at"),
+    ]
+    for finding in found:
+        patient.repair(finding.fixes[0])
+    assert patient.findings(Email) == []
+    assert patient.execute("INSERT INTO email (id) VALUES (1) RETURNING status, run_at IS NULL") == [("pending", False)]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "refused"),
+    [
+        ("'pending', 'completed', 'failed', 'cancelled'", ["processing"]),
+        ("'pending', 'processing', 'completed'", ["failed", "cancelled"]),
+    ],
+)
+def test_a_constraint_that_refuses_a_status(patient: Patient, allowed: str, refused: list[str]) -> None:
+    patient.execute(f'ALTER TABLE email ADD CONSTRAINT "a status" CHECK (status IN ({allowed}))')
+    found = [each for each in patient.findings(Email) if each.code == "refused_status"]
+    assert sorted(each.facts["state"] for each in found) == sorted(refused)
+    for finding in found:
+        assert finding.severity == ("warning" if finding.facts["state"] == "cancelled" else "critical")
+        assert "the CHECK constraint a status refuses the status of" in finding.summary
+    for _ in refused:
+        first = next(each for each in patient.findings(Email) if each.code == "refused_status")
+        patient.repair(first.fixes[0])
+    assert patient.findings(Email) == []
+    with pytest.raises(sa.exc.IntegrityError):
+        patient.execute("INSERT INTO email (status) VALUES ('other')")
+
+
+def test_constraints_that_refuse_no_status(patient: Patient) -> None:
+    patient.execute(
+        "ALTER TABLE email ADD CHECK (status LIKE '%%e%%'), ADD CHECK (status <> 'other'), "
+        "ADD CHECK (status <> 'processing' OR claimed_by IS NOT NULL)",
+        "ALTER TABLE \"Entry of a book\" ADD CHECK (status <> 'processing')",
+    )
+    assert patient.findings(Email, Entry) == []
+
+
+def test_a_type_that_lacks_a_status(patient: Patient) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Parcel(QueueMixin, Base):
+        __tablename__ = "parcel"
+        __queue__ = QueueConfig(columns={"status": "status"})
+        id: Mapped[int] = mapped_column(primary_key=True)
+        status: Mapped[State] = mapped_column(sa.Enum(State, name="parcel_state"))
+
+    Base.metadata.create_all(patient.engine)
+    assert patient.findings(Parcel) == []
+    patient.execute("ALTER TYPE parcel_state RENAME VALUE 'failed' TO 'broken'")
+    finding = patient.find("refused_status", Parcel)
+    assert finding.summary == "In parcel the type of the column status refuses the status of failed jobs."
+    patient.execute("ALTER TYPE parcel_state RENAME VALUE 'broken' TO 'failed'")
+    patient.execute("ALTER TABLE parcel ADD CHECK (status <> 'processing')")
+    patient.repaired("refused_status", Parcel)
+
+
+class State(enum.Enum):
+    pending = 1
+    processing = 2
+    completed = 3
+    failed = 4
+    cancelled = 5
 
 
 def test_a_missing_column(patient: Patient) -> None:
@@ -79,6 +168,15 @@ def test_a_missing_index(patient: Patient, model: Any, name: str, severity: str)
     assert finding.severity == severity
     assert " CONCURRENTLY " in finding.fixes[0]
     assert patient.findings(model) == []
+
+
+@pytest.mark.parametrize("unique", ["", "UNIQUE"])
+def test_an_invalid_index_of_the_application(patient: Patient, unique: str) -> None:
+    patient.execute(f'CREATE {unique} INDEX mine ON email ("to")', INVALID.format("mine"))
+    finding = patient.repaired("invalid_index", Email)
+    assert finding.severity == "warning"
+    assert finding.summary.startswith("The index mine of email is invalid")
+    assert ("equal values" in finding.consequence) is bool(unique)
 
 
 @pytest.mark.parametrize(("model", "name", "severity"), INDEXES)
@@ -170,8 +268,14 @@ def test_an_index_that_is_being_built(patient: Patient) -> None:
             with patient.database.connect() as watcher:
                 while not watcher.execute("SELECT FROM pg_stat_progress_create_index WHERE index_relid > 0").fetchall():
                     pass
+            pid = holder.info.backend_pid
             finding = patient.find("index_building", Email)
-            assert (finding.severity, finding.fixes) == ("notice", ())
+            assert finding.severity == "notice"
+            assert f", and waits for a transaction, which has been open for 0 s: Session {pid} (" in finding.summary
+            assert finding.summary.endswith("; its last statement: LOCK email.")
+            assert finding.fixes[0].endswith(f"pg_terminate_backend({pid});")
+            hanging = patient.find("index_building", Email, transaction_open=timedelta(0))
+            assert hanging.severity == "warning"
         finally:
             holder.execute("COMMIT")
             building.join()
@@ -314,12 +418,3 @@ def test_a_partitioned_table(patient: Patient) -> None:
         if finding.severity == "warning":
             assert "CONCURRENTLY" not in finding.fixes[0]
             patient.repair(finding.fixes[0])
-
-
-def test_other_indexes_are_the_applications_own(patient: Patient) -> None:
-    patient.execute(
-        'CREATE INDEX mine ON email ("to")',
-        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'mine'::regclass",
-    )
-    assert patient.findings(Email) == []
-    assert sa.inspect(patient.engine).get_indexes("email")

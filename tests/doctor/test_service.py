@@ -63,9 +63,20 @@ def test_a_backlog(patient: Patient, model: Any) -> None:
     assert finding.severity == "warning"
     assert finding.summary.startswith("2 jobs are due, the oldest for 10 min")
     assert finding.summary.endswith(", though 1 Consumer is alive.")
+    # More workers would not help if claims fail.
+    assert "No Consumer has claimed a job" in finding.consequence
+    assert "--processes" not in finding.fixes[0]
     assert ("Limits, rates or an order" in finding.consequence) == (model.__tablename__ in {"export", "import"})
     patient.execute(f'DELETE FROM "{model.__tablename__}"')
     assert "backlog" not in patient.codes(model)
+
+
+def test_a_backlog_of_which_some_jobs_run(patient: Patient) -> None:
+    add_old(patient, Email, 2)
+    add_consumer(patient, "email", running=[["9"]], claimed=0)
+    finding = patient.find("backlog", Email)
+    assert finding.consequence == "More jobs are enqueued than run."
+    assert finding.fixes[0].endswith(" --processes 4")
 
 
 def test_running_jobs_of_a_held_strategy_are_no_backlog(patient: Patient) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +12,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
+from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.exc import ConfigurationError, NotAQueueError, StatementError
-from tests.doctor.conftest import Patient
+from tests.doctor.conftest import Patient, examining
 from tests.doctor.models import MODELS, SOME, Base, Email, Letter
 from tests.servers import Server
 
@@ -66,6 +68,30 @@ def test_a_check_that_fails_lets_the_others_go_on(patient: Patient) -> None:
     assert "The check of leases could not be made: canceling statement due to lock timeout." in [
         each.summary for each in failed
     ]
+
+
+def test_a_check_with_an_error_lets_the_others_go_on(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    patient.execute("ALTER TABLE letter DISABLE TRIGGER sqlaqueue_wake_insert")
+
+    def check_that_fails(examination: Examination) -> Iterator[admin.Finding]:
+        examination.connection.execute(sa.text("SET LOCAL statement_timeout = 0"))
+        yield from {}["nothing"]
+
+    monkeypatch.setattr(examining, "CHECKS", (check_that_fails, *examining.CHECKS))
+    found = patient.findings(Email, Letter)
+    assert [(each.code, each.queue) for each in found] == [("disabled_trigger", "letter"), ("check_failed", None)]
+    assert found[1].summary == "The check of that fails could not be made: KeyError: 'nothing'."
+
+
+def test_a_check_that_cannot_connect_lets_the_others_go_on(patient: Patient, monkeypatch: pytest.MonkeyPatch) -> None:
+    nowhere = sa.create_engine("postgresql+psycopg://localhost:1/nothing", poolclass=sa.NullPool)
+
+    def check_elsewhere(examination: Examination) -> Iterator[admin.Finding]:
+        nowhere.connect()
+        yield from ()
+
+    monkeypatch.setattr(examining, "CHECKS", (check_elsewhere,))
+    assert patient.codes(Email) == ["check_failed"]
 
 
 def test_a_statement_that_takes_too_long(patient: Patient) -> None:
@@ -148,6 +174,16 @@ def test_wrong_input(patient: Patient) -> None:
             admin.doctor(session, Base)
     with pytest.raises(ConfigurationError, match="doctor\\(\\): this is an? Engine"):
         admin.doctor(patient.engine, Email)
+    for wrong, said in (
+        ({"oldest_due": "10m"}, r"Thresholds\(oldest_due='10m'\): give a timedelta, such as timedelta\(minutes=10\)"),
+        ({"oldest_due": timedelta(-1)}, "give zero or more"),
+        ({"small_table": 1.5}, r"Thresholds\(small_table=1.5\): give an integer \(rows\)"),
+        ({"keys_used": True}, r"give a number \(share\)"),
+        ({"keys_used": float("nan")}, r"give a number \(share\)"),
+        ({"lock_timeout": timedelta(days=2)}, "at most a day"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            admin.Thresholds(**wrong)
     engine = patient.engine.execution_options(isolation_level="AUTOCOMMIT")
     with Session(engine) as session, pytest.raises(StatementError, match="autocommit"):
         admin.doctor(session, Email)

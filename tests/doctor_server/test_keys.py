@@ -106,6 +106,8 @@ def test_other_keys(database: Database, engine: sa.Engine, column: Any, last: in
     finding = find("keys_run_out", engine, [job], CHECK)
     assert (finding.facts["last"], finding.facts["limit"]) == (last, last)
     assert fix in finding.fixes[0]
+    # In the text, as a comment in the fix is read too late.
+    assert ("columns of the model to BigInteger before" in finding.consequence) == (column[0] is not sa.BigInteger)
     apply(database.dsn, finding.fixes[0])
     assert codes(engine, [job], CHECK) == []
     assert insert(database) == last + 1

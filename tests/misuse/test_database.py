@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import queue
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -92,7 +93,8 @@ def test_missing_wake_triggers_are_reported_and_jobs_are_polled(
             assert handled.get(timeout=30) == number
     (said,) = [record.message for record in caplog.records if "is not up to date" in record.message]
     assert "sqlaqueue_wake_" in said
-    assert "until then new jobs are found by polling" in said
+    assert "is missing" in said
+    assert "until then idle Consumers are not notified of new jobs, and find them at their next poll" in said
     assert "alembic upgrade head`" in said
 
 
@@ -115,11 +117,12 @@ def test_a_missing_index_is_reported(engine: sa.Engine, statement: str, caplog: 
     assert missing == (["ix_sqlaqueue_message_the order's_claim"] if INDEXES[statement] else [])
     assert len(said) == len(missing)
     for text in said:
-        assert "alembic upgrade head`" in text
-        create = text.partition("let the owner execute: ")[2]
+        is_missing = statement.startswith("DROP")
+        assert "the index ix_sqlaqueue_message_the order's_claim of shop.sqlaqueue_message_the order's is " in text
+        assert (" is missing, so" in text, "alembic upgrade head`" in text) == (is_missing, is_missing)
+        assert f"{'CREATE' if is_missing else 'REINDEX'} INDEX CONCURRENTLY " in text
+        follow(engine, text)
         with engine.begin() as connection:
-            connection.exec_driver_sql('DROP INDEX IF EXISTS shop."ix_sqlaqueue_message_the order\'s_claim"')
-            connection.exec_driver_sql(create)
             assert missing_index_advice(connection, spec_of(Order)) is None
 
 
@@ -138,8 +141,9 @@ def test_a_missing_index_of_the_job_table_is_reported(engine: sa.Engine) -> None
         connection.exec_driver_sql("DROP INDEX ix_job_queue_claim; DROP INDEX ix_job_queue_lease")
         text = missing_index_advice(connection, spec_of(Job))
         assert text is not None
-        assert "indexes of this queue: ix_job_queue_claim of job, ix_job_queue_lease of job" in text
-        connection.exec_driver_sql(text.partition("let the owner execute: ")[2])
+        assert "Job: the indexes ix_job_queue_claim of job, ix_job_queue_lease of job are missing, so claims" in text
+    follow(engine, text)
+    with engine.begin() as connection:
         assert missing_index_advice(connection, spec_of(Job)) is None
 
 
@@ -169,8 +173,9 @@ def test_a_missing_unique_index_is_reported(
         assert missing_index_advice(connection, spec_of(Job)) is None
         connection.exec_driver_sql(statement)
     assert Consumer(Job, handle, sessionmaker(engine)).drain() == 0
-    (text,) = [record.message for record in caplog.records if "an index of this queue" in record.message]
-    assert "ix_job_queue_unique of job, so jobs are not unique, and enqueue() fails. Run `alembic" in text
+    (text,) = [record.message for record in caplog.records if "jobs are not unique" in record.message]
+    fault = "missing" if statement.startswith("DROP") else "invalid"
+    assert f"the index ix_job_queue_unique of job is {fault}, so jobs are not unique, and enqueue() fails. " in text
     with Session(engine) as session:
         assert admin.stats(session, Job).missing_indexes == ["ix_job_queue_unique"]
     with engine.begin() as connection:
@@ -178,8 +183,26 @@ def test_a_missing_unique_index_is_reported(
         both = missing_index_advice(connection, spec_of(Job))
         assert both is not None
         assert "so claims may read the whole table, jobs are not unique, and enqueue() fails" in both
-        connection.exec_driver_sql(both.partition("let the owner execute: ")[2])
+    follow(engine, both)
+    with engine.begin() as connection:
         assert missing_index_advice(connection, spec_of(Job)) is None
+
+
+def test_a_message_trigger_that_is_disabled_is_reported(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """Polling does not find jobs that have no message."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql('ALTER TABLE shop."the order\'s" DISABLE TRIGGER sqlaqueue_message_insert')
+    assert Consumer(Order, handle, sessionmaker(engine)).drain() == 0
+    (said,) = [record.message for record in caplog.records if "is not up to date" in record.message]
+    assert "the trigger sqlaqueue_message_insert is disabled" in said
+    assert said.endswith("until then jobs may get no message, or be admitted wrongly, and so are not claimed")
+
+
+def follow(engine: sa.Engine, advice: str) -> None:
+    """Execute what an owner is told to execute, one statement after the other, not in a transaction."""
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for statement in re.split(r"; (?=\w+ (?:UNIQUE )?INDEX)", advice.partition("not in a transaction: ")[2]):
+            connection.exec_driver_sql(statement)
 
 
 def test_an_async_consumer_reports_missing_objects(engine: sa.Engine) -> None:

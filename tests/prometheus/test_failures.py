@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import sqlalchemy as sa
 from prometheus_client import CollectorRegistry
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.prometheus import QueueCollector, reading
+from sqlaqueue.prometheus import QueueCollector, metrics_app, reading
 from tests.prometheus.test_gauges import make_two
-from tests.prometheus.values import STATEMENT_TIMEOUT, collect, values
+from tests.prometheus.values import STATEMENT_TIMEOUT, collect, parse, values
+from tests.servers import Database
 from tests.unique.models import create
 
 
@@ -94,6 +97,34 @@ def test_a_server_that_does_not_answer(database: Any, two: tuple[Any, Any], capl
         ("scrape_failed", "first"),
         ("scrape_failed", "second"),
     ]
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_closed_connections_of_the_pool_are_replaced(database: Database, two: tuple[Any, Any], driver: Any) -> None:
+    engine = sa.create_engine(database.url(driver))
+    create(engine, two[0])
+    collector = QueueCollector(two, sessionmaker(engine), max_age=0, statement_timeout=STATEMENT_TIMEOUT)
+    try:
+        assert values(collector.collect())["scrape_success", "first"] == 1
+        database.kill_backends()
+        found = values(collector.collect())
+        assert found["scrape_success", "first"] == found["scrape_success", "second"] == 1
+    finally:
+        engine.dispose()
+
+
+async def test_closed_connections_of_an_async_pool_are_replaced(database: Database, two: tuple[Any, Any]) -> None:
+    plain = sa.create_engine(database.url(), poolclass=sa.NullPool)
+    create(plain, two[0])
+    engine = create_async_engine(database.url("asyncpg"))
+    app = metrics_app(two, async_sessionmaker(engine), max_age=0, statement_timeout=STATEMENT_TIMEOUT)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        for _ in range(2):
+            found = parse((await client.get("/metrics")).text)
+            assert found["scrape_success", "first"] == found["scrape_success", "second"] == 1
+            await asyncio.to_thread(database.kill_backends)
+    await engine.dispose()
 
 
 def test_failure_and_recovery_are_logged_once(

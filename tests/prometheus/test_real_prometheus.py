@@ -59,6 +59,54 @@ def test_promtool_accepts_the_alert_rules(tmp_path: Path) -> None:
     assert "8 rules found" in promtool("check", "rules", str(tmp_path / "alerts.yml"))
 
 
+RULES = """
+rule_files: [alerts.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'sqlaqueue_oldest_due_job_age_seconds{job="a", queue="email"}', values: "0+60x20"}
+      - {series: 'sqlaqueue_schedule_late_seconds{job="a", queue="email", schedule="s"}', values: "0+60x20"}
+      - {series: 'sqlaqueue_worker_jobs_total{job="a", queue="email", outcome="failed"}', values: "0+1x60"}
+      - {series: 'sqlaqueue_worker_jobs_total{job="a", queue="email", outcome="completed"}', values: "0+1x60"}
+      - {series: 'sqlaqueue_worker_jobs_total{job="b", queue="email", outcome="failed"}', values: "0x60"}
+      - {series: 'sqlaqueue_worker_jobs_total{job="b", queue="email", outcome="completed"}', values: "0+100x60"}
+    promql_expr_test: []
+    alert_rule_test:
+      - {alertname: SqlaqueueOldestJobTooOld, eval_time: 5m, exp_alerts: []}
+      - alertname: SqlaqueueOldestJobTooOld
+        eval_time: 6m
+        exp_alerts:
+          - exp_labels: {job: a, queue: email, severity: warning}
+            exp_annotations:
+              summary: "Jobs of queue email wait too long"
+              description: "The oldest due job has waited for 6m 0s: add workers, or look for what holds the jobs back."
+      - {alertname: SqlaqueueScheduleLate, eval_time: 5m, exp_alerts: []}
+      - alertname: SqlaqueueScheduleLate
+        eval_time: 6m
+        exp_alerts:
+          - exp_labels: {job: a, queue: email, schedule: s, severity: warning}
+            exp_annotations:
+              summary: "Schedule s is late"
+              description: "It has been overdue for 6m 0s: no process fires it, or it cannot be fired; see sqlaqueue
+                schedules show."
+      - alertname: SqlaqueueManyFailures
+        eval_time: 30m
+        exp_alerts:
+          - exp_labels: {job: a, queue: email, severity: warning}
+            exp_annotations:
+              summary: "Many jobs of queue email fail"
+              description: "50% of the jobs that ended have failed for good: see sqlaqueue failed."
+"""
+
+
+def test_when_alerts_fire(tmp_path: Path) -> None:
+    """A job that has been due for five minutes fires then, and a failing database is not hidden by another one."""
+    (tmp_path / "alerts.yml").write_text(alerts())
+    (tmp_path / "rules.yml").write_text(RULES)
+    promtool("test", "rules", str(tmp_path / "rules.yml"))
+
+
 def test_promtool_has_no_objection_to_the_metrics(shop: Shop) -> None:
     shop.add(Email())
     text = shop.ok("metrics", f"{MODELS}:Email", f"{MODELS}:Letter", "--once", "--statement-timeout", "30s")

@@ -71,6 +71,13 @@ def test_the_alerts_name_only_exported_metrics() -> None:
         assert rule["labels"]["severity"] in {"warning", "critical"}
 
 
+def test_the_alerts_keep_the_job() -> None:
+    """Queues of one name in several databases are told apart by it."""
+    for rule in rules():
+        for labels in re.findall(r"(?:by|on) \(([^)]*)\)", rule["expr"]):
+            assert labels.startswith("job, queue"), rule["alert"]
+
+
 def test_a_wrong_name_is_found() -> None:
     assert names("rate(sqlaqueue_job{}[1m])") - EXPORTED == {"sqlaqueue_job"}
 

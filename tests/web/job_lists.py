@@ -34,10 +34,10 @@ class Cents(sa.types.TypeDecorator[Decimal]):
     impl = sa.BigInteger
     cache_ok = True
 
-    def process_bind_param(self, value: Any, _: Any) -> Any:
+    def process_bind_param(self, value: Any, dialect: Any) -> Any:
         return None if value is None else int(value * 100)
 
-    def process_result_value(self, value: Any, _: Any) -> Any:
+    def process_result_value(self, value: Any, dialect: Any) -> Any:
         raise AssertionError("a list must not call the types of the application")
 
 
@@ -68,7 +68,7 @@ def make_wide(**options: Any) -> Any:
         address: Mapped[Any | None] = mapped_column(postgresql.INET)
         blob: Mapped[bytes | None]
         body: Mapped[str | None] = mapped_column(sa.Text)
-        doubled: Mapped[int | None] = mapped_column(sa.BigInteger, sa.Computed('"The Number" * 2'))
+        doubled: Mapped[int | None] = mapped_column(sa.BigInteger, sa.Computed('"The Number" * 2', persisted=True))
 
     return Wide
 

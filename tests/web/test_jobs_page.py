@@ -8,6 +8,9 @@ from typing import Any
 from urllib.parse import urljoin
 
 import pytest
+import sqlalchemy as sa
+
+from sqlaqueue.web import Access
 
 
 def add(sessions: Any, *jobs: Any) -> None:
@@ -70,3 +73,90 @@ async def test_pages_follow_their_links(client_of: Any, queues: Any, sessions: A
     (back,) = hrefs(response.text, "prev")
     response = await client.get(urljoin(str(response.url), back))
     assert response.status_code == 200
+
+
+async def test_filter_tabs_and_order_are_kept_in_links(client_of: Any, queues: Any, sessions: Any) -> None:
+    jobs = [queues.Email(recipient="ada@example.com", subject=f"s{number}", customer_id=None) for number in range(60)]
+    add(sessions, *jobs)
+    client = client_of()
+    url = "/queues/email/jobs?state=pending&f.recipient=ada%40example.com&sort=recipient&columns=subject,recipient"
+    response = await client.get(url)
+    assert 'aria-sort="ascending"' in response.text
+    (following,) = hrefs(response.text, "next")
+    for kept in ("state=pending", "f.recipient=ada%40example.com", "sort=recipient", "columns=subject%2Crecipient"):
+        assert kept in following
+    removed = re.findall(r'href="([^"]+)" aria-label="Remove the condition recipient = ada@example.com"', response.text)
+    assert "f.recipient" not in removed[0]
+    assert "state=pending" in removed[0]
+    assert (await client.get(urljoin(str(response.url), html.unescape(removed[0])))).status_code == 200
+    tabs = re.findall(r'<a href="([^"]+)"(?: aria-current="page")?>(\w+) <span', response.text)
+    assert [name for _, name in tabs] == ["All", "Pending", "Processing", "Completed", "Failed", "Cancelled"]
+    for tab, _ in tabs:
+        assert (await client.get(urljoin(str(response.url), html.unescape(tab)))).status_code == 200
+
+
+async def test_order_that_depends_on_the_filter_is_dropped_with_it(client_of: Any, queues: Any, sessions: Any) -> None:
+    add(sessions, queues.Email(recipient="ada@example.com"))
+    response = await client_of().get("/queues/email/jobs?state=pending&sort=priority&f.recipient=ada%40example.com")
+    assert response.status_code == 200
+    (removed,) = re.findall(r'href="([^"]+)" aria-label="Remove the condition', response.text)
+    assert "sort" not in removed
+    assert 'name="sort"' not in response.text.split("job-list")[0]
+
+
+@pytest.mark.parametrize("state", ["", "pending", "failed", "completed", "cancelled", "processing"])
+async def test_empty_lists_say_what_to_do(client_of: Any, state: str) -> None:
+    response = await client_of().get(f"/queues/email/jobs?state={state}")
+    assert response.status_code == 200
+    assert 'class="empty-title">No ' in response.text
+    response = await client_of().get(f"/queues/email/jobs?state={state}&f.urgent=true")
+    assert "No job meets these conditions." in response.text
+    assert "Remove all conditions" in response.text
+
+
+async def test_links_and_actions_are_those_that_the_application_allows(
+    client_of: Any, queues: Any, sessions: Any
+) -> None:
+    add(sessions, queues.Customer(id=7, name="Ada"))
+    add(sessions, queues.Email(id=5, recipient="a b&c", customer_id=7))
+    links = {"Email.customer_id": "https://shop.example/{value}", "Email.recipient": "mailto.html?to={value}"}
+    response = await client_of(links=links).get("/queues/email/jobs?state=pending")
+    assert '<a href="https://shop.example/7" rel="noreferrer">7</a>' in response.text
+    assert "mailto.html?to=a%20b%26c" in response.text
+    assert 'name="action" value="cancel"' in response.text
+    assert 'value="purge"' not in response.text
+    reader = client_of(access=lambda _: Access(read=True), redact=["Email.recipient"])
+    response = await reader.get("/queues/email/jobs")
+    assert 'name="action"' not in response.text
+    assert 'type="checkbox" form=' not in response.text
+    assert "a b&amp;c" not in response.text
+    assert "redacted" in response.text
+    assert "f.recipient" not in response.text
+
+
+async def test_search_that_ended_early_goes_on(
+    client_of: Any, queues: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
+        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", 10)
+    add(sessions, *(queues.Invoice(id=number, note="odd" if number == 3 else "even") for number in range(1, 31)))
+    client, url, pages_seen = client_of(), "/queues/invoice/jobs?f.note=odd", 0
+    while True:
+        response = await client.get(url)
+        assert response.status_code == 200
+        pages_seen += 1
+        if 'value="3"' in response.text:
+            break
+        assert "found in 10 examined rows" in response.text
+        (further,) = re.findall(r'href="([^"]+)">Search on', response.text)
+        url = urljoin(str(response.url), html.unescape(further))
+    assert pages_seen == 3
+
+
+async def test_problem_of_the_list_is_shown_in_its_place(client_of: Any, queues: Any, sessions: Any) -> None:
+    with sessions() as session:
+        session.execute(sa.text("ALTER TABLE invoice DROP COLUMN note"))
+        session.commit()
+    response = await client_of().get("/queues/invoice/jobs")
+    assert response.status_code == 200
+    assert "A column is missing" in response.text

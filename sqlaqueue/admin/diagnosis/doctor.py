@@ -23,8 +23,10 @@ from sqlaqueue.admin.diagnosis.checks.messages import check_messages, check_stat
 from sqlaqueue.admin.diagnosis.checks.notification_queue import check_notification_queue
 from sqlaqueue.admin.diagnosis.checks.objects import (
     check_altered_objects,
+    check_defaults,
     check_functions,
     check_indexes,
+    check_refused_states,
     check_tables,
     check_triggers,
 )
@@ -40,6 +42,7 @@ from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
 from sqlaqueue.admin.diagnosis.thresholds import Thresholds
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import StatementError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import select_jobs
@@ -55,6 +58,8 @@ CHEAP: tuple[Check, ...] = (
     check_table_statistics,
     check_keys,
     check_notification_queue,
+    check_defaults,
+    check_refused_states,
     check_indexes,
     check_triggers,
     check_functions,
@@ -159,10 +164,12 @@ def _run(check: Check, examination: Examination) -> list[Finding]:
     try:
         with _savepoint(examination.connection):
             return list(check(examination))
-    except DBAPIError as error:
-        # Without an SQLSTATE the connection is gone.
-        if error.connection_invalidated or backend().sqlstate(error) is None:
+    except Exception as error:
+        connection = examination.connection
+        # Not `error.connection_invalidated`: a check may have opened a connection of its own.
+        if connection.invalidated or connection.closed:
             raise
+        logger.debug("doctor: %s has failed", check.__name__, exc_info=True, extra=fields("doctor_failed"))
         failed = _failed(check, examination, error)
     if len(examination.specs) <= 1:
         return [failed]
@@ -172,16 +179,19 @@ def _run(check: Check, examination: Examination) -> list[Finding]:
     return [failed] if is_general else [one for found in alone for one in found]
 
 
-def _failed(check: Check, examination: Examination, error: DBAPIError) -> Finding:
+def _failed(check: Check, examination: Examination, error: Exception) -> Finding:
     name = check.__name__.removeprefix("check_").replace("_", " ")
-    reason = str(error.orig).strip().splitlines()[0]
+    if isinstance(error, DBAPIError):
+        reason, sqlstate = str(error.orig).strip().partition("\n")[0], backend().sqlstate(error)
+    else:
+        reason, sqlstate = f"{type(error).__name__}: {error}".partition("\n")[0].removesuffix(": "), None
     return Finding(
         severity="notice",
         code="check_failed",
         queue=examination.specs[0].name if len(examination.specs) == 1 else None,
-        summary=f"The check of {name} could not be made: {reason}.",
+        summary=f"The check of {name} could not be made: {reason.removesuffix('.')}.",
         consequence="It is unknown whether what it looks for is wrong.",
-        facts={"check": name, "sqlstate": backend().sqlstate(error)},
+        facts={"check": name, "sqlstate": sqlstate},
     )
 
 

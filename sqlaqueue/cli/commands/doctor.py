@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import fields
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from datetime import timedelta
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from sqlaqueue import admin
+from sqlaqueue.admin.diagnosis.examination import target_of
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Severity
-from sqlaqueue.cli.shared.database import Database
+from sqlaqueue.cli.shared.database import Database, parse_url
 from sqlaqueue.cli.shared.errors import FAILED, InputError, command_errors
 from sqlaqueue.cli.shared.options import DURATION, json_option, targets_argument, url_option
 from sqlaqueue.cli.shared.output import echo_json
 from sqlaqueue.cli.shared.targets import Target, load_targets
 
 
-@click.command(short_help="Say what is wrong with queues and their server, and how to repair it.")
+def _epilog() -> str:
+    """Return the thresholds with their defaults, one a line; the mark before them keeps click from joining them."""
+    listed = [
+        f"{each.name}={_duration(each.default)}"
+        if isinstance(each.default, timedelta)
+        else f"{each.name}={each.default} ({each.metadata['unit']})"
+        for each in fields(admin.Thresholds)
+    ]
+    lines = "\n".join(f"  {text}" for text in listed)
+    return f"\b\nThresholds with their defaults; durations are written as 500ms, 30s, 5m, 2h or 7d:\n{lines}"
+
+
+def _duration(value: timedelta) -> str:
+    milliseconds = round(value.total_seconds() * 1000)
+    for size, unit in ((3600_000, "h"), (60_000, "m"), (1000, "s")):
+        if milliseconds % size == 0:
+            return f"{milliseconds // size}{unit}"
+    return f"{milliseconds}ms"
+
+
+@click.command(epilog=_epilog(), short_help="Say what is wrong with queues and their server, and how to repair it.")
 @targets_argument
 @url_option
 @click.option("--deep", is_flag=True, help="Read all jobs and messages as well, which takes long for a large table.")
@@ -34,7 +57,7 @@ from sqlaqueue.cli.shared.targets import Target, load_targets
     "--threshold",
     metavar="NAME=VALUE",
     multiple=True,
-    help="From which value on something is a finding, such as oldest_due=10m; may be repeated.",
+    help="From which value on something is a finding, such as oldest_due=10m; may be repeated. The names are below.",
 )
 @click.pass_context
 def doctor(
@@ -51,18 +74,22 @@ def doctor(
 
     Exit codes: 0 nothing as bad as --fail-on is found, 1 something is, 2 wrong input, 3 the database does not answer.
     """
-    limits = admin.Thresholds(**dict(map(_threshold, threshold)))
+    with command_errors():
+        limits = admin.Thresholds(**dict(map(_threshold, threshold)))
     loaded = load_targets(targets)
     found: list[admin.Finding] = []
     for group in _by_database(loaded, url):
         models = [target.model for target in group]
         with Database.of(group[0], url) as database, command_errors(group[0].spec):
             found += database.run(admin.doctor, *models, deep=deep, thresholds=limits)
+    given = url if context.get_parameter_source("url") is ParameterSource.COMMANDLINE else None
+    found = [_concrete(finding, loaded, given) for finding in found]
     found.sort(key=lambda finding: SEVERITIES.index(finding.severity))
     if json:
         echo_json(found)
     else:
-        click.echo("\n\n".join("\n".join(_lines(finding)) for finding in found) or _healthy(loaded))
+        printed: set[str] = set()
+        click.echo("\n\n".join("\n".join(_lines(finding, printed)) for finding in found) or _healthy(loaded, deep=deep))
     if any(SEVERITIES.index(finding.severity) <= SEVERITIES.index(fail_on) for finding in found):
         context.exit(FAILED)
 
@@ -77,18 +104,52 @@ def _by_database(targets: Sequence[Target], url: str | None) -> list[list[Target
     return list(groups.values())
 
 
-def _healthy(targets: Sequence[Target]) -> str:
-    return f"Nothing is wrong with {', '.join(dict.fromkeys(target.spec.name for target in targets))}."
+def _healthy(targets: Sequence[Target], *, deep: bool) -> str:
+    names = ", ".join(dict.fromkeys(target.spec.name for target in targets))
+    return f"Nothing is wrong with {names}." + ("" if deep else " With --deep all jobs and messages are read as well.")
 
 
-def _lines(finding: admin.Finding) -> Iterator[str]:
+def _concrete(finding: admin.Finding, targets: Sequence[Target], url: str | None) -> admin.Finding:
+    """Return a finding whose commands name the Consumer that the user has named, and the database."""
+    named = {target_of(each.spec): each.text for each in reversed(targets) if each.consumer is not None}
+    return replace(finding, fixes=tuple(_command(fix, named, url) for fix in finding.fixes))
+
+
+def _command(fix: str, named: Mapping[str, str], url: str | None) -> str:
+    if not fix.startswith("sqlaqueue "):
+        return fix
+    words = []
+    for word in fix.split(" "):
+        queue, _, handler = word.partition("=")
+        # A Consumer has its handler.
+        words.append(named[queue] if queue in named and handler in {"", _HANDLER} else word)
+    if url is not None:
+        words += ["--url", shlex.quote(parse_url(url).render_as_string(hide_password=True))]
+    return " ".join(words)
+
+
+_HANDLER = "MODULE:HANDLER"
+
+
+def _lines(finding: admin.Finding, printed: set[str]) -> Iterator[str]:
+    """Yield the lines of a finding.
+
+    :param printed: the fixes printed so far: several findings may have one cause.
+    """
     yield f"{finding.severity}: {finding.queue or 'the server'}"
     yield f"  {finding.summary}"
     if finding.consequence:
         yield f"  {finding.consequence}"
+    if finding.fixes and finding.fixes[0] in printed:
+        yield "  Fix: as above."
+        return
     for number, fix in enumerate(finding.fixes):
-        yield "  Or:" if number else "  Fix:"
+        printed.add(fix)
+        where = "psql" if fix.endswith(";") else "a shell"
+        yield f"  {'Or' if number else 'Fix'}, in {where}:"
         yield from (f"    {line}" for line in fix.splitlines())
+        if _HANDLER in fix:
+            yield f"    # {_HANDLER} is the module and the name of the handler, such as app.tasks:send"
 
 
 def _threshold(text: str) -> tuple[str, Any]:

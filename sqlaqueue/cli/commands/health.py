@@ -14,11 +14,11 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.cli.processes.http_server import parse_address
 from sqlaqueue.cli.shared.database import Database
-from sqlaqueue.cli.shared.errors import FAILED, InputError, command_errors, first_line
+from sqlaqueue.cli.shared.errors import FAILED, DatabaseError, FailedError, InputError, command_errors, first_line
 from sqlaqueue.cli.shared.options import DURATION, json_option, url_option
 from sqlaqueue.cli.shared.output import echo_json
 from sqlaqueue.cli.shared.targets import load_targets
-from sqlaqueue.consumer.startup import check_ready
+from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements import control
 from sqlaqueue.telemetry.health_app import LIVE, READY
@@ -38,9 +38,10 @@ def health(checked: Sequence[str], url: str | None, timeout: Any, *, live: bool,
     An ADDRESS is what `sqlaqueue worker --http` was given: a port, a host and a port, or a URL. A worker is ready when
     it claims jobs, and alive as long as it goes on by itself, with or without its database.
 
-    A TARGET is ready if the database has what the queue needs, and a Consumer has sent a heartbeat recently.
+    A TARGET is ready if the database has what the queue needs, and a Consumer has sent a heartbeat recently. This needs
+    SELECT on sqlaqueue_consumer.
 
-    The exit code is 0 if all are alive or ready, and 1 otherwise.
+    The exit code is 0 if all are alive or ready, 1 if not, also without a database, and 2 for wrong input.
     """
     rows = [
         _worker(_url_of(each), LIVE if live else READY, timeout.total_seconds())
@@ -66,7 +67,7 @@ def _is_address(text: str) -> bool:
 def _url_of(text: str) -> str:
     if text.startswith(("http://", "https://")):
         return text.rstrip("/")
-    host, port = parse_address(text)
+    host, port = parse_address(text, "")
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
@@ -100,13 +101,20 @@ def _queue(text: str, url: str | None, *, live: bool) -> list[dict[str, Any]]:
         raise InputError(f"--live: {text} is a queue; give the address of a worker, as in its option --http")
     rows = []
     for target in load_targets([text]):
-        with Database.of(target, url) as database, command_errors(target.spec):
-            number = database.run(_live_consumers, target.model, target.spec)
-        problems = [] if number else ["no Consumer is alive"]
+        number, problems = 0, ["no Consumer is alive"]
+        with Database.of(target, url) as database:
+            try:
+                with command_errors(target.spec):
+                    number = database.run(_live_consumers, target.model, target.spec)
+            except (DatabaseError, FailedError) as error:
+                problems = [error.message]
+        if number:
+            problems = []
         rows.append({"name": target.spec.name, "ok": bool(number), "problems": problems, "consumers": number})
     return rows
 
 
 def _live_consumers(session: Session, model: type[Any], spec: QueueSpec) -> int:
-    check_ready(session.connection(bind_arguments={"mapper": model}), spec)
+    # Not check_ready(), which needs the privileges of a worker: a probe may only be allowed to read heartbeats.
+    backend().checks.check_complete(session.connection(bind_arguments={"mapper": model}), spec)
     return len(session.execute(control.consumers(model), bind_arguments={"mapper": model}).all())

@@ -70,7 +70,7 @@ def _stats(target: Target, database: Database, *, active: bool) -> admin.Stats:
 
 
 def _worst_finding(targets: Sequence[Target], databases: Sequence[Database]) -> str | None:
-    """Return the worst that is wrong with any of the queues or their server, beside missing indexes."""
+    """Return the worst that is wrong with any of the queues or their server."""
     models = [target.spec.model for target in targets]
     worst = worst_of(
         (database.run(worst_finding, model), model) for model, database in zip(models, databases, strict=True)
@@ -108,11 +108,19 @@ def _stats_table(rows: Sequence[admin.Stats], finding: str | None = None) -> Ren
             notes.append(Text(f"{row.queue} is paused"))
         if row.at_limit:
             notes.append(Text(f"{row.queue}: at their limit: {', '.join(map(str, row.at_limit))}"))
+        if row.expired_leases:
+            leases, have = ("lease", "has") if row.expired_leases == 1 else ("leases", "have")
+            notes.append(
+                Text(
+                    f"{row.queue}: {row.expired_leases} {leases} of running jobs {have} expired; Consumers rescue the "
+                    "jobs, or `sqlaqueue rescue`"
+                )
+            )
         if row.missing_indexes:
             names = ", ".join(row.missing_indexes)
             fix = backend().checks.UPDATE_COMMAND
             what = "claims may read the whole table, or jobs are not unique"
-            notes.append(Text(f"{row.queue}: {what}, missing indexes: {names}; {fix}"))
+            notes.append(Text(f"{row.queue}: {what}, missing or invalid indexes: {names}; {fix}"))
         if row.failed_by_attempts:
             parts = (f"{jobs} after {attempts}" for attempts, jobs in row.failed_by_attempts.items())
             notes.append(Text(f"{row.queue}: failed by attempts: {', '.join(parts)}"))

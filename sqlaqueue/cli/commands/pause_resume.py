@@ -31,7 +31,7 @@ def pause(targets: Sequence[str], url: str | None, *, json: bool) -> None:
 @json_option
 def resume(targets: Sequence[str], url: str | None, *, json: bool) -> None:
     """Resume paused queues."""
-    _execute(admin.resume, "not paused", targets, url, json=json)
+    _execute(admin.resume, "resumed", targets, url, json=json)
 
 
 def _execute(

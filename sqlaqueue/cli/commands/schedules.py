@@ -158,7 +158,7 @@ for changing in (
     ),
     _change(
         admin.resume_schedule,
-        "is not paused",
+        "is resumed",
         "Resume paused schedules.",
         "Resume paused schedules with their next tick.",
     ),

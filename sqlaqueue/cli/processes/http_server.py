@@ -37,14 +37,15 @@ ReadMetrics = Callable[[], tuple[str, bytes]]
 """Returns the type of the content and the metrics."""
 
 
-def parse_address(text: str) -> tuple[str, int]:
+def parse_address(text: str, option: str = "--http ") -> tuple[str, int]:
     """Return host and port of ``--http``; a port alone is on the loopback interface.
 
+    :param option: what the error begins with, before the text.
     :raises InputError: if it is neither.
     """
     host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or not 0 <= int(port) < 65536:  # noqa: PLR2004 - the number of ports
-        raise InputError(f"--http {text}: give a port, or an address and a port such as 0.0.0.0:9188")
+        raise InputError(f"{option}{text}: give a port, or an address and a port such as 0.0.0.0:9188")
     return host.strip("[]") or "127.0.0.1", int(port)
 
 

@@ -17,7 +17,7 @@ import click
 
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
 from sqlaqueue.cli.processes.worker_process import WorkerProcess
-from sqlaqueue.cli.processes.worker_reports import REPORT_INTERVAL, STARTED, health_byte
+from sqlaqueue.cli.processes.worker_reports import REPORT_INTERVAL, STARTED, health_report
 
 
 def main() -> int:
@@ -33,7 +33,7 @@ def main() -> int:
         if not part:
             return 0
         received += part
-    worker = WorkerProcess(WorkerOptions.from_json(received.decode()), lambda: connection.sendall(STARTED))
+    worker = WorkerProcess(WorkerOptions.from_json(received.decode()), lambda: connection.sendall(STARTED + b"\n"))
 
     def stop_when_closed() -> None:
         connection.recv(1)
@@ -42,7 +42,7 @@ def main() -> int:
     def report_health() -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection.sendall(health_byte(worker.healths().values()))
+                connection.sendall(health_report(worker.healths()) + b"\n")
                 time.sleep(REPORT_INTERVAL)
 
     for task in (stop_when_closed, report_health):

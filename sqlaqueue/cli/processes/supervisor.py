@@ -21,7 +21,7 @@ from typing import NoReturn
 from sqlaqueue.cli.processes import worker_metrics
 from sqlaqueue.cli.processes.http_server import serving_http
 from sqlaqueue.cli.processes.worker_options import WorkerOptions
-from sqlaqueue.cli.processes.worker_reports import READY, STARTED, STUCK
+from sqlaqueue.cli.processes.worker_reports import STARTED, read_report
 from sqlaqueue.cli.shared.errors import FAILED
 from sqlaqueue.consumer.health import STUCK_AFTER, Health
 from sqlaqueue.log import fields, logger
@@ -73,7 +73,8 @@ class WorkerSlot:
 
     def __init__(self, number: int, options: WorkerOptions, metrics: str | None = None) -> None:
         self.number, self._options, self._metrics = number, options, metrics
-        self._report = b""
+        self._received = b""
+        self._report: Health | None = None
         self._reported_at = 0.0
         self.has_started = False
         """Whether the Consumers of some process of this slot have started."""
@@ -103,7 +104,7 @@ class WorkerSlot:
                 env=None if self._metrics is None else {**os.environ, worker_metrics.DIRECTORY: self._metrics},
             )
         self._socket, self._started_at = ours, time.monotonic()
-        self._report, self._reported_at = b"", self._started_at
+        self._received, self._report, self._reported_at = b"", None, self._started_at
         # Not on the command line, where other users could read the database's password.
         with contextlib.suppress(OSError):
             ours.sendall(self._options.to_json().encode() + b"\n")
@@ -116,11 +117,12 @@ class WorkerSlot:
         if self._process is None or self._socket is None:
             return None
         with contextlib.suppress(OSError):
-            sent = self._socket.recv(4096)
-            self.has_started |= STARTED in sent
-            reports = sent.replace(STARTED, b"")
+            self._received += self._socket.recv(65536)
+            *lines, self._received = self._received.split(b"\n")
+            self.has_started |= STARTED in lines
+            reports = [line for line in lines if line != STARTED]
             if reports:
-                self._report, self._reported_at = reports[-1:], time.monotonic()
+                self._report, self._reported_at = read_report(reports[-1]), time.monotonic()
         code = self._process.poll()
         if code is not None:
             self._socket.close()
@@ -132,10 +134,9 @@ class WorkerSlot:
         """Return the health of the process, as it has reported it; one that has died is about to be restarted."""
         if self.closed or self._process is None:
             return Health(alive=True, ready=False, problems=("it is stopped" if self.closed else "it is restarting",))
-        if self._report == STUCK or time.monotonic() - self._reported_at > STUCK_AFTER:
+        if time.monotonic() - self._reported_at > STUCK_AFTER:
             return Health(alive=False, ready=False, problems=("it is stuck",))
-        ready = self._report == READY
-        return Health(alive=True, ready=ready, problems=() if ready else ("it is not ready",))
+        return self._report or Health(alive=True, ready=False, problems=("it is starting",))
 
     def schedule_restart(self, code: int) -> None:
         """Set the time of the next start.

@@ -43,10 +43,6 @@ if TYPE_CHECKING:
     from sqlaqueue.consumer.aio import AsyncConsumer
 
 
-_SAID_BY_CONSUMERS = {"missing_trigger", "disabled_trigger", "missing_function", "outdated_function", "newer_function"}
-"""What Consumers log themselves when they start, beside missing indexes."""
-
-
 class WorkerProcess:
     """The Consumers of this process.
 
@@ -196,7 +192,7 @@ def _check_database(consumer: ConsumerBase) -> Finding | None:
         backend().check_dialect(connection.dialect, repr(consumer))
         check_ready(connection, spec)
         # Here, since an engine of another event loop could not be used once the Consumers run.
-        return worst_finding(session, spec.model, said=_SAID_BY_CONSUMERS)
+        return worst_finding(session, spec.model)
 
     target = Target(consumer.queue, consumer.model, consumer)
     with Database(consumer.session_factory) as database, command_errors(target.spec):

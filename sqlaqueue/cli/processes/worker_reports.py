@@ -1,26 +1,36 @@
-"""What a worker process sends to its supervisor: that it has started, and its health again and again.
+"""What a worker process sends to its supervisor, in lines: that it has started, and its health again and again.
 
 A module of its own, as the module that a worker process executes must not have been imported before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
 
 from sqlaqueue.consumer.health import Health
 
 STARTED = b"!"
-"""Sent to the supervisor when the Consumers start."""
-
-STUCK, ALIVE, READY = b"0", b"1", b"2"
-"""Sent again and again: the health of the Consumers together."""
+"""The line that is sent to the supervisor when the Consumers start."""
 
 REPORT_INTERVAL = 1.0
 """Seconds between two reports of the health."""
 
 
-def health_byte(healths: Collection[Health]) -> bytes:
-    """Return the worst health, as it is sent to the supervisor."""
-    if not all(each.alive for each in healths):
-        return STUCK
-    return READY if healths and all(each.ready for each in healths) else ALIVE
+def health_report(healths: Mapping[str, Health]) -> bytes:
+    """Return the health of the Consumers together, with the problems of each, as the line for the supervisor."""
+    several = len(healths) > 1
+    problems = [f"{name}: {text}" if several else text for name, each in healths.items() for text in each.problems]
+    health = Health(
+        alive=all(each.alive for each in healths.values()),
+        ready=bool(healths) and all(each.ready for each in healths.values()),
+        problems=tuple(problems) if healths else ("it is starting",),
+    )
+    return json.dumps(asdict(health)).encode()
+
+
+def read_report(line: bytes) -> Health:
+    """Return the health that a line of :func:`health_report` tells."""
+    values = json.loads(line)
+    return Health(alive=values["alive"], ready=values["ready"], problems=tuple(values["problems"]))

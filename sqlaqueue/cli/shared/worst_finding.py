@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
@@ -15,28 +14,19 @@ from sqlaqueue.admin.diagnosis.examination import target_of
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES
 from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
-from sqlaqueue.queue.backend import backend
 
 _HURRIED = admin.Thresholds(statement_timeout=timedelta(seconds=0.25), lock_timeout=timedelta(seconds=0.1))
 
 
-def worst_finding(session: Session, model: type[Any], *, said: Collection[str] = ()) -> admin.Finding | None:
-    """Return the worst finding, no notice, of checks that take next to no time; None if they fail.
-
-    Missing indexes are left out: the commands that call this name them.
-
-    :param said: the codes of further findings that the caller names itself.
-    """
+def worst_finding(session: Session, model: type[Any]) -> admin.Finding | None:
+    """Return the worst finding, no notice, of checks that take next to no time; None if they fail."""
     try:
         found = examine(session, [model], (*COMPLETE, *CHEAP), thresholds=_HURRIED)
-        connection = session.connection(bind_arguments={"mapper": sa.inspect(model)})
-        missing = {str(index.name) for index in backend().checks.missing_indexes(connection, spec_of(model))}
     except Exception:
         extra = fields("doctor_failed", queue=spec_of(model).name)
         logger.debug("doctor: the queue could not be examined", exc_info=True, extra=extra)
         return None
-    serious = (one for one in found if one.severity != "notice" and one.code not in said)
-    return next((one for one in serious if one.facts.get("index") not in missing), None)
+    return next((one for one in found if one.severity != "notice"), None)
 
 
 def worst_of(findings: Iterable[tuple[admin.Finding | None, type[Any]]]) -> tuple[admin.Finding, type[Any]] | None:

@@ -51,10 +51,11 @@ class GracePeriod:
         held = len(context.claimed_runs()) if context.settings.holds_transaction else 0
         released = context.runs_released - self._released_before + held
         logger.info(
-            "queue %s: stopped, %s finished and %s released",
+            "queue %s: stopped; during the stop %s ended, and %s %s released",
             context.spec.name,
-            _jobs(finished),
+            "1 run" if finished == 1 else f"{finished} runs",
             _jobs(released),
+            "was" if released == 1 else "were",
             extra=context.log_fields("consumer_stopped", count=finished, finished=finished, released=released),
         )
 

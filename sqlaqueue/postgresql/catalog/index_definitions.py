@@ -13,6 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import OID
+from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog.table_id import TableId, system_table
 from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate
@@ -76,7 +77,7 @@ def stored_indexes(connection: sa.Connection, tables: Sequence[sa.Table]) -> lis
     ]
 
 
-def partitioned_tables(connection: sa.Connection, tables: Sequence[sa.Table]) -> set[sa.Table]:
+def partitioned_tables(connection: sa.Connection | Session, tables: Sequence[sa.Table]) -> set[sa.Table]:
     """Return those of some existing tables that are partitioned."""
     relation = system_table("pg_class", "oid", "relkind")
     is_partitioned = sa.cast(relation.c.relkind, sa.Text()) == sa.literal_column("'p'")

@@ -39,16 +39,29 @@ def missing_tables(session: Executor, tables: Sequence[sa.Table]) -> list[sa.Tab
     return [table for table, oid in zip(tables, found, strict=True) if oid is None]
 
 
+_ATTRIBUTE = system_table("pg_attribute", "attname", "attrelid", "attisdropped", "atthasdef", "attidentity")
+
+
 def missing_columns(session: Executor, tables: Sequence[sa.Table]) -> list[sa.Column[Any]]:
     """Return the columns that do not exist in existing tables."""
-    attribute = system_table("pg_attribute", "attname", "attrelid", "attisdropped")
+    found = _columns(session, tables, sa.true())
+    return [column for table in tables for column in table.c if column not in found]
+
+
+def columns_with_default(session: Executor, tables: Sequence[sa.Table]) -> set[sa.Column[Any]]:
+    """Return the columns of existing tables that have a DEFAULT, or are generated."""
+    is_identity = sa.cast(_ATTRIBUTE.c.attidentity, sa.Text()) != sa.literal_column("''")
+    return _columns(session, tables, sa.or_(_ATTRIBUTE.c.atthasdef, is_identity))
+
+
+def _columns(session: Executor, tables: Sequence[sa.Table], condition: sa.ColumnElement[bool]) -> set[sa.Column[Any]]:
     ids = [TableId(table) for table in tables]
     # One flag for each table: drivers differ in how they return a regclass.
-    flags: list[Any] = [attribute.c.attrelid == each for each in ids]
-    exists = sa.and_(attribute.c.attrelid.in_(ids), ~attribute.c.attisdropped)
-    rows: Any = session.execute(sa.select(sa.cast(attribute.c.attname, sa.Text), *flags).where(exists))
+    flags: list[Any] = [_ATTRIBUTE.c.attrelid == each for each in ids]
+    exists = sa.and_(_ATTRIBUTE.c.attrelid.in_(ids), ~_ATTRIBUTE.c.attisdropped, condition)
+    rows: Any = session.execute(sa.select(sa.cast(_ATTRIBUTE.c.attname, sa.Text), *flags).where(exists))
     found = {(name, number) for name, *of in rows for number, is_of_table in enumerate(of) if is_of_table}
-    return [column for number, table in enumerate(tables) for column in table.c if (column.name, number) not in found]
+    return {column for number, table in enumerate(tables) for column in table.c if (column.name, number) in found}
 
 
 def trigger_names(session: Executor, table: sa.Table, *, enabled_only: bool = False) -> set[str]:

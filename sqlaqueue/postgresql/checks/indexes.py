@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
+from sqlaqueue.postgresql.catalog.index_definitions import partitioned_tables
 from sqlaqueue.postgresql.catalog.indexes import index_validity, valid_indexes
 from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND
 from sqlaqueue.postgresql.identifiers import object_name
 from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.texts import states_text
 
 
 def missing_indexes(session: Session | sa.Connection, spec: QueueSpec) -> list[sa.Index]:
@@ -39,25 +43,37 @@ def missing_indexes(session: Session | sa.Connection, spec: QueueSpec) -> list[s
 
 
 def missing_index_advice(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
-    """Return how to create the indexes that are missing; None when none is."""
-    missing = missing_indexes(session, spec)
-    if not missing:
+    """Return how to create the indexes that are missing, and to rebuild those that are invalid; None without any."""
+    faulty = missing_indexes(session, spec)
+    if not faulty:
         return None
     unique = _unique_index(spec)
-    names = ", ".join(f"{index.name} of {index.table.fullname}" for index in missing if index.table is not None)
+    is_invalid = {index: _validity(session, index) is False for index in faulty}
+    names = {index: f"{index.name} of {index.table.fullname}" for index in faulty if index.table is not None}
+    missing, invalid = ([names[each] for each in names if is_invalid[each] is given] for given in (False, True))
     consequences = [
-        *(["claims may read the whole table"] if any(index is not unique for index in missing) else []),
-        *(["jobs are not unique, and enqueue() fails"] if any(index is unique for index in missing) else []),
+        *(["claims may read the whole table"] if any(index is not unique for index in faulty) else []),
+        *(["jobs are not unique, and enqueue() fails"] if any(index is unique for index in faulty) else []),
     ]
-    elements: list[sa.schema.ExecutableDDLElement] = [sa.schema.CreateIndex(each) for each in missing]
-    if unique in missing and _validity(session, unique) is False:
-        elements.insert(-1, sa.schema.DropIndex(unique))
-    statements = "; ".join(str(each.compile(dialect=NEUTRAL)).strip() for each in elements)
+    tables = [index.table for index in faulty if index.table is not None]
+    partitioned = partitioned_tables(session, tables)
+    statements = "; ".join(_repair(each, is_invalid=is_invalid[each], partitioned=partitioned) for each in faulty)
+    migrate = f"Run {UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic, or let" if missing else "Let"
     return (
-        f"{spec.model.__name__}: the database lacks {'an index' if len(missing) == 1 else 'indexes'} of this queue: "
-        f"{names}, so {', '.join(consequences)}. Run {UPDATE_COMMAND}, where env.py has the plug-in "
-        f"sqlaqueue.alembic, or let the owner execute: {statements}"
+        f"{spec.model.__name__}: {states_text('index', 'indexes', {'missing': missing, 'invalid': invalid})}, "
+        f"so {', '.join(consequences)}. {migrate} the owner execute, not in a transaction: {statements}"
     )
+
+
+def _repair(index: sa.Index, *, is_invalid: bool, partitioned: Collection[sa.Table]) -> str:
+    element = sa.schema.DropIndex(index) if is_invalid else sa.schema.CreateIndex(index)
+    statement = str(element.compile(dialect=NEUTRAL)).strip().replace("DROP INDEX", "REINDEX INDEX", 1)
+    return statement if index.table in partitioned else concurrently(statement)
+
+
+def concurrently(statement: str) -> str:
+    """Return a statement about an index that does not keep jobs from being enqueued and claimed while it runs."""
+    return statement.replace(" INDEX ", " INDEX CONCURRENTLY ", 1)
 
 
 def _unique_index(spec: QueueSpec) -> sa.Index | None:

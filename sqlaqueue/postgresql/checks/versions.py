@@ -14,10 +14,13 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.postgresql.catalog import queue_objects
 from sqlaqueue.postgresql.checks.missing_objects import UPDATE_COMMAND
+from sqlaqueue.postgresql.ddl import wake_triggers
 from sqlaqueue.postgresql.ddl.attach import functions_of, objects_of
 from sqlaqueue.postgresql.ddl.objects import Function, Trigger, TriggerFunction, version_in
 from sqlaqueue.postgresql.sqlstate import UNDEFINED_COLUMN, UNDEFINED_TABLE, sqlstate
+from sqlaqueue.queue.backend import SCHEDULE
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.texts import states_text
 
 
 def outdated_triggers(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
@@ -44,9 +47,12 @@ def outdated_triggers_of(session: Session | sa.Connection, table: sa.Table, need
         return other_version
     enabled = queue_objects.trigger_names(session, table, enabled_only=True)
     silent = [name for name in triggers if name not in enabled]
-    if silent:
-        return _outdated(table, needed_by, f"these triggers are missing or disabled: {', '.join(silent)}")
-    return None
+    if not silent:
+        return None
+    there = queue_objects.trigger_names(session, table)
+    missing, disabled = ([each for each in silent if (each in there) is found] for found in (False, True))
+    what = states_text("trigger", "triggers", {"missing": missing, "disabled": disabled})
+    return _outdated(table, needed_by, what, silent)
 
 
 def outdated_functions(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
@@ -67,7 +73,7 @@ def _other_version(
         if function.name not in comments or found < wanted:
             there = f"is of version {found}" if function.name in comments else "is missing"
             what = f"the {function.kind} {function.name} {there}, and version {wanted} is needed"
-            return _outdated(table, needed_by, what)
+            return _outdated(table, needed_by, what, [function.name])
         if found > wanted:
             return (
                 f"{needed_by}: the {function.kind} {function.name} is of version {found}, and this process knows "
@@ -89,8 +95,17 @@ def undefined_object_advice(error: BaseException, spec: QueueSpec) -> str | None
     )
 
 
-def _outdated(table: sa.Table, needed_by: str, what: str) -> str:
+def _outdated(table: sa.Table, needed_by: str, what: str, names: Sequence[str]) -> str:
     return (
         f"{needed_by}: the table {table.fullname} is not up to date: {what}. Run {UPDATE_COMMAND}; "
-        "env.py needs the line `import sqlaqueue.alembic` for that"
+        f"env.py needs the line `import sqlaqueue.alembic` for that{_consequence(table, names)}"
     )
+
+
+def _consequence(table: sa.Table, names: Sequence[str]) -> str:
+    """Return what follows until triggers or functions of a table are repaired, as the doctor says it."""
+    if table.name == SCHEDULE:
+        return ""
+    if all(name.startswith(wake_triggers.PREFIX) for name in names):
+        return "; until then idle Consumers are not notified of new jobs, and find them at their next poll"
+    return "; until then jobs may get no message, or be admitted wrongly, and so are not claimed"

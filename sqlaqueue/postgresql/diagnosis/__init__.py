@@ -10,8 +10,14 @@ from sqlaqueue.postgresql.diagnosis.horizon import horizon_holders
 from sqlaqueue.postgresql.diagnosis.indexes import index_faults
 from sqlaqueue.postgresql.diagnosis.keys import key_sequences
 from sqlaqueue.postgresql.diagnosis.locks import blockers
-from sqlaqueue.postgresql.diagnosis.missing import missing_columns, missing_tables, split_schemas
+from sqlaqueue.postgresql.diagnosis.missing import (
+    missing_columns,
+    missing_defaults,
+    missing_tables,
+    split_schemas,
+)
 from sqlaqueue.postgresql.diagnosis.plans import disabled_plans, whole_reads
+from sqlaqueue.postgresql.diagnosis.refused import refused_states
 from sqlaqueue.postgresql.diagnosis.relations import literal, quoted, table_name
 from sqlaqueue.postgresql.diagnosis.server import notification_queue, server_state, server_time
 from sqlaqueue.postgresql.diagnosis.sql import sql_text
@@ -34,11 +40,13 @@ __all__ = [
     "key_sequences",
     "literal",
     "missing_columns",
+    "missing_defaults",
     "missing_tables",
     "notification_queue",
     "probe_backends",
     "quoted",
     "read_only",
+    "refused_states",
     "server_state",
     "server_time",
     "split_schemas",

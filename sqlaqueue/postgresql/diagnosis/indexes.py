@@ -14,12 +14,14 @@ from sqlaqueue.postgresql.catalog.index_definitions import (
     partitioned_tables,
     stored_indexes,
 )
-from sqlaqueue.postgresql.checks.indexes import missing_indexes
+from sqlaqueue.postgresql.checks.indexes import concurrently, missing_indexes
 from sqlaqueue.postgresql.ddl.sql_template import index_definition, literal_sql
 from sqlaqueue.postgresql.diagnosis.relations import quoted
+from sqlaqueue.postgresql.diagnosis.sessions import SESSION, open_transaction
 from sqlaqueue.postgresql.diagnosis.sql import name_of, sql_text
 from sqlaqueue.postgresql.identifiers import is_name_of, object_name
 from sqlaqueue.queue.diagnosis_protocol import IndexFault
+from sqlaqueue.queue.server_facts import OpenTransaction
 from sqlaqueue.queue.spec import QueueSpec
 
 _LEFTOVER = re.compile(r"_cc(new|old)\d*$")
@@ -46,6 +48,7 @@ def index_faults(connection: sa.Connection, spec: QueueSpec) -> list[IndexFault]
             present.append((index, found))
     faults.compare(present)
     faults.add_leftovers(stored)
+    faults.add_others(stored, {str(index.name) for index in _own_indexes(spec, tables)})
     return faults.found
 
 
@@ -77,7 +80,7 @@ class _Faults:
 
     def add_invalid(self, index: sa.Index, stored: StoredIndex) -> None:
         if stored.is_being_built:
-            self._add(index, "building", "")
+            self._add(index, "building", "", waits_for=_locker(self.connection, stored))
         else:
             self._add(index, "invalid", f"REINDEX INDEX{self._concurrently(index.table)} {stored.qualified_name};")
 
@@ -87,6 +90,22 @@ class _Faults:
                 drop = f"DROP INDEX{self._concurrently(each.table)} {each.qualified_name};"
                 table = name_of(self.connection, each.table)
                 self.found.append(IndexFault(state="leftover", name=each.name, table=table, repair=drop))
+
+    def add_others(self, stored: Sequence[StoredIndex], own: set[str]) -> None:
+        """Add the invalid indexes of the application."""
+        for each in stored:
+            if each.is_valid or each.is_being_built or each.name in own or _LEFTOVER.search(each.name):
+                continue
+            self.found.append(
+                IndexFault(
+                    state="invalid",
+                    name=each.name,
+                    table=name_of(self.connection, each.table),
+                    repair=f"REINDEX INDEX{self._concurrently(each.table)} {each.qualified_name};",
+                    is_unique=each.is_unique,
+                    is_of_queue=False,
+                )
+            )
 
     def compare(self, present: Sequence[tuple[sa.Index, StoredIndex]]) -> None:
         """Add the indexes that are defined in another way than the model's."""
@@ -129,12 +148,21 @@ class _Faults:
 
     def _create(self, index: sa.Index) -> str:
         create = sql_text(self.connection, sa.schema.CreateIndex(index))
-        return create.replace(" INDEX ", f" INDEX{self._concurrently(index.table)} ", 1)
+        return create if index.table in self.partitioned else concurrently(create)
 
     def _concurrently(self, table: sa.Table | None) -> str:
         return "" if table in self.partitioned else " CONCURRENTLY"
 
-    def _add(self, index: sa.Index, state: str, repair: str, found: str = "", wanted: str = "") -> None:
+    def _add(
+        self,
+        index: sa.Index,
+        state: str,
+        repair: str,
+        found: str = "",
+        wanted: str = "",
+        *,
+        waits_for: OpenTransaction | None = None,
+    ) -> None:
         self.found.append(
             IndexFault(
                 state=state,  # type: ignore[arg-type] # its callers name them
@@ -145,8 +173,23 @@ class _Faults:
                 is_unique=bool(index.unique),
                 found=found,
                 wanted=wanted,
+                waits_for=waits_for,
             )
         )
+
+
+# CREATE INDEX CONCURRENTLY waits for the transactions that may have written to the table, or have an older snapshot.
+_LOCKER = sa.text(f"""
+    SELECT {SESSION}
+    FROM pg_stat_progress_create_index AS p JOIN pg_stat_activity AS a ON a.pid = p.current_locker_pid
+    WHERE p.index_relid = CAST(CAST(:name AS text) AS regclass)
+""")  # noqa: S608 - the columns are a constant
+
+
+def _locker(connection: sa.Connection, index: StoredIndex) -> OpenTransaction | None:
+    """Return the session for which the building of an index waits."""
+    row = connection.execute(_LOCKER, {"name": index.qualified_name}).first()
+    return None if row is None else open_transaction(row)
 
 
 def _wanted(index: sa.Index) -> list[str]:

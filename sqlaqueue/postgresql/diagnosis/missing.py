@@ -14,7 +14,7 @@ from sqlaqueue.postgresql.ddl.sql_template import SqlTemplate
 from sqlaqueue.postgresql.diagnosis.relations import quoted
 from sqlaqueue.postgresql.diagnosis.sql import creation, name_of, sql_text, sql_texts
 from sqlaqueue.postgresql.types import NEUTRAL
-from sqlaqueue.queue.diagnosis_protocol import MissingObject, SplitSchemas
+from sqlaqueue.queue.diagnosis_protocol import MissingDefault, MissingObject, SplitSchemas
 from sqlaqueue.queue.spec import QueueSpec
 
 
@@ -45,6 +45,32 @@ def missing_columns(connection: sa.Connection, tables: Sequence[sa.Table]) -> li
             ),
         )
         for column in queue_objects.missing_columns(connection, tables)
+    ]
+
+
+def missing_defaults(connection: sa.Connection, spec: QueueSpec) -> list[MissingDefault]:
+    """Return the columns without the DEFAULT that the model declares."""
+    compiler: Any = cast("Any", NEUTRAL.ddl_compiler)(NEUTRAL, None)
+    tables = [spec.table, *spec.side_tables.values()]
+    there = queue_objects.columns_with_default(connection, tables)
+    mine = {*spec.columns.values(), *(column for table in spec.side_tables.values() for column in table.c)}
+    return [
+        MissingDefault(
+            name=f"{name_of(connection, table)}.{quoted(column.name)}",
+            is_of_queue=column in mine,
+            repair=sql_text(
+                connection,
+                SqlTemplate(
+                    f"ALTER TABLE {{table}} ALTER COLUMN {quoted(column.name)} "
+                    f"SET DEFAULT {compiler.get_column_default_string(column)}",
+                    table=table,
+                ),
+            ),
+        )
+        for table in tables
+        for column in table.c
+        # Not FetchedValue, by which a model says that something else sets the value, such as a trigger.
+        if isinstance(column.server_default, sa.DefaultClause) and column not in there
     ]
 
 

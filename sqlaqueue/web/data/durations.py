@@ -23,6 +23,7 @@ JOINED = 2_000
 SPAN = timedelta(days=1)
 """How long ago a run may have ended."""
 
+_SLACK = timedelta(seconds=1)
 _SHARES = (0.5, 0.95, 0.99)
 _RUNS = ("completed", "retried", "failed", "cancelled")
 """The outcomes whose end is that of the handler. A rescued attempt ends with its rescue."""
@@ -95,7 +96,13 @@ def _waits_of_attempts(spec: QueueSpec, found: FinishedJobs) -> AnySelect:
     # A LIMIT keeps the planner from a join that reads the whole table.
     row = sa.select(due_at(spec).label("due_at")).where(*same, is_last).limit(1).lateral("job")
     seconds = _seconds(newest.c.started_at - row.c.due_at).label("seconds")
-    return sa.select(seconds).select_from(newest.join(row, sa.true())).where(newest.c.outcome.in_(_LAST_RUNS))
+    # A job that was requeued has had attempts of the same numbers before, when it was due at other times.
+    is_of_this_time = newest.c.started_at >= row.c.due_at - _SLACK
+    return (
+        sa.select(seconds)
+        .select_from(newest.join(row, sa.true()))
+        .where(newest.c.outcome.in_(_LAST_RUNS), is_of_this_time)
+    )
 
 
 def _read(reader: QueueReader, durations: AnySelect) -> Percentiles | None:

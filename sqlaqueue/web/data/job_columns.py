@@ -28,7 +28,7 @@ IsRedacted = Callable[[QueueSpec, str], bool]
 OTHER = "other"
 """The state of jobs whose status is none of the queue's values."""
 
-_FIRST = 5
+_FIRST = 4
 """The number of the user's own columns that a list shows first."""
 
 _SHORT = 255
@@ -38,7 +38,7 @@ _LAST = ("run_at", "created_at", "started_at", "finished_at", "attempts", "last_
 """The roles that a list shows first, after the user's columns, in this order."""
 
 _WITHOUT_VALUES: dict[str, tuple[str, ...]] = {
-    "": ("started_at",),
+    "": ("started_at", "run_at"),
     "pending": ("started_at", "finished_at"),
     "processing": ("run_at", "finished_at"),
 }
@@ -63,7 +63,7 @@ class JobColumn:
     @property
     def form(self) -> Form:
         """How its values become texts."""
-        if self.kind in {"text", "bytes"}:
+        if self.kind == "text" or self.kind == "bytes":  # noqa: PLR1714 - a type checker then knows which they are
             return self.kind
         if self.kind in {"moment", "naive_moment", "date"}:
             return "moment"
@@ -198,8 +198,11 @@ def kind_of_type(type_: TypeEngine[Any]) -> Kind:
         return "moment" if stored.timezone else "naive_moment"
     if isinstance(stored, sa.Uuid):
         return "uuid" if stored.native_uuid else "text"
-    other: Kind = "other"
-    found = next((kind for cls, kind in kinds if isinstance(stored, cls)), other)
+    found: Kind = "other"
+    for cls, kind in kinds:
+        if isinstance(stored, cls):
+            found = kind
+            break
     if found == "boolean" and not getattr(stored, "native", True):
         return "other"
     return found

@@ -13,7 +13,7 @@ from sqlaqueue.web.data.job_columns import states_of
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.job_orders import Orders, orders_of
 from sqlaqueue.web.data.job_pages import set_planner
-from sqlaqueue.web.data.job_reader import clauses_of
+from sqlaqueue.web.data.job_reader import JobReader, clauses_of
 from sqlaqueue.web.data.job_rows import Results
 from sqlaqueue.web.data.job_sources import Source, source_of
 from sqlaqueue.web.data.job_windows import WINDOW, Windows
@@ -79,15 +79,20 @@ def count_states(session: Session, wanted: JobsWanted) -> dict[str | None, Count
 def _by_index(session: Session, counted: _Counted) -> Count | None:
     """Return the count of jobs that an index finds; None if none does."""
     source, windows = counted.source, counted.windows
-    served = counted.orders.narrowest()
+    candidates = counted.orders.served()
+    whole = next((some for some in candidates if len(some) == len(windows.parts)), None)
     messages = source.messages(WINDOW + 1)
-    others = [part for part in windows.parts if part not in served]
-    if served or not windows.parts:
+    if whole is not None or not windows.parts:
+        served = whole or []
+        clauses = clauses_of(served)
+    elif candidates:
+        served = JobReader(session, windows, counted.orders).first_of_few(candidates) or candidates[0]
         clauses = clauses_of(served)
     elif messages is not None:
-        clauses = [source.is_among(messages)]
+        served, clauses = [], [source.is_among(messages)]
     else:
         return None
+    others = [part for part in windows.parts if part not in served]
     if not others:
         number = _row(session, source, windows.count(clauses, CAP + 1))[0]
         return Count.of(number, is_complete=True)

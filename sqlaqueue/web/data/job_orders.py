@@ -22,6 +22,9 @@ from sqlaqueue.web.data.job_sources import Part, Source
 KEPT = 60.0
 """The seconds for which the indexes of a table are remembered."""
 
+PROBED = 3
+"""The number of indexes of which it is counted whether they leave few rows."""
+
 _known: weakref.WeakKeyDictionary[sa.Engine, dict[int, tuple[float, Sequence[OrderedIndex]]]] = (
     weakref.WeakKeyDictionary()
 )
@@ -130,25 +133,24 @@ class Orders:
         # One that the filter restricts most; then one that needs no sort.
         return max(found, key=lambda order: (len(order.prefix), order.is_total), default=None)
 
-    def narrow(self, order: Order) -> list[Part] | None:
-        """Return the conditions that another index serves better than that of ``order``; None if there is none."""
-        best = self.narrowest()
+    def narrower(self, order: Order) -> list[list[Part]]:
+        """Return conditions that another index serves, and which that of ``order`` does not; the most first."""
         own = {each.column.name for each in (*order.prefix, order.columns[0])}
-        names = {part.column.name for part in best if part.column is not None}
-        return None if names <= own else best
+        return [some for some in self.served() if not _names(some) <= own]
 
-    def narrowest(self) -> list[Part]:
-        """Return the most conditions that one index serves; none if only those are served that every job meets."""
-        best: list[Part] = []
+    def served(self) -> list[list[Part]]:
+        """Return the conditions that the indexes serve: those of each, if they are not met by every job."""
+        fixed = _names(self.source.fixed())
+        found: dict[frozenset[str], list[Part]] = {}
         for index in self.indexes:
             length = self._after_prefix(index)
-            served = {*index.columns[:length], *self._implied_by(index)}
+            names = {*index.columns[:length], *self._implied_by(index)}
             if length < len(index.columns) and index.columns[length] in self._ranges:
-                served.add(index.columns[length])
-            parts = [part for part in self.parts if part.column is not None and part.column.name in served]
-            best = max(best, parts, key=len)
-        fixed = {part.column for part in self.source.fixed()}
-        return [] if {part.column for part in best} <= fixed else best
+                names.add(index.columns[length])
+            parts = [part for part in self.parts if part.column is not None and part.column.name in names]
+            if parts and not names <= fixed:
+                found.setdefault(frozenset(names), parts)
+        return sorted(found.values(), key=len, reverse=True)[:PROBED]
 
     def _in_order_of(self, index: OrderedIndex, name: str, *, is_descending: bool) -> Order | None:
         length = self._after_prefix(index)
@@ -199,6 +201,10 @@ class Orders:
 
     def _key_of(self, name: str) -> str:
         return next(column.key for column in self.source.table.c if column.name == name)
+
+
+def _names(parts: Sequence[Part]) -> set[str]:
+    return {part.column.name for part in parts if part.column is not None}
 
 
 def _keys(columns: Sequence[sa.Column[Any]], *, is_descending: bool) -> tuple[OrderColumn, ...]:

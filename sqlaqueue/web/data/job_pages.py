@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.queue.backend import backend
@@ -127,7 +128,7 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPa
     position = None if cursor is None else position_of(order, cursor, parameter)
     try:
         found = reader.read(order.reversed() if backwards else order, position, size + 1)
-    except sa.exc.DBAPIError as error:
+    except DBAPIError as error:
         state = backend().sqlstate(error) or ""
         if not state.startswith(_INVALID_VALUE):
             raise

@@ -42,14 +42,18 @@ class JobReader:
     def read(self, order: Order, position: Texts | None, need: int) -> Found:
         """Return the next ``need`` jobs after a position, fewer at the end of the list or of the window."""
         messages = self.windows.source.messages(WINDOW + 1)
-        narrow = self.orders.narrow(order)
-        if narrow is not None and self.has_few(clauses := clauses_of(narrow)):
-            return self._sorted(clauses, narrow, order.all, position, need)
+        narrow = self.first_of_few(self.orders.narrower(order))
+        if narrow is not None:
+            return self._sorted(clauses_of(narrow), narrow, order.all, position, need)
         if messages is not None and self.counts(messages) <= WINDOW:
             return self._sorted([self.windows.source.is_among(messages)], [], order.all, position, need)
         if order.is_total:
             return self._walked(order, position, need)
         return self._grouped(order, position, need)
+
+    def first_of_few(self, candidates: Sequence[list[Part]]) -> list[Part] | None:
+        """Return the first of some conditions that few rows meet."""
+        return next((some for some in candidates if self.has_few(clauses_of(some))), None)
 
     def has_few(self, clauses: Sequence[sa.ColumnElement[bool]]) -> bool:
         """Return whether no more rows than a window meet ``clauses``, which an index serves."""

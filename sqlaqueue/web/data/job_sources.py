@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -14,7 +15,7 @@ from sqlaqueue.strategies.message_table import MessageStrategy
 from sqlaqueue.strategies.parts.dead_letters import stored_columns
 from sqlaqueue.strategies.parts.retention_index import index_name
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
-from sqlaqueue.web.data.job_filters import JobsWanted
+from sqlaqueue.web.data.job_filters import Condition, JobsWanted
 
 Rows = Mapping[str, sa.ColumnElement[Any]]
 """The columns of a source's table, or of a subquery of it, by their names in the database."""
@@ -42,6 +43,8 @@ class Part:
     clause: sa.ColumnElement[bool] | None = None
     """The same condition on that column."""
     is_equality: bool = False
+    is_null: bool = False
+    """Whether it is the condition that the column is null."""
 
 
 class Source:
@@ -84,14 +87,14 @@ class Source:
         """Return the conditions of the filter."""
         wanted, found = self.wanted, self.fixed()
         for each in wanted.conditions:
-            name, column = each.column.name, each.column.column
             serves = each.is_equality or each.is_range
             found.append(
                 Part(
-                    lambda jobs, each=each, name=name: each.on(jobs.values[name]),  # type: ignore[misc] # the loop's values
+                    partial(_holds, each),
                     self._stored(each.column) if serves else None,
-                    each.on(column) if serves else None,
+                    each.on(each.column.column) if serves else None,
                     each.is_equality,
+                    each.is_equality and each.operator == "null",
                 )
             )
         if wanted.error is not None:
@@ -106,14 +109,8 @@ class Source:
     def _of_key(self) -> list[Part]:
         found: list[Part] = []
         for number, (each, value) in enumerate(zip(self.columns.of_key, self.wanted.key_values(), strict=False)):
-
-            def same(key: sa.ColumnElement[Any], value: sa.ColumnElement[Any] = value) -> sa.ColumnElement[bool]:
-                return sa.type_coerce(key, value.type) == value
-
-            def holds(jobs: Exposed, number: int = number, same: Any = same) -> sa.ColumnElement[bool]:
-                return same(jobs.keys[number])  # type: ignore[no-any-return] # the function above
-
-            found.append(Part(holds, each.column, same(each.column), is_equality=True))
+            holds = partial(_has_key_part, number, value)
+            found.append(Part(holds, each.column, _same(each.column, value), is_equality=True))
         return found
 
     def _of_state(self) -> list[Part]:
@@ -151,6 +148,18 @@ class Source:
         own: Any = sa.tuple_(*self.keys) if len(self.keys) > 1 else self.keys[0]
         among: sa.ColumnElement[bool] = own.in_(keys)
         return among
+
+
+def _holds(condition: Condition, jobs: Exposed) -> sa.ColumnElement[bool]:
+    return condition.on(jobs.values[condition.column.name])
+
+
+def _has_key_part(number: int, value: sa.ColumnElement[Any], jobs: Exposed) -> sa.ColumnElement[bool]:
+    return _same(jobs.keys[number], value)
+
+
+def _same(key: sa.ColumnElement[Any], value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    return sa.type_coerce(key, value.type) == value
 
 
 class DeadLetters(Source):

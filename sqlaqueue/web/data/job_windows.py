@@ -110,14 +110,15 @@ class Windows:
         def part(alternative: Sequence[sa.ColumnElement[bool]]) -> AnySelect:
             return sa.select(*columns).where(*clauses, *alternative)
 
+        order = [each.by(each.column) for each in by]
         if len(alternatives) > 1:
-            # The server merges the parts, each of which is in the order of the index.
-            parts = sa.union_all(*map(part, alternatives)).subquery("parts")
-            order = [each.by(parts.c[labels[each.column.name]]) for each in by]
-            rows = sa.select(*parts.c).order_by(*order).limit(limit).subquery("examined")
+            # The server merges the parts, as each is in the order of the index. Without ORDER BY of its own, each would
+            # be read as a whole and sorted.
+            parts = sa.union_all(*(part(each).order_by(*order).limit(limit) for each in alternatives)).subquery("parts")
+            merged = [each.by(parts.c[labels[each.column.name]]) for each in by]
+            rows = sa.select(*parts.c).order_by(*merged).limit(limit).subquery("examined")
         else:
-            first = part(alternatives[0] if alternatives else ())
-            rows = first.order_by(*(each.by(each.column) for each in by)).limit(limit).subquery("examined")
+            rows = part(alternatives[0] if alternatives else ()).order_by(*order).limit(limit).subquery("examined")
         if not numbered:
             return Examined(rows, {name: rows.c[label] for name, label in labels.items()})
         order = [each.by(rows.c[labels[each.column.name]]) for each in by]
@@ -147,7 +148,10 @@ class Windows:
         :param position: the values of the columns of the index.
         :param equals: further conditions, which no index serves.
         """
-        prefix, by, rest = order.prefix, order.columns, order.rest
+        by, rest = order.columns, order.rest
+        # The server knows that a column which equals a constant changes no order, but not so of one which is null.
+        nulls = {part.column.name for part in self.parts if part.column is not None and part.is_null}
+        prefix = [each for each in order.prefix if each.column.name in nulls]
         clauses = [part.clause for part in served if part.clause is not None]
         alternatives = [] if position is None else after(by, [each.column for each in by], position)
         has_outside = len(served) < len(self.parts) or bool(equals)

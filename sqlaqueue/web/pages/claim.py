@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
@@ -60,7 +60,7 @@ async def _measure(context: Context, shown: Queue) -> _Measured:
         return _Measured(plan=Part(plan))
     except PageError:
         raise
-    except sa.exc.DBAPIError as error:
+    except DBAPIError as error:
         problem = problem_text(error)
     return _Measured(plan=await database.read(attempt_part, plan_claim, shown.spec), problem=problem)
 

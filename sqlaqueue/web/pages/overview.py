@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import anyio
-import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from sqlaqueue.admin.diagnosis.examination import target_of
@@ -64,7 +64,7 @@ async def _read(context: Context, queue: Queue, found: dict[str, Part[QueueOverv
         found[queue.name] = Part(await context.database.read(read_overview, queue.spec, memory_of(context)))
     except PageError as error:
         found[queue.name] = Part(problem=f"{error.text} {error.advice}".strip())
-    except sa.exc.SQLAlchemyError as error:
+    except SQLAlchemyError as error:
         found[queue.name] = Part(problem=problem_text(error))
 
 

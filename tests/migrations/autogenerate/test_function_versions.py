@@ -66,11 +66,14 @@ def test_the_version_is_in_the_comment(engine: sa.Engine) -> None:
         (f"COMMENT ON FUNCTION {FUNCTION} IS NULL", "is of version 0, and version 3 is needed"),
         (f"COMMENT ON FUNCTION {FUNCTION} IS 'mine'", "is of version 0, and version 3 is needed"),
         (f"DROP FUNCTION {FUNCTION} CASCADE", "is missing, and version 3 is needed"),
-        ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_message_delete", "disabled: sqlaqueue_message_delete"),
-        ("DROP TRIGGER sqlaqueue_message_insert ON orders", "missing or disabled: sqlaqueue_message_insert"),
+        (
+            "ALTER TABLE orders DISABLE TRIGGER sqlaqueue_message_delete",
+            "sqlaqueue_message_delete is disabled",
+        ),
+        ("DROP TRIGGER sqlaqueue_message_insert ON orders", "sqlaqueue_message_insert is missing"),
         (f"COMMENT ON FUNCTION {WAKE} IS NULL", f"{WAKE} is of version 0, and version 4 is needed"),
         (f"DROP FUNCTION {WAKE} CASCADE", f"{WAKE} is missing, and version 4 is needed"),
-        ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_wake_insert", "disabled: sqlaqueue_wake_insert"),
+        ("ALTER TABLE orders DISABLE TRIGGER sqlaqueue_wake_insert", "sqlaqueue_wake_insert is disabled"),
     ],
 )
 def test_an_older_version_is_reported_and_autogenerate_replaces_it(

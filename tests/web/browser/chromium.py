@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request, Response, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, FloatRect, Locator, Page, Request, Response, sync_playwright
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell", "chromium-browser"))), None)
 MISSING = "needs Chromium, as Debian's package chromium has it: apt-get install chromium"
@@ -82,9 +82,9 @@ class View:
 
     def _failed(self, request: Request) -> None:
         failure = request.failure or ""
-        # The page was left, or its script has closed the stream.
-        left = "ERR_ABORTED" in failure and request.resource_type in {"eventsource", "fetch", "document"}
-        if not left and not (request.resource_type == "eventsource" and self._expected):
+        # The page was left meanwhile, or its script has closed the stream.
+        is_left = "ERR_ABORTED" in failure
+        if not is_left and not (request.resource_type == "eventsource" and self._expected):
             self.problems.append(f"request: {failure} {request.url}")
 
     def _response(self, response: Response) -> None:
@@ -149,9 +149,20 @@ class View:
         below = self.page.url.removeprefix(self.root)
         return below if below != self.page.url else urlsplit(self.page.url).path
 
-    def screenshot(self, path: Path, *, whole: bool = False) -> None:
-        """Write a picture of what is seen."""
-        self.page.screenshot(path=path, full_page=whole, animations="disabled", caret="hide")
+    def screenshot(self, path: Path, *, height: int | None = None) -> None:
+        """Write a picture of what is seen.
+
+        :param height: the pixels from the top that are in it, if these are fewer than the window has.
+        """
+        size = self.page.viewport_size
+        assert size is not None
+        clip: FloatRect = {
+            "x": 0,
+            "y": 0,
+            "width": size["width"],
+            "height": min(height or size["height"], size["height"]),
+        }
+        self.page.screenshot(path=path, clip=clip, animations="disabled", caret="hide")
 
 
 @contextlib.contextmanager

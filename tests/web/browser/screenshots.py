@@ -58,7 +58,9 @@ def write_screenshots(site: Site, folder: Path, pictures: Sequence[Picture] = PI
 
 
 def _shoot(view: View, path: Path) -> Path:
-    view.settle().screenshot(path)
+    # Without the empty space below a short page.
+    end = view.settle().run("() => document.querySelector('main').getBoundingClientRect().bottom")
+    view.screenshot(path, height=int(end) - 24)
     with Image.open(path) as image:
         # By maximum coverage: the red of a single badge must not become the mean of its neighbours.
         reduced = image.convert("RGB").quantize(COLORS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)

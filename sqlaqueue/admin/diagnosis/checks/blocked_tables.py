@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 
-from sqlaqueue.admin.diagnosis.checks.horizon import describe_session
+from sqlaqueue.admin.diagnosis.checks.horizon import describe_session, last_statement
 from sqlaqueue.admin.diagnosis.checks.objects import tables_of
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding
@@ -26,14 +26,13 @@ def check_blocked_tables(examination: Examination) -> Iterator[Finding]:
             session = each.session
             waiting = "1 session waits" if each.waiting == 1 else f"{each.waiting} sessions wait"
             doing = "idle in a transaction" if (session.state or "").startswith("idle") else "executing a statement"
-            query = f"; its last statement: {session.query}" if session.query else ""
             yield Finding(
                 severity="critical",
                 code="blocked_table",
                 queue=spec.name,
                 summary=(
                     f"{describe_session(session)} has locked {', '.join(each.tables)}, and {waiting} for it, the first "
-                    f"for {duration_text(each.seconds)}. It is {doing}{query}"
+                    f"for {duration_text(each.seconds)}. It is {doing}{last_statement(session)}."
                 ),
                 consequence="Until it ends, jobs are not enqueued, claimed or settled.",
                 fixes=(f"-- Rolls its transaction back.\nSELECT pg_terminate_backend({session.pid});",),

@@ -78,6 +78,11 @@ def describe_session(session: OpenTransaction) -> str:
     return f"Session {session.pid} ({', '.join(details)})"
 
 
+def last_statement(session: OpenTransaction) -> str:
+    """Return what the last statement of a session does, as the end of a sentence; empty if it is not known."""
+    return f"; its last statement: {session.statement}" if session.statement else ""
+
+
 def _session(examination: Examination, server: ServerState, session: OpenTransaction) -> Finding:
     quoted = backend().diagnosis.quoted
     who = describe_session(session)
@@ -91,7 +96,7 @@ def _session(examination: Examination, server: ServerState, session: OpenTransac
         doing = "is idle in a transaction" if idle else "executes in a transaction"
         what = (
             f"{doing} that began at {moment_text(session.since)}, {duration_text(session.seconds)} ago, and keeps dead "
-            f"rows of the last {_transactions(session.age)}; its last statement: {session.query}"
+            f"rows of the last {_transactions(session.age)}{last_statement(session)}"
         )
     fixes = [f"SELECT pg_terminate_backend({session.pid});"]
     if idle and session.role is not None:

@@ -36,17 +36,22 @@ def check_keys(examination: Examination) -> Iterator[Finding]:
                     f"{sequence.column_type}, has reached {sequence.last} of {sequence.limit}: {used:.0%} are used, "
                     f"{left} numbers are left."
                 ),
-                consequence="When they are used up, each INSERT fails, so that no job can be added.",
+                consequence="When they are used up, each INSERT fails, so that no job can be added." + _first(sequence),
                 fixes=_fixes(examination, table, sequence),
                 facts={**asdict(sequence), "limit": sequence.limit, "used": used},
             )
+
+
+def _first(sequence: KeySequence) -> str:
+    # Otherwise the next migration would change the columns back.
+    return "" if sequence.column_type == "bigint" else " Change the columns of the model to BigInteger before the fix."
 
 
 def _fixes(examination: Examination, table: sa.Table, sequence: KeySequence) -> tuple[str, ...]:
     statements: list[str] = []
     if sequence.column_type != "bigint":
         statements += [
-            "-- Locks and rewrites the tables. Change the model's columns to BigInteger at the same time.",
+            "-- Locks and rewrites the tables.",
             f"ALTER TABLE {sequence.table} ALTER COLUMN {sequence.column} TYPE bigint;",
             *_referring(examination, table, sequence),
         ]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 
 import sqlalchemy as sa
 
+from sqlaqueue.admin.diagnosis.checks.horizon import describe_session, last_statement
 from sqlaqueue.admin.diagnosis.examination import Examination
 from sqlaqueue.admin.diagnosis.finding import Finding, Severity
 from sqlaqueue.queue.backend import SCHEDULE, TICK, backend
-from sqlaqueue.queue.diagnosis_protocol import IndexFault
+from sqlaqueue.queue.diagnosis_protocol import IndexFault, MissingObject
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.texts import duration_text
 
 
 def check_tables(examination: Examination) -> Iterator[Finding]:
@@ -19,6 +22,9 @@ def check_tables(examination: Examination) -> Iterator[Finding]:
     for spec in examination.specs:
         needed = tables_of(spec)
         missing = facts.missing_tables(connection, needed)
+        if missing and len(missing) == len(needed):
+            yield _no_table(examination, spec, missing)
+            continue
         for table in missing:
             yield Finding(
                 severity="critical",
@@ -55,18 +61,75 @@ def check_tables(examination: Examination) -> Iterator[Finding]:
             )
 
 
+def _no_table(examination: Examination, spec: QueueSpec, missing: Sequence[MissingObject]) -> Finding:
+    database = backend().diagnosis.server_state(examination.connection).database
+    hint = f": {missing[0].hint}" if missing[0].hint else ""
+    return Finding(
+        severity="critical",
+        code="missing_table",
+        queue=spec.name,
+        summary=f"The database {database} has none of the tables of this queue{hint}. Is it the right database?",
+        consequence=f"{spec.model.__name__} cannot be used: jobs are not enqueued, and no Consumer starts.",
+        fixes=(_migration(), "\n".join(each.create for each in missing)),
+        facts={"database": database, "tables": [each.name for each in missing]},
+    )
+
+
+def check_defaults(examination: Examination) -> Iterator[Finding]:
+    """Find columns without the DEFAULT that the model declares."""
+    for spec in examination.specs:
+        for column in backend().diagnosis.missing_defaults(examination.connection, spec):
+            yield Finding(
+                severity="critical" if column.is_of_queue else "warning",
+                code="missing_default",
+                queue=spec.name,
+                summary=f"The column {column.name} has no DEFAULT, and the model declares one.",
+                consequence="An INSERT that leaves it out fails or stores NULL, and such a job may never be claimed.",
+                fixes=(column.repair,),
+                facts={"column": column.name},
+            )
+
+
+def check_refused_states(examination: Examination) -> Iterator[Finding]:
+    """Find states of jobs that a CHECK constraint or the type of the status column refuses."""
+    for spec in examination.specs:
+        for each in backend().diagnosis.refused_states(examination.connection, spec):
+            yield Finding(
+                severity="warning" if each.state == "cancelled" else "critical",
+                code="refused_status",
+                queue=spec.name,
+                summary=f"In {spec.table.fullname} {each.by} refuses the status of {each.state} jobs.",
+                consequence=_REFUSED[each.state],
+                fixes=(each.repair, _migration()) if each.repair else (_migration(),),
+                facts={"state": each.state, "by": each.by},
+            )
+
+
+_REFUSED = {
+    "pending": "No job can be enqueued or retried.",
+    "processing": "Each claim of a job fails, so that no job runs; Consumers are alive, and log the error.",
+    "completed": "Jobs that have succeeded cannot be settled, and run again.",
+    "failed": "Jobs that have failed cannot be settled, and run again.",
+    "cancelled": "No job can be cancelled.",
+}
+
+
 def check_indexes(examination: Examination) -> Iterator[Finding]:
     """Find indexes that are missing, invalid or altered, and what an interrupted build has left behind."""
     for spec in examination.specs:
         for fault in backend().diagnosis.index_faults(examination.connection, spec):
-            yield _of_index(spec, fault)
+            yield _of_index(examination, spec, fault)
 
 
-def _of_index(spec: QueueSpec, fault: IndexFault) -> Finding:
+def _of_index(examination: Examination, spec: QueueSpec, fault: IndexFault) -> Finding:
     index = f"index {fault.name} of {fault.table}"
-    severity: Severity = "critical" if fault.is_unique else "warning"
+    severity: Severity = "critical" if fault.is_unique and fault.is_of_queue else "warning"
     consequence = "Claims and rescues may read the whole table."
-    if fault.is_unique:
+    if not fault.is_of_queue:
+        consequence = "Queries of the application may read the whole table."
+        if fault.is_unique:
+            consequence = "Rows that are there may have equal values; if the fix reports some, delete or change them."
+    elif fault.is_unique:
         consequence = (
             "Jobs are not unique, and enqueue() fails. If the fix reports a duplicate key, cancel or delete one of the "
             "jobs that have this key, and repeat it."
@@ -95,14 +158,7 @@ def _of_index(spec: QueueSpec, fault: IndexFault) -> Finding:
             facts=facts,
         )
     if fault.state == "building":
-        return Finding(
-            severity="notice",
-            code="index_building",
-            queue=spec.name,
-            summary=f"The {index} is being built.",
-            consequence="Until it is complete it is not used; pg_stat_progress_create_index shows how far it is.",
-            facts=facts,
-        )
+        return _of_building(examination, spec, index, fault)
     if fault.state == "leftover":
         return Finding(
             severity="warning",
@@ -121,6 +177,28 @@ def _of_index(spec: QueueSpec, fault: IndexFault) -> Finding:
         consequence=consequence,
         fixes=(fault.repair, _migration()),
         facts={**facts, "found": fault.found, "wanted": fault.wanted},
+    )
+
+
+def _of_building(examination: Examination, spec: QueueSpec, index: str, fault: IndexFault) -> Finding:
+    holder, waits, fixes = fault.waits_for, "", tuple[str, ...]()
+    severity: Severity = "notice"
+    if holder is not None:
+        waits = (
+            f", and waits for a transaction, which has been open for {duration_text(holder.seconds)}: "
+            f"{describe_session(holder)}{last_statement(holder)}"
+        )
+        fixes = (f"-- Rolls its transaction back.\nSELECT pg_terminate_backend({holder.pid});",)
+        if (holder.seconds or 0) > examination.thresholds.transaction_open.total_seconds():
+            severity = "warning"
+    return Finding(
+        severity=severity,
+        code="index_building",
+        queue=spec.name,
+        summary=f"The {index} is being built{waits}.",
+        consequence="Until it is complete it is not used; pg_stat_progress_create_index shows how far it is.",
+        fixes=fixes,
+        facts={"index": fault.name, "table": fault.table, "waits_for": None if holder is None else asdict(holder)},
     )
 
 

@@ -65,18 +65,21 @@ def check_due_jobs(examination: Examination) -> Iterator[Finding]:
 def _backlog(spec: QueueSpec, waits: str, facts: dict[str, Any]) -> Finding:
     target, number = target_of(spec), facts["consumers"]
     held_back = " Limits, rates or an order may hold them back." if flow_control(spec) is not None else ""
+    look = f"sqlaqueue stats {target}" if held_back else f"sqlaqueue workers {target}"
+    if facts["running"]:
+        consequence = "More jobs are enqueued than run."
+        fixes: tuple[str, ...] = (f"sqlaqueue worker {target}=MODULE:HANDLER --processes 4", look)
+    else:
+        # More workers would fail in the same way.
+        consequence = "No Consumer has claimed a job: if their claims fail, their log says why."
+        fixes = (look, f"sqlaqueue worker {target}=MODULE:HANDLER --processes 4")
     return Finding(
         severity="warning",
         code="backlog",
         queue=spec.name,
         summary=f"{waits[0].upper()}{waits[1:]}, though {alive_text(number)}.",
-        consequence=(
-            "More jobs are enqueued than run, or the Consumers cannot claim them; then their log says why." + held_back
-        ),
-        fixes=(
-            f"sqlaqueue worker {target}=MODULE:HANDLER --processes 4",
-            *((f"sqlaqueue stats {target}",) if held_back else (f"sqlaqueue workers {target}",)),
-        ),
+        consequence=consequence + held_back,
+        fixes=fixes,
         facts=facts,
     )
 

@@ -116,6 +116,8 @@ def edit(
     if version is None:
         version = form_of(engine, model, key).job.version
     with Session(engine) as session:
+        # An edit that waited for a lock of the same test would wait for ever.
+        session.execute(sa.text("SET LOCAL lock_timeout = '10s'"))
         return save(session, columns(model, *redact), key, version, given, requeue=requeue)
 
 

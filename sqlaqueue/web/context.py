@@ -31,7 +31,7 @@ PATHS = {
     "act": "queues/{queue}/actions/{action}",
     "claim": "queues/{queue}/claim",
     "schedules": "schedules",
-    "act_on_schedule": "schedules/{schedule}/{action}",
+    "act_on_schedule": "schedules/{action}",
     "health": "health",
     "events": "events",
     "static": "static/{file}",

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
-import sqlalchemy as sa
 from anyio.to_thread import run_sync
+from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -206,7 +206,7 @@ class Dashboard:
 
 
 def _unexpected(error: Exception) -> PageError:
-    if isinstance(error, sa.exc.DBAPIError):
+    if isinstance(error, DBAPIError):
         logger.warning("the dashboard cannot show a page: %s", error.orig, extra=fields("dashboard_error"))
         return Unavailable(problem_text(error), "Reload the page when the cause is gone.")
     logger.error("the dashboard cannot show a page", exc_info=error, extra=fields("dashboard_error"))

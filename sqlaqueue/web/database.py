@@ -10,6 +10,8 @@ import anyio
 import anyio.to_thread
 import sqlalchemy as sa
 from anyio.lowlevel import RunVar
+from sqlalchemy import event
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
@@ -137,11 +139,11 @@ def _limited(session: Session, settings: dict[str, str]) -> Iterator[None]:
         if not transaction.nested:
             connection.execute(sa.select(*calls))
 
-    sa.event.listen(session, "after_begin", begun)
+    event.listen(session, "after_begin", begun)
     try:
         yield
     finally:
-        sa.event.remove(session, "after_begin", begun)
+        event.remove(session, "after_begin", begun)
 
 
 @contextmanager
@@ -149,7 +151,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if is_connection_lost(error) or is_connect_error(error) or isinstance(error, sa.exc.TimeoutError):
+        if is_connection_lost(error) or is_connect_error(error) or isinstance(error, PoolTimeout):
             raise Unavailable(
                 "The database cannot be reached.", "Check that it runs; this page works again as soon as it does."
             ) from error

@@ -220,7 +220,7 @@ async def test_wrong_fields_change_nothing(engine: sa.Engine, queues: Queues, cl
 
 async def test_unknown_actions_are_not_found(queues: Queues, client_of: Any) -> None:
     assert (await act(client_of(), "drop", key="1")).status_code == 404
-    assert (await post(client_of(), "/schedules/nightly/drop", {"queue": "email"})).status_code == 404
+    assert (await post(client_of(), "/schedules/drop", {"schedule": "nightly", "queue": "email"})).status_code == 404
 
 
 async def test_pause_and_resume(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
@@ -245,35 +245,38 @@ async def test_user_cannot_forge_the_audit(engine: sa.Engine, queues: Queues, cl
 async def test_schedules_are_run_paused_and_resumed(
     engine: sa.Engine, queues: Queues, client_of: Any, audit: Any
 ) -> None:
-    schedule = Schedule("hourly", queues.Email, every=timedelta(hours=1), values={"recipient": "a"})
+    schedule = Schedule("hourly/de", queues.Email, every=timedelta(hours=1), values={"recipient": "a"})
     queues.metadata.create_all(engine)
     with Session(engine) as session:
         admin.add_schedule(session, schedule)
 
     def stored() -> admin.ScheduleInfo:
         with Session(engine) as session:
-            return admin.schedule(session, queues.Email, "hourly")
+            return admin.schedule(session, queues.Email, "hourly/de")
 
     for action in ("pause", "resume", "run"):
-        response = await post(client_of(), f"/schedules/hourly/{action}", {"queue": "email"})
+        response = await post(client_of(), f"/schedules/{action}", {"schedule": "hourly/de", "queue": "email"})
         assert response.status_code == 303
         assert (stored().paused_at is not None) is (action == "pause")
     assert stored().run_requested_at is not None
     assert lines(audit) == [
-        f"user='ada' action={action}_schedule queue='email' schedule='hourly'" for action in ("pause", "resume", "run")
+        f"user='ada' action={action}_schedule queue='email' schedule='hourly/de'"
+        for action in ("pause", "resume", "run")
     ]
     for path, fields, status in (
-        ("/schedules/hourly/pause", {"queue": "invoice"}, 404),
-        ("/schedules/hourly/pause", {"queue": "nothing"}, 404),
-        ("/schedules/hourly/pause", {"other": "email"}, 404),
-        ("/schedules/hourly/pause", {}, 400),
-        ("/schedules/daily/pause", {"queue": "email"}, 404),
+        ("/schedules/pause", {"schedule": "hourly/de", "queue": "invoice"}, 404),
+        ("/schedules/pause", {"schedule": "hourly/de", "queue": "nothing"}, 404),
+        ("/schedules/pause", {"schedule": "hourly/de", "other": "email"}, 404),
+        ("/schedules/pause", {}, 400),
+        ("/schedules/pause", {"schedule": "daily", "queue": "email"}, 404),
     ):
         assert (await post(client_of(), path, fields)).status_code == status
     reader = client_of(access=lambda _: Access(read=True, act={"invoice": True, "email": ["pause"]}))
-    assert (await post(reader, "/schedules/hourly/pause", {"queue": "email"})).status_code == 403
+    assert (await post(reader, "/schedules/pause", {"schedule": "hourly/de", "queue": "email"})).status_code == 403
     hidden_queue = client_of(access=lambda _: Access(read=["invoice"], act=True))
-    assert (await post(hidden_queue, "/schedules/hourly/pause", {"queue": "invoice"})).status_code == 404
+    assert (
+        await post(hidden_queue, "/schedules/pause", {"schedule": "hourly/de", "queue": "invoice"})
+    ).status_code == 404
     assert stored().paused_at is None
 
 

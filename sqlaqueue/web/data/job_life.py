@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
@@ -64,12 +65,12 @@ class JobLife:
     most_attempts: int
     attempts: Part[list[admin.Attempt] | None]
     """Its ended attempts, newest first; None without an attempt history."""
-    reasons: Part[Sequence[admin.Reason]] = field(default_factory=Part)
+    reasons: Part[Sequence[admin.Reason]] = field(default_factory=Part[Sequence[admin.Reason]])
     """What holds it back, or what else there is to say about its state."""
-    tick: Part[Tick] = field(default_factory=Part)
-    cancellation: Part[datetime | None] = field(default_factory=Part)
+    tick: Part[Tick] = field(default_factory=Part[Tick])
+    cancellation: Part[datetime | None] = field(default_factory=Part[datetime | None])
     """When its cancellation was requested."""
-    uniqueness: Part[Uniqueness] = field(default_factory=Part)
+    uniqueness: Part[Uniqueness] = field(default_factory=Part[Uniqueness])
 
     @property
     def lease(self) -> Lease | None:
@@ -144,7 +145,7 @@ def _tick(session: Session, spec: QueueSpec, key: Key) -> Part[Tick]:
     try:
         with session.begin_nested():
             return Part(tick_of_key(session, spec, key))
-    except sa.exc.DBAPIError as error:
+    except DBAPIError as error:
         if backend().sqlstate(error) == "42P01":
             return Part()
         raise

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.core.database_errors import is_connection_lost
@@ -41,7 +41,7 @@ def attempt_part(session: Session, operation: Callable[..., T], *args: Any) -> P
     try:
         with session.no_autoflush, session.begin_nested():
             return Part(operation(session, *args))
-    except (sa.exc.DBAPIError, SqlaqueueError) as error:
+    except (DBAPIError, SqlaqueueError) as error:
         if is_connection_lost(error):
             raise
         return Part(problem=problem_text(error))
@@ -51,7 +51,7 @@ def problem_text(error: Exception) -> str:
     """Return in one sentence why something cannot be read, and what to do about it."""
     if isinstance(error, SqlaqueueError):
         return f"{error}"
-    state = backend().sqlstate(error) if isinstance(error, sa.exc.DBAPIError) else None
+    state = backend().sqlstate(error) if isinstance(error, DBAPIError) else None
     if state in _PROBLEMS:
         return _PROBLEMS[state]
     # Not the text of the error: it may contain values of redacted columns.

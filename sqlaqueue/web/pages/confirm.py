@@ -53,10 +53,9 @@ def bulk_action(name: str) -> BulkAction:
 
     :raises BadRequest: if there is none.
     """
-    found = next((each for each in BULK_ACTIONS if each == name), None)
-    if found is None:
+    if name not in BULK_ACTIONS:
         raise BadRequest(f"action: use one of {', '.join(BULK_ACTIONS)}.")
-    return found
+    return BULK_ACTIONS[BULK_ACTIONS.index(name)]
 
 
 def back_url(context: Context, chosen: object) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from sqlaqueue.web.rendering.formats import duration, number
+from sqlaqueue.web.rendering.formats import duration, html, number
 
 _PLOT = 120
 """The height of the bars in pixels."""
@@ -75,11 +75,11 @@ def bar_chart(
     most = nice_maximum(max((sum(bar.parts.values()) for bar in bars), default=0))
     drawn = Markup("").join(_bar(bar, place, len(bars), series, most) for place, bar in enumerate(bars))
     lines = Markup("").join(
-        Markup('<line class="chart-line" x1="0" x2="100%" y1="{0}" y2="{0}"/>').format(_pixels(_TOP + y))
+        html('<line class="chart-line" x1="0" x2="100%" y1="{0}" y2="{0}"/>', _pixels(_TOP + y))
         for y in (0.5, _PLOT / 2)
     )
     scale = Markup("").join(
-        Markup('<text x="100%" y="{}">{}</text>').format(_pixels(_TOP + y), number(value))
+        html('<text x="100%" y="{}">{}</text>', _pixels(_TOP + y), number(value))
         for y, value in ((4, most), (_PLOT / 2 + 4, most // 2))
     )
     return Markup(
@@ -111,8 +111,12 @@ def sparkline(values: Sequence[int], *, title: str) -> Markup:
     most = max(values, default=0)
     slot = 100 / max(len(values), 1)
     drawn = Markup("").join(
-        Markup('<rect class="spark-bar" x="{}%" y="{}" width="{}%" height="{}" rx="1"/>').format(
-            _percent(place * slot), _pixels(_SPARK - height), _percent(slot * _FILLED), _pixels(height + 2)
+        html(
+            '<rect class="spark-bar" x="{}%" y="{}" width="{}%" height="{}" rx="1"/>',
+            _percent(place * slot),
+            _pixels(_SPARK - height),
+            _percent(slot * _FILLED),
+            _pixels(height + 2),
         )
         for place, height in ((place, _height(value, most, _SPARK)) for place, value in enumerate(values))
         if height
@@ -179,17 +183,16 @@ def _bar(bar: Bar, place: int, places: int, series: Sequence[str], most: int) ->
     for number_from_top, (name, height) in enumerate(reversed(tops)):
         y = _pixels(_PLOT - height)
         if number_from_top:
-            gap = Markup('<rect class="chart-gap" x="{}%" y="{}" width="{}%" height="1"/>')
-            drawn.append(gap.format(x, _pixels(_PLOT - height - 0.5), width))
-        rect = Markup('<rect class="chart-{}" x="{}%" y="{}" width="{}%" height="{}"{}/>')
+            gap = '<rect class="chart-gap" x="{}%" y="{}" width="{}%" height="1"/>'
+            drawn.append(html(gap, x, _pixels(_PLOT - height - 0.5), width))
+        rect = '<rect class="chart-{}" x="{}%" y="{}" width="{}%" height="{}"{}/>'
         # Longer than the plot, which cuts the round corners at the bottom.
         rounded = Markup("") if number_from_top else Markup(' rx="2"')
-        drawn.append(rect.format(name, x, y, width, _pixels(height + 3), rounded))
+        drawn.append(html(rect, name, x, y, width, _pixels(height + 3), rounded))
     counted = ", ".join(f"{number(bar.parts[name])} {name}" for name in series if bar.parts.get(name))
-    return Markup(
+    return html(
         '<g class="chart-bar{}"><title>{}</title>'
-        '<rect class="chart-place" x="{}%" y="0" width="{}%" height="{}"/>{}</g>'
-    ).format(
+        '<rect class="chart-place" x="{}%" y="0" width="{}%" height="{}"/>{}</g>',
         Markup(" chart-bar--partial") if bar.is_partial else "",
         f"{bar.label}: {counted or 'none'}",
         _percent(place * slot),
@@ -240,20 +243,19 @@ def _ticks(texts: Sequence[str], y: float) -> Markup:
     for place, text in enumerate(texts):
         anchor = "start" if place == 0 else "end" if place == last else "middle"
         # Those in between are left out where there is no room.
-        tick = Markup('<text{} x="{}%" y="{}" text-anchor="{}">{}</text>')
+        tick = '<text{} x="{}%" y="{}" text-anchor="{}">{}</text>'
         minor = Markup(' class="chart-minor"') if place % 2 else ""
-        made.append(tick.format(minor, _percent(100 * place / max(last, 1)), _pixels(y), anchor, text))
+        made.append(html(tick, minor, _percent(100 * place / max(last, 1)), _pixels(y), anchor, text))
     return Markup("").join(made)
 
 
 def _table(bars: Sequence[Bar], series: Sequence[str], title: str) -> Markup:
-    heads = Markup("").join(Markup('<th scope="col" class="num">{}</th>').format(name) for name in series)
+    heads = Markup("").join(html('<th scope="col" class="num">{}</th>', name) for name in series)
     rows = Markup("").join(
-        Markup('<tr><th scope="row">{}</th>{}</tr>').format(
+        html(
+            '<tr><th scope="row">{}</th>{}</tr>',
             bar.label,
-            Markup("").join(
-                Markup('<td class="num">{}</td>').format(number(bar.parts.get(name, 0))) for name in series
-            ),
+            Markup("").join(html('<td class="num">{}</td>', number(bar.parts.get(name, 0))) for name in series),
         )
         for bar in reversed(bars)
         if any(bar.parts.values())

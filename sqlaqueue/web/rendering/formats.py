@@ -16,6 +16,14 @@ SHORT = 200
 """The number of characters of a value in a list."""
 
 
+def html(template: str, *values: Any) -> Markup:
+    """Return HTML with values in the places ``{}`` of a template, each escaped unless it is HTML itself.
+
+    ``Markup.format()`` does the same in Python, which takes a third of the time of a page with a chart.
+    """
+    return Markup(template.format(*map(escape, values)))  # noqa: S704 - the values are escaped
+
+
 def number(value: int | None) -> str:
     """Write an integer with a separator of thousands; a dash for None."""
     return "–" if value is None else f"{value:,}"  # noqa: RUF001 - an en dash stands for no value
@@ -62,7 +70,7 @@ def moment(value: datetime | None) -> str | Markup:
     if value.tzinfo is None:
         return f"{value:%Y-%m-%d %H:%M:%S}"
     utc = value.astimezone(UTC)
-    return Markup('<time datetime="{}">{} UTC</time>').format(utc.isoformat(), f"{utc:%Y-%m-%d %H:%M:%S}")
+    return html('<time datetime="{}">{} UTC</time>', utc.isoformat(), f"{utc:%Y-%m-%d %H:%M:%S}")
 
 
 def short(text: str, length: int = SHORT) -> str:

@@ -87,6 +87,12 @@ class Settings:
         name = column if role is None or column in spec.table.c else str(role.key)
         return (spec.name, name) in self.redacted
 
+    def is_attribute_redacted(self, spec: QueueSpec, attribute: str) -> bool:
+        """Return the same by the name of an attribute, of whichever class of the queue."""
+        columns = [mapper.columns.get(attribute) for mapper in spec.mapper.self_and_descendants]
+        names = {attribute, *(str(each.key) for each in columns if isinstance(each, sa.Column))}
+        return any(self.is_redacted(spec, name) for name in names)
+
     def link(self, spec: QueueSpec, column: str, value: Any) -> str | None:
         """Return the URL to which the value of a column leads; None without one.
 
@@ -146,7 +152,7 @@ def _columns(queues: Mapping[str, Queue], column: Any, argument: str) -> list[tu
         msg = f"{_WHAT}({argument}=...): {column!r} is not a column; give Email.body, 'Email.body' or 'body'"
         raise ConfigurationError(msg)
     specs = [queue.spec for queue in queues.values() if not class_name or class_name in _class_names(queue.spec)]
-    found = [(spec.name, key) for spec in specs if (key := _column_name(spec, name)) is not None]
+    found = [(spec.name, key) for spec in specs for key in _column_names(spec, class_name, name)]
     if not found:
         where = (
             f"no queue class {class_name} has a column {name!r}" if class_name else f"no queue has a column {name!r}"
@@ -160,14 +166,21 @@ def _class_names(spec: QueueSpec) -> set[str]:
     return {mapper.class_.__name__ for mapper in spec.mapper.self_and_descendants} | {spec.name}
 
 
-def _column_name(spec: QueueSpec, name: str) -> str | None:
-    for mapper in spec.mapper.self_and_descendants:
-        found = mapper.columns.get(name)
-        if isinstance(found, sa.Column):
-            return str(found.key)
+def _column_names(spec: QueueSpec, class_name: str, name: str) -> list[str]:
+    """Return the columns of an attribute: subclasses may have different columns under one name.
+
+    :param class_name: the class that is meant, with its subclasses; the queue's own name, or none, for all classes.
+    """
+    all_of_them = list(spec.mapper.self_and_descendants)
+    named = [mapper for mapper in all_of_them if mapper.class_.__name__ == class_name]
+    meant = [each for mapper in named for each in mapper.self_and_descendants]
+    found = [mapper.columns.get(name) for mapper in meant or all_of_them]
+    keys = dict.fromkeys(str(each.key) for each in found if isinstance(each, sa.Column))
+    if keys:
+        return list(keys)
     if name in spec.columns:
-        return str(spec.columns[name].key)
-    return name if name in spec.table.c else None
+        return [str(spec.columns[name].key)]
+    return [name] if name in spec.table.c else []
 
 
 def _link(column: Any, link: Any) -> Link:

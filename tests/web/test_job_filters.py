@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from sqlaqueue.web.data.job_filters import parse_filter
+from sqlaqueue.web.data.job_filters import JobsWanted, parse_filter
 from sqlaqueue.web.data.parameters import ParameterError
 from tests.web.job_lists import columns, create, make_pairs, make_wide, page
 from tests.web.test_job_columns import insert
@@ -157,3 +158,19 @@ def test_composite_keys_are_found(engine: sa.Engine) -> None:
     for job in (first, second):
         assert [each.key for each in page(engine, model, ("job", job.key)).jobs] == [job.key]
     assert page(engine, model, ("job", "a,2")).jobs == []
+
+
+@pytest.mark.parametrize("key", ["a\rb,1", "a\nb,1", '"a"b,1', '"a', "", ",", "a", "a,1,2"])
+def test_a_text_that_is_no_composite_key_is_refused(key: str) -> None:
+    with pytest.raises(ParameterError):
+        JobsWanted(columns(make_pairs()), key=key).key_values()
+
+
+def test_long_keys_are_found(engine: sa.Engine) -> None:
+    model = make_pairs()
+    create(engine, model)
+    long = "".join(hashlib.sha256(bytes([number])).hexdigest() for number in range(40))
+    with engine.begin() as connection:
+        connection.execute(sa.insert(model.__table__), [{"tenant": long, "number": 1}])
+    (job,) = page(engine, model).jobs
+    assert [each.key for each in page(engine, model, ("job", job.key)).jobs] == [job.key]

@@ -22,7 +22,7 @@ from sqlaqueue.web.rendering.notices import notices_in
 from sqlaqueue.web.security.audit import write_audit
 from sqlaqueue.web.security.forms import FormData, read_form
 from sqlaqueue.web.security.headers import NOT_STORED, SECURITY_HEADERS
-from sqlaqueue.web.settings import Queue, Settings
+from sqlaqueue.web.settings import Queue, Settings, slug_of
 
 PATHS = {
     "overview": "",
@@ -173,4 +173,4 @@ def path_below_mount(scope: Any) -> str:
 
 
 def _segment(value: str | Queue) -> str:
-    return value.slug if isinstance(value, Queue) else value
+    return value.slug if isinstance(value, Queue) else slug_of(value)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -23,6 +24,7 @@ Link: TypeAlias = str | Callable[[Any], str | None]
 """A URL in which ``{value}`` stands for the column's value; or a function of the value that returns a URL or None."""
 
 _WHAT = "Dashboard"
+_ENCODED = "~"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*")
 
 
@@ -101,8 +103,16 @@ class Settings:
         link = self.links.get((spec.name, column))
         if link is None or value is None:
             return None
-        url = link.replace("{value}", quote(str(value), safe="")) if isinstance(link, str) else link(value)
-        return url if url is not None and _is_safe(url) else None
+        if isinstance(link, str):
+            url: object = link.replace("{value}", quote(str(value), safe=""))
+        else:
+            try:
+                url = link(value)
+            except Exception:  # noqa: BLE001 - a function of the application: one value must not hide a page
+                text = "the function for the links of %s of the queue %s failed"
+                logger.exception(text, column, spec.name, extra=fields("dashboard_error", queue=spec.name))
+                return None
+        return str(url) if url is not None and _is_safe(str(url)) else None
 
 
 def _queues(models: Iterable[type[Any]]) -> dict[str, Queue]:
@@ -121,18 +131,29 @@ def _queues(models: Iterable[type[Any]]) -> dict[str, Queue]:
                 "QueueConfig(name=...), or show them in two dashboards"
             )
             raise ConfigurationError(msg)
-        found[spec.name] = Queue(spec.name, spec.model, spec, _slug(spec.name))
+        found[spec.name] = Queue(spec.name, spec.model, spec, slug_of(spec.name))
     if not found:
         msg = f"{_WHAT}([]): give at least one queue class"
         raise ConfigurationError(msg)
     return found
 
 
-def _slug(name: str) -> str:
+def slug_of(name: str) -> str:
     """Return a name as one segment of a path, which servers and browsers leave as it is."""
     if _PLAIN_NAME.fullmatch(name):
         return name
-    return "~" + base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+    return _ENCODED + base64.urlsafe_b64encode(name.encode()).decode().rstrip("=")
+
+
+def name_of_slug(slug: str) -> str | None:
+    """Return the name that :func:`slug_of` has written; None for another text."""
+    name = slug
+    if slug.startswith(_ENCODED):
+        try:
+            name = base64.urlsafe_b64decode(slug[1:] + "=" * (-len(slug[1:]) % 4)).decode()
+        except ValueError:
+            return None
+    return name if slug_of(name) == slug else None
 
 
 def _listed(given: Any, argument: str) -> Collection[Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import html
+import re
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 import sqlalchemy as sa
@@ -118,3 +120,23 @@ async def test_a_locked_table_is_said(client_of: Any, execute: Any, engine: sa.E
         connection.rollback()
     assert "A table is locked by another session" in page or "Reading this took too long" in page
     assert "No schedules" not in page
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "%2f", "~x", "a?b#c", "\u00fc \\", CODE])
+async def test_a_schedule_of_any_name_can_be_paused(client_of: Any, execute: Any, engine: sa.Engine, name: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE sqlaqueue_schedule SET name = :name WHERE name = 'nightly'"), {"name": name})
+    browser = client_of()
+    page = await browser.get("/schedules")
+    actions = [html.unescape(each) for each in re.findall(r'action="([^"]+/pause)"', page.text)]
+    (mine,) = [each for each in actions if "heartbeat" not in each]
+    response = await browser.post(urljoin(str(page.url), mine), data={"queue": "invoice"})
+    assert response.status_code == 303, response.text
+    with engine.connect() as connection:
+        paused = sa.text("SELECT name FROM sqlaqueue_schedule WHERE paused_at IS NOT NULL")
+        assert connection.scalars(paused).all() == [name]
+
+
+@pytest.mark.parametrize("slug", ["~", "~x", "~bmlnaHRseQ", "~_w", "nightly2", "~%2F"])
+async def test_a_text_that_names_no_schedule_is_not_found(client_of: Any, execute: Any, slug: str) -> None:
+    assert (await client_of().post(f"/schedules/{slug}/pause", data={"queue": "invoice"})).status_code == 404

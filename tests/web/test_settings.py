@@ -188,3 +188,10 @@ def test_access_by_queue_and_action(access: Access, readable: set[str], allowed:
 def test_wrong_access_names_the_fix(given: Any, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         Access(**given)
+
+
+@pytest.mark.parametrize("link", [lambda value: value["id"], lambda _: 5 / 0])
+def test_a_link_function_that_fails_gives_no_link(link: Any, caplog: pytest.LogCaptureFixture) -> None:
+    made = settings(links={"Email.recipient": link})
+    assert made.link(spec_of(QUEUES.Email), "recipient", "ada") is None
+    assert "links of recipient of the queue email" in caplog.text

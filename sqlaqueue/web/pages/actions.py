@@ -15,6 +15,7 @@ from sqlaqueue.web.errors import BadRequest, NotFound, Unavailable
 from sqlaqueue.web.pages.confirm import back_url, bulk_action
 from sqlaqueue.web.pages.edit import save_edit
 from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, in_words, selection_of
+from sqlaqueue.web.settings import name_of_slug
 
 _CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
 """The notice about changed jobs, by action."""
@@ -87,7 +88,7 @@ _OF_SCHEDULES: dict[str, tuple[Any, str]] = {
 
 async def act_on_schedule(context: Context) -> Response:
     """Run, pause or resume a schedule."""
-    name, action = context.request.path_params["schedule"], context.request.path_params["action"]
+    name, action = name_of_slug(context.request.path_params["schedule"]), context.request.path_params["action"]
     if action not in _OF_SCHEDULES:
         raise NotFound("There is no such action.", "Go back to the list of schedules.")
     operation, notice = _OF_SCHEDULES[action]
@@ -96,6 +97,8 @@ async def act_on_schedule(context: Context) -> Response:
     if queue is None:
         raise NotFound("There is no such queue, or you have no access to it.", "Choose a schedule from the list.")
     context.require("schedule", queue)
+    if name is None:
+        raise NotFound("There is no such schedule.", "Choose a schedule from the list.")
     try:
         with context.failures_audited(f"{action}_schedule", queue, schedule=name):
             await context.database.write(_change_schedule, operation, queue, name)

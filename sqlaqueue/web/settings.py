@@ -108,7 +108,7 @@ class Settings:
         else:
             try:
                 url = link(value)
-            except Exception:  # noqa: BLE001 - a function of the application: one value must not hide a page
+            except Exception:  # a function of the application: one value must not hide a page
                 text = "the function for the links of %s of the queue %s failed"
                 logger.exception(text, column, spec.name, extra=fields("dashboard_error", queue=spec.name))
                 return None

@@ -488,4 +488,5 @@ def test_json_keeps_numbers(engine: sa.Engine) -> None:
     )
     assert indented('[{"a":1},[]]') == '[\n  {\n    "a": 1\n  },\n  []\n]'
     assert len(indented("[" * 50_000 + "]" * 50_000)) < 200_000
+    assert len(indented("[" * 100 + "1," * 40_000 + "1" + "]" * 100)) < 2_000_000
     assert parse_exact('{"a": 2.50, "b": 1e3}') == {"a": 2.5, "b": 1000.0}

@@ -65,6 +65,7 @@ _LONGEST_KEY = 8000
 
 _INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,100}(\.\d{0,100})?|\.\d{1,100})([eE][+-]?\d{1,3})?", re.ASCII)
+_HEXADECIMAL = re.compile(r"\\x([0-9a-fA-F]{2})*", re.ASCII)
 _YEARS = range(2, 9999)
 """Within these years a moment can be converted between time zones."""
 
@@ -227,7 +228,7 @@ def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]
     return typed_as(column.column, text, parameter)
 
 
-def typed_as(  # noqa: C901, PLR0911 - one for each kind
+def typed_as(  # noqa: C901, PLR0911, PLR0912 - one for each kind
     column: sa.Column[Any], text: str, parameter: str
 ) -> sa.ColumnElement[Any]:
     """Return the same for a column of any table."""
@@ -258,6 +259,8 @@ def typed_as(  # noqa: C901, PLR0911 - one for each kind
             return sa.literal(_date(text, parameter), sa.Date())
         case "text":
             return sa.literal(text, sa.Text())
+        case "bytes":
+            return sa.literal(_bytes(text, parameter), sa.LargeBinary())
         case _:
             # The database converts it, or refuses it.
             return sa.cast(sa.literal(text, sa.Text()), stored)
@@ -288,6 +291,12 @@ def _uuid(text: str, parameter: str) -> uuid.UUID:
         return uuid.UUID(text)
     except ValueError:
         raise ParameterError(parameter, "use a UUID") from None
+
+
+def _bytes(text: str, parameter: str) -> bytes:
+    if not _HEXADECIMAL.fullmatch(text):
+        raise ParameterError(parameter, "use hexadecimal digits, such as \\x00ff")
+    return bytes.fromhex(text[2:])
 
 
 def _moment(text: str, parameter: str) -> datetime:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,11 @@ from urllib.parse import quote, unquote, urlencode
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from sqlaqueue.exc import StatementError
 from sqlaqueue.web.access import Access, Action
+from sqlaqueue.web.data.parameters import ParameterError
 from sqlaqueue.web.database import Database
-from sqlaqueue.web.errors import Forbidden, NotFound
+from sqlaqueue.web.errors import Forbidden, NotFound, PageError
 from sqlaqueue.web.rendering.environment import Renderer
 from sqlaqueue.web.rendering.notices import notices_in
 from sqlaqueue.web.security.audit import write_audit
@@ -96,6 +99,21 @@ class Context:
     def audit(self, action: str, queue: Queue, *, count: int | None = None, **facts: Any) -> None:
         """Log an action of the user."""
         write_audit(self.user, action, queue.name, count=count, **facts)
+
+    @contextmanager
+    def failures_audited(self, action: str, queue: Queue, **facts: Any) -> Iterator[None]:
+        """Log an action that fails as well: if the connection was lost at its end, it may have been carried out.
+
+        A request that names nothing that could be changed, as one with a malformed parameter, is no action.
+        """
+        try:
+            yield
+        except (ParameterError, StatementError):
+            raise
+        except BaseException as error:  # a server that cancels the request, as its browser has left, does not undo it
+            cause = error.__cause__ if isinstance(error, PageError) else None
+            self.audit(action, queue, **facts, error=type(cause or error).__name__)
+            raise
 
     def url(self, name: str, *, query: Query = (), **path: str | Queue) -> str:
         """Return the URL of a page, relative to the page of this request.

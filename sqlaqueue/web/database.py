@@ -137,6 +137,7 @@ def _limited(session: Session, settings: dict[str, str]) -> Iterator[None]:
     def begun(_: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
         # A savepoint has the settings of its transaction, in which an operation may have lowered them.
         if not transaction.nested:
+            _check_transactions(connection)
             connection.execute(sa.select(*calls))
 
     event.listen(session, "after_begin", begun)
@@ -144,6 +145,16 @@ def _limited(session: Session, settings: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         event.remove(session, "after_begin", begun)
+
+
+def _check_transactions(connection: sa.Connection) -> None:
+    """Refuse connections under AUTOCOMMIT: limits and locks would end with the statement that has set them."""
+    driver_connection: Any = connection.connection.dbapi_connection
+    if getattr(driver_connection, "autocommit", False) is True:
+        raise Unavailable(
+            "The sessions of the dashboard commit each statement by itself (AUTOCOMMIT).",
+            "Give it a sessionmaker of an engine with another isolation_level.",
+        )
 
 
 @contextmanager

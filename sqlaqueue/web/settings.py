@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import InstrumentedAttribute
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.log import fields, logger
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -87,6 +88,12 @@ class Settings:
         name = column if role is None or column in spec.table.c else str(role.key)
         return (spec.name, name) in self.redacted
 
+    def is_attribute_redacted(self, spec: QueueSpec, attribute: str) -> bool:
+        """Return the same by the name of an attribute, of whichever class of the queue."""
+        columns = [mapper.columns.get(attribute) for mapper in spec.mapper.self_and_descendants]
+        names = {attribute, *(str(each.key) for each in columns if isinstance(each, sa.Column))}
+        return any(self.is_redacted(spec, name) for name in names)
+
     def link(self, spec: QueueSpec, column: str, value: Any) -> str | None:
         """Return the URL to which the value of a column leads; None without one.
 
@@ -95,8 +102,16 @@ class Settings:
         link = self.links.get((spec.name, column))
         if link is None or value is None:
             return None
-        url = link.replace("{value}", quote(str(value), safe="")) if isinstance(link, str) else link(value)
-        return url if url is not None and _is_safe(url) else None
+        if isinstance(link, str):
+            url: object = link.replace("{value}", quote(str(value), safe=""))
+        else:
+            try:
+                url = link(value)
+            except Exception:  # a function of the application: one value must not hide a page
+                text = "the function for the links of %s of the queue %s failed"
+                logger.exception(text, column, spec.name, extra=fields("dashboard_error", queue=spec.name))
+                return None
+        return str(url) if url is not None and _is_safe(str(url)) else None
 
 
 def _queues(models: Iterable[type[Any]]) -> dict[str, Queue]:
@@ -146,7 +161,7 @@ def _columns(queues: Mapping[str, Queue], column: Any, argument: str) -> list[tu
         msg = f"{_WHAT}({argument}=...): {column!r} is not a column; give Email.body, 'Email.body' or 'body'"
         raise ConfigurationError(msg)
     specs = [queue.spec for queue in queues.values() if not class_name or class_name in _class_names(queue.spec)]
-    found = [(spec.name, key) for spec in specs if (key := _column_name(spec, name)) is not None]
+    found = [(spec.name, key) for spec in specs for key in _column_names(spec, class_name, name)]
     if not found:
         where = (
             f"no queue class {class_name} has a column {name!r}" if class_name else f"no queue has a column {name!r}"
@@ -160,14 +175,21 @@ def _class_names(spec: QueueSpec) -> set[str]:
     return {mapper.class_.__name__ for mapper in spec.mapper.self_and_descendants} | {spec.name}
 
 
-def _column_name(spec: QueueSpec, name: str) -> str | None:
-    for mapper in spec.mapper.self_and_descendants:
-        found = mapper.columns.get(name)
-        if isinstance(found, sa.Column):
-            return str(found.key)
+def _column_names(spec: QueueSpec, class_name: str, name: str) -> list[str]:
+    """Return the columns of an attribute: subclasses may have different columns under one name.
+
+    :param class_name: the class that is meant, with its subclasses; the queue's own name, or none, for all classes.
+    """
+    all_of_them = list(spec.mapper.self_and_descendants)
+    named = [mapper for mapper in all_of_them if mapper.class_.__name__ == class_name]
+    meant = [each for mapper in named for each in mapper.self_and_descendants]
+    found = [mapper.columns.get(name) for mapper in meant or all_of_them]
+    keys = dict.fromkeys(str(each.key) for each in found if isinstance(each, sa.Column))
+    if keys:
+        return list(keys)
     if name in spec.columns:
-        return str(spec.columns[name].key)
-    return name if name in spec.table.c else None
+        return [str(spec.columns[name].key)]
+    return [name] if name in spec.table.c else []
 
 
 def _link(column: Any, link: Any) -> Link:

@@ -152,7 +152,9 @@ async def test_a_whole_list_is_changed_as_its_preview_says(
         # A reload of the page asks for it again, and does not repeat the action.
         assert (await browser.get(target)).status_code == 200
     assert states(engine, queues.Email) == {"1": "pending", "2": "failed", "3": "pending", "4": "failed"}
-    assert lines(audit) == ["user='ada' action=requeue queue='email' count=2 filter='state=failed&f.recipient=a'"]
+    assert lines(audit) == [
+        "user='ada' action=requeue queue='email' count=2 keys=['3', '1'] filter='state=failed&f.recipient=a'"
+    ]
 
 
 async def test_a_whole_list_needs_its_preview(engine: sa.Engine, queues: Queues, client_of: Any) -> None:

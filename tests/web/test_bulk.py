@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -11,8 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue import Consumer, Order, Unique
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web.data import bulk
 from sqlaqueue.web.data.bulk import BulkAction, ByKeys, Done, Preview, Selection, act, by_filter, preview
+from sqlaqueue.web.data.job_filters import parse_filter
 from sqlaqueue.web.data.parameters import ParameterError
 from tests.unique.models import create, make_job
 from tests.web.jobs_of import KINDS, add, claimed, columns, fail_jobs, states, wanted
@@ -123,6 +126,24 @@ def test_jobs_after_the_preview_are_left_alone(engine: sa.Engine, queues: Queues
     assert states(engine, queues.Email)["4"] == "pending"
     done = do(engine, "purge", of_filter(queues.Email, "purge", most=1))
     assert done.changed == 1, "no more than the preview has counted"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("redacted", [(), ("created_at", "finished_at")])
+def test_jobs_after_the_preview_are_left_alone_though_their_times_are_hidden(
+    engine: sa.Engine, kind: str, redacted: tuple[str, ...]
+) -> None:
+    model = make_job(kind, unique=None)
+    create(engine, model)
+    add(engine, *(model(id=number) for number in (1, 2, 3)))
+    fail_jobs(engine, model, 2)
+    names = [role for role in redacted if role in spec_of(model).columns]
+    chosen = by_filter(parse_filter(columns(model, *names), [("state", "failed")]), "purge")
+    seen = look(engine, "purge", chosen)
+    fail_jobs(engine, model, 1)
+    # The newest would be the first ones.
+    assert do(engine, "purge", replace(chosen, until=seen.now, most=2)).changed == 2
+    assert list(states(engine, model)) == ["3"]
 
 
 def test_large_actions_go_on_where_they_stopped(

@@ -129,3 +129,26 @@ def test_a_part_that_fails_does_not_hide_the_others(engine: sa.Engine) -> None:
         assert attempt_part(session, lambda session: session.scalar(sa.select(5))).value == 5
         secret = attempt_part(session, lambda session: session.scalar(sa.text("SELECT 'secret'::int")))
         assert "secret" not in secret.problem
+
+
+@pytest.mark.parametrize("driver", ["sync", "psycopg", "asyncpg"])
+async def test_sessions_without_transactions_are_refused(shared: Any, driver: str) -> None:
+    ran: list[Any] = []
+
+    def operation(session: Session) -> None:
+        ran.append(session.scalar(sa.select(1)))
+
+    async def refused(database: Database) -> None:
+        for run in (database.read, database.write):
+            with pytest.raises(Unavailable, match="AUTOCOMMIT"):
+                await run(operation)
+
+    if driver == "sync":
+        engine = sa.create_engine(shared.url(), isolation_level="AUTOCOMMIT")
+        await refused(Database(sessionmaker(engine), "Dashboard"))
+        engine.dispose()
+    else:
+        made = create_async_engine(shared.url(driver), isolation_level="AUTOCOMMIT")
+        await refused(Database(async_sessionmaker(made), "Dashboard"))
+        await made.dispose()
+    assert ran == []

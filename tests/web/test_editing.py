@@ -237,6 +237,41 @@ def test_line_breaks_of_browsers_are_no_change(engine: sa.Engine, queues: Queues
     assert edit(engine, queues.Email, given).outcome == "unchanged"
 
 
+@pytest.mark.parametrize(
+    ("stored", "typed", "written"),
+    [
+        ("a\nb", "a\r\nbc", "a\nbc"),
+        ("a\n", "a", "a"),
+        ("a", "a\r\n", "a\n"),
+        ("a\u2028b", "a\r\nb", "a\nb"),
+        ("a\r\nb", "a\r\nbc", "a\r\nbc"),
+    ],
+)
+def test_line_breaks_of_browsers_are_not_stored(
+    engine: sa.Engine, queues: Queues, stored: str, typed: str, written: str
+) -> None:
+    add(engine, queues.Email(recipient=stored))
+    assert edit(engine, queues.Email, {"recipient": typed}).columns == ["recipient"]
+    assert loaded(engine, queues.Email).recipient == written
+
+
+async def test_a_short_text_with_line_breaks_has_a_field_of_several_lines(client_of: Any, engine: sa.Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Note(QueueMixin, Base):
+        __tablename__ = "note"
+        __queue__ = QueueConfig()
+        id: Mapped[int] = mapped_column(primary_key=True)
+        text: Mapped[str] = mapped_column(sa.String(50))
+
+    Base.metadata.create_all(engine)
+    add(engine, Note(text="one"), Note(text="one\ntwo"))
+    one, two = [(await client_of(Note).get(f"/queues/note/edit?key={key}")).text for key in (1, 2)]
+    assert '<input id="v.text"' in one
+    assert '<textarea id="v.text"' in two
+
+
 def test_numbers_in_json_that_is_not_edited_stay_exact(engine: sa.Engine, queues: Queues) -> None:
     add(engine, queues.Email(recipient="a"))
     exact = '{"a": 1.000000000000000000001}'
@@ -455,4 +490,5 @@ def test_json_keeps_numbers(engine: sa.Engine) -> None:
     )
     assert indented('[{"a":1},[]]') == '[\n  {\n    "a": 1\n  },\n  []\n]'
     assert len(indented("[" * 50_000 + "]" * 50_000)) < 200_000
+    assert len(indented("[" * 100 + "1," * 40_000 + "1" + "]" * 100)) < 2_000_000
     assert parse_exact('{"a": 2.50, "b": 1e3}') == {"a": 2.5, "b": 1000.0}

@@ -100,10 +100,17 @@ def found(monkeypatch: pytest.MonkeyPatch, *findings: Finding) -> Iterator[None]
 
 
 @pytest.mark.parametrize(
-    ("act", "redact", "is_shown"), [(True, (), True), (False, (), False), (True, ("subject",), False)]
+    ("read", "act", "redact", "is_shown"),
+    [
+        (True, True, (), True),
+        (True, False, (), False),
+        (True, True, ("subject",), False),
+        # The statement may be about a queue that the user does not see.
+        (["invoice"], True, (), False),
+    ],
 )
 async def test_statements_of_sessions_are_for_those_who_may_act(
-    client_of: Any, monkeypatch: pytest.MonkeyPatch, act: Any, redact: Any, *, is_shown: bool
+    client_of: Any, monkeypatch: pytest.MonkeyPatch, read: Any, act: Any, redact: Any, *, is_shown: bool
 ) -> None:
     query = "UPDATE email SET subject = 'the secret'"
     finding = Finding(
@@ -114,9 +121,24 @@ async def test_statements_of_sessions_are_for_those_who_may_act(
         facts={"query": query},
     )
     with found(monkeypatch, finding):
-        page = await page_of(client_of, access=lambda _: Access(read=True, act=act), redact=redact)
+        page = await page_of(client_of, access=lambda _: Access(read=read, act=act), redact=redact)
     assert ("the secret" in page) == is_shown
     assert "Its statement: " in page
+
+
+async def test_errors_of_schedules_are_redacted(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = Finding(
+        severity="critical",
+        code="schedule_error",
+        queue="email",
+        summary="The schedule 'nightly' could not be fired: the secret.",
+        facts={"schedule": "nightly", "error": "the secret"},
+    )
+    with found(monkeypatch, finding):
+        assert "the secret" in await page_of(client_of)
+        page = await page_of(client_of, redact=["last_error"])
+    assert "the secret" not in page
+    assert "The schedule 'nightly' could not be fired: (hidden)." in page
 
 
 async def test_a_real_session_is_hidden_as_well(client_of: Any, engine: sa.Engine, monkeypatch: Any) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
-from sqlaqueue.web.data.job_filters import parse_filter
+from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue.web.data.job_filters import JobsWanted, parse_filter
 from sqlaqueue.web.data.parameters import ParameterError
+from sqlaqueue.web.data.stored_job import read_job
 from tests.web.job_lists import columns, create, make_pairs, make_wide, page
 from tests.web.test_job_columns import insert
 
@@ -157,3 +162,66 @@ def test_composite_keys_are_found(engine: sa.Engine) -> None:
     for job in (first, second):
         assert [each.key for each in page(engine, model, ("job", job.key)).jobs] == [job.key]
     assert page(engine, model, ("job", "a,2")).jobs == []
+
+
+@pytest.mark.parametrize("key", ["a\rb,1", "a\nb,1", '"a"b,1', '"a', "", ",", "a", "a,1,2"])
+def test_a_text_that_is_no_composite_key_is_refused(key: str) -> None:
+    with pytest.raises(ParameterError):
+        JobsWanted(columns(make_pairs()), key=key).key_values()
+
+
+def test_long_keys_are_found(engine: sa.Engine) -> None:
+    model = make_pairs()
+    create(engine, model)
+    long = "".join(hashlib.sha256(bytes([number])).hexdigest() for number in range(40))
+    with engine.begin() as connection:
+        connection.execute(sa.insert(model.__table__), [{"tenant": long, "number": 1}])
+    (job,) = page(engine, model).jobs
+    assert [each.key for each in page(engine, model, ("job", job.key)).jobs] == [job.key]
+
+
+@pytest.fixture
+def spans(engine: sa.Engine) -> Any:
+    class Base(DeclarativeBase):
+        pass
+
+    class Span(QueueMixin, Base):
+        __tablename__ = "span"
+        __queue__ = QueueConfig()
+        code: Mapped[bytes] = mapped_column(primary_key=True)
+        length: Mapped[timedelta] = mapped_column(primary_key=True)
+        other: Mapped[timedelta | None]
+
+    Base.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add_all(Span(code=bytes([number, 255]), length=timedelta(days=number)) for number in range(3))
+        session.commit()
+    return Span
+
+
+def test_keys_of_bytes_and_intervals_are_found(engine: sa.Engine, spans: Any) -> None:
+    listed = [job.key for job in page(engine, spans).jobs]
+    assert listed == ["\\x02ff,2 days", "\\x01ff,1 day", "\\x00ff,00:00:00"]
+    for key in listed:
+        assert [each.key for each in page(engine, spans, ("job", key)).jobs] == [key]
+        with Session(engine) as session:
+            assert read_job(session, columns(spans), key) is not None
+    # In pages as well.
+    first = page(engine, spans, size=2)
+    assert first.next is not None
+    assert [job.key for job in page(engine, spans, ("after", first.next), size=2).jobs] == listed[2:]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("job", "zz,1 day"),
+        ("job", "\\xzz,1 day"),
+        ("job", "\\x0,1 day"),
+        ("f.other", "2030-01-01"),
+        ("f.other.min", "1"),
+    ],
+)
+def test_what_is_no_such_value_is_refused(spans: Any, name: str, value: str) -> None:
+    with pytest.raises(ParameterError):
+        parse_filter(columns(spans), [(name, value)])

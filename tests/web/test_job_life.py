@@ -203,6 +203,33 @@ def test_redacted_values_are_not_read(engine: sa.Engine, queues: Queues) -> None
     assert [statement for statement in sent if "email.subject" in statement or "email.payload" in statement] == []
 
 
+def test_redacted_worker_and_times_are_not_told(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, *(queues.Email(recipient="a") for _ in range(3)))
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE email SET run_at = '2126-03-04 05:06+00' WHERE id = 3"))
+    fail_jobs(engine, queues.Email)
+    with claimed(engine, queues.Email):
+        with engine.begin() as connection:
+            connection.execute(sa.text("UPDATE email SET claimed_by = 'the-host'"))
+            connection.execute(sa.text("UPDATE sqlaqueue_attempt SET worker = 'the-host'"))
+        for key in "12":
+            assert "the-host" in str(life_of(engine, queues.Email, key))
+            life = life_of(engine, queues.Email, key, "claimed_by")
+            assert "the-host" not in str([life, events_of(life)])
+    assert "2126-03-04" in str(life_of(engine, queues.Email, "3").reasons)
+    assert "2126-03-04" not in str(life_of(engine, queues.Email, "3", "run_at"))
+
+
+@pytest.mark.parametrize("moment", ["infinity", "-infinity", "20000-01-01", "0044-03-15 BC"])
+def test_times_that_python_does_not_have(engine: sa.Engine, queues: Queues, moment: str) -> None:
+    add(engine, queues.Email(recipient="a"))
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE email SET run_at = CAST(:moment AS timestamptz)"), {"moment": moment})
+    life = life_of(engine, queues.Email)
+    assert moment.split(maxsplit=1)[0] in (texts(life)["run_at"] or "")
+    assert kinds(life) == ["enqueued"]
+
+
 def test_redacted_key_of_a_limit_is_not_told(engine: sa.Engine) -> None:
     model = make_job("update_status", unique=None, limits=[Limit(1, per="note")])
     create(engine, model)

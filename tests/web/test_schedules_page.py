@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -118,3 +119,18 @@ async def test_a_locked_table_is_said(client_of: Any, execute: Any, engine: sa.E
         connection.rollback()
     assert "A table is locked by another session" in page or "Reading this took too long" in page
     assert "No schedules" not in page
+
+
+@pytest.mark.parametrize("name", ["a/b", "..", ".", "%2f", "~x", "a?b#c", "\u00fc \\", CODE])
+async def test_a_schedule_of_any_name_can_be_paused(client_of: Any, execute: Any, engine: sa.Engine, name: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE sqlaqueue_schedule SET name = :name WHERE name = 'nightly'"), {"name": name})
+    browser = client_of()
+    page = await browser.get("/schedules")
+    fields = [html.unescape(each) for each in re.findall(r'name="schedule" value="([^"]*)"', page.text)]
+    assert name in fields
+    response = await browser.post("/schedules/pause", data={"queue": "invoice", "schedule": name})
+    assert response.status_code == 303, response.text
+    with engine.connect() as connection:
+        paused = sa.text("SELECT name FROM sqlaqueue_schedule WHERE paused_at IS NOT NULL")
+        assert connection.scalars(paused).all() == [name]

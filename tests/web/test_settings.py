@@ -12,6 +12,7 @@ from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.exc import ConfigurationError, NotAQueueError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web import Access, Dashboard
+from sqlaqueue.web.data.job_columns import columns_of
 from sqlaqueue.web.settings import Settings
 from tests.web.conftest import everything
 from tests.web.models import Queues
@@ -38,6 +39,42 @@ def test_a_name_is_redacted_in_all_queues_and_roles_are_too() -> None:
     for model in QUEUES.all:
         if "last_error" in spec_of(model).columns:
             assert is_redacted(["last_error"], model, "last_error")
+
+
+@pytest.mark.parametrize(
+    ("given", "redacted"),
+    [
+        (["Letter.secret"], {"letter_secret"}),
+        (["Parcel.secret"], {"parcel_secret"}),
+        (["secret"], {"letter_secret", "parcel_secret"}),
+        (["parcel_secret"], {"parcel_secret"}),
+    ],
+)
+def test_subclasses_may_have_different_columns_under_one_name(given: list[str], redacted: set[str]) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Item(QueueMixin, Base):
+        __tablename__ = "item"
+        __queue__ = QueueConfig(strategy="update_status")
+        id: Mapped[int] = mapped_column(primary_key=True)
+        kind: Mapped[str]
+        __mapper_args__ = {"polymorphic_on": "kind", "polymorphic_identity": "item"}  # noqa: RUF012 - as SQLAlchemy wants it
+
+    class Letter(Item):
+        secret: Mapped[str | None] = mapped_column("letter_secret")
+        __mapper_args__ = {"polymorphic_identity": "letter"}  # noqa: RUF012 - as above
+
+    class Parcel(Item):
+        secret: Mapped[str | None] = mapped_column("parcel_secret")
+        __mapper_args__ = {"polymorphic_identity": "parcel"}  # noqa: RUF012 - as above
+
+    made = Settings.of([Item], given, {}, ())
+    columns = columns_of(spec_of(Item), made.is_redacted).values()
+    assert {each.column.name for each in columns if each.is_redacted} == redacted
+    # A schedule names the attribute, and one of several classes.
+    assert made.is_attribute_redacted(spec_of(Item), "secret")
+    assert not made.is_attribute_redacted(spec_of(Item), "kind")
 
 
 @pytest.mark.parametrize(
@@ -151,3 +188,10 @@ def test_access_by_queue_and_action(access: Access, readable: set[str], allowed:
 def test_wrong_access_names_the_fix(given: Any, text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         Access(**given)
+
+
+@pytest.mark.parametrize("link", [lambda value: value["id"], lambda _: 5 / 0])
+def test_a_link_function_that_fails_gives_no_link(link: Any, caplog: pytest.LogCaptureFixture) -> None:
+    made = settings(links={"Email.recipient": link})
+    assert made.link(spec_of(QUEUES.Email), "recipient", "ada") is None
+    assert "links of recipient of the queue email" in caplog.text

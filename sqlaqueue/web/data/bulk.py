@@ -18,16 +18,18 @@ from sqlaqueue.admin.explanation.read_facts import twin_of
 from sqlaqueue.admin.job_filter import filtered_jobs
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.keys import Key, key_text
+from sqlaqueue.queue.backend import DEAD_LETTER
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.strategies.parts.dead_letters import letters
 from sqlaqueue.strategies.parts.job_listing import key_labels
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.job_pages import ListRequest, read_page
-from sqlaqueue.web.data.job_rows import JobRow
+from sqlaqueue.web.data.job_sources import DeadLetters, source_of
 from sqlaqueue.web.data.parts import Part, attempt_part, problem_text
-from sqlaqueue.web.data.stored_job import has_one_of
+from sqlaqueue.web.data.stored_job import has_key, has_one_of, letter_of
 
 BulkAction = Literal["requeue", "cancel", "purge"]
 BULK_ACTIONS: tuple[BulkAction, ...] = get_args(BulkAction)
@@ -274,14 +276,14 @@ def act(session: Session, action: BulkAction, chosen: Selection, *, longest: flo
 
 def _act_by_filter(session: Session, action: BulkAction, chosen: ByFilter, done: Done, until: float) -> None:
     wanted, cursor, left = chosen.wanted, chosen.after, min(chosen.most, MOST_AT_ONCE)
-    moments = [role for role in ("created_at", "finished_at") if role in wanted.columns.by_role]
-    shown = ",".join(wanted.columns.by_role[role].name for role in moments)
     if wanted.state is not None and wanted.state not in APPLIES_TO[action]:
         return
     while left > 0:
-        page = read_page(session, ListRequest(wanted, columns=shown or None, after=cursor), min(_BATCH, left))
+        page = read_page(session, ListRequest(wanted, after=cursor), min(_BATCH, left))
         session.rollback()  # with the settings of the planner
-        keys = [job.key for job in page.jobs if job.state in APPLIES_TO[action] and not _is_later(job, chosen.until)]
+        keys = [job.key for job in page.jobs if job.state in APPLIES_TO[action]]
+        later = _later(session, chosen, keys)
+        keys = [key for key in keys if key not in later]
         if keys:
             _change(session, action, wanted.columns, keys, done)
             left -= len(keys)
@@ -290,9 +292,28 @@ def _act_by_filter(session: Session, action: BulkAction, chosen: ByFilter, done:
             return
 
 
-def _is_later(job: JobRow, until: datetime | None) -> bool:
-    moments = [cell.moment for cell in job.cells if cell.column.kind == "moment"]
-    return until is not None and any(isinstance(each, datetime) and each > until for each in moments)
+def _later(session: Session, chosen: ByFilter, keys: Sequence[str]) -> set[str]:
+    """Return which jobs were enqueued or have finished since the preview; also if these times are redacted.
+
+    A queue that stores no such times cannot tell; its dead letters can.
+    """
+    spec, columns, until = chosen.columns.spec, chosen.columns, chosen.until
+    if until is None or not keys:
+        return set()
+    found: Any
+    if isinstance(source_of(columns, chosen.wanted), DeadLetters):
+        written = spec.side_tables[DEAD_LETTER].c.created_at
+        mine = sa.or_(*(letter_of(columns, key) for key in keys))
+        found = letters(spec, sa.select(spec.model), "act").where(mine, written > until)
+    else:
+        # A column may have no time zone; the server then takes it as claims do.
+        times = [spec.columns[role] for role in ("created_at", "finished_at") if spec.has(role)]
+        is_late = sa.or_(sa.false(), *(sa.cast(each, sa.DateTime(timezone=True)) > until for each in times))
+        found = sa.select(*spec.keys).where(sa.or_(*(has_key(columns, key) for key in keys)), is_late)
+    rows = found.subquery("later")
+    parts = [sa.cast(rows.c[each.key], sa.Text()) for each in spec.keys]
+    later = session.execute(sa.select(*parts), bind_arguments={"mapper": spec.mapper})
+    return {key_text(row) for row in later}
 
 
 def _change(session: Session, action: BulkAction, columns: JobColumns, keys: Sequence[str], done: Done) -> None:

@@ -249,7 +249,7 @@ def _parse(attempt: _Attempt, fields: Sequence[Field]) -> None:
         if _same(typed, stored):
             continue
         try:
-            attempt.values[each] = field_value(each, typed)
+            attempt.values[each] = field_value(each, _as_stored(typed, stored))
         except WrongValue as error:
             attempt.errors[each.name] = str(error)
 
@@ -258,7 +258,18 @@ def _same(typed: str | None, stored: str | None) -> bool:
     """Return whether a text is the same but for line breaks, which browsers send in their own way."""
     if typed is None or stored is None:
         return typed is stored
-    return "\n".join(typed.splitlines()) == "\n".join(stored.splitlines())
+    return _with_line_feeds(typed) == _with_line_feeds(stored)
+
+
+def _as_stored(typed: str | None, stored: str | None) -> str | None:
+    """Return what was typed with line feeds, unless the stored text has the line breaks of browsers itself."""
+    if typed is None or "\r\n" in (stored or ""):
+        return typed
+    return _with_line_feeds(typed)
+
+
+def _with_line_feeds(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _assign(attempt: _Attempt, instance: Any) -> None:

@@ -176,7 +176,8 @@ def state_of(spec: QueueSpec, status: sa.ColumnElement[Any]) -> sa.ColumnElement
 
 def stored_type(type_: TypeEngine[Any]) -> TypeEngine[Any]:
     """Return the type of the database behind a type of the application."""
-    while isinstance(type_, sa.types.TypeDecorator):
+    # Interval is one that stores moments, but for databases that have intervals.
+    while isinstance(type_, sa.types.TypeDecorator) and not isinstance(type_, sa.Interval):
         type_ = type_.impl_instance
     return type_
 

@@ -60,8 +60,12 @@ OPERATORS: dict[Kind, tuple[str, ...]] = {
 _LONGEST = 1000
 """The number of characters that a value may have."""
 
+_LONGEST_KEY = 8000
+"""The same for a key. An index has no longer values, unless they are compressed."""
+
 _INTEGER = re.compile(r"[+-]?\d{1,19}", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d{1,100}(\.\d{0,100})?|\.\d{1,100})([eE][+-]?\d{1,3})?", re.ASCII)
+_HEXADECIMAL = re.compile(r"\\x([0-9a-fA-F]{2})*", re.ASCII)
 _YEARS = range(2, 9999)
 """Within these years a moment can be converted between time zones."""
 
@@ -135,11 +139,15 @@ class JobsWanted:
         if self.key is None:
             return []
         keys = self.columns.of_key
-        parts = [self.key] if len(keys) == 1 else next(csv.reader([self.key]), [])
+        _check_text("job", self.key, _LONGEST_KEY)
+        try:
+            parts = [self.key] if len(keys) == 1 else next(csv.reader([self.key], strict=True), [])
+        except csv.Error:  # a line break, or text behind a quote
+            parts = []
         if len(parts) != len(keys):
             names = ",".join(each.name for each in keys)
             raise ParameterError("job", f"the key has {len(keys)} parts; write it as {names}")
-        return [typed(column, part, "job") for column, part in zip(keys, parts, strict=True)]
+        return [typed_as(each.column, part, "job") for each, part in zip(keys, parts, strict=True)]
 
     def has_error(self, values: Mapping[str, sa.ColumnElement[Any]]) -> sa.ColumnElement[bool]:
         """Return the condition that the last error is of the kind :attr:`error`.
@@ -161,7 +169,7 @@ def parse_filter(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> 
                 raise ParameterError(name[:100], "it is given twice")
             given[name] = value
     for name, value in given.items():
-        _check_text(name[:100], value)
+        _check_text(name[:100], value, _LONGEST_KEY if name == "job" else _LONGEST)
     values = {name: value for name, value in given.items() if value != ""}
     wanted = JobsWanted(
         columns,
@@ -220,7 +228,7 @@ def typed(column: JobColumn, text: str, parameter: str) -> sa.ColumnElement[Any]
     return typed_as(column.column, text, parameter)
 
 
-def typed_as(  # noqa: C901, PLR0911 - one for each kind
+def typed_as(  # noqa: C901, PLR0911, PLR0912 - one for each kind
     column: sa.Column[Any], text: str, parameter: str
 ) -> sa.ColumnElement[Any]:
     """Return the same for a column of any table."""
@@ -251,14 +259,16 @@ def typed_as(  # noqa: C901, PLR0911 - one for each kind
             return sa.literal(_date(text, parameter), sa.Date())
         case "text":
             return sa.literal(text, sa.Text())
+        case "bytes":
+            return sa.literal(_bytes(text, parameter), sa.LargeBinary())
         case _:
             # The database converts it, or refuses it.
             return sa.cast(sa.literal(text, sa.Text()), stored)
 
 
-def _check_text(parameter: str, text: str) -> None:
-    if len(text) > _LONGEST:
-        raise ParameterError(parameter, f"use at most {_LONGEST} characters")
+def _check_text(parameter: str, text: str, longest: int = _LONGEST) -> None:
+    if len(text) > longest:
+        raise ParameterError(parameter, f"use at most {longest} characters")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ParameterError(parameter, "it has a character that the database cannot store")
 
@@ -281,6 +291,12 @@ def _uuid(text: str, parameter: str) -> uuid.UUID:
         return uuid.UUID(text)
     except ValueError:
         raise ParameterError(parameter, "use a UUID") from None
+
+
+def _bytes(text: str, parameter: str) -> bytes:
+    if not _HEXADECIMAL.fullmatch(text):
+        raise ParameterError(parameter, "use hexadecimal digits, such as \\x00ff")
+    return bytes.fromhex(text[2:])
 
 
 def _moment(text: str, parameter: str) -> datetime:

@@ -129,15 +129,14 @@ def _attempts(session: Session, columns: JobColumns, key: Key) -> list[admin.Att
     if ATTEMPT not in spec.side_tables:
         return None
     found = admin.attempts(session, spec.model, key, limit=_MOST_ATTEMPTS)
-    if hides_errors(columns):
-        return [replace(each, error=None, traceback=None) for each in found]
-    return found
+    if _hides(columns, "last_error"):
+        found = [replace(each, error=None, traceback=None) for each in found]
+    return [replace(each, worker=None) for each in found] if _hides(columns, "claimed_by") else found
 
 
-def hides_errors(columns: JobColumns) -> bool:
-    """Return whether error texts are redacted."""
-    error = columns.by_role.get("last_error")
-    return error is not None and error.is_redacted
+def _hides(columns: JobColumns, role: str) -> bool:
+    column = columns.by_role.get(role)
+    return column is not None and column.is_redacted
 
 
 def _tick(session: Session, spec: QueueSpec, key: Key) -> Part[Tick]:
@@ -166,8 +165,13 @@ def _redacted_reasons(columns: JobColumns) -> set[str]:
     flow = flow_control(spec)
     held_back = () if flow is None else {column for key in flow.keys for column in key.columns}
     kind = spec.mapper.polymorphic_on
+    of_role = spec.columns.get
     of_reasons: dict[str, Any] = {
-        "finished": [spec.columns.get("last_error")],
+        "finished": [of_role("last_error"), of_role("finished_at"), of_role("attempts")],
+        "twin": [of_role("last_error")],
+        "running": [of_role("claimed_by"), of_role("lease_expires_at"), of_role("started_at")],
+        "lease_expired": [of_role("claimed_by"), of_role("lease_expires_at")],
+        "not_due": [of_role("run_at"), of_role("attempts")],
         "unknown_status": [spec.columns.get("status")],
         "unknown_class": [kind],
         **dict.fromkeys(("limit", "rate", "order"), held_back),

@@ -9,7 +9,7 @@ from typing import Any
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[{}\[\],:]|[^\s{}\[\],:"]+', re.DOTALL)
 _INDENT = "  "
-_DEEPEST = 100
+_DEEPEST = 20
 
 
 def indented(text: str) -> str:
@@ -24,7 +24,7 @@ def indented(text: str) -> str:
         following = parts[number + 1] if number + 1 < len(parts) else ""
         if part in "{[":
             written.append(part)
-            # Beyond some depth the indentation alone would be megabytes.
+            # Beyond some depth the indentation is most of the text: for 100 kB, up to 2 MB.
             is_broken.append(following not in "}]" and len(is_broken) < _DEEPEST)
             if is_broken[-1]:
                 written.append("\n" + _INDENT * len(is_broken))

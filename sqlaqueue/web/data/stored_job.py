@@ -20,6 +20,9 @@ from sqlaqueue.web.data.job_filters import JobsWanted
 LONGEST = 100_000
 """The number of characters of a value that are read; the database leaves out the rest."""
 
+_FIRST, _LAST = (sa.literal(datetime(year, 6, 1, tzinfo=UTC), sa.DateTime(timezone=True)) for year in (1, 9999))
+"""Within these times a moment is one of Python."""
+
 _MOMENTS = ("created_at", "run_at", "started_at", "finished_at", "lease_expires_at")
 _NUMBERS = ("attempts", "max_attempts")
 _TEXTS = ("claimed_by", "last_error", "lease_token", "traceparent")
@@ -205,7 +208,9 @@ def _roles(columns: JobColumns, place: _Place) -> dict[str, sa.ColumnElement[Any
             continue
         if role in _MOMENTS:
             # The column may have no time zone; the server then takes it as claims do.
-            found[role] = sa.cast(value, sa.DateTime(timezone=True))
+            moment = sa.cast(value, sa.DateTime(timezone=True))
+            # Python has no infinity, and not all years; as a text the value is shown nevertheless.
+            found[role] = sa.case((moment.between(_FIRST, _LAST), moment))
         elif role in _TEXTS:
             found[role] = sa.func.left(sa.cast(value, sa.Text()), LONGEST, type_=sa.Text())
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
@@ -12,7 +11,6 @@ from sqlaqueue import admin
 from sqlaqueue.exc import SqlaqueueError, StatementError
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, ByFilter, ByKeys, Done, Selection, act
-from sqlaqueue.web.data.parts import problem_text
 from sqlaqueue.web.errors import BadRequest, NotFound, Unavailable
 from sqlaqueue.web.pages.confirm import back_url, bulk_action
 from sqlaqueue.web.pages.edit import save_edit
@@ -43,15 +41,14 @@ async def _act_on_jobs(context: Context) -> Response:
         if isinstance(chosen, ByFilter) and chosen.until is None:
             raise BadRequest("until: it is missing.", "An action on a whole list begins with its preview.")
         try:
-            done = await context.database.write(act, action, chosen)
-        except (DBAPIError, SqlaqueueError) as error:
-            context.audit(action, queue, count=0, error=type(error).__name__, **in_words(chosen))
-            if isinstance(error, SqlaqueueError):
-                raise BadRequest(f"{error}") from error
-            raise
+            with context.failures_audited(action, queue, **in_words(chosen)):
+                done = await context.database.write(act, action, chosen)
+        except SqlaqueueError as error:
+            raise BadRequest(f"{error}") from error
     counts = {"asked": done.asked, "twins": done.twins, "left": done.left, "missing": done.missing}
     facts = {name: number for name, number in counts.items() if number}
-    context.audit(action, queue, count=done.changed, **in_words(chosen), **facts, error=done.problem)
+    what = {"keys": done.keys, **in_words(chosen)}
+    context.audit(action, queue, count=done.changed, **what, **facts, error=done.problem)
     if done.problem:
         text = f"{done.changed:,} jobs were changed. Then it was broken off: {done.problem}"
         raise Unavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
@@ -74,7 +71,8 @@ async def _pause(context: Context, action: str) -> Response:
     queue = context.queue
     context.require("pause", queue)
     operation = admin.pause if action == "pause" else admin.resume
-    await context.database.write(operation, queue.model)
+    with context.failures_audited(action, queue):
+        await context.database.write(operation, queue.model)
     context.audit(action, queue)
     return context.redirect(context.url("queue", queue=queue), (f"{action}d", 1))
 
@@ -100,13 +98,11 @@ async def act_on_schedule(context: Context) -> Response:
         raise NotFound("There is no such queue, or you have no access to it.", "Choose a schedule from the list.")
     context.require("schedule", queue)
     try:
-        await context.database.write(_change_schedule, operation, queue, name)
+        with context.failures_audited(f"{action}_schedule", queue, schedule=name):
+            await context.database.write(_change_schedule, operation, queue, name)
     except StatementError:
         text = f"{queue.name} has no such schedule."
         raise NotFound(text, "It may have been removed; look at the list again.") from None
-    except DBAPIError as error:
-        context.audit(f"{action}_schedule", queue, schedule=name, error=problem_text(error))
-        raise
     context.audit(f"{action}_schedule", queue, schedule=name)
     return context.redirect(context.url("schedules"), (notice, 1))
 

@@ -42,7 +42,7 @@ async def save_edit(context: Context) -> Response:
     if requeues:
         context.require("requeue", queue)
     columns = columns_in(context)
-    with bad_parameters():
+    with bad_parameters(), context.failures_audited("edit", queue, keys=[key], then=data.get("then")):
         edited = await context.database.write(_save, columns, key, data, requeues)
     if edited.outcome == "missing":
         raise NotFound(*_MISSING)

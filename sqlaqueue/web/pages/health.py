@@ -60,12 +60,21 @@ def _is_deep(context: Context) -> bool:
 
 
 def _shown(context: Context, finding: Finding) -> Finding:
-    """Return a finding without the text of another session's statement, which may contain values of columns.
+    """Return a finding without texts that may contain values of columns which the user must not see.
 
-    Users who change jobs see it, unless columns are redacted.
+    Another session's statement may be about any table: users who change jobs of all queues see it, unless columns are
+    redacted. The error of a schedule may repeat a value, as that of a job may.
     """
+    settings = context.settings
+    facts, hidden = finding.facts, list[Any]()
+    sees_all = len(context.queues) == len(settings.queues)
     may_act = any(context.may(action, queue) for action in ACTIONS for queue in context.queues)
-    query = finding.facts.get("query")
-    if not query or (may_act and not context.settings.redacted):
-        return finding
-    return replace(finding, summary=finding.summary.replace(query, _HIDDEN), facts={})
+    if settings.redacted or not (sees_all and may_act):
+        hidden.append(facts.get("query"))
+    queue = settings.queues.get(finding.queue or "")
+    if queue is not None and settings.is_redacted(queue.spec, "last_error"):
+        hidden.append(facts.get("error"))
+    summary = finding.summary
+    for text in hidden:
+        summary = summary.replace(text, _HIDDEN) if text else summary
+    return finding if summary == finding.summary else replace(finding, summary=summary, facts={})

@@ -114,7 +114,6 @@ def _key_at_limit(context: Context, shown: Queue, key: KeyAtLimit) -> str:
     """Return the values of a key, without those of redacted columns."""
     texts = []
     for name, value in key.key.items():
-        column = shown.spec.mapper.columns.get(name)
-        is_redacted = context.settings.is_redacted(shown.spec, name if column is None else str(column.key))
+        is_redacted = context.settings.is_attribute_redacted(shown.spec, name)
         texts.append(f"{name} {'redacted' if is_redacted else short(plain(value), 60)}")
     return ", ".join(texts) or "The whole queue"

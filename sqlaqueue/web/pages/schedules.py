@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from starlette.responses import Response
 
@@ -41,8 +40,7 @@ def _values(context: Context, schedule: ScheduleInfo) -> Mapping[str, str]:
     spec = context.settings.queues[schedule.queue].spec
     texts: dict[str, str] = {}
     for name, value in schedule.values.items():
-        column: Any = spec.mapper.columns.get(name)
-        is_redacted = context.settings.is_redacted(spec, name if column is None else str(column.key))
+        is_redacted = context.settings.is_attribute_redacted(spec, name)
         texts[name] = "redacted" if is_redacted else short(plain(value), 60)
     return texts
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING
+from urllib.parse import quote, urlencode
 
 from sqlaqueue.web.data.bulk import MOST_AT_ONCE, MOST_KEYS, BulkAction, ByFilter, ByKeys, Selection, by_filter
 from sqlaqueue.web.data.job_columns import JobColumns, columns_of
@@ -73,7 +74,8 @@ def fields_of_selection(chosen: Selection, **bounds: str | None) -> list[tuple[s
 def in_words(chosen: Selection) -> dict[str, object]:
     """Return the selection for the audit."""
     if isinstance(chosen, ByFilter):
-        return {"filter": "&".join(f"{name}={value}" for name, value in chosen.wanted.parameters()) or "all jobs"}
+        # Quoted, so that a value cannot read as a further condition.
+        return {"filter": urlencode(chosen.wanted.parameters(), quote_via=quote, safe=" :@,/") or "all jobs"}
     return {"keys": list(chosen.keys)}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from shlex import quote
 
 from sqlaqueue.admin.diagnosis.checks.shared import live_consumers
 from sqlaqueue.admin.diagnosis.examination import Examination, target_of
@@ -46,7 +47,7 @@ def _of_schedule(schedule: ScheduleInfo, target: str) -> Iterator[Finding]:
             queue=schedule.queue,
             summary=f"The schedule {schedule.name!r} could not be fired: {schedule.last_error}.",
             consequence="It enqueues no jobs. Correct what the error names, and then let it be fired again.",
-            fixes=(f"sqlaqueue schedules run {target} {schedule.name}",),
+            fixes=(f"sqlaqueue schedules run {target} {quote(schedule.name)}",),
             facts={"schedule": schedule.name, "error": schedule.last_error},
         )
     elif schedule.late is not None:

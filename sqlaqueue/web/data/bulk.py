@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
@@ -263,7 +264,7 @@ def act(session: Session, action: BulkAction, chosen: Selection, *, longest: flo
                 _change(session, action, chosen.columns, some, done)
         else:
             _act_by_filter(session, action, chosen, done, until)
-    except (sa.exc.DBAPIError, SqlaqueueError) as error:
+    except (DBAPIError, SqlaqueueError) as error:
         session.rollback()
         if not (done.changed or done.asked or done.twins):
             raise

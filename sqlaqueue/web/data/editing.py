@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, StatementError
 from sqlalchemy.orm import Session, attributes, defer, lazyload
 
 from sqlaqueue import admin
@@ -307,16 +308,16 @@ def _refusals(spec: QueueSpec, attempt: _Attempt) -> Iterator[None]:
     """Turn an error of the database, or of the application's events, into a problem of the form."""
     try:
         yield
-    except sa.exc.DBAPIError as error:
+    except DBAPIError as error:
         if is_connection_lost(error):
             raise
         attempt.problem = _refusal(error, spec)
     except Exception as error:  # noqa: BLE001 - an event listener of the application may raise any error
-        cause = error.orig if isinstance(error, sa.exc.StatementError) and error.orig is not None else error
+        cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
         attempt.problem = f"It was refused: {type(cause).__name__}: {cause}"
 
 
-def _refusal(error: sa.exc.DBAPIError, spec: QueueSpec) -> str:
+def _refusal(error: DBAPIError, spec: QueueSpec) -> str:
     """Return why the database refused a row, without its own text: that repeats values, which may be redacted."""
     if is_twin(error, spec):
         return "It would have a twin: another job has the same values of the unique columns."

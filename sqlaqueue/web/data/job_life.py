@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
@@ -27,6 +28,7 @@ DELETED = "deleted"
 """The state of a job whose row is gone, and of which the attempt history tells."""
 
 _MOST_ATTEMPTS = 50
+_NOT_READ: Part[Any] = Part()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,12 +66,12 @@ class JobLife:
     most_attempts: int
     attempts: Part[list[admin.Attempt] | None]
     """Its ended attempts, newest first; None without an attempt history."""
-    reasons: Part[Sequence[admin.Reason]] = field(default_factory=Part)
+    reasons: Part[Sequence[admin.Reason]] = _NOT_READ
     """What holds it back, or what else there is to say about its state."""
-    tick: Part[Tick] = field(default_factory=Part)
-    cancellation: Part[datetime | None] = field(default_factory=Part)
+    tick: Part[Tick] = _NOT_READ
+    cancellation: Part[datetime | None] = _NOT_READ
     """When its cancellation was requested."""
-    uniqueness: Part[Uniqueness] = field(default_factory=Part)
+    uniqueness: Part[Uniqueness] = _NOT_READ
 
     @property
     def lease(self) -> Lease | None:
@@ -144,7 +146,7 @@ def _tick(session: Session, spec: QueueSpec, key: Key) -> Part[Tick]:
     try:
         with session.begin_nested():
             return Part(tick_of_key(session, spec, key))
-    except sa.exc.DBAPIError as error:
+    except DBAPIError as error:
         if backend().sqlstate(error) == "42P01":
             return Part()
         raise

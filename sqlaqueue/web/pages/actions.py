@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
@@ -44,7 +44,7 @@ async def _act_on_jobs(context: Context) -> Response:
             raise BadRequest("until: it is missing.", "An action on a whole list begins with its preview.")
         try:
             done = await context.database.write(act, action, chosen)
-        except (sa.exc.DBAPIError, SqlaqueueError) as error:
+        except (DBAPIError, SqlaqueueError) as error:
             context.audit(action, queue, count=0, error=type(error).__name__, **in_words(chosen))
             if isinstance(error, SqlaqueueError):
                 raise BadRequest(f"{error}") from error
@@ -102,7 +102,7 @@ async def act_on_schedule(context: Context) -> Response:
     except StatementError:
         text = f"{queue.name} has no such schedule."
         raise NotFound(text, "It may have been removed; look at the list again.") from None
-    except sa.exc.DBAPIError as error:
+    except DBAPIError as error:
         context.audit(f"{action}_schedule", queue, schedule=name, error=problem_text(error))
         raise
     context.audit(f"{action}_schedule", queue, schedule=name)

@@ -53,10 +53,10 @@ def bulk_action(name: str) -> BulkAction:
 
     :raises BadRequest: if there is none.
     """
-    found = next((each for each in BULK_ACTIONS if each == name), None)
-    if found is None:
-        raise BadRequest(f"action: use one of {', '.join(BULK_ACTIONS)}.")
-    return found
+    actions: dict[str, BulkAction] = {each: each for each in BULK_ACTIONS}
+    if name not in actions:
+        raise BadRequest(f"action: use one of {', '.join(actions)}.")
+    return actions[name]
 
 
 def back_url(context: Context, chosen: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -28,6 +28,7 @@ DELETED = "deleted"
 """The state of a job whose row is gone, and of which the attempt history tells."""
 
 _MOST_ATTEMPTS = 50
+_NOT_READ: Part[Any] = Part()
 
 
 @dataclass(frozen=True, kw_only=True)

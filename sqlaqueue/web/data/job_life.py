@@ -66,12 +66,12 @@ class JobLife:
     most_attempts: int
     attempts: Part[list[admin.Attempt] | None]
     """Its ended attempts, newest first; None without an attempt history."""
-    reasons: Part[Sequence[admin.Reason]] = field(default_factory=Part[Sequence[admin.Reason]])
+    reasons: Part[Sequence[admin.Reason]] = _NOT_READ
     """What holds it back, or what else there is to say about its state."""
-    tick: Part[Tick] = field(default_factory=Part[Tick])
-    cancellation: Part[datetime | None] = field(default_factory=Part[datetime | None])
+    tick: Part[Tick] = _NOT_READ
+    cancellation: Part[datetime | None] = _NOT_READ
     """When its cancellation was requested."""
-    uniqueness: Part[Uniqueness] = field(default_factory=Part[Uniqueness])
+    uniqueness: Part[Uniqueness] = _NOT_READ
 
     @property
     def lease(self) -> Lease | None:

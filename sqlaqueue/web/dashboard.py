@@ -20,7 +20,7 @@ from sqlaqueue.web.access import Access
 from sqlaqueue.web.context import PATHS, Context, Page, path_below_mount
 from sqlaqueue.web.data.parts import problem_text
 from sqlaqueue.web.database import Database
-from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError, Unavailable
+from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError, ServiceUnavailable
 from sqlaqueue.web.pages.actions import act_on_queue, act_on_schedule
 from sqlaqueue.web.pages.claim import claim
 from sqlaqueue.web.pages.confirm import confirm
@@ -200,7 +200,7 @@ class Dashboard:
         # Without access: the page of an error names no queue.
         context = self._context(request, Access(read=False))
         response = context.render("error.html", status=error.status, error=error)
-        if error.status == Unavailable.status:
+        if error.status == ServiceUnavailable.status:
             response.headers["Retry-After"] = "5"
         return response
 
@@ -208,7 +208,7 @@ class Dashboard:
 def _unexpected(error: Exception) -> PageError:
     if isinstance(error, DBAPIError):
         logger.warning("the dashboard cannot show a page: %s", error.orig, extra=fields("dashboard_error"))
-        return Unavailable(problem_text(error), "Reload the page when the cause is gone.")
+        return ServiceUnavailable(problem_text(error), "Reload the page when the cause is gone.")
     logger.error("the dashboard cannot show a page", exc_info=error, extra=fields("dashboard_error"))
     return PageError("The page could not be made.", "The log of the server has the error.")
 

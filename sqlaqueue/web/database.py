@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
 from sqlaqueue.session_types import makes_async
-from sqlaqueue.web.errors import Busy, Unavailable
+from sqlaqueue.web.errors import Busy, ServiceUnavailable
 from sqlaqueue.write_routing import execute, open_session
 
 T = TypeVar("T")
@@ -56,21 +56,21 @@ class Database:
 
         :param statement_timeout: the seconds after which the server cancels a statement.
         :param read_only: whether the transaction is read-only. One that locks rows for a moment is not.
-        :raises Unavailable: if the database cannot be reached, or all sessions are in use.
+        :raises ServiceUnavailable: if the database cannot be reached, or all sessions are in use.
         """
         settings = _settings(statement_timeout, read_only=read_only)
         try:
             return await self._run(_reading, settings, operation, args)
         except Busy:
             raise
-        except Unavailable:
+        except ServiceUnavailable:
             # A connection of the pool may be from before a restart of the server. SQLAlchemy has dropped them all.
             return await self._run(_reading, settings, operation, args)
 
     async def write(self, operation: Callable[..., T], *args: Any, statement_timeout: float = WRITE_TIMEOUT) -> T:
         """Return ``operation(session, *args)``, which commits what it has changed.
 
-        :raises Unavailable: as above. What was committed before stays.
+        :raises ServiceUnavailable: as above. What was committed before stays.
         """
         return await self._run(_writing, _settings(statement_timeout, read_only=False), operation, args)
 
@@ -151,7 +151,7 @@ def _check_transactions(connection: sa.Connection) -> None:
     """Refuse connections under AUTOCOMMIT: limits and locks would end with the statement that has set them."""
     driver_connection: Any = connection.connection.dbapi_connection
     if getattr(driver_connection, "autocommit", False) is True:
-        raise Unavailable(
+        raise ServiceUnavailable(
             "The sessions of the dashboard commit each statement by itself (AUTOCOMMIT).",
             "Give it a sessionmaker of an engine with another isolation_level.",
         )
@@ -163,7 +163,7 @@ def _errors() -> Iterator[None]:
         yield
     except Exception as error:
         if is_connection_lost(error) or is_connect_error(error) or isinstance(error, PoolTimeout):
-            raise Unavailable(
+            raise ServiceUnavailable(
                 "The database cannot be reached.", "Check that it runs; this page works again as soon as it does."
             ) from error
         raise

@@ -54,13 +54,13 @@ class Misdirected(PageError):
     status, title = 421, "Not served under this name"
 
 
-class Unavailable(PageError):
+class ServiceUnavailable(PageError):
     """The database does not answer, or not in time."""
 
     status, title = 503, "The database does not answer"
 
 
-class Busy(Unavailable):
+class Busy(ServiceUnavailable):
     """All sessions of the dashboard are in use."""
 
     title = "Busy"

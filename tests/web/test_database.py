@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web.data.parts import attempt_part
 from sqlaqueue.web.database import MOST_AT_ONCE, Database
-from sqlaqueue.web.errors import Unavailable
+from sqlaqueue.web.errors import ServiceUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -110,7 +110,7 @@ async def test_connections_from_before_a_restart_are_replaced(database: Database
 
 async def test_database_that_cannot_be_reached() -> None:
     engine = sa.create_engine("postgresql+psycopg://nobody@127.0.0.1:1/nothing")
-    with pytest.raises(Unavailable):
+    with pytest.raises(ServiceUnavailable):
         await Database(sessionmaker(engine), "Dashboard").read(lambda session: session.scalar(sa.select(1)))
 
 
@@ -140,7 +140,7 @@ async def test_sessions_without_transactions_are_refused(shared: Any, driver: st
 
     async def refused(database: Database) -> None:
         for run in (database.read, database.write):
-            with pytest.raises(Unavailable, match="AUTOCOMMIT"):
+            with pytest.raises(ServiceUnavailable, match="AUTOCOMMIT"):
                 await run(operation)
 
     if driver == "sync":

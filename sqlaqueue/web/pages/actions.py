@@ -11,7 +11,7 @@ from sqlaqueue import admin
 from sqlaqueue.exc import SqlaqueueError, StatementError
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, ByFilter, ByKeys, Done, Selection, act
-from sqlaqueue.web.errors import BadRequest, NotFound, Unavailable
+from sqlaqueue.web.errors import BadRequest, NotFound, ServiceUnavailable
 from sqlaqueue.web.pages.confirm import back_url, bulk_action
 from sqlaqueue.web.pages.edit import save_edit
 from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, in_words, selection_of
@@ -51,7 +51,7 @@ async def _act_on_jobs(context: Context) -> Response:
     context.audit(action, queue, count=done.changed, **what, **facts, error=done.problem)
     if done.problem:
         text = f"{done.changed:,} jobs were changed. Then it was broken off: {done.problem}"
-        raise Unavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
+        raise ServiceUnavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
     counts |= {_CHANGED[action]: done.changed, "unchanged": done.unchanged}
     notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
     return context.redirect(_next(context, action, chosen, done), *(notices or [("unchanged", 0)]))

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from starlette.responses import Response
 
 from sqlaqueue.web.context import Context
-from sqlaqueue.web.errors import NotFound, Unavailable
+from sqlaqueue.web.errors import NotFound, ServiceUnavailable
 from sqlaqueue.web.live.broadcaster import MOST_VIEWERS, Broadcaster
 from sqlaqueue.web.live.event_stream import EventStream
 from sqlaqueue.web.security.headers import NOT_STORED, SECURITY_HEADERS
@@ -21,7 +21,7 @@ async def events(context: Context) -> Response:
     """Return the events of the queues that the parameters ``queue`` name, or of all that the user sees."""
     broadcaster = _broadcaster(context)
     if broadcaster.is_full:
-        raise Unavailable(
+        raise ServiceUnavailable(
             f"{MOST_VIEWERS} windows are kept up to date already.", "Close some, or reload this page now and then."
         )
     return EventStream(broadcaster, _queues(context), {**SECURITY_HEADERS, **NOT_STORED})

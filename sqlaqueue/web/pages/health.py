@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from sqlaqueue.admin.diagnosis.doctor import doctor
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
-from sqlaqueue.web.access import ACTIONS
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.errors import BadRequest
 from sqlaqueue.web.shared_results import shared_result
@@ -60,21 +59,8 @@ def _is_deep(context: Context) -> bool:
 
 
 def _shown(context: Context, finding: Finding) -> Finding:
-    """Return a finding without texts that may contain values of columns which the user must not see.
-
-    Another session's statement may be about any table: users who change jobs of all queues see it, unless columns are
-    redacted. The error of a schedule may repeat a value, as that of a job may.
-    """
-    settings = context.settings
-    facts, hidden = finding.facts, list[Any]()
-    sees_all = len(context.queues) == len(settings.queues)
-    may_act = any(context.may(action, queue) for action in ACTIONS for queue in context.queues)
-    if settings.redacted or not (sees_all and may_act):
-        hidden.append(facts.get("query"))
-    queue = settings.queues.get(finding.queue or "")
-    if queue is not None and settings.is_redacted(queue.spec, "last_error"):
-        hidden.append(facts.get("error"))
-    summary = finding.summary
-    for text in hidden:
-        summary = summary.replace(text, _HIDDEN) if text else summary
-    return finding if summary == finding.summary else replace(finding, summary=summary, facts={})
+    """Return a finding without the error of a schedule, which may repeat a value, if errors are redacted."""
+    queue, error = context.settings.queues.get(finding.queue or ""), finding.facts.get("error")
+    if not error or queue is None or not context.settings.is_redacted(queue.spec, "last_error"):
+        return finding
+    return replace(finding, summary=finding.summary.replace(error, _HIDDEN), facts={})

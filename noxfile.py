@@ -129,7 +129,7 @@ def docs(session: nox.Session) -> None:
     session.run("sphinx-build", "--quiet", "--fail-on-warning", "--keep-going", "docs", "build/docs")
 
 
-@nox.session
+@nox.session(python=[*PYTHONS][-1:])
 def browser(session: nox.Session) -> None:
     """Test the dashboard in a real browser, which Debian's package chromium installs."""
     session.install("-e.[test]")

@@ -146,7 +146,8 @@ def edit_schedule(session: Session, model: type[Any], name: str, /, **changes: A
     columns = edited.columns()
     # Only these: another change may have been made since the row was read.
     written = {*changes, *(("cron", "every") if {"cron", "every"} & changes.keys() else ())}
-    _update(session, model, name, {each: columns[each] for each in _CHANGEABLE if each in written})
+    changed = {each: columns[each] for each in _CHANGEABLE if each in written}
+    _update(session, model, name, {**changed, "last_error": None})
 
 
 @requires_session
@@ -189,7 +190,7 @@ def reset_schedule(session: Session, model: type[Any], name: str) -> None:
     if code is None:
         msg = f"reset_schedule({name!r}): it was added at run time, and no program has declared it since"
         raise StatementError(msg)
-    _update(session, model, name, from_code(code))
+    _update(session, model, name, {**from_code(code), "last_error": None})
 
 
 @requires_session
@@ -226,7 +227,7 @@ def _unknown(name: str, names: Sequence[str]) -> StatementError:
 
 def _update(session: Session, model: type[Any], name: str, values: Mapping[str, Any]) -> None:
     table = _table(model)
-    statement = sa.update(table).where(table.c.name == name).values({**values, "last_error": None})
+    statement = sa.update(table).where(table.c.name == name).values(values)
     with routing_to_primary(session):
         found = session.execute(statement.returning(table.c.name), bind_arguments=bind_arguments(model)).all()
     if not found:

@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from sqlaqueue.exc import StatementError
 from sqlaqueue.web.access import Access, Action
+from sqlaqueue.web.attention import Attention, attention_of
 from sqlaqueue.web.data.parameters import ParameterError
 from sqlaqueue.web.database import Database
 from sqlaqueue.web.errors import Forbidden, NotFound, PageError
@@ -76,6 +77,11 @@ class Context:
         if queue is None or not self.access.reads(queue.name):
             raise NotFound("There is no such queue, or you have no access to it.", "Choose a queue from the overview.")
         return queue
+
+    @property
+    def attention(self) -> Attention:
+        """How many things need a look on other pages, as far as is known."""
+        return attention_of(self.state, self.queues)
 
     def may(self, action: Action, queue: Queue) -> bool:
         """Return whether the user may carry out an action in a queue."""

@@ -66,6 +66,7 @@ class Settings:
         """
         queues = _queues(models)
         redacted = {found for each in _listed(redact, "redact") for found in _columns(queues, each, "redact")}
+        _check_keys(queues, redacted)
         given: object = links
         if not isinstance(given, Mapping):
             msg = f"{_WHAT}(links={links!r}): give a dictionary of columns and URLs"
@@ -169,6 +170,17 @@ def _columns(queues: Mapping[str, Queue], column: Any, argument: str) -> list[tu
         msg = f"{_WHAT}({argument}=...): {where}; name an attribute of a queue class, as in 'Email.body'"
         raise ConfigurationError(msg)
     return found
+
+
+def _check_keys(queues: Mapping[str, Queue], redacted: Iterable[tuple[str, str]]) -> None:
+    for queue, column in redacted:
+        spec = queues[queue].spec
+        if column in {key.key for key in spec.keys}:
+            msg = (
+                f"{_WHAT}(redact=...): {column!r} is in the primary key of {spec.model.__name__}, which is the address "
+                "of a job and cannot be hidden; leave it out"
+            )
+            raise ConfigurationError(msg)
 
 
 def _class_names(spec: QueueSpec) -> set[str]:

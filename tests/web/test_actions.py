@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session
 
-from sqlaqueue import Consumer, Schedule, admin
+from sqlaqueue import Consumer, Schedule, admin, claim
 from sqlaqueue.web import Access
 from sqlaqueue.web.data import bulk
 from tests.unique.models import create, make_job
@@ -458,3 +458,32 @@ async def test_role_without_rights_is_told(engine: sa.Engine, queues: Queues, cl
     looker.dispose()
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP OWNED BY looker; DROP ROLE looker")
+
+
+async def test_jobs_of_dead_workers_are_rescued(engine: sa.Engine, queues: Queues, client_of: Any, audit: Any) -> None:
+    add(engine, queues.Email(recipient="a"))
+    with Session(engine) as session:
+        session.scalars(claim(queues.Email, 1)).all()
+        session.commit()
+        session.execute(sa.text("UPDATE email SET lease_expires_at = now() - interval '1 minute'"))
+        session.commit()
+    page = (await client_of().get("/queues/email")).text
+    assert 'action="../queues/email/actions/rescue"' in page
+
+    def reader(_: Any) -> Access:
+        return Access(read=True, act={"email": ["cancel"]})
+
+    assert "actions/rescue" not in (await client_of(access=reader).get("/queues/email")).text
+    assert (await act(client_of(access=reader), "rescue")).status_code == 403
+    assert states(engine, queues.Email) == {"1": "processing"}
+    assert (await act(client_of(), "rescue")).status_code == 303
+    assert states(engine, queues.Email) == {"1": "pending"}
+    assert lines(audit) == ["user='ada' action=rescue queue='email' count=1"]
+
+
+async def test_requeueing_a_completed_job_is_asked(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a", status="completed"), queues.Email(recipient="b", status="failed"))
+    completed, failed = [(await client_of().get(f"/queues/email/job?key={key}")).text for key in (1, 2)]
+    assert "confirm?action=requeue&amp;key=1" in completed
+    assert "actions/requeue" not in completed
+    assert "actions/requeue" in failed

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import html
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Limit, admin
+from sqlaqueue import Limit, Schedule, admin
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.data.failed_jobs import CappedCount
 from sqlaqueue.web.data.overview import QueueOverview, read_overview
 from sqlaqueue.web.data.throughput import Throughput
 from sqlaqueue.web.data.unavailable import Unavailable
+from sqlaqueue.web.pages import health as health_page
 from tests.admin.models import Setup
 from tests.unique.models import KINDS
 from tests.web.conftest import client, everything
+from tests.web.models import Queues
 from tests.web.queue_data import (
     HISTORY,
     attempt,
@@ -183,3 +186,34 @@ async def test_numbers_that_are_capped_say_so(
 async def test_no_queue_at_all(client_of: Any) -> None:
     page = (await client_of(access=lambda _: Access(read=False)).get("/")).text
     assert "You see no queue" in page
+
+
+async def test_what_needs_a_look_on_other_pages_is_counted(
+    engine: sa.Engine, queues: Queues, client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = Schedule("hourly", queues.Invoice, every=timedelta(hours=1))
+    queues.metadata.create_all(engine)
+    with Session(engine) as session:
+        admin.add_schedule(session, schedule)
+        session.execute(sa.text("UPDATE sqlaqueue_schedule SET last_error = 'ValueError: x'"))
+        session.commit()
+    finding = admin.Finding(severity="critical", code="x", queue="email", summary="It is broken.")
+    monkeypatch.setattr(health_page, "doctor", lambda *_, **__: [finding])
+    async with client_of() as browser:
+        # The first page is sent before the queues are examined.
+        assert "1 critical finding<" not in (await browser.get("/")).text
+        page = (await browser.get("/")).text
+    assert "1 critical finding<" in page
+    assert "1 schedule is late or failing<" in page
+
+
+async def test_queues_are_examined_once_a_minute(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    examined: list[Any] = []
+    monkeypatch.setattr(health_page, "doctor", lambda *given, **_: examined.append(given) or [])
+    async with client_of() as browser:
+        for _ in range(3):
+            await browser.get("/")
+    assert len(examined) == 1
+    async with client_of(access=lambda _: Access(read=["email"])) as browser:
+        await browser.get("/")
+    assert len(examined) == 2

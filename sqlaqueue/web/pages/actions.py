@@ -27,6 +27,8 @@ async def act_on_queue(context: Context) -> Response:
         return await _act_on_jobs(context)
     if action == "edit":
         return await save_edit(context)
+    if action == "rescue":
+        return await _rescue(context)
     if action in {"pause", "resume"}:
         return await _pause(context, action)
     raise NotFound("There is no such action.", "Go back to the page that offers it.")
@@ -65,6 +67,16 @@ def _next(context: Context, action: str, chosen: Selection, done: Done) -> str:
     if isinstance(chosen, ByKeys) and len(chosen.keys) == 1 and not (action == "purge" and done.changed):
         return context.url("job", queue=queue, query={"key": chosen.keys[0]})
     return back_url(context, chosen)
+
+
+async def _rescue(context: Context) -> Response:
+    """Rescue jobs whose lease has expired, as a Consumer of the queue would."""
+    queue = context.queue
+    context.require("requeue", queue)
+    with context.failures_audited("rescue", queue):
+        rescued = await context.database.write(admin.rescue, queue.model)
+    context.audit("rescue", queue, count=rescued)
+    return context.redirect(context.url("queue", queue=queue), ("rescued", rescued))
 
 
 async def _pause(context: Context, action: str) -> Response:

@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from sqlaqueue.admin.diagnosis.doctor import doctor
 from sqlaqueue.admin.diagnosis.finding import SEVERITIES, Finding
+from sqlaqueue.web.attention import remember_findings
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.errors import BadRequest
-from sqlaqueue.web.shared_results import shared_result
+from sqlaqueue.web.shared_results import SharedResult, shared_result
 
 SHARED_FOR = 10.0
 """Seconds for which findings are shown, so that many viewers do not each send a hundred statements."""
@@ -26,16 +27,7 @@ _HIDDEN = "(hidden)"
 async def health(context: Context) -> Response:
     """Show the findings about the queues that the user sees, and about their server."""
     is_deep = _is_deep(context)
-    names = tuple(queue.name for queue in context.queues)
-    models = [queue.model for queue in context.queues]
-
-    async def examine() -> Sequence[Finding]:
-        # Of these queues only: a finding may name jobs, keys and texts of its queue.
-        return await context.database.read(_examine, models, is_deep) if models else []
-
-    found = await shared_result(
-        context.state, ("health", names, is_deep), DEEP_SHARED_FOR if is_deep else SHARED_FOR, examine
-    )
+    found = await examined(context, is_deep=is_deep)
     findings = [_shown(context, finding) for finding in found.value]
     return context.render(
         "health.html",
@@ -45,6 +37,21 @@ async def health(context: Context) -> Response:
         is_deep=is_deep,
         queue_of=context.settings.queues,
     )
+
+
+async def examined(context: Context, *, is_deep: bool = False) -> SharedResult[Sequence[Finding]]:
+    """Return what the doctor finds in the queues that the user sees, or has found some seconds ago."""
+    names = tuple(queue.name for queue in context.queues)
+    models = [queue.model for queue in context.queues]
+
+    async def examine() -> Sequence[Finding]:
+        # Of these queues only: a finding may name jobs, keys and texts of its queue.
+        findings = await context.database.read(_examine, models, is_deep) if models else []
+        remember_findings(context.state, context.queues, findings)
+        return findings
+
+    seconds = DEEP_SHARED_FOR if is_deep else SHARED_FOR
+    return await shared_result(context.state, ("health", names, is_deep), seconds, examine)
 
 
 def _examine(session: Any, models: Sequence[type[Any]], is_deep: bool) -> Sequence[Finding]:  # noqa: FBT001 - operations take positional arguments only

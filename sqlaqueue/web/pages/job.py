@@ -37,6 +37,8 @@ class Button:
     label: str
     why_not: str = ""
     """Why it cannot be carried out."""
+    is_asked: bool = False
+    """Whether the user is asked before."""
 
 
 async def job(context: Context) -> Response:
@@ -103,7 +105,10 @@ def _buttons(context: Context, life: JobLife) -> list[Button]:
         why = _why_not(action, life)
         # What never applies to the state is left out, except for the action that users look for.
         if context.may(action, queue) and (not why or action == "requeue"):
-            found.append(Button(action, LABELS[action] + ("…" if action == "purge" else ""), why))
+            # What a completed job does would be done twice.
+            is_asked = action == "purge" or (action == "requeue" and life.state == "completed")
+            label = LABELS[action] + ("…" if is_asked else "")
+            found.append(Button(action, label, why, is_asked=is_asked))
     return found
 
 

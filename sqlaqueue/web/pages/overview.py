@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import anyio
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from sqlaqueue.admin.diagnosis.examination import target_of
+from sqlaqueue.web.attention import needs_examination
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.overview import COUNT_LIMIT, QueueOverview, read_overview
 from sqlaqueue.web.data.parts import Part, problem_text
 from sqlaqueue.web.data.queue_reader import Memory
 from sqlaqueue.web.data.throughput import MINUTES, Throughput
 from sqlaqueue.web.errors import PageError
+from sqlaqueue.web.pages.health import examined
+from sqlaqueue.web.pages.schedules import schedules_of
 from sqlaqueue.web.rendering.charts import sparkline
 from sqlaqueue.web.settings import Queue
 
@@ -37,12 +42,13 @@ async def overview(context: Context) -> Response:
     found: dict[str, Part[QueueOverview]] = {}
     # Each in a session of its own: a queue that waits for a lock does not delay the others.
     async with anyio.create_task_group() as group:
+        group.start_soon(_read_schedules, context)
         for queue in context.queues:
             group.start_soon(_read, context, queue, found)
     rows = [
         Row(queue=queue, part=found[queue.name], running=_running(found[queue.name].value)) for queue in context.queues
     ]
-    return context.render(
+    response = context.render(
         "overview.html",
         rows=rows,
         totals=_totals(rows),
@@ -51,12 +57,27 @@ async def overview(context: Context) -> Response:
         target_of=target_of,
         minutes=round(MINUTES.length.total_seconds() / 60),
     )
+    if context.queues and needs_examination(context.state, context.queues):
+        # After the page was sent: it takes longer than the page, which shows the last result.
+        response.background = BackgroundTask(_examine, context)
+    return response
 
 
 def memory_of(context: Context) -> Memory:
     """Return what is remembered of the queues from one page to the next."""
     memory: Memory = context.state.setdefault(_MEMORY, {})
     return memory
+
+
+async def _read_schedules(context: Context) -> None:
+    # What cannot be read is said on the page of schedules.
+    with contextlib.suppress(PageError, SQLAlchemyError):
+        await schedules_of(context)
+
+
+async def _examine(context: Context) -> None:
+    with contextlib.suppress(PageError, SQLAlchemyError):
+        await examined(context)
 
 
 async def _read(context: Context, queue: Queue, found: dict[str, Part[QueueOverview]]) -> None:
@@ -93,7 +114,7 @@ def _totals(rows: Sequence[Row]) -> dict[str, str]:
         "Pending": _sum(depth.pending for depth in depths),
         "Running": _sum(row.running or 0 for row in rows),
         "Finished per minute": f"{sum(rates):,.0f}" if rates else "",
-        "Live Consumers": _sum(len(state.consumers.value or ()) for state in states),
+        "Workers": _sum(len(state.consumers.value or ()) for state in states),
     }
 
 

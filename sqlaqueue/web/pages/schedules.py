@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from starlette.responses import Response
 
 from sqlaqueue.admin.schedules import ScheduleInfo
+from sqlaqueue.web.attention import remember_schedules
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.parts import attempt_part
 from sqlaqueue.web.data.schedules import one_of_each_table, read_schedules
@@ -17,13 +18,7 @@ _NEXT_TICKS = 3
 
 async def schedules(context: Context) -> Response:
     """Show when schedules tick, and which are late, paused or wrong."""
-    found: list[ScheduleInfo] = []
-    problems: list[str] = []
-    names = [queue.name for queue in context.queues]
-    for spec in one_of_each_table([queue.spec for queue in context.queues]):
-        part = await context.database.read(attempt_part, read_schedules, spec, names)
-        found += part.value or ()
-        problems += [part.problem] if part.problem else []
+    found, problems = await schedules_of(context)
     return context.render(
         "schedules.html",
         schedules=sorted(found, key=lambda each: (each.name, each.queue)),
@@ -33,6 +28,20 @@ async def schedules(context: Context) -> Response:
         values_of=lambda schedule: _values(context, schedule),
         error_of=lambda schedule: _error(context, schedule),
     )
+
+
+async def schedules_of(context: Context) -> tuple[list[ScheduleInfo], list[str]]:
+    """Return the schedules of the queues that the user sees, and what cannot be read."""
+    found: list[ScheduleInfo] = []
+    problems: list[str] = []
+    names = [queue.name for queue in context.queues]
+    for spec in one_of_each_table([queue.spec for queue in context.queues]):
+        part = await context.database.read(attempt_part, read_schedules, spec, names)
+        found += part.value or ()
+        problems += [part.problem] if part.problem else []
+    wrong = sum(each.late is not None or each.last_error is not None for each in found)
+    remember_schedules(context.state, context.queues, wrong)
+    return found, problems
 
 
 def _values(context: Context, schedule: ScheduleInfo) -> Mapping[str, str]:

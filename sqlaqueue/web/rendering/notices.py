@@ -8,6 +8,7 @@ _TEXTS = {
     "requeued": ("{} job is pending again.", "{} jobs are pending again."),
     "twins": ("{} job has a twin and was not requeued.", "{} jobs have a twin and were not requeued."),
     "left": ("{} job was left as it was; try again later.", "{} jobs were left as they were; try again later."),
+    "rescued": ("{} job was rescued.", "{} jobs were rescued."),
     "cancelled": ("{} job was cancelled.", "{} jobs were cancelled."),
     "asked": ("{} running job was asked to stop.", "{} running jobs were asked to stop."),
     "missing": ("{} job had finished already.", "{} jobs had finished already."),

@@ -241,7 +241,7 @@
     setText(status, TEXTS[state]);
     toggle.setAttribute("aria-label", isPaused ? "Resume live updates" : "Pause live updates");
     toggle.title = toggle.getAttribute("aria-label");
-    setText(toggle, isPaused ? "Resume" : "Pause");
+    setText(toggle, isPaused ? "Resume updates" : "Pause updates");
   }
 
   function connect() {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -47,7 +48,7 @@ def serving(app: Any, **options: Any) -> Iterator[tuple[str, uvicorn.Server]]:
     with socket.create_server(("127.0.0.1", 0)) as bound:
         config = uvicorn.Config(app, log_level="warning", ws="none", timeout_graceful_shutdown=5, **options)
         server = uvicorn.Server(config)
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, name="uvicorn")
+        thread = threading.Thread(target=asyncio.run, args=[_serve(server, bound)], name="uvicorn")
         thread.start()
         try:
             deadline = time.monotonic() + 30
@@ -60,6 +61,16 @@ def serving(app: Any, **options: Any) -> Iterator[tuple[str, uvicorn.Server]]:
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive(), "the server does not end"
+
+
+async def _serve(server: uvicorn.Server, bound: socket.socket) -> None:
+    await server.serve(sockets=[bound])
+    # A stream that had to be cancelled leaves its connection open, and the loop would end without closing it.
+    for connection in [*server.server_state.connections]:
+        transport: Any = getattr(connection, "transport", None)
+        if transport is not None:
+            transport.abort()
+    await asyncio.sleep(0.1)
 
 
 @contextlib.contextmanager

@@ -251,6 +251,8 @@ async def test_schedules_are_run_paused_and_resumed(
     queues.metadata.create_all(engine)
     with Session(engine) as session:
         admin.add_schedule(session, schedule)
+        session.execute(sa.text("UPDATE sqlaqueue_schedule SET last_error = 'ValueError: x'"))
+        session.commit()
 
     def stored() -> admin.ScheduleInfo:
         with Session(engine) as session:
@@ -261,6 +263,8 @@ async def test_schedules_are_run_paused_and_resumed(
         assert response.status_code == 303
         assert (stored().paused_at is not None) is (action == "pause")
     assert stored().run_requested_at is not None
+    # It is the definition that is wrong, and this has not changed.
+    assert stored().last_error == "ValueError: x"
     assert lines(audit) == [
         f"user='ada' action={action}_schedule queue='email' schedule='hourly/de'"
         for action in ("pause", "resume", "run")

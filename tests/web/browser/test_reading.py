@@ -125,7 +125,7 @@ def test_the_fix_of_a_finding_is_copied(open_view: OpenView, own_site: Site) -> 
     view.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     finding = view.page.locator("article").filter(has_text="sqlaqueue_message_insert")
     finding.get_by_role("button", name="Copy").click()
-    assert finding.get_by_role("button", name="Copied").is_visible()
+    finding.get_by_role("button", name="Copied").wait_for()
     fix = view.run("() => navigator.clipboard.readText()")
     assert fix == "ALTER TABLE thumbnail ENABLE TRIGGER sqlaqueue_message_insert;"
     own_site.execute(fix)

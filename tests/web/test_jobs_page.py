@@ -160,3 +160,40 @@ async def test_problem_of_the_list_is_shown_in_its_place(client_of: Any, queues:
     response = await client_of().get("/queues/invoice/jobs")
     assert response.status_code == 200
     assert "A column is missing" in response.text
+
+
+async def test_jobs_of_no_state_have_a_list_of_their_own(client_of: Any, queues: Any, sessions: Any) -> None:
+    add(sessions, *(queues.Email(id=number, recipient="a") for number in range(1, 6)))
+    with sessions() as session:
+        session.execute(sa.text("UPDATE email SET status = 'strange' WHERE id IN (2, 4)"))
+        session.commit()
+    client = client_of()
+    response = await client.get("/queues/email/jobs")
+    counts = dict(re.findall(r'">(\w+) <span class="count"[^>]*>([^<]+)</span>', response.text))
+    assert counts == {
+        "All": "5",
+        "Pending": "3",
+        "Processing": "0",
+        "Completed": "0",
+        "Failed": "0",
+        "Cancelled": "0",
+        "Other": "2",
+    }
+    (tab,) = re.findall(r'<a href="([^"]+)">Other ', response.text)
+    response = await client.get(urljoin(str(response.url), html.unescape(tab)))
+    assert response.status_code == 200, response.text
+    assert re.findall(r"key=(\d+)", response.text) == ["4", "2"]
+    assert "cannot be requeued, cancelled or deleted here" in response.text
+    assert 'name="action"' not in response.text
+    # The preview of an action on all jobs counts them as well, and no action changes them.
+    shown = await client.get("/queues/email/confirm?action=cancel&all=1")
+    assert "left alone: the queue does not use this status" in shown.text
+    shown = await client.get("/queues/email/confirm?action=purge&all=1&state=other")
+    assert "Delete 0 jobs?" in shown.text
+    with sessions() as session:
+        session.execute(sa.text("DELETE FROM email WHERE status = 'strange'"))
+        session.commit()
+    assert ">Other <" not in (await client.get("/queues/email/jobs")).text
+    response = await client.get("/queues/email/jobs?state=other")
+    assert ">Other <" in response.text
+    assert "No other jobs." in response.text

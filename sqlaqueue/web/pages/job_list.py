@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlaqueue.web.access import Action
 from sqlaqueue.web.context import Context
-from sqlaqueue.web.data.job_columns import JobColumn
+from sqlaqueue.web.data.job_columns import OTHER, JobColumn
 from sqlaqueue.web.data.job_counts import Count
 from sqlaqueue.web.data.job_filters import OPERATORS, Condition, filterable, parameter_of
 from sqlaqueue.web.data.job_pages import JobPage, ListRequest
@@ -23,6 +23,7 @@ ACTIONS: dict[str | None, tuple[Action, ...]] = {
     None: ("requeue", "cancel", "purge"),
     "pending": ("cancel",),
     "processing": ("cancel",),
+    OTHER: (),
 }
 """The actions that a list of jobs in one state offers; in the other states requeue and purge."""
 
@@ -87,6 +88,11 @@ class ListView:
         """Return the URL of a job."""
         return self.context.url("job", queue=self.context.queue, query={"key": key})
 
+    @property
+    def is_of_other(self) -> bool:
+        """Whether it lists the jobs whose status is none of the queue's values."""
+        return self.request.wanted.state == OTHER
+
     def tabs(self) -> list[Tab]:
         """Return the lists by state."""
         counts = self.counts or {}
@@ -98,6 +104,7 @@ class ListView:
                 state == self.request.wanted.state,
             )
             for state, count in counts.items()
+            if state != OTHER or count.number or self.is_of_other
         ]
 
     def total(self) -> str:

@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from sqlaqueue.web.context import Context
-from sqlaqueue.web.data.job_columns import columns_of
+from sqlaqueue.web.data.job_columns import OTHER, columns_of
 from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_pages import JobPage, ListRequest, parse_request, read_page
 from sqlaqueue.web.data.parameters import ParameterError
@@ -26,6 +26,7 @@ EMPTY = {
     ),
     "failed": ("No failed jobs.", "A job fails when its last attempt fails, or its handler raises Fail."),
     "cancelled": ("No cancelled jobs.", "A job is cancelled by cancel(), or when its handler raises Cancel."),
+    OTHER: ("No other jobs.", "The status of each job is one of the queue's values."),
 }
 """What a list without jobs says, by state."""
 

@@ -14,7 +14,15 @@ from sqlaqueue.web.data.bulk import BULK_ACTIONS, ByFilter, ByKeys, Done, Select
 from sqlaqueue.web.errors import BadRequest, NotFound, ServiceUnavailable
 from sqlaqueue.web.pages.confirm import back_url, bulk_action
 from sqlaqueue.web.pages.edit import save_edit
-from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, in_words, selection_of
+from sqlaqueue.web.pages.list_link import list_in, list_url
+from sqlaqueue.web.pages.selection import (
+    bad_parameters,
+    columns_in,
+    fields_of_selection,
+    in_words,
+    is_nothing,
+    selection_of,
+)
 
 _CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
 """The notice about changed jobs, by action."""
@@ -37,6 +45,9 @@ async def _act_on_jobs(context: Context) -> Response:
     context.require(action, queue)
     form = await context.form()
     with bad_parameters():
+        came_from = list_in(context, form.fields)
+        if is_nothing(form.fields):
+            return context.redirect(list_url(context, came_from), ("none_selected", 0))
         chosen = selection_of(columns_in(context), action, form.fields)
         if isinstance(chosen, ByFilter) and chosen.until is None:
             raise BadRequest("until: it is missing.", "An action on a whole list begins with its preview.")

@@ -8,7 +8,8 @@ from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, BulkAction, ByFilter, preview
 from sqlaqueue.web.data.job_counts import Count
 from sqlaqueue.web.errors import BadRequest
-from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, selection_of
+from sqlaqueue.web.pages.list_link import list_in, list_url
+from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, is_nothing, selection_of
 
 LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "purge": "Delete"}
 
@@ -23,6 +24,9 @@ async def confirm(context: Context) -> Response:
     queue = context.queue
     context.require(action, queue)
     with bad_parameters():
+        came_from = list_in(context, pairs)
+        if is_nothing(pairs):
+            return context.redirect(list_url(context, came_from), ("none_selected", 0))
         chosen = selection_of(columns_in(context), action, pairs)
         found = await context.database.read(preview, action, chosen, statement_timeout=_TIMEOUT)
     changed = found.changed

@@ -13,6 +13,7 @@ from sqlaqueue.web.data.job_counts import Count
 from sqlaqueue.web.data.job_filters import OPERATORS, Condition, filterable, parameter_of
 from sqlaqueue.web.data.job_pages import JobPage, ListRequest
 from sqlaqueue.web.data.job_rows import Cell
+from sqlaqueue.web.pages.list_link import list_fields
 
 _NAMES = {"": "is", "min": "from", "max": "to", "starts": "starts with", "null": "is null"}
 """What the fields of the filter are called, by their operators."""
@@ -166,6 +167,10 @@ class ListView:
         """Return the parameters that the form of the filter keeps."""
         own = [("state", self.request.wanted.state), ("columns", self.request.columns), ("sort", self.kept_sort(page))]
         return [(name, value) for name, value in own if value]
+
+    def carried(self) -> list[tuple[str, str]]:
+        """Return the fields with which a form of an action carries this list."""
+        return list_fields(self.request)
 
     def first_fields(self) -> list[Field]:
         """Return the fields that are always there."""

@@ -71,6 +71,11 @@ def fields_of_selection(chosen: Selection, **bounds: str | None) -> list[tuple[s
     return [("all", "1"), *chosen.wanted.parameters(), *((name, value) for name, value in given.items() if value)]
 
 
+def is_nothing(pairs: Pairs) -> bool:
+    """Return whether the fields of a form mean no job, as no box of a list was ticked."""
+    return ("all", "1") not in pairs and not any(name == "key" for name, _ in pairs)
+
+
 def in_words(chosen: Selection) -> dict[str, object]:
     """Return the selection for the audit."""
     if isinstance(chosen, ByFilter):

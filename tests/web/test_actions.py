@@ -462,25 +462,3 @@ async def test_role_without_rights_is_told(engine: sa.Engine, queues: Queues, cl
     looker.dispose()
     with engine.begin() as connection:
         connection.exec_driver_sql("DROP OWNED BY looker; DROP ROLE looker")
-
-
-@pytest.mark.parametrize("method", ["confirm", "act"])
-async def test_nothing_selected_leads_back_to_the_list(
-    engine: sa.Engine, queues: Queues, client_of: Any, method: str
-) -> None:
-    add(engine, queues.Email(recipient="a&b"))
-    async with client_of() as browser:
-        listed = await browser.get("/queues/email/jobs?state=pending&f.recipient=a%26b&sort=id&columns=recipient")
-        (form,) = re.findall(r'<form id="selected-jobs".*?</form>', listed.text, re.DOTALL)
-        fields = dict(hidden(form))
-        if method == "confirm":
-            response = await browser.get("/queues/email/confirm", params={**fields, "action": "cancel"})
-        else:
-            response = await browser.post("/queues/email/actions/cancel", data=fields)
-        assert response.status_code == 303
-        shown = await browser.get(str(response.url.join(response.headers["location"])))
-    assert shown.status_code == 200
-    assert "No job is selected." in shown.text
-    query = "state=pending&f.recipient=a%26b&sort=id&columns=recipient"
-    assert str(shown.url).startswith(f"http://localhost/queues/email/jobs?{query}&notice=")
-    assert states(engine, queues.Email) == {"1": "pending"}

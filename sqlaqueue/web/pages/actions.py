@@ -11,10 +11,11 @@ from sqlaqueue import admin
 from sqlaqueue.exc import SqlaqueueError, StatementError
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, ByFilter, ByKeys, Done, Selection, act
+from sqlaqueue.web.data.job_pages import ListRequest
 from sqlaqueue.web.errors import BadRequest, NotFound, ServiceUnavailable
 from sqlaqueue.web.pages.confirm import back_url, bulk_action
 from sqlaqueue.web.pages.edit import save_edit
-from sqlaqueue.web.pages.list_link import list_in, list_url
+from sqlaqueue.web.pages.list_link import list_fields, list_in, list_url
 from sqlaqueue.web.pages.selection import (
     bad_parameters,
     columns_in,
@@ -65,17 +66,18 @@ async def _act_on_jobs(context: Context) -> Response:
         raise ServiceUnavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
     counts |= {_CHANGED[action]: done.changed, "unchanged": done.unchanged}
     notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
-    return context.redirect(_next(context, action, chosen, done), *(notices or [("unchanged", 0)]))
+    return context.redirect(_next(context, action, chosen, done, came_from), *(notices or [("unchanged", 0)]))
 
 
-def _next(context: Context, action: str, chosen: Selection, done: Done) -> str:
+def _next(context: Context, action: str, chosen: Selection, done: Done, came_from: ListRequest | None) -> str:
     queue = context.queue
     if isinstance(chosen, ByFilter) and done.after is not None:
-        fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after})]
+        fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after}), *list_fields(came_from)]
         return context.url("confirm", queue=queue, query=fields)
-    if isinstance(chosen, ByKeys) and len(chosen.keys) == 1 and not (action == "purge" and done.changed):
+    is_one = isinstance(chosen, ByKeys) and len(chosen.keys) == 1
+    if came_from is None and is_one and not (action == "purge" and done.changed):
         return context.url("job", queue=queue, query={"key": chosen.keys[0]})
-    return back_url(context, chosen)
+    return back_url(context, chosen, came_from)
 
 
 async def _pause(context: Context, action: str) -> Response:

@@ -74,9 +74,9 @@ def _next(context: Context, action: str, chosen: Selection, done: Done, came_fro
     if isinstance(chosen, ByFilter) and done.after is not None:
         fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after}), *list_fields(came_from)]
         return context.url("confirm", queue=queue, query=fields)
-    is_one = isinstance(chosen, ByKeys) and len(chosen.keys) == 1
-    if came_from is None and is_one and not (action == "purge" and done.changed):
-        return context.url("job", queue=queue, query={"key": chosen.keys[0]})
+    keys = chosen.keys if isinstance(chosen, ByKeys) and came_from is None else ()
+    if len(keys) == 1 and not (action == "purge" and done.changed):
+        return context.url("job", queue=queue, query={"key": keys[0]})
     return back_url(context, chosen, came_from)
 
 

@@ -34,8 +34,14 @@ EMPTY = {
 async def jobs(context: Context) -> Response:
     """Show a page of the jobs of a queue."""
     columns = columns_of(context.queue.spec, context.settings.is_redacted)
+    pairs = context.request.query_params.multi_items()
     try:
-        request = parse_request(columns, context.request.query_params.multi_items())
+        request = parse_request(columns, pairs)
+        if any(not value for _, value in pairs):
+            # The form of the filter sends a parameter for each field that was left empty. The URL of the list, which
+            # people copy, is without them.
+            kept = [pair for pair in pairs if pair[1]]
+            return context.redirect(context.url("jobs", queue=context.queue, query=kept))
         found, counts = await context.database.read(_read, request)
     except ParameterError as error:
         raise BadRequest(f"{error.parameter}: {error.problem}.", "Change it, or start from the whole list.") from None

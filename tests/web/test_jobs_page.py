@@ -220,3 +220,22 @@ async def test_empty_parameters_are_taken_out_of_the_url(client_of: Any, queues:
     assert response.headers["location"] == "../../queues/email/jobs"
     # What is no condition of this queue is told, not left out.
     assert (await client.get("/queues/email/jobs?f.nothing=")).status_code == 400
+
+
+async def test_an_action_on_all_jobs_says_how_many_match(
+    client_of: Any, queues: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(sessions, *(queues.Invoice(id=number, note="odd" if number % 2 else "even") for number in range(1, 31)))
+    client = client_of()
+    for query, label in (
+        ("", "All 30 matching jobs"),
+        ("f.note=odd", "All 15 matching jobs"),
+        ("job=3", "The 1 matching job"),
+    ):
+        shown = await client.get(f"/queues/invoice/jobs?{query}")
+        assert f"<summary>{label}</summary>" in shown.text
+    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
+        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", 10)
+    shown = await client.get("/queues/invoice/jobs?f.note=odd")
+    assert "<summary>All matching jobs</summary>" in shown.text
+    assert "5+ jobs" in shown.text

@@ -34,7 +34,7 @@ _FIRST = 4
 _SHORT = 255
 """The length up to which a text column is among them."""
 
-_LAST = ("run_at", "created_at", "started_at", "finished_at", "attempts", "last_error")
+_LAST = ("run_at", "last_error", "created_at", "started_at", "finished_at", "attempts")
 """The roles that a list shows first, after the user's columns, in this order."""
 
 _WITHOUT_VALUES: dict[str, tuple[str, ...]] = {

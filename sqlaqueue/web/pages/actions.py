@@ -51,7 +51,7 @@ async def _act_on_jobs(context: Context) -> Response:
             return context.redirect(list_url(context, came_from), ("none_selected", 0))
         chosen = selection_of(columns_in(context), action, form.fields)
         if isinstance(chosen, ByFilter) and chosen.until is None:
-            raise BadRequest("until: it is missing.", "An action on a whole list begins with its preview.")
+            raise BadRequest("until: it is missing.", "An action on all matching jobs begins with its preview.")
         try:
             with context.failures_audited(action, queue, **in_words(chosen)):
                 done = await context.database.write(act, action, chosen)

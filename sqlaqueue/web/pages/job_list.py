@@ -112,6 +112,13 @@ class ListView:
         """Return how many jobs the list has, as far as they were counted."""
         return _count_text((self.counts or {}).get(self.request.wanted.state, Count(0, is_complete=False)))
 
+    def all_label(self) -> str:
+        """Return what the jobs of the list are called where an action concerns all of them."""
+        count = (self.counts or {}).get(self.request.wanted.state)
+        if count is None or not count.is_complete or not count.number:
+            return "All matching jobs"
+        return "The 1 matching job" if count.number == 1 else f"All {count.number:,} matching jobs"
+
     def headers(self, page: JobPage) -> list[Header]:
         """Return the heads of the columns beside the key."""
         return [self._header(page, each, each.name) for each in page.columns]

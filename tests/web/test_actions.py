@@ -202,7 +202,11 @@ async def test_what_was_not_changed_is_told(engine: sa.Engine, client_of: Any, a
 @pytest.mark.parametrize(
     "fields",
     [
-        {},
+        {"list": "f.nothing=1"},
+        {"list": ["state=failed", "state=failed"]},
+        {"list": "x" * 9000},
+        {"list": "state=%ff"},
+        {"list": "&".join(f"a{number}=1" for number in range(300))},
         {"key": "x"},
         {"key": str(2**63)},
         {"key": ["1"] * 2 + ["2,3"]},

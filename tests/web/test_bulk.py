@@ -113,6 +113,21 @@ def test_preview_shows_the_first_jobs_with_what_happens(engine: sa.Engine, queue
         assert running == ["running: will be asked to stop"] * 3
 
 
+@pytest.mark.parametrize(
+    ("options", "text"), [({}, ", with attempts back at 0"), ({"columns": {"attempts": None}}, "")]
+)
+def test_preview_of_a_requeue_tells_what_becomes_of_the_attempts(
+    engine: sa.Engine, options: dict[str, Any], text: str
+) -> None:
+    model = make_job("update_status", unique=None, **options)
+    create(engine, model)
+    add(engine, model(id=1))
+    fail_jobs(engine, model)
+    found = look(engine, "requeue", of_keys(model, 1))
+    assert found.jobs.value is not None
+    assert [job.effect for job in found.jobs.value] == [f"will be pending again{text}"]
+
+
 def test_jobs_after_the_preview_are_left_alone(engine: sa.Engine, queues: Queues) -> None:
     add(engine, *(queues.Email(recipient="a") for _ in range(3)))
     fail_jobs(engine, queues.Email, 2)

@@ -170,9 +170,9 @@ def test_redacted_column_of_an_index_is_not_in_cursors(engine: sa.Engine) -> Non
 def test_first_columns_are_short_ones_with_the_life_of_a_job(wide: Any) -> None:
     names = [column.name for column in columns(wide).chosen(None)]
     own = ["name", "amount", "exact", "ratio"]
-    assert names == ["status", *own, "created_at", "finished_at", "attempts", "problem"]
+    assert names == ["status", *own, "problem", "created_at", "finished_at", "attempts"]
     pending = [column.name for column in columns(wide).chosen(None, "pending")]
-    assert pending == ["status", *own, "run_at", "created_at", "attempts", "problem"]
+    assert pending == ["status", *own, "run_at", "problem", "created_at", "attempts"]
     with pytest.raises(ParameterError, match="columns"):
         columns(wide).chosen("name,nothing")
 

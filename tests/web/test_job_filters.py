@@ -14,7 +14,7 @@ from sqlaqueue import QueueConfig, QueueMixin
 from sqlaqueue.web.data.job_filters import JobsWanted, parse_filter
 from sqlaqueue.web.data.parameters import ParameterError
 from sqlaqueue.web.data.stored_job import read_job
-from tests.web.job_lists import columns, create, make_pairs, make_wide, page
+from tests.web.job_lists import columns, create, make_messages, make_pairs, make_wide, page
 from tests.web.test_job_columns import insert
 
 BIG = 2**53 + 1
@@ -119,7 +119,7 @@ def test_condition_selects(engine: sa.Engine, wide: Any, conditions: dict[str, s
         ("f.status", "failed"),
         ("f.The Number", "1"),
         ("state", "FAILED"),
-        ("state", "other"),
+        ("state", "others"),
         ("job", "1,2"),
         ("job", "one"),
     ],
@@ -225,3 +225,8 @@ def test_keys_of_bytes_and_intervals_are_found(engine: sa.Engine, spans: Any) ->
 def test_what_is_no_such_value_is_refused(spans: Any, name: str, value: str) -> None:
     with pytest.raises(ParameterError):
         parse_filter(columns(spans), [(name, value)])
+
+
+def test_queue_without_a_status_has_no_other_jobs() -> None:
+    with pytest.raises(ParameterError, match="state"):
+        parse_filter(columns(make_messages()), [("state", "other")])

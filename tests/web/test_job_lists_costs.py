@@ -120,6 +120,7 @@ def test_filter_with_an_index_examines_its_rows(engine: sa.Engine, large: Any) -
         # Half of the table.
         ([("f.few", "1"), ("sort", "-many")], 1070),
         ([("f.few.null", "yes"), ("sort", "-many")], 0),
+        ([("state", "other")], 1070),
     ):
         _, rows = cost(engine, large, *pairs)
         assert rows <= limit, pairs
@@ -134,6 +135,7 @@ def test_counts_are_capped_and_examine_a_window(engine: sa.Engine, large: Any) -
     assert counts["failed"] == Count(11, is_complete=False)
     assert counts["cancelled"] == Count(0, is_complete=False)
     assert not counts["cancelled"].is_known
+    assert counts["other"] == Count(0, is_complete=False)
     rows = 0
     with Session(engine) as session:
         set_planner(session, columns(large))

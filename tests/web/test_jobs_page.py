@@ -106,10 +106,10 @@ async def test_order_that_depends_on_the_filter_is_dropped_with_it(client_of: An
 
 @pytest.mark.parametrize("state", ["", "pending", "failed", "completed", "cancelled", "processing"])
 async def test_empty_lists_say_what_to_do(client_of: Any, state: str) -> None:
-    response = await client_of().get(f"/queues/email/jobs?state={state}")
+    response = await client_of().get("/queues/email/jobs", params={"state": state} if state else {})
     assert response.status_code == 200
     assert 'class="empty-title">No ' in response.text
-    response = await client_of().get(f"/queues/email/jobs?state={state}&f.urgent=true")
+    response = await client_of().get("/queues/email/jobs", params={"f.urgent": "true", **response.url.params})
     assert "No job meets these conditions." in response.text
     assert "Remove all conditions" in response.text
 
@@ -160,3 +160,82 @@ async def test_problem_of_the_list_is_shown_in_its_place(client_of: Any, queues:
     response = await client_of().get("/queues/invoice/jobs")
     assert response.status_code == 200
     assert "A column is missing" in response.text
+
+
+async def test_jobs_of_no_state_have_a_list_of_their_own(client_of: Any, queues: Any, sessions: Any) -> None:
+    add(sessions, *(queues.Email(id=number, recipient="a") for number in range(1, 6)))
+    with sessions() as session:
+        session.execute(sa.text("UPDATE email SET status = 'strange' WHERE id IN (2, 4)"))
+        session.commit()
+    client = client_of()
+    response = await client.get("/queues/email/jobs")
+    counts = dict(re.findall(r'">(\w+) <span class="count"[^>]*>([^<]+)</span>', response.text))
+    assert counts == {
+        "All": "5",
+        "Pending": "3",
+        "Processing": "0",
+        "Completed": "0",
+        "Failed": "0",
+        "Cancelled": "0",
+        "Other": "2",
+    }
+    (tab,) = re.findall(r'<a href="([^"]+)">Other ', response.text)
+    response = await client.get(urljoin(str(response.url), html.unescape(tab)))
+    assert response.status_code == 200, response.text
+    assert re.findall(r"key=(\d+)", response.text) == ["4", "2"]
+    assert "cannot be requeued, cancelled or deleted here" in response.text
+    assert 'name="action"' not in response.text
+    # The preview of an action on all jobs counts them as well, and no action changes them.
+    shown = await client.get("/queues/email/confirm?action=cancel&all=1")
+    assert "left alone: the queue does not use this status" in shown.text
+    shown = await client.get("/queues/email/confirm?action=purge&all=1&state=other")
+    assert "Delete 0 jobs?" in shown.text
+    with sessions() as session:
+        session.execute(sa.text("DELETE FROM email WHERE status = 'strange'"))
+        session.commit()
+    assert ">Other <" not in (await client.get("/queues/email/jobs")).text
+    response = await client.get("/queues/email/jobs?state=other")
+    assert ">Other <" in response.text
+    assert "No other jobs." in response.text
+
+
+async def test_empty_parameters_are_taken_out_of_the_url(client_of: Any, queues: Any, sessions: Any) -> None:
+    add(sessions, queues.Email(recipient="a b&c"), queues.Email(recipient="d"))
+    client = client_of()
+    listed = await client.get("/queues/email/jobs")
+    (form,) = re.findall(r'<form class="filter".*?</form>', listed.text, re.DOTALL)
+    names = re.findall(r' name="([^"]+)"', form)
+    assert len(names) > 20
+    kept = {"f.recipient": "a b&c", "state": "pending", "notice": "unchanged:2"}
+    response = await client.get("/queues/email/jobs", params={**dict.fromkeys(names, ""), **kept})
+    assert response.status_code == 303
+    target = response.url.join(response.headers["location"])
+    assert target.path == "/queues/email/jobs"
+    assert dict(target.params.multi_items()) == kept
+    shown = await client.get(target)
+    assert shown.status_code == 200
+    assert "2 jobs were not changed." in shown.text
+    assert len(re.findall(r'name="key"', shown.text)) == 1
+    response = await client.get("/queues/email/jobs", params=dict.fromkeys(names, ""))
+    assert response.headers["location"] == "../../queues/email/jobs"
+    # What is no condition of this queue is told, not left out.
+    assert (await client.get("/queues/email/jobs?f.nothing=")).status_code == 400
+
+
+async def test_an_action_on_all_jobs_says_how_many_match(
+    client_of: Any, queues: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(sessions, *(queues.Invoice(id=number, note="odd" if number % 2 else "even") for number in range(1, 31)))
+    client = client_of()
+    for query, label in (
+        ("", "All 30 matching jobs"),
+        ("f.note=odd", "All 15 matching jobs"),
+        ("job=3", "The 1 matching job"),
+    ):
+        shown = await client.get(f"/queues/invoice/jobs?{query}")
+        assert f"<summary>{label}</summary>" in shown.text
+    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
+        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", 10)
+    shown = await client.get("/queues/invoice/jobs?f.note=odd")
+    assert "<summary>All matching jobs</summary>" in shown.text
+    assert "5+ jobs" in shown.text

@@ -59,7 +59,7 @@ _EFFECTS: dict[tuple[BulkAction, str], str] = {
     ("cancel", "processing"): "running: will be asked to stop",
     ("purge", "pending"): "left alone: not finished",
     ("purge", "processing"): "left alone: running",
-    **{("requeue", state): "will be pending again, with no attempt counted" for state in FINISHED},
+    **{("requeue", state): "will be pending again" for state in FINISHED},
     **{("cancel", state): f"left alone: {state} already" for state in FINISHED},
     **{("purge", state): "will be deleted for ever" for state in FINISHED},
 }
@@ -169,6 +169,8 @@ def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
     text = _EFFECTS.get((action, state), "left alone: the queue does not use this status")
     if action == "cancel" and state == "pending" and spec.strategy.holds_transaction:
         text += "; what a worker is running will be asked to stop"
+    if action == "requeue" and state in FINISHED and spec.has("attempts"):
+        text += ", with attempts back at 0"
     return text
 
 

@@ -34,7 +34,7 @@ _FIRST = 4
 _SHORT = 255
 """The length up to which a text column is among them."""
 
-_LAST = ("run_at", "created_at", "started_at", "finished_at", "attempts", "last_error")
+_LAST = ("run_at", "last_error", "created_at", "started_at", "finished_at", "attempts")
 """The roles that a list shows first, after the user's columns, in this order."""
 
 _WITHOUT_VALUES: dict[str, tuple[str, ...]] = {
@@ -158,13 +158,14 @@ def columns_of(spec: QueueSpec, is_redacted: IsRedacted) -> JobColumns:
 
 
 def states_of(spec: QueueSpec) -> list[str]:
-    """Return the states in which a list of this queue finds jobs."""
+    """Return the states in which a list of this queue finds jobs; the last one, if any, is :data:`OTHER`."""
     if not spec.has("status"):
         # Claims delete the rows, so that one is pending or in the table of dead letters.
         return ["pending", "failed", "cancelled"]
     stored = [state for state in STATES if getattr(spec.config.states, state) is not None]
     # While a transaction holds a job, others see it as pending.
-    return [state for state in stored if state != "processing" or not spec.strategy.holds_transaction]
+    named = [state for state in stored if state != "processing" or not spec.strategy.holds_transaction]
+    return [*named, OTHER]
 
 
 def state_of(spec: QueueSpec, status: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:

@@ -51,6 +51,11 @@ class ListRequest:
         pairs = [pair for pair in self.wanted.parameters() if pair[0] not in changed]
         return [*pairs, *((name, value) for name, value in own.items() if value is not None)]
 
+    def with_place(self) -> list[tuple[str, str]]:
+        """Return the parameters of a URL of this page of the list."""
+        place = [("after", self.after), ("before", self.before)]
+        return [*self.parameters(), *((name, value) for name, value in place if value is not None)]
+
     def without(self, parameter: str) -> list[tuple[str, str]]:
         """Return the same without one condition of the filter."""
         return [pair for pair in self.parameters() if pair[0] != parameter]

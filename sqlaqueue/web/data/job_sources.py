@@ -14,7 +14,7 @@ from sqlaqueue.queue.backend import DEAD_LETTER, backend
 from sqlaqueue.strategies.message_table import MessageStrategy
 from sqlaqueue.strategies.parts.dead_letters import stored_columns
 from sqlaqueue.strategies.parts.retention_index import index_name
-from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
+from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, state_of, states_of
 from sqlaqueue.web.data.job_filters import Condition, JobsWanted
 
 Rows = Mapping[str, sa.ColumnElement[Any]]
@@ -117,6 +117,10 @@ class Source:
         state = self.wanted.state
         if state is None or not self.spec.has("status"):
             return []
+        if state == OTHER:
+            # What is in none of the other lists. No index serves this, so that a window of rows is searched.
+            listed = [each for each in states_of(self.spec) if each != OTHER]
+            return [Part(lambda jobs: jobs.state.not_in(listed))]
         in_state = self.spec.in_state(state)
         return [Part(lambda jobs: jobs.state == state, self.spec.columns["status"], in_state, is_equality=True)]
 

@@ -11,10 +11,19 @@ from sqlaqueue import admin
 from sqlaqueue.exc import SqlaqueueError, StatementError
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, ByFilter, ByKeys, Done, Selection, act
+from sqlaqueue.web.data.job_pages import ListRequest
 from sqlaqueue.web.errors import BadRequest, NotFound, ServiceUnavailable
 from sqlaqueue.web.pages.confirm import back_url, bulk_action
 from sqlaqueue.web.pages.edit import save_edit
-from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, in_words, selection_of
+from sqlaqueue.web.pages.list_link import list_fields, list_in, list_url
+from sqlaqueue.web.pages.selection import (
+    bad_parameters,
+    columns_in,
+    fields_of_selection,
+    in_words,
+    is_nothing,
+    selection_of,
+)
 
 _CHANGED = {"requeue": "requeued", "cancel": "cancelled", "purge": "purged"}
 """The notice about changed jobs, by action."""
@@ -39,9 +48,12 @@ async def _act_on_jobs(context: Context) -> Response:
     context.require(action, queue)
     form = await context.form()
     with bad_parameters():
+        came_from = list_in(context, form.fields)
+        if is_nothing(form.fields):
+            return context.redirect(list_url(context, came_from), ("none_selected", 0))
         chosen = selection_of(columns_in(context), action, form.fields)
         if isinstance(chosen, ByFilter) and chosen.until is None:
-            raise BadRequest("until: it is missing.", "An action on a whole list begins with its preview.")
+            raise BadRequest("until: it is missing.", "An action on all matching jobs begins with its preview.")
         try:
             with context.failures_audited(action, queue, **in_words(chosen)):
                 done = await context.database.write(act, action, chosen)
@@ -56,17 +68,18 @@ async def _act_on_jobs(context: Context) -> Response:
         raise ServiceUnavailable(text, "What was changed stays so. Look at the list, and repeat the action.")
     counts |= {_CHANGED[action]: done.changed, "unchanged": done.unchanged}
     notices = [(code, counts[code]) for code in (_CHANGED[action], *facts, "unchanged") if counts[code]]
-    return context.redirect(_next(context, action, chosen, done), *(notices or [("unchanged", 0)]))
+    return context.redirect(_next(context, action, chosen, done, came_from), *(notices or [("unchanged", 0)]))
 
 
-def _next(context: Context, action: str, chosen: Selection, done: Done) -> str:
+def _next(context: Context, action: str, chosen: Selection, done: Done, came_from: ListRequest | None) -> str:
     queue = context.queue
     if isinstance(chosen, ByFilter) and done.after is not None:
-        fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after})]
+        fields = [("action", action), *fields_of_selection(chosen, **{"from": done.after}), *list_fields(came_from)]
         return context.url("confirm", queue=queue, query=fields)
-    if isinstance(chosen, ByKeys) and len(chosen.keys) == 1 and not (action == "purge" and done.changed):
-        return context.url("job", queue=queue, query={"key": chosen.keys[0]})
-    return back_url(context, chosen)
+    keys = chosen.keys if isinstance(chosen, ByKeys) and came_from is None else ()
+    if len(keys) == 1 and not (action == "purge" and done.changed):
+        return context.url("job", queue=queue, query={"key": keys[0]})
+    return back_url(context, chosen, came_from)
 
 
 async def _rescue(context: Context) -> Response:

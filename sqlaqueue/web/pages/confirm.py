@@ -7,8 +7,10 @@ from starlette.responses import Response
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import BULK_ACTIONS, BulkAction, ByFilter, preview
 from sqlaqueue.web.data.job_counts import Count
+from sqlaqueue.web.data.job_pages import ListRequest
 from sqlaqueue.web.errors import BadRequest
-from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, selection_of
+from sqlaqueue.web.pages.list_link import list_fields, list_in, list_url
+from sqlaqueue.web.pages.selection import bad_parameters, columns_in, fields_of_selection, is_nothing, selection_of
 
 LABELS: dict[BulkAction, str] = {"requeue": "Requeue", "cancel": "Cancel", "purge": "Delete"}
 
@@ -23,6 +25,9 @@ async def confirm(context: Context) -> Response:
     queue = context.queue
     context.require(action, queue)
     with bad_parameters():
+        came_from = list_in(context, pairs)
+        if is_nothing(pairs):
+            return context.redirect(list_url(context, came_from), ("none_selected", 0))
         chosen = selection_of(columns_in(context), action, pairs)
         found = await context.database.read(preview, action, chosen, statement_timeout=_TIMEOUT)
     changed = found.changed
@@ -43,8 +48,8 @@ async def confirm(context: Context) -> Response:
         is_one=changed == Count(1, is_complete=True),
         can=can,
         count_text=count_text,
-        fields=fields_of_selection(chosen, until=until, most=most),
-        back=back_url(context, chosen),
+        fields=[*fields_of_selection(chosen, until=until, most=most), *list_fields(came_from)],
+        back=back_url(context, chosen, came_from),
     )
 
 
@@ -58,10 +63,11 @@ def bulk_action(name: str) -> BulkAction:
     return BULK_ACTIONS[BULK_ACTIONS.index(name)]
 
 
-def back_url(context: Context, chosen: object) -> str:
+def back_url(context: Context, chosen: object, came_from: ListRequest | None) -> str:
     """Return the URL of the list from which jobs were chosen."""
-    query = chosen.wanted.parameters() if isinstance(chosen, ByFilter) else ()
-    return context.url("jobs", queue=context.queue, query=query)
+    if came_from is None and isinstance(chosen, ByFilter):
+        came_from = ListRequest(chosen.wanted)
+    return list_url(context, came_from)
 
 
 def count_text(count: Count) -> str:

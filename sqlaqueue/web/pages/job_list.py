@@ -8,11 +8,12 @@ from typing import Any
 
 from sqlaqueue.web.access import Action
 from sqlaqueue.web.context import Context
-from sqlaqueue.web.data.job_columns import JobColumn
+from sqlaqueue.web.data.job_columns import OTHER, JobColumn
 from sqlaqueue.web.data.job_counts import Count
 from sqlaqueue.web.data.job_filters import OPERATORS, Condition, filterable, parameter_of
 from sqlaqueue.web.data.job_pages import JobPage, ListRequest
 from sqlaqueue.web.data.job_rows import Cell
+from sqlaqueue.web.pages.list_link import list_fields
 
 _NAMES = {"": "is", "min": "from", "max": "to", "starts": "starts with", "null": "is null"}
 """What the fields of the filter are called, by their operators."""
@@ -23,6 +24,7 @@ ACTIONS: dict[str | None, tuple[Action, ...]] = {
     None: ("requeue", "cancel", "purge"),
     "pending": ("cancel",),
     "processing": ("cancel",),
+    OTHER: (),
 }
 """The actions that a list of jobs in one state offers; in the other states requeue and purge."""
 
@@ -87,6 +89,11 @@ class ListView:
         """Return the URL of a job."""
         return self.context.url("job", queue=self.context.queue, query={"key": key})
 
+    @property
+    def is_of_other(self) -> bool:
+        """Whether it lists the jobs whose status is none of the queue's values."""
+        return self.request.wanted.state == OTHER
+
     def tabs(self) -> list[Tab]:
         """Return the lists by state."""
         counts = self.counts or {}
@@ -98,11 +105,19 @@ class ListView:
                 state == self.request.wanted.state,
             )
             for state, count in counts.items()
+            if state != OTHER or count.number or self.is_of_other
         ]
 
     def total(self) -> str:
         """Return how many jobs the list has, as far as they were counted."""
         return _count_text((self.counts or {}).get(self.request.wanted.state, Count(0, is_complete=False)))
+
+    def all_label(self) -> str:
+        """Return what the jobs of the list are called where an action concerns all of them."""
+        count = (self.counts or {}).get(self.request.wanted.state)
+        if count is None or not count.is_complete or not count.number:
+            return "All matching jobs"
+        return "The 1 matching job" if count.number == 1 else f"All {count.number:,} matching jobs"
 
     def headers(self, page: JobPage) -> list[Header]:
         """Return the heads of the columns beside the key."""
@@ -159,6 +174,10 @@ class ListView:
         """Return the parameters that the form of the filter keeps."""
         own = [("state", self.request.wanted.state), ("columns", self.request.columns), ("sort", self.kept_sort(page))]
         return [(name, value) for name, value in own if value]
+
+    def carried(self) -> list[tuple[str, str]]:
+        """Return the fields with which a form of an action carries this list."""
+        return list_fields(self.request)
 
     def first_fields(self) -> list[Field]:
         """Return the fields that are always there."""

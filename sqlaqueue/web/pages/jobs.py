@@ -8,7 +8,7 @@ from sqlalchemy.orm import Session
 from starlette.responses import Response
 
 from sqlaqueue.web.context import Context
-from sqlaqueue.web.data.job_columns import columns_of
+from sqlaqueue.web.data.job_columns import OTHER, columns_of
 from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_pages import JobPage, ListRequest, parse_request, read_page
 from sqlaqueue.web.data.parameters import ParameterError
@@ -26,6 +26,7 @@ EMPTY = {
     ),
     "failed": ("No failed jobs.", "A job fails when its last attempt fails, or its handler raises Fail."),
     "cancelled": ("No cancelled jobs.", "A job is cancelled by cancel(), or when its handler raises Cancel."),
+    OTHER: ("No other jobs.", "The status of each job is one of the queue's values."),
 }
 """What a list without jobs says, by state."""
 
@@ -33,8 +34,14 @@ EMPTY = {
 async def jobs(context: Context) -> Response:
     """Show a page of the jobs of a queue."""
     columns = columns_of(context.queue.spec, context.settings.is_redacted)
+    pairs = context.request.query_params.multi_items()
     try:
-        request = parse_request(columns, context.request.query_params.multi_items())
+        request = parse_request(columns, pairs)
+        if any(not value for _, value in pairs):
+            # The form of the filter sends a parameter for each field that was left empty. The URL of the list, which
+            # people copy, is without them.
+            kept = [pair for pair in pairs if pair[1]]
+            return context.redirect(context.url("jobs", queue=context.queue, query=kept))
         found, counts = await context.database.read(_read, request)
     except ParameterError as error:
         raise BadRequest(f"{error.parameter}: {error.problem}.", "Change it, or start from the whole list.") from None

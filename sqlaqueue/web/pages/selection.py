@@ -51,11 +51,11 @@ def selection_of(columns: JobColumns, action: BulkAction, pairs: Pairs) -> Selec
     keys = tuple(dict.fromkeys(value for name, value in pairs if name == "key"))
     is_filter = ("all", "1") in pairs
     if is_filter == bool(keys):
-        problem = "choose single jobs or the whole list, not both" if keys else "choose at least one job"
+        problem = "choose single jobs or all matching jobs, not both" if keys else "choose at least one job"
         raise ParameterError("key", problem)
     if keys:
         if len(keys) > MOST_KEYS:
-            raise ParameterError("key", f"choose at most {MOST_KEYS} jobs, or the whole list")
+            raise ParameterError("key", f"choose at most {MOST_KEYS} jobs, or all matching jobs")
         return ByKeys(columns, keys)
     given = dict(pairs)
     until, after = given.get("until"), given.get("from")
@@ -69,6 +69,11 @@ def fields_of_selection(chosen: Selection, **bounds: str | None) -> list[tuple[s
         return [("key", key) for key in chosen.keys]
     given = {"until": None if chosen.until is None else chosen.until.isoformat(), "from": chosen.after, **bounds}
     return [("all", "1"), *chosen.wanted.parameters(), *((name, value) for name, value in given.items() if value)]
+
+
+def is_nothing(pairs: Pairs) -> bool:
+    """Return whether the fields of a form mean no job, as no box of a list was ticked."""
+    return ("all", "1") not in pairs and not any(name == "key" for name, _ in pairs)
 
 
 def in_words(chosen: Selection) -> dict[str, object]:

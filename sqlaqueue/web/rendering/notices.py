@@ -15,6 +15,7 @@ _TEXTS = {
     "purged": ("{} job was deleted.", "{} jobs were deleted."),
     "unchanged": ("{} job was not changed.", "{} jobs were not changed."),
     "remaining": ("{} more job matches; repeat the action.", "{} more jobs match; repeat the action."),
+    "none_selected": ("No job is selected.",) * 2,
     "edited": ("The job was changed.", "The jobs were changed."),
     "paused": ("The queue is paused: no job begins until it is resumed.",) * 2,
     "resumed": ("The queue is running again.",) * 2,

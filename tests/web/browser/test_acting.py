@@ -112,8 +112,8 @@ def test_selected_jobs_are_requeued_after_a_preview(
 @everywhere
 def test_a_whole_list_is_deleted_after_a_count(open_view: OpenView, own_site: Site, audit: Any, options: Any) -> None:
     view = open_view(own_site, **options).open("queues/email/jobs?state=failed&error=TimeoutError")
-    view.page.get_by_text("The whole list").click()
-    view.follow(view.page.get_by_role("group", name="All jobs of this list").get_by_role("button", name="Delete"))
+    view.page.get_by_text("All 5 matching jobs").click()
+    view.follow(view.page.get_by_role("group", name="All matching jobs").get_by_role("button", name="Delete"))
     assert view.text("h1") == "Delete 5 jobs?"
     view.follow(button(view, "Delete 5 jobs"))
     assert own_site.execute("SELECT count(*) FROM email WHERE status = 'failed'")[0][0] == 12

@@ -10,6 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
+from sqlaqueue.web.data import bulk
 from tests.web.jobs_of import add, states
 from tests.web.models import Queues
 from tests.web.test_actions import act, hidden
@@ -90,8 +91,8 @@ async def test_the_page_of_a_list_is_kept_and_may_be_empty_then(
 @pytest.mark.parametrize("given", ["//evil.example/?state=failed", "https://evil.example/", "../../?notice=purged:9"])
 async def test_a_list_is_never_another_page(engine: sa.Engine, queues: Queues, client_of: Any, given: str) -> None:
     add(engine, queues.Email(recipient="a"), queues.Email(recipient="a"))
-    for fields in ({}, {"key": ["1", "2"]}):
-        response = await act(client_of(), "purge", list=given, **fields)
+    for keys in ([], ["1", "2"]):
+        response = await act(client_of(), "purge", list=given, key=keys)
         location = response.headers["location"]
         assert location.startswith("../../../queues/email/jobs?notice="), location
         assert location.count("notice") == 1
@@ -104,3 +105,21 @@ async def test_a_long_list_is_not_carried(queues: Queues, engine: sa.Engine, cli
         listed = await browser.get("/queues/email/jobs", params=query)
         assert listed.status_code == 200
         assert form_of(listed.text, "selected-jobs") == []
+
+
+async def test_the_list_is_kept_by_an_action_that_goes_on(
+    engine: sa.Engine, queues: Queues, client_of: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bulk, "MOST_AT_ONCE", 2)
+    add(engine, *(queues.Email(recipient="a") for _ in range(3)))
+    target = "http://localhost/queues/email/jobs?state=pending&sort=id"
+    async with client_of() as browser:
+        listed = await browser.get(target)
+        params = [("action", "cancel"), *form_of(listed.text, "all-jobs")]
+        shown = await browser.get("/queues/email/confirm", params=params)
+        response = await browser.post("/queues/email/actions/cancel", data=dict(hidden(shown.text)))
+        shown = await browser.get(str(response.url.join(response.headers["location"])))
+        assert "Cancel 1 job?" in shown.text
+        assert back_of(shown) == target
+        response = await browser.post("/queues/email/actions/cancel", data=dict(hidden(shown.text)))
+        assert str(response.url.join(response.headers["location"])) == f"{target}&notice=cancelled%3A1"

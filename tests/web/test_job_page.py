@@ -166,7 +166,6 @@ async def test_wrong_keys_have_a_page(path: str, key: str | None, status: int, q
     [
         {"key": "1"},
         {"action": "drop", "key": "1"},
-        {"action": "requeue"},
         {"action": "requeue", "all": "1", "key": "1"},
         {"action": "requeue", "all": "1", "state": "nothing"},
         {"action": "requeue", "all": "1", "f.nothing": "1"},

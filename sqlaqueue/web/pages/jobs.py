@@ -44,7 +44,9 @@ async def jobs(context: Context) -> Response:
             return context.redirect(context.url("jobs", queue=context.queue, query=kept))
         found, counts = await context.database.read(_read, request)
     except ParameterError as error:
-        raise BadRequest(f"{error.parameter}: {error.problem}.", "Change it, or start from the list of all jobs.") from None
+        raise BadRequest(
+            f"{error.parameter}: {error.problem}.", "Change it, or start from the list of all jobs."
+        ) from None
     view = ListView(context, request, counts.value)
     return context.render(
         "jobs.html",

@@ -226,10 +226,11 @@ def _running(dice: random.Random, now: datetime, number: int) -> Iterator[dict[s
 
 def _history(session: Session, now: datetime) -> None:
     """Write the attempts of all ended e-mails and reports: five of each that has failed."""
-    for model in (Email, Report):
+    models: list[Any] = [Email, Report]
+    for model in models:
         table = Base.metadata.tables[ATTEMPT]
         rows: list[dict[str, Any]] = []
-        for job in session.scalars(sa.select(model).where(model.finished_at.is_not(None))):  # type: ignore[attr-defined]
+        for job in session.scalars(sa.select(model).where(model.finished_at.is_not(None))):
             end: Any = job.finished_at
             for attempt in range(1, (job.attempts or 0) + 1):
                 last = attempt == job.attempts

@@ -7,6 +7,7 @@ are. See CONTRIBUTING.md for which fixture to ask for.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import re
 import zlib
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key  # pytest keeps no public name for it
 
 from tests.servers import Servers, choose_versions, find_installations, running
 
@@ -140,6 +142,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             ids=[f"pg{version}" for version in versions],
             scope="session",
         )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """Set pytest's timeout again, which it cancels when a test fails: the fixtures are yet to end, and can hang."""
+    seconds = float(node.config.getini("faulthandler_timeout"))
+    if isinstance(node, pytest.Item) and not node.config.getoption("usepdb"):
+        stderr = node.config.stash[fault_handler_stderr_fd_key]
+        faulthandler.dump_traceback_later(seconds, file=stderr, exit=True)
 
 
 @pytest.fixture(scope="session")

@@ -82,6 +82,8 @@ class Process:
             self.process.kill()
         self.process.wait()
         self._reader.join(5)
+        # A child process that is left keeps the pipe open; to close it while it is read would wait for ever.
+        assert not self._reader.is_alive(), "a child process is left"
         assert self.process.stdout is not None
         self.process.stdout.close()
 

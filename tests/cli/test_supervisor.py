@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from sqlaqueue.cli.processes.supervisor import (
     exit_reason,
     restart_delay,
 )
+from sqlaqueue.cli.processes.worker_reports import REPORT_INTERVAL
 from tests.cli.conftest import MODELS, QUEUES, TASKS, Process, Shop, wait_until
 from tests.cli.shop.models import Email, Letter
 
@@ -116,6 +118,15 @@ def test_workers_stop_when_the_supervisor_is_killed(shop: Shop, tmp_path: Path) 
     (tmp_path / "go_on").touch()
     assert supervisor.end() == -signal.SIGKILL
     assert shop.states("email") == {"completed": 1}
+
+
+def test_workers_stop_when_the_supervisor_is_killed_before_it_has_read_a_report(shop: Shop) -> None:
+    supervisor = shop.start(*SEND, "--processes", "1")
+    wait_until(lambda: consumers(shop) == 1, lambda: supervisor.output)
+    supervisor.signal(signal.SIGSTOP)
+    time.sleep(2 * REPORT_INTERVAL)
+    supervisor.process.kill()
+    assert supervisor.end() == -signal.SIGKILL
 
 
 def test_all_processes_drain_a_queue(shop: Shop) -> None:

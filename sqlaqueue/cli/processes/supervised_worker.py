@@ -36,7 +36,9 @@ def main() -> int:
     worker = WorkerProcess(WorkerOptions.from_json(received.decode()), lambda: connection.sendall(STARTED + b"\n"))
 
     def stop_when_closed() -> None:
-        connection.recv(1)
+        # A supervisor that was killed before it read the last report resets the connection.
+        with contextlib.suppress(OSError):
+            connection.recv(1)
         worker.stop()
 
     def report_health() -> None:

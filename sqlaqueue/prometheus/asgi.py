@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
 from itertools import chain
 from typing import Any
@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
+from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.consumer.core.driver import adrive
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
 from sqlaqueue.prometheus.queue_collector import ScrapeCollector, read_in_thread
@@ -22,10 +23,6 @@ from sqlaqueue.prometheus.reading import QueueReader, Reading
 from sqlaqueue.prometheus.scrape import DEFAULT_MAX_AGE, DEFAULT_TIMEOUT, Scrape, ScrapeOptions
 from sqlaqueue.session_types import makes_async
 from sqlaqueue.write_routing import execute, open_session
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _PLAIN = "text/plain; charset=utf-8"
 
@@ -78,7 +75,7 @@ class MetricsApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] == "lifespan":
-            await _live(receive, send)
+            await answer_lifespan(receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
         elif not _is_served(scope):
@@ -147,11 +144,3 @@ async def _respond(
         headers.append((b"allow", allow))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

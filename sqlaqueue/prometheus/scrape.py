@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from sqlaqueue.admin.queue_depth import DEFAULT_LIMIT
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.queue_list import specs_by_name
 from sqlaqueue.prometheus.gauges import SCRAPE_DURATION, SCRAPE_SUCCESS, Sample, families
 from sqlaqueue.prometheus.reading import QueueReader, Reading, ReadOptions
 from sqlaqueue.queue.config import is_count
@@ -27,6 +27,10 @@ DEFAULT_MAX_AGE = 10.0
 """Seconds for which the result of a scrape is served again by default."""
 
 _LONGEST_TIMEOUT = 86400.0
+
+_OF_ONE_NAME = (
+    ", so their gauges could not be told apart; export each in a registry of its own, or set QueueConfig(name=...)"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +53,7 @@ class Scrape:
     """
 
     def __init__(self, models: Iterable[type[Any]], what: str, options: ScrapeOptions) -> None:
-        self.specs = _queues(models, what)
+        self.specs = list(specs_by_name(models, what, of_one_name=_OF_ONE_NAME).values())
         timeout = seconds(options.statement_timeout, f"{what}(statement_timeout=...)")
         if not 0 < timeout <= _LONGEST_TIMEOUT:
             msg = f"{what}(statement_timeout={options.statement_timeout!r}): give more than zero, and at most a day"
@@ -110,25 +114,3 @@ class Scrape:
             kind, what = type(error).__name__, str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
             extra = fields("scrape_failed", queue=spec.name, error_kind=kind)
             logger.warning("queue %s: its gauges cannot be read: %s: %s", spec.name, kind, what, extra=extra)
-
-
-def _queues(models: Iterable[type[Any]], what: str) -> list[QueueSpec]:
-    listed: object = models  # without a type checker, callers may pass a class
-    if isinstance(listed, type) or not isinstance(listed, Iterable):
-        given = listed.__name__ if isinstance(listed, type) else repr(listed)
-        msg = f"{what}({given}): give a list of queue classes, as in {what}([{given}], ...)"
-        raise ConfigurationError(msg)
-    found: dict[str, QueueSpec] = {}
-    for model in models:
-        spec = spec_of(model)
-        other = found.setdefault(spec.name, spec)
-        if other is not spec:
-            msg = (
-                f"{what}: {other.model.__name__} and {spec.model.__name__} are both named {spec.name!r}, so their "
-                "gauges could not be told apart; export each in a registry of its own, or set QueueConfig(name=...)"
-            )
-            raise ConfigurationError(msg)
-    if not found:
-        msg = f"{what}([]): give at least one queue class"
-        raise ConfigurationError(msg)
-    return list(found.values())

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from sqlaqueue.asgi import AsgiApp, Receive, Scope, Send
 from sqlaqueue.consumer.base import ConsumerBase
 from sqlaqueue.consumer.health import Health
 from sqlaqueue.exc import ConfigurationError
 
 LIVE, READY = "/live", "/ready"
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def health_app(*consumers: ConsumerBase) -> AsgiApp:

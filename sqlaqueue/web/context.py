@@ -22,7 +22,6 @@ from sqlaqueue.web.rendering.environment import Renderer
 from sqlaqueue.web.rendering.notices import notices_in
 from sqlaqueue.web.security.audit import write_audit
 from sqlaqueue.web.security.forms import FormData, read_form
-from sqlaqueue.web.security.headers import NOT_STORED, SECURITY_HEADERS
 from sqlaqueue.web.settings import Queue, Settings
 
 PATHS = {
@@ -148,7 +147,7 @@ class Context:
             notices=notices_in(self.request.query_params),
             **values,
         )
-        return HTMLResponse(text, status_code=status, headers={**SECURITY_HEADERS, **NOT_STORED})
+        return HTMLResponse(text, status_code=status)
 
     def redirect(self, url: str, *notices: tuple[str, int]) -> Response:
         """Return a redirect after a POST, so that a reload does not repeat it.
@@ -158,7 +157,7 @@ class Context:
         """
         query = urlencode([("notice", f"{code}:{number}") for code, number in notices])
         joined = url if not query else f"{url}{'&' if '?' in url else '?'}{query}"
-        return RedirectResponse(joined, status_code=303, headers={**SECURITY_HEADERS, **NOT_STORED})
+        return RedirectResponse(joined, status_code=303)
 
 
 Page = Callable[[Context], Any]

@@ -12,15 +12,24 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import Receive, Scope, Send
 
+from sqlaqueue.asgi import Receive, Scope, Send, answer_lifespan
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.web.access import Access
 from sqlaqueue.web.context import PATHS, Context, Page, path_below_mount
 from sqlaqueue.web.data.parts import problem_text
 from sqlaqueue.web.database import Database
-from sqlaqueue.web.errors import BadRequest, Forbidden, NotFound, PageError, ServiceUnavailable
+from sqlaqueue.web.errors import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    PageError,
+    ServiceUnavailable,
+    TooLarge,
+    TooManyWindows,
+    TooSlow,
+)
 from sqlaqueue.web.pages.actions import act_on_queue, act_on_schedule
 from sqlaqueue.web.pages.claim import claim
 from sqlaqueue.web.pages.confirm import confirm
@@ -34,6 +43,7 @@ from sqlaqueue.web.pages.queue import queue
 from sqlaqueue.web.pages.schedules import schedules
 from sqlaqueue.web.pages.static import static_response
 from sqlaqueue.web.rendering.environment import Renderer
+from sqlaqueue.web.security.headers import AS_IT_IS, secured
 from sqlaqueue.web.security.hosts import check_host
 from sqlaqueue.web.security.origins import check_origin
 from sqlaqueue.web.settings import Column, Link, Settings
@@ -60,6 +70,12 @@ POST: dict[str, Page] = {"act": act_on_queue, "act_on_schedule": act_on_schedule
 
 ORIGINAL = "sqlaqueue.scope"
 """The key of the scope that the application has given."""
+
+_OF_THE_APPLICATION = {"app", "router", "starlette.exception_handlers"}
+"""What the scope of an application says about itself."""
+
+_LEAVE_THE_BODY = {TooSlow.status, TooLarge.status}
+"""The errors after which the rest of a form is not read."""
 
 _NONE: Mapping[Any, Any] = {}
 
@@ -115,22 +131,28 @@ class Dashboard:
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
         elif scope["type"] == "http":
-            path = path_below_mount(scope)
-            if path == "" or (path == "/" and not _ends_with_slash(scope)):
-                # The links of the first page are relative to a path with a slash at the end.
-                await RedirectResponse(_with_slash(scope), status_code=307)(scope, receive, send)
-                return
-            # The access rule gets the scope of the application, with the whole path.
-            own = {**scope, "path": path, "root_path": "", ORIGINAL: scope}
-            try:
-                await self._router(own, receive, send)
-            except HTTPException as error:
-                if "app" in scope:
-                    raise  # an error of the access rule, which the application answers in its own way
-                response = self._error_response(Request(own), _as_page_error(error))
-                await response(own, receive, send)
+            await self._serve(scope, receive, send)
         elif scope["type"] == "lifespan":
-            await _live(receive, send)
+            await answer_lifespan(receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = path_below_mount(scope)
+        # The access rule gets the scope of the application, with the whole path. Without the application in it, what
+        # Starlette answers by itself, such as 405, is sent from here.
+        own = {key: value for key, value in scope.items() if key not in _OF_THE_APPLICATION}
+        own |= {"path": path, "root_path": "", ORIGINAL: scope}
+        own_send = secured(own, send)
+        if path == "" or (path == "/" and not _ends_with_slash(scope)):
+            # The links of the first page are relative to a path with a slash at the end.
+            await RedirectResponse(_with_slash(scope), status_code=307)(own, receive, own_send)
+            return
+        try:
+            await self._router(own, receive, own_send)
+        except HTTPException as error:
+            if "app" in scope:
+                raise  # an error of the access rule, which the application answers in its own way
+            response = self._error_response(Request(own), _as_page_error(error))
+            await response(own, receive, own_send)
 
     def _routes(self) -> list[BaseRoute]:
         routes: list[BaseRoute] = [
@@ -144,6 +166,7 @@ class Dashboard:
             try:
                 access = await self._admitted(request)
                 if isinstance(access, Response):
+                    request.scope[AS_IT_IS] = True
                     return access
                 context = self._context(request, access)
                 response: Response = await page(context)
@@ -200,8 +223,11 @@ class Dashboard:
         # Without access: the page of an error names no queue.
         context = self._context(request, Access(read=False))
         response = context.render("error.html", status=error.status, error=error)
-        if error.status == ServiceUnavailable.status:
+        if error.status in {ServiceUnavailable.status, TooManyWindows.status}:
             response.headers["Retry-After"] = "5"
+        if error.status in _LEAVE_THE_BODY and str(request.scope.get("http_version", "")).startswith("1"):
+            # Otherwise the server would go on reading what nobody needs.
+            response.headers["Connection"] = "close"
         return response
 
 
@@ -229,12 +255,3 @@ def _with_slash(scope: Scope) -> str:
     last = bytes(raw).partition(b"?")[0].rpartition(b"/")[2].decode("latin-1")
     query = scope.get("query_string", b"").decode("latin-1")
     return f"./{last}/" + (f"?{query}" if query else "")
-
-
-async def _live(receive: Receive, send: Send) -> None:
-    """Answer the lifespan of a server; the dashboard has nothing to start or stop."""
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

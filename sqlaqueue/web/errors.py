@@ -48,6 +48,12 @@ class TooLarge(PageError):
     status, title = 413, "Too large"
 
 
+class TooSlow(PageError):
+    """A form does not arrive."""
+
+    status, title = 408, "Too slow"
+
+
 class Misdirected(PageError):
     """The Host of the request is not one of the dashboard's."""
 
@@ -58,6 +64,12 @@ class ServiceUnavailable(PageError):
     """The database does not answer, or not in time."""
 
     status, title = 503, "The database does not answer"
+
+
+class TooManyWindows(PageError):
+    """No further window is kept up to date."""
+
+    status, title = 429, "Too many open windows"
 
 
 class Busy(ServiceUnavailable):

@@ -11,17 +11,12 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from html import escape
-from typing import Any
 from urllib.parse import parse_qsl
 
+from sqlaqueue.asgi import AsgiApp, Receive, Scope, Send
 from sqlaqueue.web.security.hosts import is_loopback
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-AsgiApp = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 TOKEN_LIFETIME = 10 * 60.0
 """Seconds for which a link can be used."""

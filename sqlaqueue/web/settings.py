@@ -14,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import fields, logger
-from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mapping.queue_list import specs_by_name
 from sqlaqueue.queue.spec import QueueSpec
 
 Column: TypeAlias = str | InstrumentedAttribute[Any]
@@ -116,26 +116,8 @@ class Settings:
 
 
 def _queues(models: Iterable[type[Any]]) -> dict[str, Queue]:
-    given: object = models  # without a type checker, callers may pass a class
-    if isinstance(given, type) or not isinstance(given, Iterable):
-        name = given.__name__ if isinstance(given, type) else repr(given)
-        msg = f"{_WHAT}({name}): give a list of queue classes, as in {_WHAT}([{name}], ...)"
-        raise ConfigurationError(msg)
-    found: dict[str, Queue] = {}
-    for model in models:
-        spec = spec_of(model)
-        other = found.get(spec.name)
-        if other is not None and other.spec is not spec:
-            msg = (
-                f"{_WHAT}: {other.model.__name__} and {spec.model.__name__} are both named {spec.name!r}; set "
-                "QueueConfig(name=...), or show them in two dashboards"
-            )
-            raise ConfigurationError(msg)
-        found[spec.name] = Queue(spec.name, spec.model, spec, _slug(spec.name))
-    if not found:
-        msg = f"{_WHAT}([]): give at least one queue class"
-        raise ConfigurationError(msg)
-    return found
+    specs = specs_by_name(models, _WHAT, of_one_name="; set QueueConfig(name=...), or show them in two dashboards")
+    return {name: Queue(name, spec.model, spec, _slug(name)) for name, spec in specs.items()}
 
 
 def _slug(name: str) -> str:

@@ -234,10 +234,10 @@ async def test_so_many_windows_and_no_more(sync_root: str, monkeypatch: pytest.M
         another = await stack.enter_async_context(streaming(sync_root))
         assert await one.comment() == await another.comment() == ": connected"
         async with streaming(sync_root) as refused:
-            assert refused.response.status_code == 503
+            assert refused.response.status_code == 429
             assert int(refused.response.headers["retry-after"]) > 0
         await stack.aclose()
-        status = 503
+        status = 429
         async with asyncio.timeout(30):
             while status != 200:
                 async with streaming(sync_root) as again:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 import anyio
 import sqlalchemy as sa
@@ -25,6 +26,12 @@ from sqlaqueue.write_routing import primary_bind
 
 MOST_VIEWERS = 100
 """How many windows are served at once; each has a connection to the web server, and reads its page again and again."""
+
+MOST_OF_A_READER = 20
+"""How many of them one reader has, so that no reader takes them all from the others."""
+
+Reader: TypeAlias = tuple[str, str]
+"""Who has a window: ``("user", name)``, or ``("address", host)`` if the application does not name its users."""
 
 _GATHER = 0.2
 """Seconds for which the notifications of a queue are gathered: a busy queue sends thousands in a second."""
@@ -100,25 +107,30 @@ class Broadcaster:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._channels: dict[str, Channel] = {}
-        self.viewers = 0
-        """The number of open windows."""
+        self._windows: Counter[Reader] = Counter()
 
     @property
     def is_full(self) -> bool:
         """Whether no further window is served at the moment."""
-        return self.viewers >= MOST_VIEWERS
+        return self._windows.total() >= MOST_VIEWERS
+
+    def has_enough(self, reader: Reader) -> bool:
+        """Whether no further window of this reader is served at the moment."""
+        return self._windows[reader] >= MOST_OF_A_READER
 
     @contextlib.asynccontextmanager
-    async def watch(self, queues: Iterable[Queue]) -> AsyncIterator[Viewer]:
+    async def watch(self, queues: Iterable[Queue], reader: Reader) -> AsyncIterator[Viewer]:
         """Give a viewer that is told of changes in these queues while the block runs."""
         viewer, watched = Viewer(), list(queues)
-        self.viewers += 1
+        self._windows[reader] += 1
         try:
             for queue in watched:
                 self._subscribe(viewer, queue)
             yield viewer
         finally:
-            self.viewers -= 1
+            self._windows[reader] -= 1
+            if not self._windows[reader]:
+                del self._windows[reader]
             # A request that is cancelled must not leave its subscriptions.
             with anyio.CancelScope(shield=True):
                 for queue in watched:

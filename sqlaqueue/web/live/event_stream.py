@@ -12,13 +12,13 @@ import json
 import random
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import anyio
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from sqlaqueue.web.live.broadcaster import Broadcaster, Viewer
+from sqlaqueue.asgi import Receive, Scope, Send
+from sqlaqueue.web.live.broadcaster import Broadcaster, Reader, Viewer
 from sqlaqueue.web.settings import Queue
 
 SHORTEST = 1.0
@@ -35,26 +35,27 @@ _LOOK = 0.5
 
 
 class EventStream(Response):
-    """Events of some queues.
-
-    :param headers: headers of the response.
-    """
+    """Events of some queues, for a window of a reader."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, broadcaster: Broadcaster, queues: Iterable[Queue], headers: Mapping[str, str]) -> None:
+    def __init__(self, broadcaster: Broadcaster, queues: Iterable[Queue], reader: Reader) -> None:
         # nginx would gather events until its buffer is full.
-        super().__init__(headers={**headers, "X-Accel-Buffering": "no"}, media_type=self.media_type)
+        super().__init__(headers={"X-Accel-Buffering": "no"}, media_type=self.media_type)
         del self.headers["content-length"]
-        self._broadcaster, self._queues = broadcaster, list(queues)
+        self._broadcaster, self._queues, self._reader = broadcaster, list(queues), reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send events until the browser leaves, the server stops or the time is over."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         if scope["method"] == "HEAD":
+            await send(start)
             await send({"type": "http.response.body", "body": b""})
             return
-        async with self._broadcaster.watch(self._queues) as viewer, anyio.create_task_group() as tasks:
+        # The window counts before anything is waited for: of many requests at once, no more than the limits are served.
+        watching = self._broadcaster.watch(self._queues, self._reader)
+        async with watching as viewer, anyio.create_task_group() as tasks:
+            await send(start)
             tasks.start_soon(_disconnected, receive, tasks.cancel_scope)
             with contextlib.suppress(OSError):  # the browser has left
                 await self._send_events(viewer, send)

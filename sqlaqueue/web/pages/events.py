@@ -8,23 +8,29 @@ from weakref import WeakKeyDictionary
 from starlette.responses import Response
 
 from sqlaqueue.web.context import Context
-from sqlaqueue.web.errors import NotFound, ServiceUnavailable
-from sqlaqueue.web.live.broadcaster import MOST_VIEWERS, Broadcaster
+from sqlaqueue.web.errors import NotFound, TooManyWindows
+from sqlaqueue.web.live.broadcaster import MOST_OF_A_READER, MOST_VIEWERS, Broadcaster, Reader
 from sqlaqueue.web.live.event_stream import EventStream
-from sqlaqueue.web.security.headers import NOT_STORED, SECURITY_HEADERS
 from sqlaqueue.web.settings import Queue
 
 _KEY = "broadcasters"
+_ADVICE = "Close some, or reload this page now and then."
 
 
 async def events(context: Context) -> Response:
     """Return the events of the queues that the parameters ``queue`` name, or of all that the user sees."""
-    broadcaster = _broadcaster(context)
+    broadcaster, reader = _broadcaster(context), _reader(context)
+    if broadcaster.has_enough(reader):
+        raise TooManyWindows(f"{MOST_OF_A_READER} of your windows are kept up to date already.", _ADVICE)
     if broadcaster.is_full:
-        raise ServiceUnavailable(
-            f"{MOST_VIEWERS} windows are kept up to date already.", "Close some, or reload this page now and then."
-        )
-    return EventStream(broadcaster, _queues(context), {**SECURITY_HEADERS, **NOT_STORED})
+        raise TooManyWindows(f"{MOST_VIEWERS} windows are kept up to date already.", _ADVICE)
+    return EventStream(broadcaster, _queues(context), reader)
+
+
+def _reader(context: Context) -> Reader:
+    """Return who asks: applications need not name their users."""
+    client = context.request.client
+    return ("user", context.user) if context.user else ("address", "" if client is None else client.host)
 
 
 def _broadcaster(context: Context) -> Broadcaster:

@@ -6,7 +6,6 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from sqlaqueue.web.rendering.environment import Renderer
-from sqlaqueue.web.security.headers import SECURITY_HEADERS
 
 _TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _FOR_EVER = {"Cache-Control": "public, max-age=31536000, immutable"}
@@ -17,8 +16,8 @@ def static_response(request: Request, renderer: Renderer) -> Response:
     name = request.path_params["file"]
     content = renderer.static_files.get(name)
     if content is None:
-        return PlainTextResponse("Not found", status_code=404, headers=SECURITY_HEADERS)
+        return PlainTextResponse("Not found", status_code=404)
     current = request.query_params.get("v") == renderer.static_version
     cache = _FOR_EVER if current else {"Cache-Control": "no-cache"}
     media_type = _TYPES[name[name.rindex(".") :]]
-    return Response(content, media_type=media_type, headers={**SECURITY_HEADERS, **cache})
+    return Response(content, media_type=media_type, headers=cache)

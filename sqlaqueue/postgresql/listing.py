@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlaqueue.postgresql.catalog.ordered_indexes import ordered_indexes, table_id
 from sqlaqueue.queue.listing_protocol import Form
 
-__all__ = ["SETTINGS", "ordered_indexes", "shown_text", "stored_size", "table_id"]
+__all__ = ["SETTINGS", "can_be_converted", "ordered_indexes", "shown_text", "stored_size", "table_id"]
 
 SETTINGS: dict[str, str] = {
     "enable_bitmapscan": "off",
@@ -25,6 +25,9 @@ plan does not know how many rows are wanted."""
 
 _READ_WHOLE = 8192
 """The stored bytes up to which a value is read whole to be shown; compressed, they may be a hundred times as many."""
+
+_EXPANDED, _AS_STORED = (sa.literal_column(str(size)) for size in (256 * 1024, 16 * 1024 * 1024))
+"""The stored bytes up to which a value is read whole for the page of one job, compressed and not compressed."""
 
 
 def shown_text(value: sa.ColumnElement[Any], form: Form, length: int) -> sa.ColumnElement[str]:
@@ -43,6 +46,13 @@ def shown_text(value: sa.ColumnElement[Any], form: Form, length: int) -> sa.Colu
         return sa.func.left(text, length, type_=sa.Text())
     small = stored_size(value) <= sa.literal_column(str(_READ_WHOLE))
     return sa.case((small, sa.func.left(text, length, type_=sa.Text())), else_=sa.cast(sa.null(), sa.Text()))
+
+
+def can_be_converted(value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Return whether a large value can be read whole for the page of one job, without reading it."""
+    is_compressed: sa.ColumnElement[Any] = sa.func.pg_column_compression(value).is_not(None)
+    most = sa.case((is_compressed, _EXPANDED), else_=_AS_STORED)
+    return stored_size(value) <= most
 
 
 def stored_size(value: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:

@@ -53,6 +53,13 @@ class Listing(Protocol):
         """
         ...
 
+    def can_be_converted(self, value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+        """Return whether a ``large`` value can be read whole for the page of one job.
+
+        It is decided without reading it: a value of hundreds of megabytes would take seconds and gigabytes.
+        """
+        ...
+
     def stored_size(self, value: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
         """Return the number of bytes that a value takes in the table, without reading it."""
         ...

@@ -3,6 +3,10 @@
 The link contains a token of 256 random bits, which can be used once. It is exchanged for a session, whose own 256 bits
 are in a cookie that scripts cannot read and that other sites cannot have sent. Only digests are kept and compared, in
 constant time. A further browser gets a link of its own: whoever can read the terminal is the one who may have it.
+
+Browsers send cookies to all ports of a host, so that another program of this machine could read them. The dashboard is
+therefore below a path of 128 random bits, which is that of the cookie as well. It is in the address bar and the history
+of the browser, where it opens nothing without the cookie; browsers send it as a Referer to no other port.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ SESSION_LIFETIME = 12 * 3600.0
 MOST_SESSIONS = 20
 """How many browsers are signed in at most, those of the last links."""
 
-_BYTES = 32
+_BYTES, _PATH_BYTES = 32, 16
+
+_COOKIE = "sqlaqueue"
 
 
 class Secrets:
@@ -94,12 +100,11 @@ class OneTimeToken:
     ) -> None:
         self._app, self._origin, self._announce = app, origin, announce
         self._secrets = Secrets(now)
-        # Cookies do not distinguish ports: two dashboards on this machine need two names.
-        self._cookie = f"sqlaqueue_{origin.rpartition(':')[2]}"
+        self._path = f"/{secrets.token_urlsafe(_PATH_BYTES)}/"
 
     def new_link(self) -> str:
         """Return a link that signs one browser in, once."""
-        return f"{self._origin}/?token={self._secrets.new_token()}"
+        return f"{self._origin}{self._path}?token={self._secrets.new_token()}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request of a browser that is signed in; sign one in that has a token; refuse others."""
@@ -114,18 +119,27 @@ class OneTimeToken:
         if not is_loopback(headers.get("host", "")):
             await _page(send, 421, "Unknown host", f"Open {self._origin} instead: there is no other name for it.")
             return
-        token, is_signed_in = _token(scope), self._is_signed_in(headers.get("cookie", ""))
+        is_below = _is_below(scope, self._path)
+        token = self._token(scope) if is_below else None
+        is_signed_in = is_below and self._is_signed_in(headers.get("cookie", ""))
         if token is not None:
             await self._sign_in(token, send, is_signed_in=is_signed_in)
         elif is_signed_in:
-            await self._app(scope, receive, send)
+            await self._app({**scope, "root_path": scope.get("root_path", "") + self._path[:-1]}, receive, send)
         else:
             await self._refuse(send, "This browser is not signed in.")
+
+    def _token(self, scope: Scope) -> str | None:
+        """Return the token of a request for a link; None if it is no such request."""
+        if scope["method"] != "GET" or scope["path"] != self._path:
+            return None
+        query: bytes = scope["query_string"]
+        return next((value for name, value in parse_qsl(query.decode("latin-1")) if name == "token"), None)
 
     def _is_signed_in(self, header: str) -> bool:
         # Not by http.cookies, which reads nothing at all if another application of this host has set a malformed one.
         cookies = [each.strip().partition("=") for each in header.split(";")]
-        return any(self._secrets.knows(value) for name, _, value in cookies if name == self._cookie)
+        return any(self._secrets.knows(value) for name, _, value in cookies if name == _COOKIE)
 
     async def _sign_in(self, token: str, send: Send, *, is_signed_in: bool) -> None:
         session = self._secrets.exchange(token)
@@ -133,10 +147,10 @@ class OneTimeToken:
             await self._refuse(send, "This link has been used, or is too old.")
             return
         # Without the token, which would otherwise stay in the address bar and the history.
-        headers = [(b"location", b"/")]
+        headers = [(b"location", self._path.encode())]
         if session is not None:
-            cookie = f"{self._cookie}={session}; Path=/; Max-Age={SESSION_LIFETIME:.0f}; HttpOnly; SameSite=Strict"
-            headers.append((b"set-cookie", cookie.encode()))
+            limits = f"Path={self._path}; Max-Age={SESSION_LIFETIME:.0f}; HttpOnly; SameSite=Strict"
+            headers.append((b"set-cookie", f"{_COOKIE}={session}; {limits}".encode()))
         await _respond(send, 303, b"", headers)
 
     async def _refuse(self, send: Send, why: str) -> None:
@@ -158,12 +172,9 @@ def _headers(scope: Scope) -> dict[str, str]:
     return found
 
 
-def _token(scope: Scope) -> str | None:
-    """Return the token of a request for a link; None if it is no such request."""
-    if scope["method"] != "GET" or scope["path"] != "/":
-        return None
-    query: bytes = scope["query_string"]
-    return next((value for name, value in parse_qsl(query.decode("latin-1")) if name == "token"), None)
+def _is_below(scope: Scope, path: str) -> bool:
+    given = str(scope["path"])[: len(path)]
+    return hmac.compare_digest(_digest(given), _digest(path))
 
 
 async def _page(send: Send, status: int, title: str, text: str) -> None:

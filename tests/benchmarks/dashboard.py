@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,6 +25,7 @@ from sqlaqueue.web.data.job_orders import orders_of
 from sqlaqueue.web.data.job_pages import parse_request, read_page
 from sqlaqueue.web.data.job_sources import source_of
 from tests.benchmarks.server import bench_server
+from tests.sent_statements import sent_statements
 
 Pairs = Sequence[tuple[str, str]]
 
@@ -166,7 +166,7 @@ def _cursor(session: Session, columns: JobColumns, case: Case, rows: int) -> str
 def _measured(engine: sa.Engine, name: str, read: Callable[[Session], int]) -> Figures:
     with Session(engine) as session:
         read(session)
-        with _sent(engine) as sent:
+        with sent_statements(engine) as sent:
             jobs = read(session)
         times = []
         for _ in range(7):
@@ -180,20 +180,6 @@ def _measured(engine: sa.Engine, name: str, read: Callable[[Session], int]) -> F
                 top = plan.scalar_one()[0]["Plan"]
                 buffers += top["Shared Hit Blocks"] + top["Shared Read Blocks"]
     return Figures(name, jobs, buffers, statistics.median(times) * 1000)
-
-
-@contextmanager
-def _sent(engine: sa.Engine) -> Iterator[list[tuple[str, Any]]]:
-    sent: list[tuple[str, Any]] = []
-
-    def remember(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
-        sent.append((statement, parameters))
-
-    sa.event.listen(engine, "before_cursor_execute", remember)
-    try:
-        yield sent
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", remember)
 
 
 def main(*, rows: int) -> int:

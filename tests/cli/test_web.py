@@ -21,7 +21,7 @@ from tests.cli.shop.models import Email, Letter
 pytestmark = pytest.mark.once
 
 EMAIL, LETTER = f"{MODELS}:Email", f"{MODELS}:Letter"
-LINK = re.compile(r"Open (http://127\.0\.0\.1:\d+)/\?token=(\S+)")
+LINK = re.compile(r"Open (http://127\.0\.0\.1:\d+/\S{22}/\?token=\S+)")
 
 
 class Browser:
@@ -54,7 +54,7 @@ def links(process: Process, number: int = 1) -> list[str]:
     from tests.cli.conftest import wait_until  # noqa: PLC0415 - beside its use
 
     wait_until(lambda: len(LINK.findall(process.output)) >= number, lambda: process.output)
-    return [f"{origin}/?token={token}" for origin, token in LINK.findall(process.output)]
+    return LINK.findall(process.output)
 
 
 def ended(process: Process, number: signal.Signals = signal.SIGTERM) -> None:
@@ -76,6 +76,8 @@ def test_a_module_is_served_to_the_browser_that_has_the_link(shop: Shop, driver:
     for queue in ("email", "letter", "row", "task", "bare"):
         assert queue in page
     assert "newsletter" not in page
+    # Other addresses of this port, which have no secret path, show nothing.
+    assert browser.get("/".join([*root.split("/")[:3], ""]))[0] == 401
     # For another browser, another link.
     assert Browser().get(link)[0] == 401
     other = links(process, 2)[1]
@@ -92,11 +94,12 @@ def test_it_ends_while_a_window_is_open(shop: Shop, number: signal.Signals) -> N
     (link,) = links(process)
     host = link.split("/")[2]
     connection = http.client.HTTPConnection(host, timeout=60)
-    connection.request("GET", "/?token=" + link.partition("=")[2])
+    path = f"/{link.split('/')[3]}/"
+    connection.request("GET", f"{path}?token=" + link.partition("=")[2])
     answer = connection.getresponse()
     answer.read()
     cookie = str(answer.getheader("set-cookie")).partition(";")[0]
-    connection.request("GET", "/events", headers={"Cookie": cookie})
+    connection.request("GET", f"{path}events", headers={"Cookie": cookie})
     stream = connection.getresponse()
     assert stream.readline() == b": connected\n"
     ended(process, number)

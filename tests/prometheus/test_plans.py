@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from tests.admin.models import Setup
 from tests.prometheus.values import collect
+from tests.sent_statements import sent_statements
 from tests.strategies.explain import buffers_of, nodes_of
 
 JOBS = 10_000
@@ -21,14 +22,8 @@ FROM generate_series(1, %s) number
 
 def plan_of_depth(engine: sa.Engine, model: Any, limit: int) -> dict[str, Any]:
     """Execute the statement of a scrape that counts jobs under EXPLAIN, with the settings of its transaction."""
-    seen: list[tuple[str, Any]] = []
-
-    def remember(connection: Any, cursor: Any, statement: str, parameters: Any, *others: Any) -> None:
-        seen.append((statement, parameters))
-
-    sa.event.listen(engine, "before_cursor_execute", remember)
-    assert collect(engine, model, count_limit=limit)["due_jobs", "job"] == limit
-    sa.event.remove(engine, "before_cursor_execute", remember)
+    with sent_statements(engine) as seen:
+        assert collect(engine, model, count_limit=limit)["due_jobs", "job"] == limit
     settings, (statement, parameters), *_ = seen
     with engine.connect() as connection:
         connection.exec_driver_sql(*settings)

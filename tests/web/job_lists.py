@@ -5,7 +5,6 @@ from __future__ import annotations
 import enum
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -172,18 +171,3 @@ def pages(
 
 def keys(found: Iterable[JobPage]) -> list[str]:
     return [job.key for each in found for job in each.jobs]
-
-
-@contextmanager
-def statements(engine: sa.Engine) -> Iterator[list[tuple[str, Any]]]:
-    """Collect the statements that are sent, with their parameters."""
-    sent: list[tuple[str, Any]] = []
-
-    def remember(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
-        sent.append((statement, parameters))
-
-    sa.event.listen(engine, "before_cursor_execute", remember)
-    try:
-        yield sent
-    finally:
-        sa.event.remove(engine, "before_cursor_execute", remember)

@@ -15,10 +15,12 @@ from litestar import Litestar, asgi
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.responses import RedirectResponse
+from starlette.responses import HTMLResponse, RedirectResponse
 from starlette.routing import Mount
 
 from sqlaqueue.web import Access, Dashboard
+from sqlaqueue.web.context import PATHS
+from sqlaqueue.web.security.headers import SECURITY_HEADERS
 from tests.web.conftest import HERE, client, everything
 
 
@@ -154,6 +156,57 @@ async def test_headers_forbid_inline_code_frames_and_caches(client_of: Any) -> N
         assert headers["x-frame-options"] == "DENY"
         assert headers["cache-control"] == "no-store"
         assert headers["x-content-type-options"] == "nosniff"
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "PROPFIND")
+
+
+def in_starlette(dashboard: Any) -> Any:
+    return Starlette(routes=[Mount("/ops", dashboard)])
+
+
+def in_fastapi(dashboard: Any) -> Any:
+    app = FastAPI()
+    app.mount("/ops", dashboard)
+    return app
+
+
+def in_litestar(dashboard: Any) -> Any:
+    return Litestar([asgi("/ops", is_mount=True, copy_scope=True)(dashboard)])
+
+
+@pytest.mark.parametrize("mounted", [None, in_starlette, in_fastapi, in_litestar])
+async def test_every_answer_has_the_headers(mounted: Any, queues: Any, sessions: Any) -> None:
+    dashboard = Dashboard(queues.all, sessions, access=everything)
+    app, below = (dashboard, "") if mounted is None else (mounted(dashboard), "/ops")
+    parts = {"queue": "email", "action": "pause", "file": "dashboard.css"}
+    paths = [f"/{each.format(**parts)}" for each in PATHS.values()]
+    paths += ["/nothing", "/queues/nothing", "/queues/email/", "/static/nothing", "//", "/%00", "/queues/%2e%2e"]
+    if mounted is in_litestar:  # the others answer this one themselves
+        paths.append("")
+    seen = set()
+    async with client(app) as browser:
+        for method in METHODS:
+            for path in paths:
+                if path == "/events" and method == "GET":
+                    continue  # it has no end; test_live.py looks at it
+                response = await browser.request(method, below + path)
+                seen.add(response.status_code)
+                missing = [name for name in SECURITY_HEADERS if name not in response.headers]
+                assert not missing, (method, path, response.status_code, missing)
+                names = [name for name, _ in response.headers.multi_items()]
+                assert len(set(names)) == len(names), (method, path, names)
+                if "/static/" not in path:
+                    assert response.headers["cache-control"] == "no-store"
+    assert {200, 303, 400, 404, 405} <= seen
+    assert mounted is not in_litestar or 307 in seen
+
+
+async def test_answer_of_the_access_rule_is_sent_as_it_is(client_of: Any) -> None:
+    login = HTMLResponse("<style>p {color: red}</style>", headers={"Content-Security-Policy": "style-src 'self'"})
+    headers = (await client_of(access=lambda _: login).get("/")).headers
+    assert headers["content-security-policy"] == "style-src 'self'"
+    assert "x-frame-options" not in headers
 
 
 async def test_static_files_are_these_only(client_of: Any) -> None:

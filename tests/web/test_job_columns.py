@@ -13,7 +13,8 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.web.data.job_pages import parse_request, read_page
 from sqlaqueue.web.data.parameters import ParameterError
-from tests.web.job_lists import columns, create, make_rows, make_wide, page, statements
+from tests.sent_statements import sent_statements
+from tests.web.job_lists import columns, create, make_rows, make_wide, page
 
 ALL = (
     "columns",
@@ -127,7 +128,7 @@ def test_large_values_are_cut_by_the_database(engine: sa.Engine, wide: Any) -> N
     assert [len(cell.text or "") for cell in (body, blob, problem)] == [200] * 3
     assert all(cell.is_cut for cell in (body, blob, problem))
     # The server reads a few pages of the values of ten megabytes, and sends less than two kilobytes.
-    with statements(engine) as sent:
+    with sent_statements(engine) as sent:
         page(engine, wide, names)
     statement, parameters = next((text, given) for text, given in sent if '"Wide table"' in text and "stored_" in text)
     with engine.connect() as connection:
@@ -141,7 +142,7 @@ def test_large_values_are_cut_by_the_database(engine: sa.Engine, wide: Any) -> N
 def test_nothing_of_a_redacted_column_leaves_the_database(engine: sa.Engine, wide: Any) -> None:
     insert(engine, wide, body="secret", **{'na"me %s': "secret", "problem": "secret: 1"})
     redacted = ("body", 'na"me %s', "last_error")
-    with statements(engine) as sent:
+    with sent_statements(engine) as sent:
         found = page(engine, wide, ("columns", "name,body,problem"), redacted=redacted)
     (job,) = found.jobs
     assert [(cell.text, cell.is_redacted) for cell in job.cells] == [(None, True)] * 3

@@ -93,6 +93,21 @@ def test_large_values_are_cut_by_the_database(engine: sa.Engine, queues: Queues)
     assert max(received) <= LONGEST, "no statement has sent the whole value"
 
 
+def test_values_of_hundreds_of_megabytes_are_not_read(engine: sa.Engine, queues: Queues) -> None:
+    add(engine, queues.Email(recipient="a"))
+    fill = "UPDATE email SET subject = repeat('a', 20000000), payload = jsonb_build_object('x', repeat('y', 30000000))"
+    with engine.begin() as connection:
+        connection.exec_driver_sql(fill)
+        stored = connection.scalar(sa.text("SELECT pg_column_size(payload) FROM email"))
+    with Session(engine) as session:
+        life = read_life(session, columns(queues.Email), "1")
+    assert life is not None
+    assert life.row is not None
+    subject, payload = life.row.values["subject"], life.row.values["payload"]
+    assert (len(subject.text or ""), subject.size, subject.is_in_bytes) == (LONGEST, 20_000_000, True)
+    assert (payload.text, payload.size, payload.is_in_bytes) == (None, stored, True)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_strategy_tells_each_state(engine: sa.Engine, kind: str) -> None:
     model = make_job(kind, unique=None)

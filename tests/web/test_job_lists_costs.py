@@ -14,8 +14,9 @@ from sqlaqueue.web.data.job_filters import parse_filter
 from sqlaqueue.web.data.job_orders import orders_of
 from sqlaqueue.web.data.job_pages import set_planner
 from sqlaqueue.web.data.job_sources import source_of
+from tests.sent_statements import sent_statements
 from tests.strategies.explain import buffers_of, nodes_of
-from tests.web.job_lists import columns, create, make_messages, make_rows, page, statements
+from tests.web.job_lists import columns, create, make_messages, make_rows, page
 
 ROWS = 30_000
 WINDOW = 1000
@@ -45,7 +46,7 @@ def large(engine: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest
 
 def cost(engine: sa.Engine, model: Any, *pairs: tuple[str, str]) -> tuple[int, int]:
     """Return the buffers of all statements of a page, and the rows that their scans of the table return."""
-    with statements(engine) as sent:
+    with sent_statements(engine) as sent:
         page(engine, model, *pairs)
     buffers, rows = 0, 0
     with Session(engine) as session:
@@ -127,7 +128,7 @@ def test_filter_with_an_index_examines_its_rows(engine: sa.Engine, large: Any) -
 
 
 def test_counts_are_capped_and_examine_a_window(engine: sa.Engine, large: Any) -> None:
-    with statements(engine) as sent, Session(engine) as session:
+    with sent_statements(engine) as sent, Session(engine) as session:
         counts = count_states(session, parse_filter(columns(large), []))
     assert counts[None] == Count(CAP, is_complete=False)
     assert counts["pending"] == Count(990, is_complete=True)
@@ -162,7 +163,7 @@ def test_dead_letters_of_other_queues_are_not_examined(engine: sa.Engine) -> Non
                 "FROM generate_series(1, 2000) n, (VALUES ('a'), ('note'), ('z')) AS queues (q)"
             )
         )
-    with statements(engine) as sent:
+    with sent_statements(engine) as sent:
         found = page(engine, model, ("state", "failed"), ("sort", "id"))
     assert [job.key for job in found.jobs] == [str(number) for number in range(1, 51)]
     with Session(engine) as session:

@@ -133,6 +133,24 @@ async def test_ten_megabytes_are_cut(engine: sa.Engine, queues: Queues, client_o
     assert "too large" in response.text
 
 
+async def test_a_value_that_is_too_large_to_be_read(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a"))
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE email SET subject = repeat('a', 200000000)")
+        connection.exec_driver_sql("UPDATE email SET payload = jsonb_build_object('x', repeat('y', 200000000))")
+    response = await get(client_of(), "/queues/email/job", key="1")
+    assert response.status_code == 200
+    assert len(response.text) < 200_000
+    assert "2.2 MB as stored, too large to be shown" in response.text
+    assert "The beginning of 190.7 MB" in response.text
+    response = await get(client_of(), "/queues/email/jobs", columns="subject,payload")
+    assert response.status_code == 200
+    assert len(response.text) < 100_000
+    response = await get(client_of(), "/queues/email/edit", key="1")
+    assert response.status_code == 200
+    assert response.text.count("too large") == 2
+
+
 async def test_redacted_values_are_on_no_page(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
     add(engine, queues.Email(recipient="secret", subject="secret", payload={"a": "secret"}))
     fail_jobs(engine, queues.Email, error="ValueError: secret")

@@ -23,6 +23,7 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.live import broadcaster, event_stream
+from sqlaqueue.web.security.headers import SECURITY_HEADERS
 from tests.pooler import PROGRAM, Pooler
 from tests.servers import Database
 from tests.web.browser.site import serving
@@ -110,6 +111,7 @@ def listening(engine: sa.Engine) -> int:
 async def test_a_new_job_is_an_event_with_the_name_of_its_queue(root: str, email: Any, engine: sa.Engine) -> None:
     async with streaming(root) as stream:
         assert stream.response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert [name for name in SECURITY_HEADERS if name not in stream.response.headers] == []
         assert stream.response.headers["cache-control"] == "no-store"
         assert await stream.comment() == ": connected"
         # Those before the subscription may have been missed.
@@ -128,9 +130,11 @@ async def test_a_new_job_is_an_event_with_the_name_of_its_queue(root: str, email
 async def test_windows_share_a_connection(sync_root: str, email: Any, engine: sa.Engine) -> None:
     async with streaming(sync_root) as one:
         async with streaming(sync_root) as another, streaming(sync_root, "events?queue=email"):
-            await one.event()
-            await another.event()
             await until(lambda: listening(engine) == 1)
+            email()
+            for each in (one, another):
+                while "email" not in (await each.event())["queues"]:
+                    pass
         email()
         while "email" not in (await one.event())["queues"]:
             pass
@@ -242,6 +246,48 @@ async def test_so_many_windows_and_no_more(sync_root: str, monkeypatch: pytest.M
             while status != 200:
                 async with streaming(sync_root) as again:
                     status = again.response.status_code
+
+
+def named(request: Any) -> Access:
+    return Access(read=True, user=request.headers.get("x-user", ""))
+
+
+async def test_one_reader_does_not_take_all_windows(
+    queues: Queues, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcaster, "MOST_OF_A_READER", 2)
+    with serving(Dashboard(queues.all, sessions, access=named)) as (root, _):
+        async with httpx.AsyncClient(timeout=30) as browser, contextlib.AsyncExitStack() as stack:
+
+            async def opened(user: str) -> httpx.Response:
+                headers = {"X-User": user} if user else {}
+                return await stack.enter_async_context(browser.stream("GET", root + "events", headers=headers))
+
+            assert [(await opened("ada")).status_code for _ in range(2)] == [200, 200]
+            refused = await opened("ada")
+            assert refused.status_code == 429
+            assert int(refused.headers["retry-after"]) > 0
+            assert "of your windows" in (await refused.aread()).decode()
+            # Users have windows of their own, and so have those of an address without a name.
+            assert [(await opened(user)).status_code for user in ("eve", "", "")] == [200, 200, 200]
+            assert (await opened("")).status_code == 429
+            await stack.aclose()
+            status = 429
+            async with asyncio.timeout(30):
+                while status != 200:
+                    status = (await opened("ada")).status_code
+
+
+async def test_many_requests_at_once_get_no_more_windows(
+    queues: Queues, sessions: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broadcaster, "MOST_OF_A_READER", 3)
+    with serving(in_fastapi(Dashboard(queues.all, sessions, access=named))) as (root, _):
+        async with contextlib.AsyncExitStack() as stack, httpx.AsyncClient(timeout=30) as browser:
+            opening = [stack.enter_async_context(browser.stream("GET", root + "queues/events")) for _ in range(12)]
+            statuses = [response.status_code for response in await asyncio.gather(*opening)]
+            await stack.aclose()
+    assert sorted(statuses) == [200] * 3 + [429] * 9
 
 
 async def test_access_is_checked_for_each_stream(

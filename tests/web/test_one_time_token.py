@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urljoin, urlsplit
 
 import httpx
 import pytest
 
-from sqlaqueue.web import one_time_token
+from sqlaqueue.web import Dashboard, one_time_token
 from sqlaqueue.web.one_time_token import MOST_SESSIONS, SESSION_LIFETIME, TOKEN_LIFETIME, OneTimeToken, Secrets
+from tests.web.conftest import everything
 
 pytestmark = pytest.mark.once
 
 ORIGIN = "http://127.0.0.1:8420"
-COOKIE = "sqlaqueue_8420"
+COOKIE = "sqlaqueue"
 
 
 class Clock:
@@ -43,8 +46,14 @@ class Guard:
         self.clock, self.announced = Clock(), list[str]()
         self.app = OneTimeToken(guarded, origin=ORIGIN, announce=self.announced.append, now=self.clock)
 
+    @property
+    def path(self) -> str:
+        """The secret path, which ends with a slash."""
+        return self.app._path
+
     def browser(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url=ORIGIN)
+        """Return a browser whose relative addresses are below the secret path."""
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url=ORIGIN + self.path)
 
 
 @pytest.fixture
@@ -56,10 +65,12 @@ async def test_a_link_signs_in_one_browser_once(guard: Guard) -> None:
     link = guard.app.new_link()
     async with guard.browser() as one, guard.browser() as another:
         answer = await one.get(link)
-        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        assert (answer.status_code, answer.headers["location"]) == (303, guard.path)
         cookie = answer.headers["set-cookie"]
         assert cookie.startswith(f"{COOKIE}=")
-        assert {"HttpOnly", "SameSite=Strict", "Path=/", f"Max-Age={SESSION_LIFETIME:.0f}"} <= set(cookie.split("; "))
+        assert {"HttpOnly", "SameSite=Strict", f"Path={guard.path}", f"Max-Age={SESSION_LIFETIME:.0f}"} <= set(
+            cookie.split("; ")
+        )
         assert (await one.get("/queues/email?state=failed")).text == "jobs state=failed"
         assert (await one.post("/queues/email/actions/purge")).status_code == 200
         assert (await another.get(link)).status_code == 401
@@ -70,7 +81,7 @@ async def test_a_link_signs_in_one_browser_once(guard: Guard) -> None:
 
 async def test_the_token_is_long_and_kept_as_a_digest(guard: Guard) -> None:
     link = guard.app.new_link()
-    assert urlsplit(link)._replace(query="").geturl() == f"{ORIGIN}/"
+    assert urlsplit(link)._replace(query="").geturl() == ORIGIN + guard.path
     (token,) = parse_qs(urlsplit(link).query)["token"]
     assert len(token) == 43  # 256 bits in base64
     assert token not in repr(vars(guard.app._secrets))
@@ -101,6 +112,55 @@ async def test_a_link_is_for_reading_the_first_page(guard: Guard, method: str) -
         assert (await browser.request(method, link)).status_code == 401
         assert (await browser.get(link.replace("/?", "/events?"))).status_code == 401
         assert (await browser.get(link)).status_code == 303
+
+
+@pytest.mark.parametrize("path", ["/", "/queues/email", "/?token={0}", "//{1}/", "/{1}", "/{1}x/", "/{2}/"])
+async def test_nothing_is_shown_beside_the_secret_path(guard: Guard, path: str) -> None:
+    link = guard.app.new_link()
+    secret = guard.path.strip("/")
+    async with guard.browser() as browser:
+        await browser.get(guard.app.new_link())
+        session = f"{COOKIE}={browser.cookies[COOKIE]}"
+        assert (await browser.get("/", headers={"Cookie": session})).status_code == 200
+    token = link.partition("token=")[2]
+    address = ORIGIN + path.format(token, secret, secret[:-1])
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=guard.app)) as other:
+        # Also with the cookie, which a browser does not send there.
+        for cookie in ("", session):
+            answer = await other.get(address, headers={"Cookie": cookie})
+            assert answer.status_code == 401
+            assert secret not in answer.text
+
+
+def cookies_sent_to(jar: Any, url: str) -> str | None:
+    request = urllib.request.Request(url)  # noqa: S310 - it is not sent
+    jar.add_cookie_header(request)
+    return request.get_header("Cookie")
+
+
+async def test_other_ports_do_not_get_the_cookie(guard: Guard) -> None:
+    async with guard.browser() as browser:
+        await browser.get(guard.app.new_link())
+        jar = browser.cookies.jar
+        assert cookies_sent_to(jar, f"{ORIGIN}{guard.path}queues/email") is not None
+        for other in ("/", "/queues/email", "/favicon.ico"):
+            assert cookies_sent_to(jar, f"http://127.0.0.1:8000{other}") is None
+
+
+def test_each_start_has_a_path_of_its_own(guard: Guard) -> None:
+    assert len(guard.path) == 24  # 128 bits in base64, and two slashes
+    assert guard.path != Guard().path
+    assert guard.app.new_link().startswith(f"{ORIGIN}{guard.path}?token=")
+
+
+async def test_the_dashboard_below_the_secret_path(queues: Any, sessions: Any) -> None:
+    app = OneTimeToken(Dashboard(queues.all, sessions, access=everything), origin=ORIGIN, announce=print)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), follow_redirects=True) as browser:
+        page = await browser.get(app.new_link())
+        found = [urljoin(str(page.url), each) for each in re.findall(r'(?:href|src)="([^"]+)"', page.text)]
+        assert page.status_code == 200
+        assert len(found) > 5
+        assert {(await browser.get(each)).status_code for each in found if "/events" not in each} == {200}
 
 
 async def test_a_link_and_a_session_end(guard: Guard) -> None:

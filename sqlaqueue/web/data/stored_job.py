@@ -20,6 +20,9 @@ from sqlaqueue.web.data.job_filters import JobsWanted
 LONGEST = 100_000
 """The number of characters of a value that are read; the database leaves out the rest."""
 
+_COUNTED = 16 * 1024 * 1024
+"""The bytes of a text up to which its characters are counted: for that the database reads all of it."""
+
 _FIRST, _LAST = (sa.literal(datetime(year, 6, 1, tzinfo=UTC), sa.DateTime(timezone=True)) for year in (1, 9999))
 """Within these times a moment is one of Python."""
 
@@ -34,9 +37,12 @@ class ShownValue:
 
     column: JobColumn
     text: str | None
-    """The value as the database writes it, at most :data:`LONGEST` characters; None for NULL and redacted ones."""
+    """The value as the database writes it, at most :data:`LONGEST` characters; None for NULL and redacted ones, and for
+    one that is too large to be converted."""
     size: int = 0
-    """The characters of the whole value, or its bytes if it is binary; 0 if all of it is here."""
+    """The size of the whole value; 0 if all of it is here."""
+    is_in_bytes: bool = False
+    """Whether the size is in bytes, not in characters: of a binary value, and of one that is too large to be read."""
     moment: datetime | None = None
     """The value of a moment with a time zone."""
 
@@ -179,8 +185,7 @@ def _read(session: Session, columns: JobColumns, place: _Place, *, is_dead_lette
     for number, (name, each) in enumerate(columns.items()):
         if not each.is_redacted:
             selected[f"text_{number}"] = _text(each, place.values[name])
-            if each.form in {"text", "large", "bytes"}:
-                selected[f"size_{number}"] = _size(each, place.values[name])
+            selected |= {f"{unit}_{number}": size for unit, size in _sizes(each, place.values[name]).items()}
     statement = sa.select(*(value.label(name) for name, value in selected.items())).select_from(place.rows)
     row = session.execute(statement.where(*place.conditions), bind_arguments={"mapper": spec.mapper}).mappings().first()
     if row is None:
@@ -219,27 +224,40 @@ def _roles(columns: JobColumns, place: _Place) -> dict[str, sa.ColumnElement[Any
 
 
 def _text(column: JobColumn, value: sa.ColumnElement[Any]) -> sa.ColumnElement[str]:
+    listing = backend().listing
     if column.form == "large":
-        return sa.func.left(sa.cast(value, sa.Text()), LONGEST, type_=sa.Text())
-    return backend().listing.shown_text(value, column.form, LONGEST)
+        text = sa.func.left(sa.cast(value, sa.Text()), LONGEST, type_=sa.Text())
+        return sa.case((listing.can_be_converted(value), text))
+    return listing.shown_text(value, column.form, LONGEST)
 
 
-def _size(column: JobColumn, value: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:
-    if column.form == "bytes":
-        return sa.func.octet_length(value, type_=sa.Integer())
-    return sa.func.length(sa.cast(value, sa.Text()), type_=sa.Integer())
+def _sizes(column: JobColumn, value: sa.ColumnElement[Any]) -> dict[str, sa.ColumnElement[int]]:
+    """Return the size of a value in characters, NULL if it is too large to be read, and in bytes."""
+    listing, text = backend().listing, sa.cast(value, sa.Text())
+    characters = sa.func.length(text, type_=sa.Integer())
+    if column.form == "large":
+        return {"size": sa.case((listing.can_be_converted(value), characters)), "bytes": listing.stored_size(value)}
+    if column.form == "text":
+        stored = sa.func.octet_length(text, type_=sa.Integer())
+        return {"size": sa.case((stored <= _COUNTED, characters)), "bytes": stored}
+    return {"bytes": sa.func.octet_length(value, type_=sa.Integer())} if column.form == "bytes" else {}
 
 
 def _shown(column: JobColumn, number: int, row: Mapping[Any, Any]) -> ShownValue:
-    text, size = row.get(f"text_{number}"), row.get(f"size_{number}") or 0
-    is_cut = size > (LONGEST // 2 - 1 if column.form == "bytes" else LONGEST)
+    text, size, stored = (row.get(f"{name}_{number}") for name in ("text", "size", "bytes"))
+    is_in_bytes = size is None and stored is not None
+    most = LONGEST if not is_in_bytes else LONGEST // 2 - 1 if column.form == "bytes" else 0
+    size = (stored if is_in_bytes else size) or 0
+    is_cut = size > most
     moment = None
     if column.kind == "moment" and text is not None:
         try:
             moment = datetime.fromisoformat(text).astimezone(UTC)
         except (ValueError, OverflowError):
             moment = None  # infinity, or a year that Python does not know
-    return ShownValue(column=column, text=text, size=size if is_cut else 0, moment=moment)
+    return ShownValue(
+        column=column, text=text, size=size if is_cut else 0, is_in_bytes=is_cut and is_in_bytes, moment=moment
+    )
 
 
 def _in_utc(value: Any) -> Any:

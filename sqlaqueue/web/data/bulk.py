@@ -29,7 +29,7 @@ from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.job_pages import ListRequest, read_page
 from sqlaqueue.web.data.job_sources import DeadLetters, source_of
 from sqlaqueue.web.data.parts import Part, attempt_part, problem_text
-from sqlaqueue.web.data.stored_job import has_key, has_one_of, letter_of
+from sqlaqueue.web.data.stored_job import has_key, has_one_of, is_key, letter_of
 
 BulkAction = Literal["requeue", "cancel", "purge"]
 BULK_ACTIONS: tuple[BulkAction, ...] = get_args(BulkAction)
@@ -196,7 +196,7 @@ def _first_keys(session: Session, chosen: ByFilter) -> list[str]:
     with session.begin_nested() as savepoint:
         page = read_page(session, ListRequest(chosen.wanted, after=chosen.after), MOST_SHOWN)
         savepoint.rollback()  # with the settings of the planner
-    return [job.key for job in page.jobs]
+    return [job.key for job in page.jobs if is_key(chosen.columns, job.key)]
 
 
 def _counted(session: Session, action: BulkAction, chosen: ByFilter) -> list[Effect]:
@@ -283,7 +283,7 @@ def _act_by_filter(session: Session, action: BulkAction, chosen: ByFilter, done:
     while left > 0:
         page = read_page(session, ListRequest(wanted, after=cursor), min(_BATCH, left))
         session.rollback()  # with the settings of the planner
-        keys = [job.key for job in page.jobs if job.state in APPLIES_TO[action]]
+        keys = [job.key for job in page.jobs if job.state in APPLIES_TO[action] and is_key(chosen.columns, job.key)]
         later = _later(session, chosen, keys)
         keys = [key for key in keys if key not in later]
         if keys:

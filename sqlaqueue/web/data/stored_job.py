@@ -16,6 +16,7 @@ from sqlaqueue.queue.spec import clock
 from sqlaqueue.strategies.parts.dead_letters import letters
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, state_of
 from sqlaqueue.web.data.job_filters import JobsWanted
+from sqlaqueue.web.data.parameters import ParameterError
 
 LONGEST = 100_000
 """The number of characters of a value that are read; the database leaves out the rest."""
@@ -99,6 +100,15 @@ def has_key(columns: JobColumns, key: str) -> sa.ColumnElement[bool]:
     values = JobsWanted(columns, key=key).key_values()
     pairs = zip(columns.of_key, values, strict=True)
     return sa.and_(*(sa.type_coerce(each.column, value.type) == value for each, value in pairs))
+
+
+def is_key(columns: JobColumns, key: str) -> bool:
+    """Return whether a key that a list shows is one that programs have: Python has no infinity, and not all years."""
+    try:
+        JobsWanted(columns, key=key).key_values()
+    except ParameterError:
+        return False
+    return True
 
 
 def has_one_of(columns: JobColumns, keys: Sequence[str]) -> sa.ColumnElement[bool]:

@@ -26,7 +26,7 @@ plan does not know how many rows are wanted."""
 _READ_WHOLE = 8192
 """The stored bytes up to which a value is read whole to be shown; compressed, they may be a hundred times as many."""
 
-_EXPANDED, _AS_STORED = (sa.literal_column(str(size)) for size in (256 * 1024, 16 * 1024 * 1024))
+_COMPRESSED, _AS_IT_IS = 256 * 1024, 16 * 1024 * 1024
 """The stored bytes up to which a value is read whole for the page of one job, compressed and not compressed."""
 
 
@@ -44,15 +44,19 @@ def shown_text(value: sa.ColumnElement[Any], form: Form, length: int) -> sa.Colu
         return sa.cast(sa.func.to_json(value).op("#>>")(sa.literal_column("'{}'")), sa.Text())
     if form == "short":
         return sa.func.left(text, length, type_=sa.Text())
-    small = stored_size(value) <= sa.literal_column(str(_READ_WHOLE))
+    small = stored_size(value) <= _literal(_READ_WHOLE)
     return sa.case((small, sa.func.left(text, length, type_=sa.Text())), else_=sa.cast(sa.null(), sa.Text()))
 
 
 def can_be_converted(value: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     """Return whether a large value can be read whole for the page of one job, without reading it."""
     is_compressed: sa.ColumnElement[Any] = sa.func.pg_column_compression(value).is_not(None)
-    most = sa.case((is_compressed, _EXPANDED), else_=_AS_STORED)
+    most = sa.case((is_compressed, _literal(_COMPRESSED)), else_=_literal(_AS_IT_IS))
     return stored_size(value) <= most
+
+
+def _literal(number: int) -> sa.ColumnElement[int]:
+    return sa.literal_column(str(number), sa.Integer())
 
 
 def stored_size(value: sa.ColumnElement[Any]) -> sa.ColumnElement[int]:

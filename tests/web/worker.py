@@ -30,7 +30,7 @@ def main(url: str, kind: str) -> None:
     def handler(_: Session, job: Any) -> None:
         with own.connect() as connection:
             connection.execute(WRITE, {"id": job.id, "attempt": getattr(job, "attempts", None)})
-        time.sleep(0.005)
+        time.sleep(0.02)
 
     Consumer(make_job(kind, unique=None), handler, sessionmaker(engine), concurrency=2).run()
     own.dispose()

@@ -66,7 +66,7 @@ def fill(engine: sa.Engine, model: Any) -> None:
 
 
 def enqueue(engine: sa.Engine, model: Any, group: int) -> None:
-    """Enqueue the jobs of a group. However fast the workers are, some of all groups but the first are left to cancel."""
+    """Enqueue a group of jobs. However fast the workers are, some of each group but the first are left to cancel."""
     first, later = group * SIZE + 1, datetime.now(UTC) + timedelta(hours=1)
     jobs = [model(id=number, note=str(group)) for number in range(first, first + SIZE)]
     for job in jobs[-50:] if group else ():

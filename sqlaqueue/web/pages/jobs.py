@@ -19,7 +19,9 @@ from sqlaqueue.web.pages.job_list import ListView, size_text
 EMPTY = {
     None: ("No jobs.", "A job exists when the transaction that adds it commits."),
     "pending": ("No pending jobs.", "A job appears here when the transaction that adds it commits."),
+    "due": ("No job is due.", "Pending jobs become due when the time in run_at has come."),
     "processing": ("No job is running.", "The page of the queue shows whether any worker serves it."),
+    "expired": ("No lease has expired.", "A lease expires when its worker has died or lost the database."),
     "completed": (
         "No completed jobs.",
         "They are kept unless QueueConfig(on_complete='delete') or a retention is set.",
@@ -28,7 +30,7 @@ EMPTY = {
     "cancelled": ("No cancelled jobs.", "A job is cancelled by cancel(), or when its handler raises Cancel."),
     OTHER: ("No other jobs.", "The status of each job is one of the queue's values."),
 }
-"""What a list without jobs says, by state."""
+"""What a list without jobs says."""
 
 
 async def jobs(context: Context) -> Response:
@@ -55,7 +57,7 @@ async def jobs(context: Context) -> Response:
         page=found.value,
         problem_of_page=found.problem,
         problem_of_counts=counts.problem,
-        empty_text=EMPTY[request.wanted.state],
+        empty_text=EMPTY[request.wanted.listed],
         size_text=size_text,
     )
 

@@ -54,11 +54,11 @@ _LONGEST = 20.0
 
 _EFFECTS: dict[tuple[BulkAction, str], str] = {
     ("requeue", "pending"): "left alone: pending already",
-    ("requeue", "processing"): "left alone: running",
+    ("requeue", "processing"): "left alone: processing",
     ("cancel", "pending"): "will be cancelled",
-    ("cancel", "processing"): "running: will be asked to stop",
+    ("cancel", "processing"): "will be asked to stop",
     ("purge", "pending"): "left alone: not finished",
-    ("purge", "processing"): "left alone: running",
+    ("purge", "processing"): "left alone: processing",
     **{("requeue", state): "will be pending again" for state in FINISHED},
     **{("cancel", state): f"left alone: {state} already" for state in FINISHED},
     **{("purge", state): "will be deleted for ever" for state in FINISHED},

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import html
+import re
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import QueueConfig, QueueMixin, Unique
 from sqlaqueue.admin.queue_depth import depth
+from sqlaqueue.web import Access, Dashboard
 from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import lists_of, parse_filter
 from sqlaqueue.web.data.job_pages import set_planner
 from sqlaqueue.web.data.parameters import ParameterError
 from tests.strategies.explain import buffers_of, nodes_of
+from tests.web.conftest import client
 from tests.web.job_lists import columns, create, keys, make_messages, make_rows, page, pages, statements
 from tests.web.test_job_lists_costs import cost
 
@@ -241,6 +245,75 @@ def test_expired_leases_are_read_by_the_index_of_leases(engine: sa.Engine, large
     assert rows <= 100
     assert buffers <= 300
     assert counts(engine, large)["expired"] == Count(30, is_complete=True)
+
+
+async def test_numbers_lead_to_their_jobs(client_of: Any, engine: sa.Engine) -> None:
+    with engine.begin() as connection:
+        execute(
+            connection,
+            "INSERT INTO email (recipient, status, priority, run_at, attempts, max_attempts, created_at, "
+            "lease_expires_at) SELECT 'a', CASE WHEN n = 1 THEN 'processing' ELSE 'pending' END, 0, "
+            "now() + (n - 3) * interval '1 h', 0, 5, now(), now() - n * interval '1 h' FROM generate_series(1, 6) n",
+        )
+    async with client_of() as browser:
+        overview, queue = [(await browser.get(path)).text for path in ("/", "/queues/email")]
+        for listed in ("due", "expired"):
+            assert f"/queues/email/jobs?state={listed}" in overview
+            assert f"jobs?state={listed}" in queue
+        assert "/queues/invoice/jobs?state=due" in overview
+        assert "jobs?state=expired" not in overview.replace("/queues/email/jobs?state=expired", "")
+        due = (await browser.get("/queues/email/jobs?state=due")).text
+        assert "<h1>Jobs</h1>" in due
+        assert re.findall(r'name="key" value="(\d+)"', due) == ["2", "3"]
+        assert "In claim order" in due
+        assert 'name="state" value="due"' in due, "the filter and the actions on all jobs keep the list"
+        expired = (await browser.get("/queues/email/jobs?state=expired")).text
+        assert re.findall(r'name="key" value="(\d+)"', expired) == ["1"]
+        assert "Rescue" in expired
+        assert (await browser.get("/queues/invoice/jobs?state=expired")).status_code == 400
+    async with client_of(redact=["run_at"]) as browser:
+        assert "jobs?state=due" not in (await browser.get("/")).text
+        assert "/queues/email/jobs?state=pending" in (await browser.get("/")).text
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_an_action_on_all_due_jobs_changes_these_only(
+    engine: sa.Engine, strategy: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_rows(strategy)
+    fill(engine, model)
+    caplog.set_level("INFO", "sqlaqueue.audit")
+    wanted = set(expected(engine, "id", "few = 1"))
+    app = Dashboard([model], sessionmaker(engine), access=lambda _: Access(read=True, act=True, user="ada"))
+    async with client(app) as browser:
+        query = "action=cancel&all=1&state=due&f.few=1"
+        page = (await browser.get(f"/queues/row/confirm?{query}")).text
+        assert f"Cancel {len(wanted)} jobs?" in page
+        assert "state: due" in page
+        fields = re.findall(r'type="hidden" name="([^"]+)" value="([^"]*)"', page)
+        with engine.begin() as connection:
+            # It becomes due after the preview.
+            execute(
+                connection,
+                "UPDATE row SET run_at = statement_timestamp() WHERE id = (SELECT min(id) FROM row "
+                "WHERE status = 'pending' AND run_at > now() + interval '1 min' AND few = 1)",
+            )
+        data = {name: html.unescape(value) for name, value in fields}
+        response = await browser.post("/queues/row/actions/cancel", data=data)
+        assert response.status_code == 303, response.text
+    with engine.connect() as connection:
+        changed = execute(connection, "SELECT id FROM row WHERE status = 'cancelled'").scalars()
+        assert {str(key) for key in changed} == wanted
+    assert f"count={len(wanted)} filter='state=due&f.few=1'" in caplog.text
+
+
+async def test_an_action_on_all_expired_leases(engine: sa.Engine) -> None:
+    model = leased(engine)
+    app = Dashboard([model], sessionmaker(engine), access=lambda _: Access(read=True, act=True, user="ada"))
+    async with client(app) as browser:
+        page = (await browser.get("/queues/row/confirm?action=cancel&all=1&state=expired")).text
+    number = counts(engine, model)["expired"].number
+    assert f"Cancel {number} jobs?" in page
 
 
 def test_a_table_with_a_key_of_two_columns(engine: sa.Engine) -> None:

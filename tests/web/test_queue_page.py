@@ -48,7 +48,12 @@ async def test_each_strategy_has_a_page(engine: sa.Engine, kind: str, options: A
 
 async def test_an_empty_queue_says_how_to_begin(engine: sa.Engine) -> None:
     page = await page_of(Setup.of(engine, "update_status", unique=None, **HISTORY))
-    for text in ("session.add(Job(...))", "No worker runs", "Nothing has ended within the last hour", "No failed jobs"):
+    for text in (
+        "session.add(Job(...))",
+        "No Consumer runs",
+        "Nothing has ended within the last hour",
+        "No failed jobs",
+    ):
         assert text in page
 
 

@@ -41,7 +41,8 @@ def violation_of(error: DBAPIError, spec: QueueSpec) -> Violation | None:
         columns = [spec.mapper.columns[each] for each in names if each in spec.mapper.columns]
         return Violation(columns, "It would have a twin: another job has the same values of the unique columns.")
     indexes = [index for index in spec.table.indexes if index.unique]
-    found = next((each for each in [*spec.table.constraints, *indexes] if name in _names(each, spec.table)), None)
+    elements: list[Element] = [*spec.table.constraints, *indexes]
+    found = next((each for each in elements if name in _names(each, spec.table)), None)
     return None if found is None else Violation(_columns(found, spec.table), _text(found, name))
 
 

@@ -248,7 +248,7 @@ async def test_only_actions_that_make_sense_for_the_state_are_shown(
     assert await shown("1") == (["Edit…", "Cancel", "Refresh"], "")
     assert await shown("2") == (["Edit and requeue…", "Requeue", "Delete…", "Refresh"], "")
     assert await shown("3") == (["Edit and requeue…", "Requeue…", "Delete…", "Refresh"], "")
-    why = "Edit is not possible: it is processing: wait for its end, or cancel it first."
+    why = "Edit is not possible: it is processing. Wait for its end, or cancel it first."
     assert await shown("4") == (["Edit…", "Cancel", "Refresh"], why)
 
 

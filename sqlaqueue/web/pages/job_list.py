@@ -110,7 +110,7 @@ class ListView:
         if by_priority is not None and page.sort == by_priority.name:
             return "In claim order: by priority, and then the job first that has been due for the longest time."
         if run_at is not None and run_at.name not in page.sorts:
-            return "No index of this table has the due jobs in the order of their time."
+            return "The newest keys come first, as no index of this table has the due jobs in the order of their time."
         return ""
 
     def tabs(self) -> list[Tab]:

@@ -304,7 +304,8 @@ async def test_an_action_on_all_due_jobs_changes_these_only(
     with engine.connect() as connection:
         changed = execute(connection, "SELECT id FROM row WHERE status = 'cancelled'").scalars()
         assert {str(key) for key in changed} == wanted
-    assert f"count={len(wanted)} filter='state=due&f.few=1'" in caplog.text
+    assert f"action=cancel queue='row' count={len(wanted)} keys=" in caplog.text
+    assert "filter='state=due&f.few=1'" in caplog.text
 
 
 async def test_an_action_on_all_expired_leases(engine: sa.Engine) -> None:

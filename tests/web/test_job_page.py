@@ -268,7 +268,7 @@ async def test_an_expired_lease_says_who_rescues_the_job(engine: sa.Engine, queu
     assert "looks for expired leases every 3 seconds" in page
     assert "<form" not in page
     async with client_of() as browser:
-        response = await browser.post("/queues/email/actions/rescue", data={"key": "1"})
+        response = await browser.post("/queues/email/actions/rescue?key=1")
         assert response.status_code == 303
         assert "/queues/email/job?key=1&notice=rescued" in response.headers["location"]
         assert "pending" in (await browser.get("/queues/email/job?key=1")).text

@@ -41,7 +41,7 @@ async def test_each_strategy_has_a_page(engine: sa.Engine, kind: str, options: A
     for span in ("hour", "day"):
         page = await page_of(setup, f"queues/job?span={span}")
         assert 'class="problem"' not in page
-        assert re.search(r"<dt>Due</dt><dd><a href="[^"]+">3</a></dd>", page)
+        assert re.search(r'<dt>Due</dt><dd><a href="[^"]+">3</a></dd>', page)
         assert ('id="throughput-chart"' in page) == bool(options)
         assert "sqlaqueue worker tests.unique.models:make_job.<locals>.Job=MODULE:HANDLER" in page
 

@@ -86,13 +86,12 @@ async def _rescue(context: Context) -> Response:
     """Rescue jobs whose lease has expired, as a Consumer of the queue would."""
     queue = context.queue
     context.require("requeue", queue)
-    form = await context.form()
     with context.failures_audited("rescue", queue):
         rescued = await context.database.write(admin.rescue, queue.model)
     context.audit("rescue", queue, count=rescued)
     # The page of a job has the button as well.
-    keys = form.all("key")
-    back = context.url("job", queue=queue, query={"key": keys[0]}) if keys else context.url("queue", queue=queue)
+    key = context.request.query_params.get("key")
+    back = context.url("queue", queue=queue) if key is None else context.url("job", queue=queue, query={"key": key})
     return context.redirect(back, ("rescued", rescued))
 
 

@@ -13,7 +13,7 @@ from sqlaqueue.postgresql.key_hash import key_hash
 from sqlaqueue.postgresql.notify import channel_of, notification
 from sqlaqueue.postgresql.periods import period
 from sqlaqueue.postgresql.session_settings import session_setting
-from sqlaqueue.postgresql.sqlstate import sqlstate, violated_constraint, violated_table
+from sqlaqueue.postgresql.sqlstate import sqlstate, violated_column, violated_constraint, violated_table
 from sqlaqueue.postgresql.types import NEUTRAL
 from sqlaqueue.queue.backend import Checks, Claims, Diagnosis, Listing, SideTables, Triggers, register_backend
 
@@ -43,6 +43,7 @@ class PostgreSQL:
     session_setting = staticmethod(session_setting)
     sqlstate = staticmethod(sqlstate)
     violated_constraint = staticmethod(violated_constraint)
+    violated_column = staticmethod(violated_column)
     violated_table = staticmethod(violated_table)
 
 

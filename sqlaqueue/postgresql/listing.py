@@ -16,12 +16,14 @@ SETTINGS: dict[str, str] = {
     "enable_seqscan": "off",
     "enable_sort": "off",
     "enable_incremental_sort": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
     "max_parallel_workers_per_gather": "0",
     "jit": "off",
     "plan_cache_mode": "force_custom_plan",
 }
 """Without statistics the server expects few rows, and would read and sort all of them to find the first ones. A generic
-plan does not know how many rows are wanted."""
+plan does not know how many rows are wanted. The other side of a join is looked up by its key, not read whole."""
 
 _READ_WHOLE = 8192
 """The stored bytes up to which a value is read whole to be shown; compressed, they may be a hundred times as many."""

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 INSUFFICIENT_PRIVILEGE = "42501"
+NOT_NULL_VIOLATION = "23502"
 UNIQUE_VIOLATION = "23505"
 UNDEFINED_TABLE = "42P01"
 UNDEFINED_COLUMN = "42703"
@@ -25,7 +26,13 @@ def violated_constraint(error: DBAPIError) -> str | None:
 
 def violated_table(error: DBAPIError) -> str | None:
     """Return the name of the table whose constraint was violated, by a statement or at a commit; None otherwise."""
-    return _said(error, "table_name") if violated_constraint(error) is not None else None
+    is_violation = violated_constraint(error) is not None or violated_column(error) is not None
+    return _said(error, "table_name") if is_violation else None
+
+
+def violated_column(error: DBAPIError) -> str | None:
+    """Return the name of the column that a statement has set to NULL and that may not be; None for other errors."""
+    return _said(error, "column_name") if sqlstate(error) == NOT_NULL_VIOLATION else None
 
 
 def _said(error: DBAPIError, what: str) -> str | None:

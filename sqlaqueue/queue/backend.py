@@ -351,6 +351,10 @@ class Backend(Protocol):
         """Return the name of the constraint or unique index that a statement has violated; None for other errors."""
         ...
 
+    def violated_column(self, error: DBAPIError) -> str | None:
+        """Return the name of the column that a statement has set to NULL and that may not be; None for other errors."""
+        ...
+
     def violated_table(self, error: DBAPIError) -> str | None:
         """Return the name of the table whose constraint was violated, by a statement or at a commit; None otherwise."""
         ...

@@ -52,6 +52,19 @@ class Claims(Protocol):
         """Return since when due jobs of ``pending`` have been due, up to ``limit`` of each priority, in ``since``."""
         ...
 
+    def due_keys(
+        self,
+        spec: Spec,
+        scanned: sa.FromClause,
+        keys: Sequence[sa.ColumnElement[Any]],
+        conditions: Sequence[sa.ColumnElement[bool]],
+        *,
+        at: sa.ColumnElement[Any],
+        limit: int,
+    ) -> tuple[AnySelect, AnySelect]:
+        """Return the keys of due rows, up to ``limit``, and whether there are priorities that were not read."""
+        ...
+
     def planned_anew(self) -> sa.ColumnElement[bool]:
         """Return a condition that is always true, and makes the server plan each execution."""
         ...

@@ -135,11 +135,16 @@ class QueueSpec:
         """The condition that a job is completed, failed or cancelled."""
         return self.in_state(*FINISHED)
 
-    def due(self, run_at: sa.ColumnElement[Any] | None) -> list[sa.ColumnElement[bool]]:
-        """Return the conditions that a job is due, for ``run_at`` of the job or of its message."""
+    def due(
+        self, run_at: sa.ColumnElement[Any] | None, at: sa.ColumnElement[Any] | None = None
+    ) -> list[sa.ColumnElement[bool]]:
+        """Return the conditions that a job is due, for ``run_at`` of the job or of its message.
+
+        :param at: the moment at which it is due; None for now.
+        """
         if run_at is None:
             return []
-        arrived = run_at <= clock()
+        arrived = run_at <= (clock() if at is None else at)
         if self.columns["run_at"].nullable:
             return [sa.or_(arrived, run_at.is_(None))]
         return [arrived]

@@ -45,6 +45,14 @@ def waits_for_twin(spec: QueueSpec) -> sa.ColumnElement[bool]:
     return sa.and_(spec.in_state("processing"), expires)
 
 
+def has_expired(expires: sa.ColumnElement[Any], at: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """Return the condition that a lease has expired at a moment, which is not that of a job that waits for its twin.
+
+    :param expires: the end of the lease.
+    """
+    return sa.and_(expires > _WAITS_SINCE, expires <= at)
+
+
 class UpdateStatus(ClaimStrategy):
     """The strategy for long handlers, network calls and many workers."""
 

@@ -109,6 +109,28 @@ async def test_the_page_shows_buffers_tables_and_indexes(engine: sa.Engine, kind
     assert "public.job" in page
 
 
+async def test_missing_and_invalid_indexes_of_claims_are_shown_with_their_fix(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "update_status", unique=None)
+    assert "What is wrong with the indexes" not in (await page_of(setup)).text
+    setup.execute("DROP INDEX ix_job_queue_claim")
+    setup.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'ix_job_queue_lease'::regclass")
+    setup.execute("CREATE INDEX mine ON job (attempts)")
+    setup.execute("UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'mine'::regclass")
+    page = html.unescape((await page_of(setup)).text)
+    findings, _, plan = page.partition("Plan of a claim")
+    assert "CREATE INDEX CONCURRENTLY ix_job_queue_claim" in findings
+    assert "REINDEX INDEX CONCURRENTLY" in findings
+    assert "ix_job_queue_lease" in findings
+    assert "mine" not in findings, "it is no index of claims"
+    assert "<dt>Buffers</dt>" in plan
+
+
+async def test_a_missing_index_of_messages_is_shown(engine: sa.Engine) -> None:
+    setup = Setup.of(engine, "delete_returning", unique=None)
+    setup.execute("DROP INDEX ix_sqlaqueue_message_job_claim")
+    assert "ix_sqlaqueue_message_job_claim" in (await page_of(setup)).text.partition("Plan of a claim")[0]
+
+
 async def test_many_viewers_claim_once(engine: sa.Engine) -> None:
     setup = Setup.of(engine, "update_status", unique=None)
     dashboard = Dashboard([setup.model], sessionmaker(engine), access=everything)

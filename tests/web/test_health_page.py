@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -53,6 +54,24 @@ async def test_findings_are_shown_with_their_fixes_the_worst_first(client_of: An
     assert "<code>missing_index</code>" in page
     assert page.index("finding--critical") < page.index("finding--warning")
     assert 'href="./queues/email"' in page
+
+
+async def test_findings_are_grouped_by_queue(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [
+        ("warning", "email"),
+        ("critical", "email"),
+        ("notice", None),
+        ("critical", "invoice"),
+        ("notice", "email"),
+    ]
+    findings = [
+        Finding(severity=severity, code=f"code_{number}", queue=queue, summary="It is wrong.")  # type: ignore[arg-type] # of the list above
+        for number, (severity, queue) in enumerate(places)
+    ]
+    with found(monkeypatch, *findings):
+        page = await page_of(client_of)
+    heads = re.findall(r'<h2 id="findings-\d">(?:<a [^>]*>)?(\w+)|<code>code_(\d)</code>', page)
+    assert [name or number for name, number in heads] == ["Server", "2", "email", "1", "0", "4", "invoice", "3"]
 
 
 async def test_findings_of_other_queues_are_not_shown(client_of: Any, engine: sa.Engine) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import timedelta
 from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -226,7 +227,10 @@ async def test_why_a_retry_cannot_be_made(engine: sa.Engine, queues: Queues, cli
     model = make_job("update_status")
     create(engine, model)
     add(engine, model(id=1, key="a"))
-    assert "pending already" in (await get(client_of(model), "/queues/job/job", key="1")).text
+    # A pending job runs anyway, so that nothing is said of Requeue.
+    pending = Page((await get(client_of(model), "/queues/job/job", key="1")).text).text
+    assert "Requeue" not in pending
+    assert "not possible" not in pending
     fail_jobs(engine, model)
     add(engine, model(id=2, key="a"))
     assert "twin, job 2, counts" in (await get(client_of(model), "/queues/job/job", key="1")).text
@@ -242,12 +246,58 @@ async def test_why_a_retry_cannot_be_made(engine: sa.Engine, queues: Queues, cli
     assert "row was deleted, so it cannot run again" in text
 
 
+async def test_only_actions_that_make_sense_for_the_state_are_shown(
+    engine: sa.Engine, queues: Queues, client_of: Any
+) -> None:
+    add(engine, *(queues.Email(recipient="a") for _ in range(4)))
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE email SET status = 'failed' WHERE id = 2"))
+        connection.execute(sa.text("UPDATE email SET status = 'completed' WHERE id = 3"))
+        connection.execute(
+            sa.text("UPDATE email SET status = 'processing', lease_expires_at = now() + interval '1 h' WHERE id = 4")
+        )
+
+    async def shown(key: str) -> tuple[list[str], str]:
+        text = (await get(client_of(), "/queues/email/job", key=key)).text
+        head = text.partition('<div class="page-actions">')[2].partition('<div class="stack">')[0]
+        buttons = re.findall(r"<(?:button|a) class=\"button[^>]*>([^<]+)<", head)
+        return buttons, " ".join(re.findall(r'class="muted why"[^>]*>([^<]*)<', head))
+
+    assert await shown("1") == (["Edit…", "Cancel", "Refresh"], "")
+    assert await shown("2") == (["Edit and requeue…", "Requeue", "Delete…", "Refresh"], "")
+    assert await shown("3") == (["Edit and requeue…", "Requeue…", "Delete…", "Refresh"], "")
+    why = "Edit is not possible: it is processing. Wait for its end, or cancel it first."
+    assert await shown("4") == (["Edit…", "Cancel", "Refresh"], why)
+
+
+async def test_an_expired_lease_says_who_rescues_the_job(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
+    add(engine, queues.Email(recipient="a"), queues.Email(recipient="b"))
+    expire = "UPDATE email SET status = 'processing', lease_expires_at = now() + :left, attempts = 1 WHERE id = :id"
+    with engine.begin() as connection:
+        for key, left in ((1, timedelta(minutes=-1)), (2, timedelta(minutes=1))):
+            connection.execute(sa.text(expire), {"left": left, "id": key})
+    page = (await get(client_of(), "/queues/email/job", key="1")).text
+    assert "looks for expired leases every 3 seconds" in page
+    assert "no live Consumer is there to rescue it: start one, or use Rescue." in page
+    assert "rescue()" not in page
+    assert "Rescue" not in (await get(client_of(), "/queues/email/job", key="2")).text
+    reader = {"access": lambda _: Access(read=True)}
+    page = (await get(client_of(**reader), "/queues/email/job", key="1")).text
+    assert "looks for expired leases every 3 seconds" in page
+    assert "<form" not in page
+    async with client_of() as browser:
+        response = await browser.post("/queues/email/actions/rescue?key=1")
+        assert response.status_code == 303
+        assert "/queues/email/job?key=1&notice=rescued" in response.headers["location"]
+        assert "pending" in (await browser.get("/queues/email/job?key=1")).text
+
+
 async def test_preview_says_what_happens(engine: sa.Engine, queues: Queues, client_of: Any) -> None:
     add(engine, *(queues.Email(recipient="a") for _ in range(5)))
     with claimed(engine, queues.Email, 2):
         text = Page((await get(client_of(), "/queues/email/confirm", action="cancel", all="1")).text).text
     assert "Cancel 5 jobs?" in text
-    assert re.search(r"processing\s+2\s+running: will be asked to stop", text)
+    assert re.search(r"processing\s+2\s+will be asked to stop", text)
     text = (await get(client_of(), "/queues/email/confirm", action="purge", key="1")).text
     assert "Delete 0 jobs" in text
     assert 'type="submit"' not in text

@@ -173,7 +173,9 @@ async def test_jobs_of_no_state_have_a_list_of_their_own(client_of: Any, queues:
     assert counts == {
         "All": "5",
         "Pending": "3",
+        "Due": "3",
         "Processing": "0",
+        "Expired": "0",
         "Completed": "0",
         "Failed": "0",
         "Cancelled": "0",

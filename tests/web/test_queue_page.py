@@ -41,14 +41,19 @@ async def test_each_strategy_has_a_page(engine: sa.Engine, kind: str, options: A
     for span in ("hour", "day"):
         page = await page_of(setup, f"queues/job?span={span}")
         assert 'class="problem"' not in page
-        assert re.search(r"<dt>Due</dt><dd>3</dd>", page)
+        assert re.search(r'<dt>Due</dt><dd><a href="[^"]+">3</a></dd>', page)
         assert ('id="throughput-chart"' in page) == bool(options)
         assert "sqlaqueue worker tests.unique.models:make_job.<locals>.Job=MODULE:HANDLER" in page
 
 
 async def test_an_empty_queue_says_how_to_begin(engine: sa.Engine) -> None:
     page = await page_of(Setup.of(engine, "update_status", unique=None, **HISTORY))
-    for text in ("session.add(Job(...))", "No worker runs", "Nothing has ended within the last hour", "No failed jobs"):
+    for text in (
+        "session.add(Job(...))",
+        "No Consumer runs",
+        "Nothing has ended within the last hour",
+        "No failed jobs",
+    ):
         assert text in page
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlaqueue.postgresql.claims.claim_scan import by_priority, cursor_at, from_cursor
 from sqlaqueue.postgresql.claims.contention import was_contended
-from sqlaqueue.postgresql.claims.due_times import due_since, upcoming_times
+from sqlaqueue.postgresql.claims.due_times import due_keys, due_since, upcoming_times
 from sqlaqueue.postgresql.claims.planner import FEW, planned_anew, planned_anew_for_many
 from sqlaqueue.postgresql.claims.reserve import reservation
 from sqlaqueue.postgresql.claims.take import take
@@ -14,6 +14,7 @@ __all__ = [
     "FEW",
     "by_priority",
     "cursor_at",
+    "due_keys",
     "due_since",
     "from_cursor",
     "planned_anew",

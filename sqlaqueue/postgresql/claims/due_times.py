@@ -1,4 +1,4 @@
-"""When the next jobs will be due, and since when jobs have been due. Both read the index priority by priority."""
+"""Which jobs are due, since when, and when the next ones will be. All read the index priority by priority."""
 
 from __future__ import annotations
 
@@ -47,6 +47,51 @@ def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.Compoun
         if spec.columns["priority"].nullable:
             parts.append(due.where(priority.is_(None)).limit(limit))
     return sa.union_all(*parts)
+
+
+def due_keys(
+    spec: QueueSpec,
+    scanned: sa.FromClause,
+    keys: Sequence[sa.ColumnElement[Any]],
+    conditions: Sequence[sa.ColumnElement[bool]],
+    *,
+    at: sa.ColumnElement[Any],
+    limit: int,
+) -> tuple[AnySelect, AnySelect]:
+    """Return the keys of up to ``limit`` due rows of ``scanned``, and whether priorities are left that were not read.
+
+    :param scanned: the table of the claim's index, or an alias of it.
+    :param keys: columns of ``scanned``.
+    :param conditions: those of the claim's index.
+    """
+    run_at = scanned.c[spec.columns["run_at"].key]
+    named = [key.label(f"due_key_{number}") for number, key in enumerate(keys)]
+    ranges = [sa.select(*named).where(*conditions, run_at <= at).order_by(run_at)]
+    if spec.columns["run_at"].nullable:
+        ranges.append(sa.select(*named).where(*conditions, run_at.is_(None)))
+    none_left = sa.select(sa.false())
+    if not spec.has("priority"):
+        return _first(ranges, limit), none_left
+    priority = scanned.c[spec.columns["priority"].key]
+    levels = _priorities(priority, conditions)
+    known = sa.select(levels.c.level).where(levels.c.level.is_not(None))
+    first = known.limit(_MOST_PRIORITIES).subquery("first_levels")
+    parts: list[AnySelect] = []
+    for number, due in enumerate(ranges):
+        of_level = due.where(priority == first.c.level).limit(limit)
+        each = of_level.correlate(first).lateral(f"due_{number}")
+        parts.append(sa.select(*each.c).select_from(first.join(each, sa.true())))
+        if spec.columns["priority"].nullable:
+            parts.append(due.where(priority.is_(None)))
+    some = known.limit(_MOST_PRIORITIES + 1).subquery("some_levels")
+    return _first(parts, limit), sa.select(sa.func.count() > _MOST_PRIORITIES).select_from(some)
+
+
+def _first(parts: Sequence[AnySelect], limit: int) -> AnySelect:
+    if len(parts) == 1:
+        return parts[0].limit(limit)
+    rows = sa.union_all(*(each.limit(limit) for each in parts)).subquery("due_parts")
+    return sa.select(*rows.c).limit(limit)
 
 
 def _due(spec: QueueSpec, pending: sa.FromClause) -> list[AnySelect]:

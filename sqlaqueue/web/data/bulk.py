@@ -23,7 +23,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.strategies.parts.dead_letters import letters
 from sqlaqueue.strategies.parts.job_listing import key_labels
-from sqlaqueue.web.data.job_columns import JobColumns
+from sqlaqueue.web.data.job_columns import JobColumns, states_of
 from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import JobsWanted
 from sqlaqueue.web.data.job_pages import ListRequest, read_page
@@ -54,11 +54,11 @@ _LONGEST = 20.0
 
 _EFFECTS: dict[tuple[BulkAction, str], str] = {
     ("requeue", "pending"): "left alone: pending already",
-    ("requeue", "processing"): "left alone: running",
+    ("requeue", "processing"): "left alone: processing",
     ("cancel", "pending"): "will be cancelled",
-    ("cancel", "processing"): "running: will be asked to stop",
+    ("cancel", "processing"): "will be asked to stop",
     ("purge", "pending"): "left alone: not finished",
-    ("purge", "processing"): "left alone: running",
+    ("purge", "processing"): "left alone: processing",
     **{("requeue", state): "will be pending again" for state in FINISHED},
     **{("cancel", state): f"left alone: {state} already" for state in FINISHED},
     **{("purge", state): "will be deleted for ever" for state in FINISHED},
@@ -161,7 +161,8 @@ def by_filter(wanted: JobsWanted, action: BulkAction, **bounds: Any) -> ByFilter
     """
     if wanted.state is None and not wanted.columns.spec.has("status"):
         wanted = replace(wanted, state="pending" if action == "cancel" else "failed")
-    return ByFilter(wanted, **bounds)
+    # What becomes due, or loses its lease, after the preview is left alone as well.
+    return ByFilter(replace(wanted, at=bounds.get("until")), **bounds)
 
 
 def effect_of(spec: QueueSpec, action: BulkAction, state: str) -> str:
@@ -188,6 +189,8 @@ def preview(session: Session, action: BulkAction, chosen: Selection) -> Preview:
         counts = {state: Count(number, is_complete=True) for state, number in numbers.items()}
         effects: Part[Sequence[Effect]] = Part(_effects(spec, action, counts))
         return Preview(jobs=first, effects=effects, missing=len(set(chosen.keys)) - len(states), now=now)
+    if chosen.until is None:
+        chosen = replace(chosen, wanted=replace(chosen.wanted, at=now))
     jobs = attempt_part(session, _previewed, action, chosen.columns, _first_keys(session, chosen))
     return Preview(jobs=jobs, effects=attempt_part(session, _counted, action, chosen), missing=0, now=now)
 
@@ -201,9 +204,10 @@ def _first_keys(session: Session, chosen: ByFilter) -> list[str]:
 
 def _counted(session: Session, action: BulkAction, chosen: ByFilter) -> list[Effect]:
     wanted, spec = chosen.wanted, chosen.columns.spec
-    counts = {state: count for state, count in count_states(session, wanted).items() if state is not None}
+    listed, states = count_states(session, wanted), states_of(spec)
+    counts = {state: count for state, count in listed.items() if state in states}
     if wanted.state is not None:
-        counts = {wanted.state: counts[wanted.state]}
+        counts = {wanted.state: listed[wanted.listed]}
     return _effects(spec, action, counts)
 
 

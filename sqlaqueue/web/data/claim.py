@@ -9,7 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.diagnosis.checks.claim_plan import claim_of
-from sqlaqueue.admin.diagnosis.doctor import DEFAULTS
+from sqlaqueue.admin.diagnosis.checks.objects import check_indexes
+from sqlaqueue.admin.diagnosis.doctor import COMPLETE, DEFAULTS, examine
+from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.executed_plan import PlanNode, StatementPlan
@@ -36,6 +38,13 @@ class ClaimPlan:
     def claimed(self) -> float | None:
         """How many jobs it has claimed; None if it was not executed."""
         return self.plan.root.rows
+
+
+def read_index_findings(session: Session, spec: QueueSpec) -> list[Finding]:
+    """Return what the doctor finds about the indexes of claims and leases, the worst first."""
+    names = {str(index.name) for index in spec.claim_indexes}
+    found = examine(session, [spec.model], (*COMPLETE, check_indexes))
+    return [each for each in found if each.code == "check_failed" or each.facts.get("index") in names]
 
 
 def plan_claim(session: Session, spec: QueueSpec) -> ClaimPlan | Unavailable:

@@ -21,6 +21,7 @@ from sqlaqueue.queue.backend import DEAD_LETTER, backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.strategies.parts.dead_letters import letters, stored_columns
+from sqlaqueue.web.data.constraint_errors import violation_of
 from sqlaqueue.web.data.edit_fields import Field, WrongValue, field_text, field_value, fields_of
 from sqlaqueue.web.data.job_columns import JobColumns
 from sqlaqueue.web.data.parameters import ParameterError
@@ -153,7 +154,8 @@ def _write(
     spec, job = columns.spec, attempt.job
     with session.no_autoflush:
         instance = _letter_instance(session, columns, key) if job.is_dead_letter else _instance(session, columns, job)
-        _parse(attempt, fields_of(columns, sa.inspect(instance).mapper))
+        fields = fields_of(columns, sa.inspect(instance).mapper)
+        _parse(attempt, fields)
         if not attempt.errors:
             _assign(attempt, instance)
     if attempt.errors:
@@ -163,7 +165,7 @@ def _write(
     back = requeue and job.state in FINISHED
     if not attempt.values and not back:
         return Edited("unchanged", _form(columns, job))
-    with _refusals(spec, attempt):
+    with _refusals(spec, attempt, fields):
         if job.is_dead_letter:
             _insert_again(session, spec, instance, attempt, letter_of(columns, key))
         else:
@@ -172,14 +174,14 @@ def _write(
                 _requeue(session, columns, attempt)
         if not attempt.problem:
             session.commit()
-    if attempt.problem:
+    if attempt.problem or attempt.errors:
         return _wrong(columns, attempt)
     return Edited("requeued" if back else "saved", columns=[each.name for each in attempt.values])
 
 
 def _why_not(job: StoredJob) -> str:
     if job.state == "processing":
-        return "It is running. Wait for its end, or cancel it first."
+        return "It is processing. Wait for its end, or cancel it first."
     if job.state not in {"pending", *FINISHED}:
         return "Its status is none that the queue uses."
     return ""
@@ -315,14 +317,21 @@ def _insert_again(
 
 
 @contextmanager
-def _refusals(spec: QueueSpec, attempt: _Attempt) -> Iterator[None]:
-    """Turn an error of the database, or of the application's events, into a problem of the form."""
+def _refusals(spec: QueueSpec, attempt: _Attempt, fields: Sequence[Field]) -> Iterator[None]:
+    """Turn an error of the database, or of the application's events, into a problem of the form or of its fields."""
     try:
         yield
     except DBAPIError as error:
         if is_connection_lost(error):
             raise
-        attempt.problem = _refusal(error, spec)
+        violation = violation_of(error, spec)
+        of_fields = (
+            [] if violation is None else [each.name for each in fields if each.column.column in violation.columns]
+        )
+        if violation is not None and of_fields:
+            attempt.errors |= dict.fromkeys(of_fields, violation.text)
+        else:
+            attempt.problem = _refusal(error, spec)
     except Exception as error:  # noqa: BLE001 - an event listener of the application may raise any error
         cause = error.orig if isinstance(error, StatementError) and error.orig is not None else error
         attempt.problem = f"It was refused: {type(cause).__name__}: {cause}"

@@ -40,9 +40,14 @@ _LAST = ("run_at", "last_error", "created_at", "started_at", "finished_at", "att
 _WITHOUT_VALUES: dict[str, tuple[str, ...]] = {
     "": ("started_at", "run_at"),
     "pending": ("started_at", "finished_at"),
+    "due": ("started_at", "finished_at"),
     "processing": ("run_at", "finished_at"),
+    "expired": ("run_at", "finished_at", "created_at"),
 }
-"""Which of them say nothing, by state; in the other states run_at and started_at."""
+"""Which of them say nothing, by list; in the other states run_at and started_at."""
+
+_FURTHER: dict[str, tuple[str, ...]] = {"due": ("priority",), "expired": ("lease_expires_at", "claimed_by")}
+"""The roles that some lists show as well."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -103,15 +108,15 @@ class JobColumns(Mapping[str, JobColumn]):
         found = [self.stored_as(column.name) for column in self.spec.keys]
         return [each for each in found if each is not None]
 
-    def chosen(self, names: str | None, state: str | None = None) -> list[JobColumn]:
+    def chosen(self, names: str | None, listed: str | None = None) -> list[JobColumn]:
         """Return the columns that a list shows beside the key.
 
         :param names: names separated by commas; None for the default.
-        :param state: the state of the listed jobs: some columns have no values for some states.
+        :param listed: the list, as the parameter ``state`` names it: some columns have no values for some states.
         :raises ParameterError: if there is no such column.
         """
         if not names:
-            return self._first(state)
+            return self._first(listed)
         wanted: list[JobColumn] = []
         for name in names.split(","):
             if name not in self._columns:
@@ -120,10 +125,11 @@ class JobColumns(Mapping[str, JobColumn]):
                 wanted.append(self._columns[name])
         return wanted
 
-    def _first(self, state: str | None) -> list[JobColumn]:
+    def _first(self, listed: str | None) -> list[JobColumn]:
         own = [each for each in self.values() if each.role is None and not each.is_key and _is_short(each)]
-        hidden = _WITHOUT_VALUES.get(state or "", ("run_at", "started_at"))
-        roles = ["status", *(role for role in _LAST if role not in hidden)]
+        hidden = _WITHOUT_VALUES.get(listed or "", ("run_at", "started_at"))
+        further = _FURTHER.get(listed or "", ())
+        roles = ["status", *further, *(role for role in _LAST if role not in hidden)]
         status, *last = [self.by_role.get(role) for role in roles]
         return [each for each in (status, *own[:_FIRST], *last) if each is not None]
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.web.data.job_columns import states_of
-from sqlaqueue.web.data.job_filters import JobsWanted
+from sqlaqueue.web.data.job_filters import JobsWanted, lists_of
 from sqlaqueue.web.data.job_orders import Orders, orders_of
 from sqlaqueue.web.data.job_pages import set_planner
 from sqlaqueue.web.data.job_reader import JobReader, clauses_of
@@ -52,18 +51,18 @@ class _Counted:
 
 
 def count_states(session: Session, wanted: JobsWanted) -> dict[str | None, Count]:
-    """Return the number of jobs by state that meet the other conditions of a filter; by None, those of any state.
+    """Return the number of jobs that meet the other conditions of a filter, by list; by None, those of any state.
 
     A state that an index finds is counted in that index. The others are counted among the newest jobs by their keys, a
     window of rows.
     """
     set_planner(session, wanted.columns)
-    spec = wanted.columns.spec
-    states: list[str | None] = [*([None] if spec.has("status") else []), *states_of(spec)]
+    of_any: list[str | None] = [None] if wanted.columns.spec.has("status") else []
+    states = [*of_any, *lists_of(wanted.columns)]
     counts: dict[str | None, Count] = {}
     rest: dict[sa.Table, list[_Counted]] = {}
     for state in states:
-        source = source_of(wanted.columns, replace(wanted, state=state))
+        source = source_of(wanted.columns, wanted.of(state))
         parts = source.parts()
         counted = _Counted(state, source, orders_of(session, source, parts), Windows(source, parts, Results(())))
         found = _by_index(session, counted)
@@ -81,15 +80,21 @@ def _by_index(session: Session, counted: _Counted) -> Count | None:
     source, windows = counted.source, counted.windows
     candidates = counted.orders.served()
     whole = next((some for some in candidates if len(some) == len(windows.parts)), None)
-    messages = source.messages(WINDOW + 1)
+    reader = JobReader(session, windows, counted.orders)
+    few = source.few(WINDOW + 1)
     if whole is not None or not windows.parts:
         served = whole or []
         clauses = clauses_of(served)
+    elif few is not None and few.has_more is not None and (keys := reader.counts(few)) <= WINDOW:
+        served = [part for part in windows.parts if few.is_exact and part.is_of_list]
+        if len(served) == len(windows.parts):
+            return Count.of(keys, is_complete=True)
+        clauses = [source.is_among(few.keys)]
     elif candidates:
-        served = JobReader(session, windows, counted.orders).first_of_few(candidates) or candidates[0]
+        served = reader.first_of_few(candidates) or candidates[0]
         clauses = clauses_of(served)
-    elif messages is not None:
-        served, clauses = [], [source.is_among(messages)]
+    elif few is not None:
+        served, clauses = [], [source.is_among(few.keys)]
     else:
         return None
     others = [part for part in windows.parts if part not in served]

@@ -2,6 +2,8 @@
 
 ================================  ==================================================================
 ``state=failed``                  the state
+``state=due``                     pending, and its time has come
+``state=expired``                 processing, and its lease has expired
 ``error=ValueError``              the kind of the last error
 ``job=5``                         the key, as :func:`sqlaqueue.keys.key_text` writes it
 ``f.customer_id=5``               a column equals a value
@@ -19,14 +21,16 @@ import csv
 import re
 import uuid
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
 
 from sqlaqueue.admin.job_filter import kind_of
+from sqlaqueue.admin.queue_depth import has_leases
+from sqlaqueue.queue.spec import clock
 from sqlaqueue.web.data.job_columns import (
     JobColumn,
     JobColumns,
@@ -37,6 +41,15 @@ from sqlaqueue.web.data.job_columns import (
     stored_type,
 )
 from sqlaqueue.web.data.parameters import ParameterError
+
+Only = Literal["due", "expired"]
+"""Some of the jobs of a state: the pending ones that are due, or the processing ones whose lease has expired."""
+
+OF_STATE: dict[Only, str] = {"due": "pending", "expired": "processing"}
+"""Of which state they are."""
+
+TOLD_BY: dict[Only, str] = {"due": "run_at", "expired": "lease_expires_at"}
+"""The role that tells which they are."""
 
 PREFIX = "f."
 """The beginning of the parameters that name a column."""
@@ -118,18 +131,37 @@ class JobsWanted:
     error: str | None = None
     """The kind of the last error, see :func:`sqlaqueue.admin.job_filter.kind_of`."""
     key: str | None = None
+    only: Only | None = None
+    """Which jobs of the state; None for all of them."""
+    at: datetime | None = None
+    """The moment at which they are due, or their lease has expired; None for now."""
 
     @property
     def is_empty(self) -> bool:
         """Whether it has no condition but that on the state."""
         return not (self.conditions or self.error or self.key)
 
+    @property
+    def listed(self) -> str | None:
+        """The jobs whose list this is, as the parameter ``state`` names them."""
+        return self.only or self.state
+
+    def of(self, listed: str | None) -> JobsWanted:
+        """Return the same conditions for the jobs of another list."""
+        only = _only(listed)
+        return replace(self, state=listed if only is None else OF_STATE[only], only=only)
+
+    @property
+    def moment(self) -> sa.ColumnElement[Any]:
+        """:attr:`at` as an expression."""
+        return clock() if self.at is None else sa.literal(self.at, sa.DateTime(timezone=True))
+
     def parameters(self, *, without: Iterable[str] = ()) -> list[tuple[str, str]]:
         """Return the parameters of a URL from which the same filter is parsed.
 
         :param without: the names of parameters that are left out.
         """
-        named = [("state", self.state), ("error", self.error), ("job", self.key)]
+        named = [("state", self.listed), ("error", self.error), ("job", self.key)]
         pairs = [*named, *((each.parameter, each.text) for each in self.conditions)]
         left_out = set(without)
         return [(name, value) for name, value in pairs if value is not None and name not in left_out]
@@ -174,17 +206,36 @@ def parse_filter(columns: JobColumns, parameters: Iterable[tuple[str, str]]) -> 
     wanted = JobsWanted(
         columns,
         tuple(_conditions(columns, {name for name in given if name.startswith(PREFIX)}, values)),
-        values.get("state"),
-        values.get("error"),
-        values.get("job"),
-    )
-    if wanted.state is not None and wanted.state not in states_of(columns.spec):
-        raise ParameterError("state", f"use one of {', '.join(states_of(columns.spec))}")
+        error=values.get("error"),
+        key=values.get("job"),
+    ).of(values.get("state"))
+    if wanted.listed is not None and wanted.listed not in lists_of(columns):
+        raise ParameterError("state", f"use one of {', '.join(lists_of(columns))}")
     error = columns.by_role.get("last_error")
     if wanted.error is not None and (error is None or error.is_redacted):
         raise ParameterError("error", "this queue does not show errors")
     wanted.key_values()
     return wanted
+
+
+def lists_of(columns: JobColumns) -> list[str]:
+    """Return the lists that a queue has: one for each state, and after it that of some of its jobs."""
+    found: list[str] = []
+    for state in states_of(columns.spec):
+        found += [state, *(each for each in get_args(Only) if OF_STATE[each] == state and _can_tell(columns, each))]
+    return found
+
+
+def _can_tell(columns: JobColumns, only: Only) -> bool:
+    told_by = columns.by_role.get(TOLD_BY[only])
+    # What is listed would tell a redacted value.
+    if told_by is None or told_by.is_redacted:
+        return False
+    return only == "due" or has_leases(columns.spec)
+
+
+def _only(listed: str | None) -> Only | None:
+    return next((each for each in get_args(Only) if each == listed), None)
 
 
 def filterable(columns: JobColumns) -> list[JobColumn]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,6 +27,12 @@ from sqlaqueue.web.data.stored_job import ShownValue, StoredJob, read_job
 
 DELETED = "deleted"
 """The state of a job whose row is gone, and of which the attempt history tells."""
+
+_FUNCTION = re.compile(
+    r"\b(call )?(requeue|rescue|resume)\(\)(?: or `sqlaqueue resume`)?"
+    r"(?=, makes it pending|\.$| ends that| makes it pending again| does not make it pending again)"
+)
+"""A function in an explanation, which has a button: only where explanations have it, not in the text of an error."""
 
 _MOST_ATTEMPTS = 50
 _NOT_READ: Part[Any] = Part()
@@ -82,6 +89,12 @@ class JobLife:
             return None
         left = (expires - row.now).total_seconds()
         return Lease(expires_at=expires, seconds=left, token=row.roles["lease_token"])
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its lease has expired, so that it is to be rescued."""
+        is_lost = any(reason.code == "lease_expired" for reason in self.reasons.value or ())
+        return is_lost and self.state == "processing"
 
     @property
     def trace(self) -> str | None:
@@ -156,7 +169,12 @@ def _reasons(session: Session, columns: JobColumns, key: Key) -> Sequence[admin.
     found = admin.explain_job(session, spec.model, key)
     hidden = _redacted_reasons(columns)
     instead = "A redacted value is part of this explanation, so it is not shown."
-    return [replace(each, text=instead) if each.code in hidden else each for each in found.reasons]
+    return [replace(each, text=instead if each.code in hidden else _with_buttons(each.text)) for each in found.reasons]
+
+
+def _with_buttons(text: str) -> str:
+    """Return an explanation with the buttons of the dashboard in place of functions for programs."""
+    return _FUNCTION.sub(lambda found: ("use " if found[1] else "") + found[2].capitalize(), text)
 
 
 def _redacted_reasons(columns: JobColumns) -> set[str]:
@@ -258,7 +276,7 @@ def _of_row(life: JobLife, row: StoredJob) -> list[Event]:
     by = f" by {roles['claimed_by']}" if roles["claimed_by"] else ""
     if life.state == "processing":
         number = f", attempt {roles['attempts']}" if roles["attempts"] else ""
-        found.append(Event(kind="running", at=started, text=f"Running{by}{number}"))
+        found.append(Event(kind="running", at=started, text=f"Processing{by}{number}"))
     elif life.attempts.value is None and (started is not None or roles["last_error"]):
         text = f"Last run{by}" + (f", attempt {roles['attempts']}" if roles["attempts"] else "")
         found.append(Event(kind="attempt", at=started, text=text, error=roles["last_error"]))

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.web.data.job_columns import JobColumn, JobColumns, states_of
 from sqlaqueue.web.data.job_cursors import cursor_text, position_of
-from sqlaqueue.web.data.job_filters import JobsWanted, parse_filter
+from sqlaqueue.web.data.job_filters import JobsWanted, Only, parse_filter
 from sqlaqueue.web.data.job_orders import Order, Orders, orders_of
 from sqlaqueue.web.data.job_reader import Found, JobReader
 from sqlaqueue.web.data.job_rows import JobRow, Results
@@ -26,6 +26,10 @@ PAGE = 50
 _INVALID_VALUE = "22"
 """The class of SQLSTATEs for values that a type does not have."""
 
+FIRST_ORDERS: dict[Only | None, tuple[str, ...]] = {"due": ("run_at", "priority"), "expired": ("lease_expires_at",)}
+"""The roles by which some lists are sorted first, if an index has that order. An index of claims that begins with the
+priority has the due jobs in claim order: of each priority, those that have been due for the longest time come first."""
+
 _OWN = ("sort", "columns", "after", "before")
 
 
@@ -36,7 +40,8 @@ class ListRequest:
     wanted: JobsWanted
     columns: str | None = None
     sort: str | None = None
-    """The name of a column, with ``-`` before it for a descending order; None for the newest keys first."""
+    """The name of a column, with ``-`` before it for a descending order; None for the order of :data:`FIRST_ORDERS`, or
+    the newest keys first."""
     after: str | None = None
     """The cursor from which the page begins."""
     before: str | None = None
@@ -120,12 +125,12 @@ def read_page(session: Session, request: ListRequest, size: int = PAGE) -> JobPa
     :raises ParameterError: if the order is not offered, the cursor is malformed, or the database refuses a value.
     """
     wanted = request.wanted
-    shown = wanted.columns.chosen(request.columns, wanted.state)
+    shown = wanted.columns.chosen(request.columns, wanted.listed)
     set_planner(session, wanted.columns)
     source = source_of(wanted.columns, wanted)
     parts = source.parts()
     orders = orders_of(session, source, parts)
-    order = _order(orders, request.sort)
+    order = _order(orders, request)
     reader = JobReader(session, Windows(source, parts, Results(shown)), orders)
     backwards = request.before is not None
     parameter = "before" if backwards else "after"
@@ -152,13 +157,23 @@ def set_planner(session: Session, columns: JobColumns) -> None:
     session.execute(sa.select(*calls), bind_arguments={"mapper": columns.spec.mapper})
 
 
-def _order(orders: Orders, sort: str | None) -> Order:
+def _order(orders: Orders, request: ListRequest) -> Order:
     names = orders.names()
-    name = (sort or f"-{names[0]}").removeprefix("-")
-    order = orders.by(name, is_descending=sort is None or sort.startswith("-")) if name in names else None
+    sort = request.sort or _first_order(request.wanted, names)
+    name = sort.removeprefix("-")
+    order = orders.by(name, is_descending=sort.startswith("-")) if name in names else None
     if order is None:
         raise ParameterError("sort", f"no index gives this order; use one of {', '.join(names)}")
     return order
+
+
+def _first_order(wanted: JobsWanted, names: Sequence[str]) -> str:
+    """Return the order of a list for which none is given: the newest keys first, if no index has a better one."""
+    for role in FIRST_ORDERS.get(wanted.only, ()):
+        column = wanted.columns.by_role.get(role)
+        if column is not None and column.name in names:
+            return column.name
+    return f"-{names[0]}"
 
 
 def _page(request: ListRequest, shown: Sequence[JobColumn], order: Order, found: Found, size: int) -> JobPage:

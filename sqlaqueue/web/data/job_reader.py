@@ -1,6 +1,7 @@
 """Reads the next jobs of a list after a position, by the cheapest way that has a bound.
 
-* If an index other than that of the order leaves few rows, they are read and sorted.
+* If an index other than that of the order leaves few rows, they are read and sorted. So are due jobs, which the index
+  of claims finds priority by priority.
 * Else the index of the order is read from the position on, up to a window of rows.
 * An index in which many rows may be equal gives them in no order of their keys. Rows of one group are then read and
   sorted if they are few; if they are many, the jobs of the group are found by walking in the order of the keys.
@@ -18,8 +19,11 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.web.data.job_orders import Order, Orders
 from sqlaqueue.web.data.job_rows import JobRow
-from sqlaqueue.web.data.job_sources import Part
+from sqlaqueue.web.data.job_sources import Few, Part
 from sqlaqueue.web.data.job_windows import WINDOW, Texts, Windows, equal
+
+FEW = 1000
+"""The number of due jobs that are read and sorted before a window of rows is."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,24 @@ class JobReader:
 
     def read(self, order: Order, position: Texts | None, need: int) -> Found:
         """Return the next ``need`` jobs after a position, fewer at the end of the list or of the window."""
-        messages = self.windows.source.messages(WINDOW + 1)
+        source = self.windows.source
         narrow = self.first_of_few(self.orders.narrower(order))
         if narrow is not None:
             return self._sorted(clauses_of(narrow), narrow, order.all, position, need)
-        if messages is not None and self.counts(messages) <= WINDOW:
-            return self._sorted([self.windows.source.is_among(messages)], [], order.all, position, need)
+        is_served = all(part in self.served_by(order) for part in self.windows.parts if part.is_of_list)
+        is_due = source.wanted.only == "due"
+        few = None if is_due and is_served else source.few(WINDOW + 1)
+        if few is None:
+            return self._in_order(order, position, need)
+        number = self.counts(few)
+        if number <= (min(FEW, WINDOW) if is_due else WINDOW):
+            return self._sorted([source.is_among(few.keys)], [], order.all, position, need)
+        found = self._in_order(order, position, need)
+        if number <= WINDOW and found.stop is not None and len(found.jobs) < need:
+            return self._sorted([source.is_among(few.keys)], [], order.all, position, need)
+        return found
+
+    def _in_order(self, order: Order, position: Texts | None, need: int) -> Found:
         if order.is_total:
             return self._walked(order, position, need)
         return self._grouped(order, position, need)
@@ -59,9 +75,11 @@ class JobReader:
         """Return whether no more rows than a window meet ``clauses``, which an index serves."""
         return self._scalar(self.windows.count(clauses, WINDOW + 1)) <= WINDOW
 
-    def counts(self, some: AnySelect) -> int:
-        """Return the number of rows of a SELECT."""
-        return self._scalar(sa.select(sa.func.count()).select_from(some.subquery("some")))
+    def counts(self, few: Few) -> int:
+        """Return the number of keys, or one more than a window has if there may be others."""
+        number = self._scalar(count_of(few.keys))
+        has_more = few.has_more is not None and number <= WINDOW and bool(self._scalar(few.has_more))
+        return WINDOW + 1 if has_more else number
 
     def served_by(self, order: Order) -> list[Part]:
         """Return the conditions of the filter that the index of an order serves."""
@@ -147,6 +165,11 @@ class JobReader:
     @property
     def _bind(self) -> dict[str, Any]:
         return {"mapper": self.windows.source.spec.mapper}
+
+
+def count_of(some: AnySelect) -> AnySelect:
+    """Return a SELECT of the number of rows of another."""
+    return sa.select(sa.func.count()).select_from(some.subquery("some"))
 
 
 def clauses_of(parts: Sequence[Part]) -> list[sa.ColumnElement[bool]]:

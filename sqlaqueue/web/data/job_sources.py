@@ -14,8 +14,9 @@ from sqlaqueue.queue.backend import DEAD_LETTER, backend
 from sqlaqueue.strategies.message_table import MessageStrategy
 from sqlaqueue.strategies.parts.dead_letters import stored_columns
 from sqlaqueue.strategies.parts.retention_index import index_name
+from sqlaqueue.strategies.update_status import has_expired
 from sqlaqueue.web.data.job_columns import OTHER, JobColumn, JobColumns, state_of, states_of
-from sqlaqueue.web.data.job_filters import Condition, JobsWanted
+from sqlaqueue.web.data.job_filters import TOLD_BY, Condition, JobsWanted
 
 Rows = Mapping[str, sa.ColumnElement[Any]]
 """The columns of a source's table, or of a subquery of it, by their names in the database."""
@@ -45,6 +46,19 @@ class Part:
     is_equality: bool = False
     is_null: bool = False
     """Whether it is the condition that the column is null."""
+    is_of_list: bool = False
+    """Whether it is the condition on the state, or on which jobs of the state are listed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Few:
+    """The keys of the jobs of a list, from a table or an index that has no others: often few."""
+
+    keys: AnySelect
+    is_exact: bool = False
+    """Whether each of them is a job of the list."""
+    has_more: AnySelect | None = None
+    """Whether there may be others."""
 
 
 class Source:
@@ -101,6 +115,7 @@ class Source:
             found.append(Part(lambda jobs: wanted.has_error(jobs.values)))
         found.extend(self._of_key())
         found.extend(self._of_state())
+        found.extend(self._of_only())
         return found
 
     def _stored(self, column: JobColumn) -> sa.Column[Any] | None:
@@ -122,7 +137,28 @@ class Source:
             listed = [each for each in states_of(self.spec) if each != OTHER]
             return [Part(lambda jobs: jobs.state.not_in(listed))]
         in_state = self.spec.in_state(state)
-        return [Part(lambda jobs: jobs.state == state, self.spec.columns["status"], in_state, is_equality=True)]
+        status = self.spec.columns["status"]
+        return [
+            Part(lambda jobs: jobs.state == state, status, in_state, is_equality=True, is_of_list=True),
+        ]
+
+    def _of_only(self) -> list[Part]:
+        """Return the condition on which jobs of the state are wanted."""
+        wanted, spec = self.wanted, self.spec
+        if wanted.only is None:
+            return []
+        column = spec.columns[TOLD_BY[wanted.only]]
+
+        def holds(time: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+            if wanted.only == "due":
+                return sa.and_(*spec.due(time, wanted.moment))
+            return has_expired(time, wanted.moment)
+
+        name = self.columns.by_role[TOLD_BY[wanted.only]].name
+        if wanted.only == "due" and column.nullable:
+            # With nulls, which are due, it is no range of an index.
+            return [Part(lambda jobs: holds(jobs.values[name]), is_of_list=True)]
+        return [Part(lambda jobs: holds(jobs.values[name]), column, holds(column), is_of_list=True)]
 
     def name_of(self, column: sa.Column[Any]) -> str | None:
         """Return the name under which a list is sorted by a column of the table; None if that is not allowed."""
@@ -139,13 +175,29 @@ class Source:
         }
         return self.wanted.state is not None and self.wanted.state in states.get(index, ())
 
-    def messages(self, limit: int) -> AnySelect | None:
-        """Return the keys of the pending jobs, up to ``limit``, if they have messages, and pending ones are wanted."""
-        strategy = self.spec.strategy
-        if self.wanted.state != "pending" or not isinstance(strategy, MessageStrategy):
+    def few(self, limit: int) -> Few | None:
+        """Return the keys of the jobs of the list, up to ``limit``, if the claim's index or the messages have them."""
+        spec, strategy, wanted = self.spec, self.spec.strategy, self.wanted
+        if wanted.state != "pending":
             return None
-        messages = strategy.messages(self.spec)
-        return sa.select(*messages.jobs).where(*messages.waits).limit(limit)
+        claimed_from = next((index.table for index in spec.claim_indexes if wanted.only == "due"), None)
+        if claimed_from is spec.table:
+            # Another name, as the statement around it reads the table as well.
+            rows = spec.table.alias("due_job")
+            waits = [rows.c[spec.columns["status"].key] == spec.literal("pending")] if spec.has("status") else []
+            keys = [rows.c[key.key] for key in spec.keys]
+            found, has_more = backend().claims.due_keys(spec, rows, keys, waits, at=wanted.moment, limit=limit)
+            return Few(found, is_exact=True, has_more=has_more)
+        if not isinstance(strategy, MessageStrategy):
+            return None
+        messages = strategy.messages(spec)
+        if claimed_from is messages.table and spec.columns["run_at"].key in messages.table.c:
+            jobs, waits = messages.jobs, messages.waits
+            found, has_more = backend().claims.due_keys(
+                spec, messages.table, jobs, waits, at=wanted.moment, limit=limit
+            )
+            return Few(found, has_more=has_more)
+        return Few(sa.select(*messages.jobs).where(*messages.waits).limit(limit))
 
     def is_among(self, keys: AnySelect) -> sa.ColumnElement[bool]:
         """Return the condition that the key of a row is one of ``keys``."""
@@ -231,7 +283,7 @@ class DeadLetters(Source):
         """Return False: the indexes of dead letters are of all rows."""
         return False
 
-    def messages(self, limit: int) -> AnySelect | None:
+    def few(self, limit: int) -> Few | None:
         """Return None: dead letters have no messages."""
         return None
 

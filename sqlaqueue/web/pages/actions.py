@@ -89,7 +89,10 @@ async def _rescue(context: Context) -> Response:
     with context.failures_audited("rescue", queue):
         rescued = await context.database.write(admin.rescue, queue.model)
     context.audit("rescue", queue, count=rescued)
-    return context.redirect(context.url("queue", queue=queue), ("rescued", rescued))
+    # The page of a job has the button as well.
+    key = context.request.query_params.get("key")
+    back = context.url("queue", queue=queue) if key is None else context.url("job", queue=queue, query={"key": key})
+    return context.redirect(back, ("rescued", rescued))
 
 
 async def _pause(context: Context, action: str) -> Response:

@@ -9,9 +9,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
+from sqlaqueue.admin.diagnosis.finding import Finding
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.web.context import Context
-from sqlaqueue.web.data.claim import ClaimPlan, measure_claim, plan_claim
+from sqlaqueue.web.data.claim import ClaimPlan, measure_claim, plan_claim, read_index_findings
 from sqlaqueue.web.data.parts import Part, attempt_part, problem_text
 from sqlaqueue.web.data.server import Horizon, QueueTable, read_horizon, read_tables
 from sqlaqueue.web.data.unavailable import Unavailable
@@ -30,6 +31,8 @@ class _Measured:
     """The plan of a claim; if it could not be executed, why, and its plan nevertheless."""
 
     plan: Part[ClaimPlan | Unavailable]
+    findings: Part[Sequence[Finding]]
+    """What is wrong with the indexes of claims."""
     problem: str = ""
 
 
@@ -54,15 +57,21 @@ async def claim(context: Context) -> Response:
 
 async def _measure(context: Context, shown: Queue) -> _Measured:
     database = context.database
+    findings: Part[Sequence[Finding]] = await database.read(_read_findings, shown.spec)
     try:
         # It locks rows for a moment, which a read-only transaction may not do.
         plan = await database.read(measure_claim, shown.spec, statement_timeout=_TIMEOUT, read_only=False)
-        return _Measured(plan=Part(plan))
+        return _Measured(plan=Part(plan), findings=findings)
     except PageError:
         raise
     except DBAPIError as error:
         problem = problem_text(error)
-    return _Measured(plan=await database.read(attempt_part, plan_claim, shown.spec), problem=problem)
+    planned = await database.read(attempt_part, plan_claim, shown.spec)
+    return _Measured(plan=planned, findings=findings, problem=problem)
+
+
+def _read_findings(session: Session, spec: QueueSpec) -> Part[Sequence[Finding]]:
+    return attempt_part(session, read_index_findings, spec)
 
 
 def _read_server(session: Session, spec: QueueSpec) -> tuple[Part[Sequence[QueueTable]], Part[Horizon]]:

@@ -31,12 +31,25 @@ async def health(context: Context) -> Response:
     findings = [_shown(context, finding) for finding in found.value]
     return context.render(
         "health.html",
-        findings=findings,
+        groups=groups_of(findings),
         counts={severity: sum(each.severity == severity for each in findings) for severity in SEVERITIES},
         examined_at=found.made_at,
         is_deep=is_deep,
-        queue_of=context.settings.queues,
+        url_of=lambda name: _url_of(context, name),
     )
+
+
+def groups_of(findings: Sequence[Finding]) -> dict[str | None, list[Finding]]:
+    """Return findings by their queue, the worst first: those of the server, by None, and then the worst queue."""
+    groups: dict[str | None, list[Finding]] = {}
+    for finding in sorted(findings, key=lambda each: SEVERITIES.index(each.severity)):
+        groups.setdefault(finding.queue, []).append(finding)
+    return {queue: groups[queue] for queue in sorted(groups, key=lambda queue: queue is not None)}
+
+
+def _url_of(context: Context, name: str | None) -> str | None:
+    queue = next((queue for queue in context.queues if queue.name == name), None)
+    return None if queue is None else context.url("queue", queue=queue)
 
 
 async def examined(context: Context, *, is_deep: bool = False) -> SharedResult[Sequence[Finding]]:

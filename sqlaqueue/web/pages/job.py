@@ -7,7 +7,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from sqlaqueue.queue.states import FINISHED
+from sqlaqueue.consumer.core.intervals import RESCUE
+from sqlaqueue.queue.states import FINISHED, STATES
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.bulk import APPLIES_TO, BulkAction
 from sqlaqueue.web.data.job_life import JobLife, events_of, read_life
@@ -22,11 +23,8 @@ _LONG = 120
 """The number of characters from which a value has a block of its own."""
 
 
-_STATES = {
-    "processing": "It is running: cancel it first.",
-    "other": "Its status is none that the queue uses.",
-}
-"""Why an action does not apply to a state."""
+_IS_PROCESSING = "It is processing. Wait for its end, or cancel it first."
+_IS_LOST = "Its lease has expired. It can be edited when it was rescued."
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,7 @@ async def job(context: Context) -> Response:
         link=lambda value: _link(context, value),
         block=_block,
         size_text=size_text,
+        rescue_seconds=round(RESCUE),
     )
 
 
@@ -92,19 +91,18 @@ def _link(context: Context, value: ShownValue) -> str | None:
 
 
 def _buttons(context: Context, life: JobLife) -> list[Button]:
-    """Return the actions that the user may carry out, with the reason where one cannot be."""
+    """Return the actions that make sense for the state, with the reason where one that users look for is impossible."""
     queue, found = context.queue, []
-    if context.may("edit", queue):
-        why = {"processing": "It is running.", "other": "Its status is none that the queue uses."}.get(life.state, "")
-        if life.row is None:
-            why = "Its row was deleted."
+    if context.may("edit", queue) and life.state in {*STATES}:
+        why = {"processing": _IS_LOST if life.is_lost else _IS_PROCESSING}.get(life.state, "")
         label = "Edit and requeue…" if life.state in FINISHED else "Edit…"
         found.append(Button("edit", label, why))
     actions: tuple[BulkAction, ...] = ("requeue", "cancel", "purge")
     for action in actions:
-        why = _why_not(action, life)
-        # What never applies to the state is left out, except for the action that users look for.
-        if context.may(action, queue) and (not why or action == "requeue"):
+        # A job without a row has failed, as far as its attempts tell.
+        applies = life.state in APPLIES_TO[action] or (life.row is None and action == "requeue")
+        if applies and context.may(action, queue):
+            why = _why_not(action, life)
             # What a completed job does would be done twice.
             is_asked = action == "purge" or (action == "requeue" and life.state == "completed")
             label = LABELS[action] + ("…" if is_asked else "")
@@ -115,8 +113,6 @@ def _buttons(context: Context, life: JobLife) -> list[Button]:
 def _why_not(action: BulkAction, life: JobLife) -> str:
     if life.row is None:
         return "Its row was deleted, so it cannot run again."
-    if life.state not in APPLIES_TO[action]:
-        return _STATES.get(life.state, f"It is {life.state} already.")
     unique = life.uniqueness.value
     if action == "requeue" and unique is not None and unique.twin is not None:
         return f"Its twin, job {unique.twin}, counts: only one of the two can be unfinished."

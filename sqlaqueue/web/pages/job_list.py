@@ -10,7 +10,7 @@ from sqlaqueue.web.access import Action
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.job_columns import OTHER, JobColumn
 from sqlaqueue.web.data.job_counts import Count
-from sqlaqueue.web.data.job_filters import OPERATORS, Condition, filterable, parameter_of
+from sqlaqueue.web.data.job_filters import OF_STATE, OPERATORS, Condition, filterable, parameter_of
 from sqlaqueue.web.data.job_pages import JobPage, ListRequest
 from sqlaqueue.web.data.job_rows import Cell
 from sqlaqueue.web.pages.list_link import list_fields
@@ -33,12 +33,14 @@ _KILO = 1024
 
 @dataclass(frozen=True)
 class Tab:
-    """The list of the jobs of one state."""
+    """The list of the jobs of one state, or of some of them."""
 
     label: str
     url: str
     count: str
     is_current: bool
+    is_part: bool
+    """Whether its jobs are some of the list before."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,23 @@ class ListView:
         """Whether it lists the jobs whose status is none of the queue's values."""
         return self.request.wanted.state == OTHER
 
+    @property
+    def name(self) -> str:
+        """What the list is called."""
+        return (self.request.wanted.listed or "all").capitalize()
+
+    def order_note(self, page: JobPage) -> str:
+        """Return in which order due jobs are, where the head of a column does not say it."""
+        wanted = self.request.wanted
+        if wanted.only != "due":
+            return ""
+        by_priority, run_at = wanted.columns.by_role.get("priority"), wanted.columns.by_role.get("run_at")
+        if by_priority is not None and page.sort == by_priority.name:
+            return "In claim order: by priority, and then the job first that has been due for the longest time."
+        if run_at is not None and run_at.name not in page.sorts:
+            return "The newest keys come first, as no index of this table has the due jobs in the order of their time."
+        return ""
+
     def tabs(self) -> list[Tab]:
         """Return the lists by state."""
         counts = self.counts or {}
@@ -102,7 +121,8 @@ class ListView:
                 (state or "all").capitalize(),
                 self.url(self._parameters(state=state, sort=None)),
                 _count_text(count),
-                state == self.request.wanted.state,
+                state == self.request.wanted.listed,
+                state in OF_STATE,
             )
             for state, count in counts.items()
             if state != OTHER or count.number or self.is_of_other
@@ -110,11 +130,11 @@ class ListView:
 
     def total(self) -> str:
         """Return how many jobs the list has, as far as they were counted."""
-        return _count_text((self.counts or {}).get(self.request.wanted.state, Count(0, is_complete=False)))
+        return _count_text((self.counts or {}).get(self.request.wanted.listed, Count(0, is_complete=False)))
 
     def all_label(self) -> str:
         """Return what the jobs of the list are called where an action concerns all of them."""
-        count = (self.counts or {}).get(self.request.wanted.state)
+        count = (self.counts or {}).get(self.request.wanted.listed)
         if count is None or not count.is_complete or not count.number:
             return "All matching jobs"
         return "The 1 matching job" if count.number == 1 else f"All {count.number:,} matching jobs"
@@ -152,8 +172,8 @@ class ListView:
 
     def cleared(self) -> str:
         """Return the URL of the list without conditions but the state."""
-        state = self.request.wanted.state
-        return self.url([("state", state)] if state else [])
+        listed = self.request.wanted.listed
+        return self.url([("state", listed)] if listed else [])
 
     def _without(self, parameter: str, page: JobPage | None) -> str:
         return self.url([pair for pair in self._parameters(sort=self.kept_sort(page)) if pair[0] != parameter])
@@ -172,7 +192,7 @@ class ListView:
 
     def hidden(self, page: JobPage | None) -> list[tuple[str, str]]:
         """Return the parameters that the form of the filter keeps."""
-        own = [("state", self.request.wanted.state), ("columns", self.request.columns), ("sort", self.kept_sort(page))]
+        own = [("state", self.request.wanted.listed), ("columns", self.request.columns), ("sort", self.kept_sort(page))]
         return [(name, value) for name, value in own if value]
 
     def carried(self) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from sqlalchemy.orm import Session
 from starlette.responses import Response
 
+from sqlaqueue.consumer.core.intervals import RESCUE
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.job_columns import OTHER, columns_of
 from sqlaqueue.web.data.job_counts import Count, count_states
@@ -19,16 +20,21 @@ from sqlaqueue.web.pages.job_list import ListView, size_text
 EMPTY = {
     None: ("No jobs.", "A job exists when the transaction that adds it commits."),
     "pending": ("No pending jobs.", "A job appears here when the transaction that adds it commits."),
-    "processing": ("No job is running.", "The page of the queue shows whether any worker serves it."),
+    "due": ("No due jobs.", "Pending jobs become due when the time in run_at has come."),
+    "processing": ("No processing jobs.", "The page of the queue shows whether any Consumer runs."),
+    "expired": ("No lease has expired.", "A lease expires if its worker dies or loses the database."),
     "completed": (
         "No completed jobs.",
         "They are kept unless QueueConfig(on_complete='delete') or a retention is set.",
     ),
     "failed": ("No failed jobs.", "A job fails when its last attempt fails, or its handler raises Fail."),
-    "cancelled": ("No cancelled jobs.", "A job is cancelled by cancel(), or when its handler raises Cancel."),
+    "cancelled": (
+        "No cancelled jobs.",
+        "A job is cancelled by the button Cancel, by a program, or when its handler raises Cancel.",
+    ),
     OTHER: ("No other jobs.", "The status of each job is one of the queue's values."),
 }
-"""What a list without jobs says, by state."""
+"""What a list without jobs says."""
 
 
 async def jobs(context: Context) -> Response:
@@ -55,8 +61,9 @@ async def jobs(context: Context) -> Response:
         page=found.value,
         problem_of_page=found.problem,
         problem_of_counts=counts.problem,
-        empty_text=EMPTY[request.wanted.state],
+        empty_text=EMPTY[request.wanted.listed],
         size_text=size_text,
+        rescue_seconds=round(RESCUE),
     )
 
 

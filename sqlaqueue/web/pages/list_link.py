@@ -6,12 +6,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, urlencode
 
+from sqlaqueue.web.data.job_columns import columns_of
+from sqlaqueue.web.data.job_filters import JobsWanted, lists_of
 from sqlaqueue.web.data.job_pages import ListRequest, parse_request
 from sqlaqueue.web.data.parameters import ParameterError
 from sqlaqueue.web.pages.selection import columns_in
 
 if TYPE_CHECKING:
     from sqlaqueue.web.context import Context
+    from sqlaqueue.web.settings import Queue
 
 FIELD = "list"
 """The field that has the query of the list's URL."""
@@ -21,6 +24,13 @@ _LONGEST = 8000
 
 _MOST = 200
 """Its number of parameters."""
+
+
+def listed_url(context: Context, queue: Queue, listed: str) -> str:
+    """Return the URL of a list of jobs, such as the due ones; that of their state if the queue cannot list them."""
+    columns = columns_of(queue.spec, context.settings.is_redacted)
+    state = listed if listed in lists_of(columns) else JobsWanted(columns).of(listed).state
+    return context.url("jobs", queue=queue, query=[("state", str(state))])
 
 
 def list_fields(request: ListRequest | None) -> list[tuple[str, str]]:

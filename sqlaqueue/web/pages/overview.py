@@ -20,6 +20,7 @@ from sqlaqueue.web.data.queue_reader import Memory
 from sqlaqueue.web.data.throughput import MINUTES, Throughput
 from sqlaqueue.web.errors import PageError
 from sqlaqueue.web.pages.health import examined
+from sqlaqueue.web.pages.list_link import listed_url
 from sqlaqueue.web.pages.schedules import schedules_of
 from sqlaqueue.web.rendering.charts import sparkline
 from sqlaqueue.web.settings import Queue
@@ -54,6 +55,7 @@ async def overview(context: Context) -> Response:
         totals=_totals(rows),
         count_limit=COUNT_LIMIT,
         spark=_spark,
+        listed_url=lambda queue, listed: listed_url(context, queue, listed),
         target_of=target_of,
         minutes=round(MINUTES.length.total_seconds() / 60),
     )
@@ -112,9 +114,9 @@ def _totals(rows: Sequence[Row]) -> dict[str, str]:
     return {
         "Due": _sum(depth.due for depth in depths),
         "Pending": _sum(depth.pending for depth in depths),
-        "Running": _sum(row.running or 0 for row in rows),
+        "Processing": _sum(row.running or 0 for row in rows),
         "Finished per minute": f"{sum(rates):,.0f}" if rates else "",
-        "Workers": _sum(len(state.consumers.value or ()) for state in states),
+        "Consumers": _sum(len(state.consumers.value or ()) for state in states),
     }
 
 

@@ -17,6 +17,7 @@ from sqlaqueue.web.data.overview import COUNT_LIMIT
 from sqlaqueue.web.data.queue_page import QueueDetails, read_queue
 from sqlaqueue.web.data.throughput import DAY, HOUR, Span, Throughput
 from sqlaqueue.web.errors import BadRequest
+from sqlaqueue.web.pages.list_link import listed_url
 from sqlaqueue.web.pages.overview import memory_of
 from sqlaqueue.web.rendering.charts import Bar, Range, bar_chart, range_chart
 from sqlaqueue.web.rendering.formats import duration, plain, short
@@ -41,6 +42,7 @@ async def queue(context: Context) -> Response:
         spans=_SPANS,
         count_limit=COUNT_LIMIT,
         target=target_of(shown.spec),
+        listed_url=lambda listed: listed_url(context, shown, listed),
         key_at_limit=lambda key: _key_at_limit(context, shown, key),
         throughput_chart=_throughput_chart,
         durations_chart=_durations_chart,

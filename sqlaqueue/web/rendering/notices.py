@@ -10,7 +10,7 @@ _TEXTS = {
     "left": ("{} job was left as it was; try again later.", "{} jobs were left as they were; try again later."),
     "rescued": ("{} job was rescued.", "{} jobs were rescued."),
     "cancelled": ("{} job was cancelled.", "{} jobs were cancelled."),
-    "asked": ("{} running job was asked to stop.", "{} running jobs were asked to stop."),
+    "asked": ("{} processing job was asked to stop.", "{} processing jobs were asked to stop."),
     "missing": ("{} job had finished already.", "{} jobs had finished already."),
     "purged": ("{} job was deleted.", "{} jobs were deleted."),
     "unchanged": ("{} job was not changed.", "{} jobs were not changed."),
@@ -18,10 +18,10 @@ _TEXTS = {
     "none_selected": ("No job is selected.",) * 2,
     "edited": ("The job was changed.", "The jobs were changed."),
     "paused": ("The queue is paused: no job begins until it is resumed.",) * 2,
-    "resumed": ("The queue is running again.",) * 2,
+    "resumed": ("The queue is resumed: its jobs begin again.",) * 2,
     "schedule_run": ("The schedule will be run by the next process that fires schedules.",) * 2,
     "schedule_paused": ("The schedule is paused.",) * 2,
-    "schedule_resumed": ("The schedule is running again.",) * 2,
+    "schedule_resumed": ("The schedule is resumed.",) * 2,
 }
 """The singular and the plural of each."""
 

@@ -11,6 +11,8 @@ _ALL = {
     "overview": "",
     "queue": "queues/email",
     "jobs": "queues/email/jobs",
+    "jobs:due": "queues/email/jobs?state=due",
+    "jobs:expired": "queues/email/jobs?state=expired",
     "job": f"queues/email/job?key={FAILED}",
     "edit": f"queues/email/edit?key={FAILED}",
     "confirm": f"queues/email/confirm?action=requeue&key={FAILED}",
@@ -19,5 +21,5 @@ _ALL = {
     "health": "health",
 }
 
-PAGES = {name: path for name, path in _ALL.items() if name in GET}
+PAGES = {name: path for name, path in _ALL.items() if name.partition(":")[0] in GET}
 """Their paths by name."""

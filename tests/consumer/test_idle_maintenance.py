@@ -53,14 +53,16 @@ def test_expired_leases_are_rescued_without_a_notification(leased: Bench, monkey
     monkeypatch.setattr(intervals, "RESCUE", 0.5)
     with idle(leased).running() as server:
         await_sleep(server)
-        with leased.sessions() as session:
-            session.add(leased.Job())
-            session.flush()
-            session.execute(claim(leased.Job, 1)).scalars().one()
-            session.execute(sa.update(leased.Job).values(lease_expires_at=sa.func.now() - sa.text("interval '1 s'")))
-            session.commit()
-        wait_until(lambda: leased.states() == {"completed": 1})
-    assert list(leased.attempts().values()) == [2]
+        # Twice: the notification of the first rescue sets the timer again.
+        for number in (1, 2):
+            with leased.sessions() as session:
+                session.add(leased.Job())
+                session.flush()
+                job = session.execute(claim(leased.Job, 1)).scalars().one()
+                job.lease_expires_at = sa.func.now() - sa.text("interval '1 s'")
+                session.commit()
+            wait_until(lambda number=number: leased.states() == {"completed": number})
+    assert list(leased.attempts().values()) == [2, 2]
 
 
 def test_a_lost_connection_wakes_it(mixed: Bench) -> None:

@@ -91,8 +91,7 @@ def test_a_rate_is_exact_over_many_claims(engine: sa.Engine) -> None:
     create(engine, job)
     insert(engine, job, of_customers(*[1] * 200))
     began, admitted = time.monotonic(), 0
-    while time.monotonic() - began < 0.5:
+    while time.monotonic() - began < 0.5 or admitted < 10:
         admitted += len(claim_and_commit(engine, job, 10))
     took = time.monotonic() - began
-    # How much of it is used depends on the time that claims take.
-    assert 10 <= admitted <= 5 + 100 * took + 1
+    assert admitted <= 5 + 100 * took + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from datetime import date
 from typing import Any
@@ -69,7 +70,7 @@ async def test_lists_show_them_and_no_page_fails(
                 assert (await browser.post(f"/queues/daily/actions/{action}", data={"key": key})).status_code == 400
     if driver == "asyncpg":
         await engine.dispose()
-    assert caplog.records == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
 async def test_an_action_on_all_jobs_leaves_them_alone(daily: Any, engine: sa.Engine) -> None:

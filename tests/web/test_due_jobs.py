@@ -17,9 +17,10 @@ from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import lists_of, parse_filter
 from sqlaqueue.web.data.job_pages import set_planner
 from sqlaqueue.web.data.parameters import ParameterError
+from tests.sent_statements import sent_statements
 from tests.strategies.explain import buffers_of, nodes_of
 from tests.web.conftest import client
-from tests.web.job_lists import columns, create, keys, make_messages, make_rows, page, pages, statements
+from tests.web.job_lists import columns, create, keys, make_messages, make_rows, page, pages
 from tests.web.test_job_lists_costs import cost
 
 DUE, EXPIRED = ("state", "due"), ("state", "expired")
@@ -210,7 +211,7 @@ def test_few_due_jobs_among_many_pending_ones_are_read_by_the_index_of_claims(
 
 
 def test_counting_due_jobs_reads_the_index_of_claims(engine: sa.Engine, large: Any) -> None:
-    with statements(engine) as sent:
+    with sent_statements(engine) as sent:
         assert counts(engine, large)["due"] == Count(60, is_complete=True)
     with Session(engine) as session:
         set_planner(session, columns(large))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import html
 from datetime import timedelta
 from typing import Any
@@ -18,6 +19,7 @@ from sqlaqueue.web.data.overview import QueueOverview, read_overview
 from sqlaqueue.web.data.throughput import Throughput
 from sqlaqueue.web.data.unavailable import Unavailable
 from sqlaqueue.web.pages import health as health_page
+from sqlaqueue.web.pages import overview as overview_page
 from tests.admin.models import Setup
 from tests.unique.models import KINDS
 from tests.web.conftest import client, everything
@@ -205,6 +207,21 @@ async def test_what_needs_a_look_on_other_pages_is_counted(
         page = (await browser.get("/")).text
     assert "1 critical finding<" in page
     assert "1 schedule is late or failing<" in page
+
+
+async def test_a_server_that_stops_ends_the_examination_without_an_error(client_of: Any, monkeypatch: Any) -> None:
+    begun = asyncio.Event()
+
+    async def examine(_: Any) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(overview_page, "examined", examine)
+    async with client_of() as browser:
+        request = asyncio.create_task(browser.get("/"))
+        await begun.wait()
+        request.cancel()
+        assert (await request).status_code == 200
 
 
 async def test_queues_are_examined_once_a_minute(client_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,8 @@ class _Asyncpg:
 
     def _received(self, _: Any, __: int, channel: str, text: str) -> None:
         self._listener.subscriptions.deliver(channel, text)
+        # Its subscriber may expect the next one earlier than the listener waits.
+        self._listener.wake()
 
 
 class _Psycopg:

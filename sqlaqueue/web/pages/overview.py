@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -78,7 +79,8 @@ async def _read_schedules(context: Context) -> None:
 
 
 async def _examine(context: Context) -> None:
-    with contextlib.suppress(PageError, SQLAlchemyError):
+    # A server that stops cancels what runs after a response, and would log a traceback of that.
+    with contextlib.suppress(PageError, SQLAlchemyError, asyncio.CancelledError):
         await examined(context)
 
 

@@ -6,7 +6,7 @@ their schema, so that they can be pasted into SQL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -256,8 +256,10 @@ class ServerFacts(Protocol):
         """Return the statistics of a table, or of each of its partitions; none if the table does not exist."""
         ...
 
-    def index_sizes(self, connection: sa.Connection, index: sa.Index) -> Sequence[IndexSize]:
-        """Return the size of an index, or of each of its partitions; none if the index does not exist."""
+    def index_sizes(
+        self, connection: sa.Connection, table: sa.Table, indexes: Iterable[sa.Index]
+    ) -> Sequence[IndexSize]:
+        """Return the sizes of some indexes of a table by their names, or of each of their partitions, if they exist."""
         ...
 
     def common_values(self, connection: sa.Connection, column: sa.Column[object]) -> Sequence[str] | None:

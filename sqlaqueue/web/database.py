@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
 from sqlaqueue.session_types import makes_async
+from sqlaqueue.web.data.parts import WITHOUT_SAVEPOINTS, PartFailedError
 from sqlaqueue.web.errors import Busy, ServiceUnavailable
 from sqlaqueue.write_routing import execute, open_session
 
@@ -33,6 +35,25 @@ MOST_AT_ONCE = 4
 
 _LONGEST_WAIT = 5.0
 
+_FAILURES_EXPECTED = 30.0
+"""Seconds for which parts are read in savepoints after one has failed."""
+
+
+class _Failures:
+    """Whether a part of a page has failed lately, so that each part is read in a savepoint."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+
+    @property
+    def are_expected(self) -> bool:
+        """Whether one is expected to fail."""
+        return time.monotonic() < self._until
+
+    def expect(self) -> None:
+        """Expect some for a while."""
+        self._until = time.monotonic() + _FAILURES_EXPECTED
+
 
 class Database:
     """The database of a dashboard.
@@ -46,6 +67,7 @@ class Database:
         self.is_async = makes_async(session_factory)
         """Whether its sessions are AsyncSessions."""
         self.sessions = resolve_factory(session_factory, what, is_async=self.is_async)
+        self._failures = _Failures()
         # One for each event loop: a test, or a server with threads, may use several.
         self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_sessions")
 
@@ -60,12 +82,12 @@ class Database:
         """
         settings = _settings(statement_timeout, read_only=read_only)
         try:
-            return await self._run(_reading, settings, operation, args)
+            return await self._run(_reading, settings, self._failures, operation, args)
         except Busy:
             raise
         except ServiceUnavailable:
             # A connection of the pool may be from before a restart of the server. SQLAlchemy has dropped them all.
-            return await self._run(_reading, settings, operation, args)
+            return await self._run(_reading, settings, self._failures, operation, args)
 
     async def write(self, operation: Callable[..., T], *args: Any, statement_timeout: float = WRITE_TIMEOUT) -> T:
         """Return ``operation(session, *args)``, which commits what it has changed.
@@ -106,10 +128,20 @@ def _in_thread(session: Session, run: Callable[..., T], args: tuple[Any, ...]) -
         return run(session, *args)
 
 
-def _reading(session: Session, settings: dict[str, str], operation: Callable[..., T], args: tuple[Any, ...]) -> T:
+def _reading(
+    session: Session, settings: dict[str, str], failures: _Failures, operation: Callable[..., T], args: tuple[Any, ...]
+) -> T:
     with _limited(session, settings):
         try:
-            result: T = execute(session, operation, args)
+            if not failures.are_expected:
+                session.info[WITHOUT_SAVEPOINTS] = True
+            try:
+                result: T = execute(session, operation, args)
+            except PartFailedError:
+                failures.expect()
+                session.rollback()
+                del session.info[WITHOUT_SAVEPOINTS]
+                result = execute(session, operation, args)
             return result
         finally:
             session.rollback()

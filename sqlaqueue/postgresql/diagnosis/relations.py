@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import OID
+from sqlalchemy.dialects.postgresql import ARRAY, OID
 
 from sqlaqueue.postgresql.catalog.table_id import TableId, system_table
 from sqlaqueue.postgresql.types import NEUTRAL
 
 _PARTS = sa.text("""
     SELECT c.oid::bigint FROM pg_class AS c
-    WHERE c.oid = CAST(CAST(:root AS bigint) AS oid) AND c.relkind NOT IN ('p', 'I')
+    WHERE c.oid = ANY (CAST(CAST(:roots AS bigint[]) AS oid[])) AND c.relkind NOT IN ('p', 'I')
     UNION ALL
     SELECT p.relid::oid::bigint FROM pg_class AS c, pg_partition_tree(c.oid) AS p
-    WHERE c.oid = CAST(CAST(:root AS bigint) AS oid) AND c.relkind IN ('p', 'I') AND p.isleaf
-""")
+    WHERE c.oid = ANY (CAST(CAST(:roots AS bigint[]) AS oid[])) AND c.relkind IN ('p', 'I') AND p.isleaf
+""").bindparams(sa.bindparam("roots", type_=ARRAY(sa.BigInteger())))
 
 
 _NAME = sa.text("""
@@ -41,19 +41,20 @@ def table_name(connection: sa.Connection, table: sa.Table) -> str:
     return name or table.fullname
 
 
-def index_oid(connection: sa.Connection, index: sa.Index) -> int | None:
-    """Return the OID of an index; None if it does not exist."""
+def index_oids(connection: sa.Connection, table: sa.Table, names: Sequence[str]) -> Sequence[int]:
+    """Return the OIDs of those indexes of a table that exist."""
     found, relation = system_table("pg_index", "indexrelid", "indrelid"), system_table("pg_class", "oid", "relname")
-    return connection.scalar(
+    named = relation.c.relname == sa.any_(sa.literal([*names], ARRAY(sa.Text())))
+    return connection.scalars(
         sa.select(_number(relation.c.oid))
         .join_from(found, relation, relation.c.oid == found.c.indexrelid)
-        .where(found.c.indrelid == TableId(index.table), relation.c.relname == index.name)  # type: ignore[arg-type]  # its table is set once it is attached
-    )
+        .where(found.c.indrelid == TableId(table), named)
+    ).all()
 
 
-def partitions(connection: sa.Connection, root: int | None) -> Sequence[int]:
-    """Return the OIDs of the partitions of a table or an index; of itself if it is not partitioned."""
-    return [] if root is None else connection.scalars(_PARTS, {"root": root}).all()
+def partitions(connection: sa.Connection, roots: Sequence[int]) -> Sequence[int]:
+    """Return the OIDs of the partitions of tables or indexes; of those themselves that are not partitioned."""
+    return connection.scalars(_PARTS, {"roots": [*roots]}).all() if roots else []
 
 
 def quoted(name: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY
 
-from sqlaqueue.postgresql.diagnosis.relations import index_oid, partitions, table_oid
+from sqlaqueue.postgresql.diagnosis.relations import index_oids, partitions, table_oid
 from sqlaqueue.queue.server_facts import IndexSize, TableStatistics
 
 # The planner multiplies the rows of a page with the pages of today.
@@ -69,7 +69,8 @@ _COMMON = sa.text("""
 
 def table_statistics(connection: sa.Connection, table: sa.Table) -> Sequence[TableStatistics]:
     """Return the statistics of a table, or of each of its partitions; none if the table does not exist."""
-    oids = partitions(connection, table_oid(connection, table))
+    oid = table_oid(connection, table)
+    oids = partitions(connection, [] if oid is None else [oid])
     return [_table(row) for row in connection.execute(_TABLES, {"oids": [*oids]}).mappings()] if oids else []
 
 
@@ -78,9 +79,9 @@ def _table(row: Any) -> TableStatistics:
     return TableStatistics(**{**row, "options": options})
 
 
-def index_sizes(connection: sa.Connection, index: sa.Index) -> Sequence[IndexSize]:
-    """Return the size of an index, or of each of its partitions; none if the index does not exist."""
-    oids = partitions(connection, index_oid(connection, index))
+def index_sizes(connection: sa.Connection, table: sa.Table, indexes: Iterable[sa.Index]) -> Sequence[IndexSize]:
+    """Return the sizes of some indexes of a table by their names, or of each of their partitions, if they exist."""
+    oids = partitions(connection, index_oids(connection, table, [str(index.name) for index in indexes]))
     return [IndexSize(**row) for row in connection.execute(_INDEXES, {"oids": [*oids]}).mappings()] if oids else []
 
 

@@ -14,10 +14,10 @@ from sqlaqueue.web.data.finished_jobs import FinishedJobs, due_at, find_finished
 from sqlaqueue.web.data.queue_reader import QueueReader
 from sqlaqueue.web.data.unavailable import Fix, Unavailable, attempt_history_fix
 
-SAMPLE = 5_000
+SAMPLE = 2_000
 """The number of runs from which percentiles are computed, the newest ones."""
 
-JOINED = 2_000
+JOINED = 1_000
 """The same where the row of each job has to be looked up."""
 
 SPAN = timedelta(days=1)

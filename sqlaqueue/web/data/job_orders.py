@@ -19,6 +19,9 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.listing_protocol import OrderedIndex
 from sqlaqueue.web.data.job_sources import Part, Source
 
+_TABLE_IDS = "sqlaqueue_table_ids"
+"""The key in ``session.info`` of the numbers of tables."""
+
 KEPT = 60.0
 """The seconds for which the indexes of a table are remembered."""
 
@@ -214,7 +217,11 @@ def _keys(columns: Sequence[sa.Column[Any]], *, is_descending: bool) -> tuple[Or
 def orders_of(session: Session, source: Source, parts: Sequence[Part]) -> Orders:
     """Return the orders of a source, by the indexes that its table has in the database."""
     connection = session.connection(bind_arguments={"mapper": source.spec.mapper})
-    table_id = backend().listing.table_id(connection, source.table)
+    # Within a transaction a name leads to the same table; a page asks several times.
+    ids: dict[sa.Table, int | None] = session.info.setdefault(_TABLE_IDS, {})
+    if source.table not in ids:
+        ids[source.table] = backend().listing.table_id(connection, source.table)
+    table_id = ids[source.table]
     if table_id is None:
         return Orders(source, parts, [])
     known = _known.setdefault(connection.engine, {})

@@ -19,7 +19,7 @@ from sqlaqueue.web.data.job_orders import Order, OrderColumn
 from sqlaqueue.web.data.job_rows import Results
 from sqlaqueue.web.data.job_sources import Exposed, Part, Source
 
-WINDOW = 20_000
+WINDOW = 10_000
 """The number of rows that one page examines at most."""
 
 Texts = Sequence[str | None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -14,6 +15,11 @@ from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.backend import backend
 
 T = TypeVar("T")
+
+WITHOUT_SAVEPOINTS = "sqlaqueue_without_savepoints"
+"""The key in ``session.info`` of a session that reads its parts without savepoints, as long as none fails.
+
+The two statements of a savepoint take as long as many of the parts."""
 
 _PROBLEMS = {
     "57014": "Reading this took too long, so it was cancelled.",
@@ -33,17 +39,25 @@ class Part(Generic[T]):
     problem: str = ""
 
 
+class PartFailedError(Exception):
+    """A part cannot be read, in a session without savepoints: all of them are to be read again with savepoints."""
+
+
 def attempt_part(session: Session, operation: Callable[..., T], *args: Any) -> Part[T]:
     """Return ``operation(session, *args)``, executed in a savepoint; or the problem.
 
     :raises DBAPIError: if the connection is lost, as nothing else can be read then.
+    :raises PartFailedError: instead of returning the problem, in a session that tries without savepoints.
     """
+    is_tried = WITHOUT_SAVEPOINTS in session.info
     try:
-        with session.no_autoflush, session.begin_nested():
+        with session.no_autoflush, nullcontext() if is_tried else session.begin_nested():
             return Part(operation(session, *args))
     except (DBAPIError, SqlaqueueError) as error:
         if is_connection_lost(error):
             raise
+        if is_tried:
+            raise PartFailedError from error
         return Part(problem=problem_text(error))
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.diagnosis.checks.horizon import describe_session
@@ -60,7 +59,8 @@ def read_tables(session: Session, spec: QueueSpec) -> list[QueueTable]:
     found = []
     for table in dict.fromkeys(tables):
         statistics = backend().diagnosis.table_statistics(connection, table)
-        indexes = [*_indexes(connection, spec, table)]
+        declared = [*table.indexes, *(index for index in spec.claim_indexes if index.table is table)]
+        indexes = backend().diagnosis.index_sizes(connection, table, dict.fromkeys(declared))
         # The indexes of a partitioned table are listed with its first partition.
         found += [
             QueueTable(statistics=each, indexes=indexes if number == 0 else ())
@@ -74,12 +74,6 @@ def read_horizon(session: Session, spec: QueueSpec) -> Horizon:
     connection = session.connection(bind_arguments=bind_arguments(spec.model))
     holders = backend().diagnosis.horizon_holders(connection)
     return Horizon(holders=sorted(_holders(holders), key=lambda each: -each.age)[:_MOST], hidden=holders.hidden)
-
-
-def _indexes(connection: sa.Connection, spec: QueueSpec, table: sa.Table) -> Iterator[IndexSize]:
-    declared = [*table.indexes, *(index for index in spec.claim_indexes if index.table is table)]
-    for index in sorted(dict.fromkeys(declared), key=lambda each: str(each.name)):
-        yield from backend().diagnosis.index_sizes(connection, index)
 
 
 def _holders(holders: HorizonHolders) -> Iterator[Holder]:

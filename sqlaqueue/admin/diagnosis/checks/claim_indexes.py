@@ -21,8 +21,9 @@ def check_claim_indexes(examination: Examination) -> Iterator[Finding]:
     """
     limits = examination.thresholds
     for spec in examination.specs:
-        for index in spec.claim_indexes:
-            for size in backend().diagnosis.index_sizes(examination.connection, index):
+        for table in (spec.table, *spec.side_tables.values()):
+            indexes = [index for index in spec.claim_indexes if index.table is table]
+            for size in backend().diagnosis.index_sizes(examination.connection, table, indexes):
                 needed = max(size.rows, 0) * size.entry_width / _FILL + 2 * _PAGE
                 # Before the first VACUUM or ANALYZE the number of entries is not known.
                 if size.rows < 0 or size.size <= max(limits.index_bloat_size, limits.index_bloat_factor * needed):

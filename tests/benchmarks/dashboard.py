@@ -106,7 +106,7 @@ def measure(url: str, rows: int) -> list[Figures]:
     columns = columns_of(spec_of(Email), lambda *_: False)
     found = [_measured(engine, case.name, _page_of(columns, case, rows)) for case in CASES]
     wanted = parse_request(columns, []).wanted
-    found.append(_measured(engine, "the counts of all states", lambda session: len(count_states(session, wanted))))
+    found.append(_measured(engine, "the counts of all lists", lambda session: len(count_states(session, wanted))))
     engine.dispose()
     return found
 

@@ -1,4 +1,4 @@
-"""Everything about one queue: its depth, what has finished, how long it took, who works on it, and its schedules."""
+"""Everything about one queue: its depth, who works on it and its schedules; what has finished, and how long it took."""
 
 from __future__ import annotations
 
@@ -20,36 +20,45 @@ from sqlaqueue.web.data.unavailable import Unavailable
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueueDetails:
-    """The result of :func:`read_queue`."""
+class QueuePresent:
+    """The result of :func:`read_present`."""
 
     state: QueueState
-    throughput: Part[Throughput | Unavailable]
-    durations: Part[Durations]
-    failures: Part[FailureKinds | Unavailable]
     schedules: Part[list[ScheduleInfo]]
 
 
-def read_queue(
-    session: Session, spec: QueueSpec, span: Span, memory: Memory, *, shows_errors: bool = True
-) -> QueueDetails:
-    """Return everything about one queue; each part that cannot be read has its problem instead.
+@dataclass(frozen=True, kw_only=True)
+class QueuePast:
+    """The result of :func:`read_past`."""
+
+    throughput: Part[Throughput | Unavailable]
+    durations: Part[Durations]
+    failures: Part[FailureKinds | Unavailable]
+
+
+def read_present(session: Session, spec: QueueSpec, memory: Memory) -> QueuePresent:
+    """Return the present state of a queue; each part that cannot be read has its problem instead."""
+    reader = QueueReader.begin(session, spec, memory)
+    state = read_state(reader)
+    return QueuePresent(state=state, schedules=reader.part(lambda: read_schedules(session, spec, [spec.name])))
+
+
+def read_past(session: Session, spec: QueueSpec, span: Span, memory: Memory, *, shows_errors: bool = True) -> QueuePast:
+    """Return what is known about the finished jobs of a queue; each part that cannot be read has its problem instead.
 
     :param shows_errors: whether the texts of errors may be read.
     """
     reader = QueueReader.begin(session, spec, memory)
-    state = read_state(reader)
     found = reader.part(lambda: find_finished_jobs(reader))
     source = found.value
-    failures: Part[FailureKinds | Unavailable]
     if source is None:
-        throughput: Part[Throughput | Unavailable] = Part(problem=found.problem)
-        durations: Part[Durations] = Part(problem=found.problem)
-        failures = Part(problem=found.problem)
-    else:
-        throughput = reader.part(lambda: read_throughput(reader, span, source=source))
-        durations = reader.part(lambda: read_durations(reader, source))
-        hidden = Unavailable(reason="The texts of errors are redacted.")
-        failures = reader.part(lambda: read_failure_kinds(reader, source) if shows_errors else hidden)
-    schedules = reader.part(lambda: read_schedules(session, spec, [spec.name]))
-    return QueueDetails(state=state, throughput=throughput, durations=durations, failures=failures, schedules=schedules)
+        problem = found.problem
+        return QueuePast(
+            throughput=Part(problem=problem), durations=Part(problem=problem), failures=Part(problem=problem)
+        )
+    hidden = Unavailable(reason="The texts of errors are redacted.")
+    failures: Part[FailureKinds | Unavailable]
+    throughput = reader.part(lambda: read_throughput(reader, span, source=source))
+    durations = reader.part(lambda: read_durations(reader, source))
+    failures = reader.part(lambda: read_failure_kinds(reader, source) if shows_errors else hidden)
+    return QueuePast(throughput=throughput, durations=durations, failures=failures)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -11,10 +12,11 @@ from starlette.responses import Response
 
 from sqlaqueue.admin.diagnosis.examination import target_of
 from sqlaqueue.admin.keys_at_limit import KeyAtLimit
+from sqlaqueue.web.concurrency import both
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.durations import Durations, Percentiles
 from sqlaqueue.web.data.overview import COUNT_LIMIT
-from sqlaqueue.web.data.queue_page import QueueDetails, read_queue
+from sqlaqueue.web.data.queue_page import QueuePast, QueuePresent, read_past, read_present
 from sqlaqueue.web.data.throughput import DAY, HOUR, Span, Throughput
 from sqlaqueue.web.errors import BadRequest
 from sqlaqueue.web.pages.list_link import listed_url
@@ -30,13 +32,14 @@ _QUARTERS = 4
 async def queue(context: Context) -> Response:
     """Show one queue."""
     shown, span = context.queue, _span(context)
-    details: QueueDetails = await context.database.read(_details, context, shown, span)
-    consumers = details.state.consumers.value
+    present, past = await _read(context, shown, span)
+    consumers = present.state.consumers.value
     return context.render(
         "queue.html",
         queue=shown,
-        details=details,
-        state=details.state,
+        schedules=present.schedules,
+        past=past,
+        state=present.state,
         running=None if consumers is None else sum(len(each.running) for each in consumers),
         span=span,
         spans=_SPANS,
@@ -51,9 +54,12 @@ async def queue(context: Context) -> Response:
     )
 
 
-def _details(session: Any, context: Context, shown: Queue, span: Span) -> QueueDetails:
-    shows_errors = not context.settings.is_redacted(shown.spec, "last_error")
-    return read_queue(session, shown.spec, span, memory_of(context), shows_errors=shows_errors)
+async def _read(context: Context, shown: Queue, span: Span) -> tuple[QueuePresent, QueuePast]:
+    """Read both at the same time: one has many short statements, the other a few long ones."""
+    database, spec, memory = context.database, shown.spec, memory_of(context)
+    shows_errors = not context.settings.is_redacted(spec, "last_error")
+    past = functools.partial(read_past, shows_errors=shows_errors)
+    return await both(database.read(read_present, spec, memory), database.read(past, spec, span, memory))
 
 
 def _span(context: Context) -> Span:

@@ -54,9 +54,11 @@ def test_a_link_signs_in_the_browser_that_opens_it(guarded: tuple[Guarded, str],
         view.open(link.removeprefix(root))
         assert view.text("h1") == "Queues"
         # The token is neither in the address nor behind the button "Back".
-        assert view.page.url == root
+        assert view.page.url == link.partition("?")[0]
         (cookie,) = view.page.context.cookies()
         assert (cookie.get("httpOnly"), cookie.get("sameSite")) == (True, "Strict")
+        # Other ports do not receive it.
+        assert root.rstrip("/") + str(cookie.get("path")) == view.page.url
         assert view.run("() => document.cookie") == ""
         view.page.reload()
         assert view.text("h1") == "Queues"

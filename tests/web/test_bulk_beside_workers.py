@@ -27,6 +27,7 @@ from tests.web.jobs_of import KINDS, add
 pytestmark = pytest.mark.once
 
 SIZE, GROUPS, PROCESSES = 250, 8, 4
+ALWAYS = ("update_status", "delete_returning")
 JOBS = SIZE * GROUPS
 
 
@@ -81,7 +82,9 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [each if each in ALWAYS else pytest.param(each, marks=pytest.mark.thorough) for each in KINDS]
+)
 async def test_nothing_is_lost(
     engine: sa.Engine, shared: Database, kind: str, client_of: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

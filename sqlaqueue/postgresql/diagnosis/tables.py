@@ -81,7 +81,8 @@ def _table(row: Any) -> TableStatistics:
 
 def index_sizes(connection: sa.Connection, table: sa.Table, indexes: Iterable[sa.Index]) -> Sequence[IndexSize]:
     """Return the sizes of some indexes of a table by their names, or of each of their partitions, if they exist."""
-    oids = partitions(connection, index_oids(connection, table, [str(index.name) for index in indexes]))
+    names = [str(index.name) for index in indexes]
+    oids = partitions(connection, index_oids(connection, table, names)) if names else []
     return [IndexSize(**row) for row in connection.execute(_INDEXES, {"oids": [*oids]}).mappings()] if oids else []
 
 

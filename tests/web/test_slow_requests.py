@@ -44,6 +44,8 @@ def answer(connection: socket.socket) -> tuple[int, bytes]:
             received += chunk
     except ConnectionResetError:  # it has closed the connection before it had read everything
         pass
+    except TimeoutError:
+        pytest.fail(f"the connection is open; received: {received!r}")
     return int(received.split(b" ", 2)[1]), received
 
 

@@ -15,6 +15,9 @@ _STATE = "attention"
 EXAMINED_FOR = 60.0
 """Seconds after which the queues are examined again when the first page is asked for."""
 
+SCHEDULES_READ_FOR = 10.0
+"""Seconds after which the first page reads the schedules again."""
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -46,6 +49,12 @@ def remember_findings(state: dict[str, Any], queues: Iterable[Queue], findings: 
 def remember_schedules(state: dict[str, Any], queues: Iterable[Queue], number: int) -> None:
     """Remember how many schedules are late or cannot be fired."""
     state.setdefault(_STATE, {})["schedules", _names(queues)] = (number, time.monotonic())
+
+
+def needs_schedules(state: dict[str, Any], queues: Iterable[Queue]) -> bool:
+    """Return whether the schedules were read too long ago."""
+    _, made_at = state.get(_STATE, {}).get(("schedules", _names(queues)), (0, float("-inf")))
+    return bool(time.monotonic() - made_at >= SCHEDULES_READ_FOR)
 
 
 def needs_examination(state: dict[str, Any], queues: Iterable[Queue]) -> bool:

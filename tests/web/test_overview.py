@@ -209,6 +209,22 @@ async def test_what_needs_a_look_on_other_pages_is_counted(
     assert "1 schedule is late or failing<" in page
 
 
+async def test_schedules_are_read_once_in_ten_seconds(
+    client_of: Any, engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def reads(browser: Any) -> int:
+        with counting_statements(engine) as sent:
+            await browser.get("/")
+        return sum("sqlaqueue_schedule" in statement for statement in sent)
+
+    monkeypatch.setattr(health_page, "doctor", lambda *_, **__: [])
+    async with client_of() as browser:
+        assert await reads(browser) > 0
+        assert await reads(browser) == 0
+        monkeypatch.setattr("sqlaqueue.web.attention.SCHEDULES_READ_FOR", 0.0)
+        assert await reads(browser) > 0
+
+
 async def test_a_server_that_stops_ends_the_examination_without_an_error(client_of: Any, monkeypatch: Any) -> None:
     begun = asyncio.Event()
 

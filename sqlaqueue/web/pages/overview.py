@@ -13,7 +13,7 @@ from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from sqlaqueue.admin.diagnosis.examination import target_of
-from sqlaqueue.web.attention import needs_examination
+from sqlaqueue.web.attention import needs_examination, needs_schedules
 from sqlaqueue.web.context import Context
 from sqlaqueue.web.data.overview import COUNT_LIMIT, QueueOverview, read_overview
 from sqlaqueue.web.data.parts import Part, problem_text
@@ -44,7 +44,8 @@ async def overview(context: Context) -> Response:
     found: dict[str, Part[QueueOverview]] = {}
     # Each in a session of its own: a queue that waits for a lock does not delay the others.
     async with anyio.create_task_group() as group:
-        group.start_soon(_read_schedules, context)
+        if needs_schedules(context.state, context.queues):
+            group.start_soon(_read_schedules, context)
         for queue in context.queues:
             group.start_soon(_read, context, queue, found)
     rows = [

@@ -9,6 +9,7 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 
+import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
@@ -171,3 +172,9 @@ def pages(
 
 def keys(found: Iterable[JobPage]) -> list[str]:
     return [job.key for each in found for job in each.jobs]
+
+
+def make_window_small(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
+    """Let lists examine fewer rows at once."""
+    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
+        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", window)

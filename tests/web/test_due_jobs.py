@@ -20,7 +20,7 @@ from sqlaqueue.web.data.parameters import ParameterError
 from tests.sent_statements import sent_statements
 from tests.strategies.explain import buffers_of, nodes_of
 from tests.web.conftest import client
-from tests.web.job_lists import columns, create, keys, make_messages, make_rows, page, pages
+from tests.web.job_lists import columns, create, keys, make_messages, make_rows, make_window_small, page, pages
 from tests.web.test_job_lists_costs import cost
 
 DUE, EXPIRED = ("state", "due"), ("state", "expired")
@@ -181,8 +181,7 @@ WINDOW = 1000
 @pytest.fixture(params=["analyzed", "never analyzed"])
 def large(engine: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a queue with 30,000 pending jobs of three priorities, of which 60 are due."""
-    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
-        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", WINDOW)
+    make_window_small(monkeypatch, WINDOW)
     model = make_rows()
     create(engine, model)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

@@ -16,7 +16,7 @@ from sqlaqueue.web.data.job_pages import set_planner
 from sqlaqueue.web.data.job_sources import source_of
 from tests.sent_statements import sent_statements
 from tests.strategies.explain import buffers_of, nodes_of
-from tests.web.job_lists import columns, create, make_messages, make_rows, page
+from tests.web.job_lists import columns, create, make_messages, make_rows, make_window_small, page
 
 ROWS = 30_000
 WINDOW = 1000
@@ -32,8 +32,7 @@ FROM generate_series(1, 30000) n
 
 @pytest.fixture(params=["analyzed", "never analyzed"])
 def large(engine: sa.Engine, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
-        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", WINDOW)
+    make_window_small(monkeypatch, WINDOW)
     model = make_rows()
     create(engine, model)
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:

@@ -15,7 +15,17 @@ from sqlaqueue import cancel, claim, fail
 from sqlaqueue.web.data.job_counts import Count, count_states
 from sqlaqueue.web.data.job_filters import parse_filter
 from sqlaqueue.web.data.parameters import ParameterError
-from tests.web.job_lists import columns, create, keys, make_messages, make_pairs, make_rows, page, pages
+from tests.web.job_lists import (
+    columns,
+    create,
+    keys,
+    make_messages,
+    make_pairs,
+    make_rows,
+    make_window_small,
+    page,
+    pages,
+)
 
 ORDERS = {
     "id": "id",
@@ -63,11 +73,6 @@ def fill(engine: sa.Engine, model: Any, seed: int, rows: int = 150) -> None:
 def selected(engine: sa.Engine, where: str, order: str) -> list[str]:
     with engine.connect() as connection:
         return [str(key) for key in connection.scalars(sa.text(f"SELECT id FROM row WHERE {where} ORDER BY {order}"))]
-
-
-def make_window_small(monkeypatch: pytest.MonkeyPatch, window: int) -> None:
-    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
-        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", window)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from sqlaqueue.web import Access
+from tests.web.job_lists import make_window_small
 
 
 def add(sessions: Any, *jobs: Any) -> None:
@@ -137,8 +138,7 @@ async def test_links_and_actions_are_those_that_the_application_allows(
 async def test_search_that_ended_early_goes_on(
     client_of: Any, queues: Any, sessions: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
-        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", 10)
+    make_window_small(monkeypatch, 10)
     add(sessions, *(queues.Invoice(id=number, note="odd" if number == 3 else "even") for number in range(1, 31)))
     client, url, pages_seen = client_of(), "/queues/invoice/jobs?f.note=odd", 0
     while True:
@@ -236,8 +236,7 @@ async def test_an_action_on_all_jobs_says_how_many_match(
     ):
         shown = await client.get(f"/queues/invoice/jobs?{query}")
         assert f"<summary>{label}</summary>" in shown.text
-    for module in ("job_windows", "job_reader", "job_pages", "job_counts"):
-        monkeypatch.setattr(f"sqlaqueue.web.data.{module}.WINDOW", 10)
+    make_window_small(monkeypatch, 10)
     shown = await client.get("/queues/invoice/jobs?f.note=odd")
     assert "<summary>All matching jobs</summary>" in shown.text
     assert "5+ jobs" in shown.text

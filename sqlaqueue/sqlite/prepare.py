@@ -17,7 +17,7 @@ from sqlaqueue.queue.engine import mark_prepared
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.functions import add_functions
-from sqlaqueue.sqlite.transactions import begin_when_needed
+from sqlaqueue.sqlite.transactions import WRITES_LATER, begin_when_needed
 from sqlaqueue.sqlite.types import Array, Moment, Span
 
 _OLDEST = (3, 35)
@@ -59,6 +59,8 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
     dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
     dialect.colspecs = {**dialect.colspecs, **_TYPES}
     dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    # The compiler translates DELETE .. USING.
+    dialect.delete_returning_multifrom = True
     sync.clear_compiled_cache()
 
     def connected(connection: Any, record: Any) -> None:
@@ -77,7 +79,7 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
 
 
 def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]) -> list[list[Any]]:
-    result = connection.execute(cte.element, parameters)
+    result = connection.execute(cte.element, parameters, execution_options={WRITES_LATER: True})
     if not result.returns_rows:
         return []
     # As the driver has them: the following statements give them back to it.

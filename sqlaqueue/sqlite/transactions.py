@@ -17,6 +17,9 @@ from sqlaqueue.queue.engine import OWN_WORK
 _READS = ("SELECT", "EXPLAIN", "VALUES", "SAVEPOINT")
 _NEITHER = ("PRAGMA", "BEGIN", "COMMIT", "ROLLBACK", "END", "RELEASE", "ATTACH", "DETACH", "VACUUM")
 
+WRITES_LATER = "sqlaqueue_writes_later"
+"""The execution option of a query that is a step of a statement which writes."""
+
 
 def begin_when_needed(engine: sa.Engine) -> None:
     """Begin each transaction of an engine at its first statement."""
@@ -44,5 +47,7 @@ def _reads(text: str, context: Any, connection: sa.Connection) -> bool:
     if OWN_WORK.get() or OWN_WORK.name in connection.get_execution_options():
         return False
     if context is not None and (context.isinsert or context.isupdate or context.isdelete or context.isddl):
+        return False
+    if context is not None and WRITES_LATER in context.execution_options:
         return False
     return text.startswith(_READS) or (text.startswith("WITH") and context is not None and context.compiled is not None)

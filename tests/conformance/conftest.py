@@ -1,20 +1,30 @@
-"""The engine for the conformance suite."""
+"""Which engines, keys and tests the default session runs."""
 
 from __future__ import annotations
 
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-import sqlalchemy as sa
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.servers import Server
 
 HERE = Path(__file__).parent
+ENGINES = sorted(path.stem.removeprefix("test_") for path in HERE.glob("test_*.py") if path.stem != "test_engines_page")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the files of engines that ``--engines`` does not name."""
+    name = collection_path.stem.removeprefix("test_")
+    return True if name in ENGINES and name not in chosen_engines(config) else None
+
+
+def chosen_engines(config: pytest.Config) -> list[str]:
+    """Return the engines that ``--engines`` names; all without it."""
+    option = config.getoption("--engines")
+    names = str(option).split(",") if option else ENGINES
+    if unknown := set(names) - set(ENGINES):
+        msg = f"--engines={option}: there are {', '.join(ENGINES)}, not {', '.join(sorted(unknown))}"
+        raise pytest.UsageError(msg)
+    return names
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -32,12 +42,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.thorough)
         elif composite:
             item.add_marker(pytest.mark.once)
-
-
-@pytest.fixture(scope="class")
-def engine(server: Server) -> Iterator[sa.Engine]:
-    """Return an engine on a database that the tests of one class share."""
-    with server.database() as database:
-        engine = sa.create_engine(database.url(), pool_size=12)
-        yield engine
-        engine.dispose()

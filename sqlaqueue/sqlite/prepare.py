@@ -60,6 +60,8 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
     dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
     dialect.colspecs = {**dialect.colspecs, **_TYPES}
     dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    # The compiler translates DELETE .. USING.
+    dialect.delete_returning_multifrom = True
     sync.clear_compiled_cache()
 
     def connected(connection: Any, record: Any) -> None:

@@ -17,8 +17,9 @@ from sqlaqueue.queue.engine import mark_prepared
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.functions import add_functions
-from sqlaqueue.sqlite.transactions import WRITES_LATER, begin_when_needed
+from sqlaqueue.sqlite.transactions import begin_when_needed
 from sqlaqueue.sqlite.types import Array, Moment, Span
+from sqlaqueue.sqlite.written_rows import is_written_here, note_written_rows
 
 _OLDEST = (3, 35)
 _TYPES = {
@@ -70,16 +71,18 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
         cursor.execute(f"PRAGMA busy_timeout = {int(busy_timeout * 1000)}")
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.close()
-        add_functions(connection, lambda channel, text: send(record.info, channel, text))
+        info = record.info
+        add_functions(connection, lambda channel, text: send(info, channel, text), is_written_here(info))
 
     event.listen(sync, "connect", connected)
     begin_when_needed(sync)
+    note_written_rows(sync)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, _run_step)
 
 
 def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]) -> list[list[Any]]:
-    result = connection.execute(cte.element, parameters, execution_options={WRITES_LATER: True})
+    result = connection.execute(cte.element, parameters)
     if not result.returns_rows:
         return []
     # As the driver has them: the following statements give them back to it.

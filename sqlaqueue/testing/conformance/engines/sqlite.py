@@ -15,10 +15,6 @@ _ONE_WRITER = Reason(
     feature="Transactions that write at the same time, and verbs that pass over locked rows instead of waiting",
 )
 _NO_ROW_LOCKS = Reason("SQLite has no locks of rows, and no clause that asks for them", feature=_ONE_WRITER.feature)
-_READ_FIRST = Reason(
-    "in SQLite a transaction that has read cannot write once another one has committed; the error is transient",
-    feature="A transaction that reads, and writes after the commit of another one",
-)
 _NO_CHANGE_BETWEEN = Reason(
     "SQLite has one write lock: nothing can change a job between the snapshot of a claim and its write", tried=False
 )
@@ -50,7 +46,6 @@ class SQLiteUnderTest(EngineUnderTest):
         "test_reconcile_does_not_wait[FOR UPDATE]": _NO_ROW_LOCKS,
         "test_reconcile_does_not_wait[FOR NO KEY UPDATE]": _NO_ROW_LOCKS,
         "test_reconcile_does_not_wait[FOR SHARE]": _NO_ROW_LOCKS,
-        "test_an_instance_in_the_session_is_refreshed": _READ_FIRST,
         "test_conditions_are_checked_again_when_a_job_is_locked": _NO_CHANGE_BETWEEN,
         "test_a_job_claimed_concurrently_is_not_claimed_again": _NO_CHANGE_BETWEEN,
         "test_a_job_retried_concurrently_is_not_lost": _NO_CHANGE_BETWEEN,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +15,14 @@ from tests.faults.harness import Harness
 from tests.sqlite.bench import SQLiteBench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.faults.fork_server import ForkServer
 
 __all__ = ["fork_server"]
+
+MakeHarness = Callable[..., AbstractContextManager[Harness]]
 
 
 @pytest.fixture(params=APIS)
@@ -38,7 +41,7 @@ def bench(tmp_path: Path, api: str) -> Iterator[SQLiteBench]:
 @pytest.fixture
 def make_harness(
     request: pytest.FixtureRequest, pytestconfig: pytest.Config, bench: SQLiteBench, fork_server: ForkServer
-) -> Callable[..., AbstractContextManager[Harness]]:
+) -> MakeHarness:
     """Return a function that makes a harness on the file."""
 
     def make(**options: Any) -> AbstractContextManager[Harness]:

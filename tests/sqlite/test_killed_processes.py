@@ -11,12 +11,7 @@ from tests.faults.scenarios import SCENARIOS
 from tests.faults.scenarios.registry import attempts, wait_for_handlers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from contextlib import AbstractContextManager
-
-    from tests.faults.harness import Harness
-
-    MakeHarness = Callable[..., AbstractContextManager[Harness]]
+    from tests.sqlite.conftest import MakeHarness
 
 pytestmark = pytest.mark.once
 

@@ -130,6 +130,7 @@ def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     # It was left as it was.
     with Session(engine) as session, pytest.raises(ConfigurationError, match="not prepared"):
         session.execute(claim(make(), 1))
+    engine.dispose()
 
 
 def test_an_engine_of_another_database_is_refused() -> None:

@@ -70,7 +70,8 @@ def test_the_snippets_run(page: Path, database: Database, monkeypatch: pytest.Mo
 _LOADED = """
 import atexit, importlib.metadata, sys
 packages = importlib.metadata.packages_distributions()
-atexit.register(lambda: print(*sorted({one for name in {*sys.modules} for one in packages.get(name.split(".")[0], [])})))
+tops = lambda: {name.split(".")[0] for name in {*sys.modules}}
+atexit.register(lambda: print(*sorted({one for top in tops() for one in packages.get(top, [])})))
 """
 
 

@@ -195,6 +195,17 @@ def test_every_connection_is_set_up(tmp_path: Path) -> None:
         for connection in (one, two):
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
             assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 1500
+    # Again by another part of the program, when it has connected: nothing is left to be done.
+    sqlaqueue.sqlite.prepare(engine)
+    engine.dispose()
+
+
+def test_an_engine_that_has_connected_is_refused(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
+    with engine.connect():
+        pass
+    with pytest.raises(ConfigurationError, match=r"has connections already.*right after create_engine\(\)"):
+        sqlaqueue.sqlite.prepare(engine)
     engine.dispose()
 
 

@@ -86,6 +86,12 @@ class Pair:
             connection.execute("SELECT pg_reload_conf()")
             self._wait(lambda: connection.execute("SELECT pid FROM pg_stat_wal_receiver").fetchall() == [])
 
+    def waiting_commits(self) -> int:
+        """Return how many sessions of the primary wait until the standby has their commit."""
+        with self._on(self.primary) as connection:
+            waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+            return len(connection.execute(waiting).fetchall())
+
     def kill_primary(self) -> None:
         """End all processes of the primary at once by SIGKILL."""
         postmaster = int((self.primary.data / "postmaster.pid").read_text().split()[0])

@@ -88,3 +88,23 @@ def test_asynchronous_standby_loses_what_it_did_not_receive(
         assert f"job {lost} was committed and is missing" in found["no_committed_job_is_lost"]
         # The effect that the first run committed is lost as well, so that there is one.
         assert harness.bench.effects() == {received: 1}
+
+
+def test_what_a_synchronous_standby_did_not_receive_was_not_acknowledged(
+    pair: Pair, fork_server: ForkServer, tmp_path: Path, rng: random.Random
+) -> None:
+    """While the standby is cut off, commits wait. A failover then loses them, and nothing has relied on them."""
+    with harness_on(pair, "update_status", "sync", fork_server, tmp_path, rng) as harness:
+        harness.enqueue("gated", "work")
+        pair.make_synchronous()
+        worker = harness.start_worker(batch_size=1)
+        harness.wait_until(lambda: worker.records("at gate"), "the handler is at the gate")
+        pair.stop_replication()
+        harness.open_gate()
+        harness.wait_until(pair.waiting_commits, "a commit waits for the standby")
+        assert not worker.records("completed")
+        harness.recorder.record("fault", kind="failover")
+        pair.kill_primary()
+        pair.promote()
+        harness.finish()
+        assert not completed_twice(harness)

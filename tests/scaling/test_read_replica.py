@@ -22,8 +22,6 @@ from tests.servers import Server
 
 pytestmark = pytest.mark.once
 
-STRATEGIES = ("update_status", "batch_select", "delete_returning")
-
 NOTHING_TO_DO = {
     "update_status": {"reconcile"},
     "batch_select": {"reconcile", "rescue"},
@@ -38,7 +36,7 @@ def pair(pytestconfig: pytest.Config, postgres_version: int) -> Iterator[Pair]:
         yield pair
 
 
-@pytest.fixture(params=STRATEGIES)
+@pytest.fixture(params=["update_status", pytest.param("batch_select", marks=pytest.mark.thorough), "delete_returning"])
 def bench(pair: Pair, request: pytest.FixtureRequest) -> Iterator[Bench]:
     """A queue on the primary, in a database of its own, which the standby has too."""
     with pair.primary.database() as database:

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlaqueue as q
 from sqlaqueue import AsyncConsumer, Consumer, admin
@@ -130,7 +130,7 @@ def test_every_verb_is_a_write(bench: Bench, engines: tuple[sa.Engine, sa.Engine
 def test_functions_need_no_hint(bench: Bench, engines: tuple[sa.Engine, sa.Engine], stale: None) -> None:
     """They ask for the engine of an UPDATE, whatever get_bind() knows, and read nothing from the replica."""
     model = bench.Job
-    with routing(*engines, by_type=True)() as session:
+    with routing(*engines, by_type=True)(expire_on_commit=False) as session:
         assert q.copy_in(session, model, [{"payload": "a"}, {"payload": "b"}]) == 2
         session.commit()
         admin.pause(session, model)
@@ -139,7 +139,39 @@ def test_functions_need_no_hint(bench: Bench, engines: tuple[sa.Engine, sa.Engin
         assert not admin.paused(session, model)
         admin.resume(session, model)
         assert len(admin.cancel(session, sa.select(model)).cancelled) == 2
-    assert bench.states() == {"cancelled": 2}
+        assert bench.states() == {"cancelled": 2}
+        everything = admin.JobFilter(states=("cancelled",))
+        assert admin.requeue(session, model, everything) == 2
+        assert bench.states() == {"pending": 2}
+        assert len(admin.cancel(session, sa.select(model)).cancelled) == 2
+        assert admin.purge(session, model, everything) == 2
+        admin.rescue(session, model)
+        admin.reconcile(session, model)
+    assert bench.states() == {}
+
+
+def test_unique_jobs_are_enqueued_beside_a_stale_replica(
+    pair: Pair, bench: Bench, engines: tuple[sa.Engine, sa.Engine], stale: None
+) -> None:
+    """A twin that the replica does not have yet is found."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Reminder(q.QueueMixin, Base):
+        __tablename__ = "reminder"
+        __queue__ = q.QueueConfig(strategy=bench.strategy, unique=q.Unique("customer"))
+        id: Mapped[int] = mapped_column(primary_key=True)
+        customer: Mapped[str]
+
+    Base.metadata.create_all(engines[0])
+    with routing(*engines, by_type=True)(expire_on_commit=False) as session:
+        [first] = q.enqueue(session, [Reminder(customer="ada")])
+        session.commit()
+        [second] = q.enqueue(session, [Reminder(customer="ada")])
+        session.commit()
+    assert (first.created, second.created) == (True, False)
+    assert first.job.id == second.job.id
 
 
 def test_an_error_names_the_fix(pair: Pair, bench: Bench, engines: tuple[sa.Engine, sa.Engine]) -> None:

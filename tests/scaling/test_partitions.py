@@ -12,7 +12,19 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Limit, QueueConfig, QueueMixin, Retry, admin, claim, complete, reconcile, rescue
+from sqlaqueue import (
+    Consumer,
+    Limit,
+    QueueConfig,
+    QueueMixin,
+    Retry,
+    admin,
+    claim,
+    complete,
+    copy_in,
+    reconcile,
+    rescue,
+)
 from tests.consumer.processes import wait_until
 from tests.servers import Database
 from tests.strategies.explain import explain, nodes_of
@@ -38,7 +50,7 @@ def make(strategy: str, **options: Any) -> tuple[Any, Any]:
     class Job(QueueMixin, Base):
         __tablename__ = "job"
         __table_args__ = {"postgresql_partition_by": "RANGE (created_at)"}  # noqa: RUF012 - as SQLAlchemy wants it
-        __queue__ = QueueConfig(strategy=strategy, columns={"created_at": "created_at"}, **options)
+        __queue__ = QueueConfig(strategy=strategy, **{"columns": {"created_at": "created_at"}, **options})
         id: Mapped[int] = mapped_column(sa.BigInteger, sa.Identity(), primary_key=True)
         created_at: Mapped[datetime] = mapped_column(
             sa.DateTime(timezone=True), server_default=sa.func.now(), primary_key=True
@@ -143,6 +155,32 @@ def test_a_dead_worker(database: Database) -> None:
         session.commit()
     queue.consumer().drain()
     assert queue.effects() == Counter(["old", "new"])
+    queue.engine.dispose()
+
+
+def test_rows_that_are_their_own_messages(database: Database) -> None:
+    """A claim deletes them; one that failed comes back to its partition."""
+    columns = {"created_at": "created_at", "status": None}
+    queue = Queue(database, "delete_returning", columns=columns, rows_are_messages=True)
+    with queue.sessions() as session:
+        rows = [{"name": "old", "created_at": OLD}, {"name": "new", "created_at": NEW}]
+        assert copy_in(session, queue.Job, rows) == 2
+        session.commit()
+    failing = True
+
+    def handler(session: Session, job: Any) -> None:
+        if failing and job.name == "old":
+            raise ValueError
+
+    queue.consumer(handler, retry=lambda *_: None).drain()
+    assert queue.effects() == Counter(["new"])
+    failing = False
+    with queue.sessions() as session:
+        assert admin.requeue(session, queue.Job) == 1
+    assert queue.execute("SELECT name FROM job_01") == [("old",)]
+    queue.consumer(handler).drain()
+    assert queue.effects() == Counter(["new", "old"])
+    assert queue.execute("SELECT count(*) FROM job") == [(0,)]
     queue.engine.dispose()
 
 

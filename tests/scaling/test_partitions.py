@@ -31,7 +31,7 @@ from tests.strategies.explain import explain, nodes_of
 
 pytestmark = pytest.mark.once
 
-STRATEGIES = ("update_status", "batch_select", "delete_returning")
+STRATEGIES = ["update_status", pytest.param("batch_select", marks=pytest.mark.thorough), "delete_returning"]
 OLD = datetime(2026, 1, 15, tzinfo=UTC)
 NEW = datetime(2026, 2, 15, tzinfo=UTC)
 PARTITIONS = (

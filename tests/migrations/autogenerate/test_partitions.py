@@ -43,7 +43,9 @@ def partitions_of(database: Database) -> list[str]:
         return sorted(row[0] for row in tree)
 
 
-@pytest.mark.parametrize("strategy", ["update_status", "batch_select", "delete_returning"])
+@pytest.mark.parametrize(
+    "strategy", ["update_status", pytest.param("batch_select", marks=pytest.mark.thorough), "delete_returning"]
+)
 def test_partitions_are_no_difference(database: Database, engine: sa.Engine, make: MakeProject, strategy: str) -> None:
     project = make(partitioned(strategy=strategy))
     execute(engine, *PARTITIONS)

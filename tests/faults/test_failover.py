@@ -95,7 +95,7 @@ def test_what_a_synchronous_standby_did_not_receive_was_not_acknowledged(
 ) -> None:
     """While the standby is cut off, commits wait. A failover then loses them, and nothing has relied on them."""
     with harness_on(pair, "update_status", "sync", fork_server, tmp_path, rng) as harness:
-        harness.enqueue("gated", "work")
+        harness.enqueue("gated", "work", priority=0)
         pair.make_synchronous()
         worker = harness.start_worker(batch_size=1)
         harness.wait_until(lambda: worker.records("at gate"), "the handler is at the gate")

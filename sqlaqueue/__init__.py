@@ -44,6 +44,7 @@ from sqlaqueue.statements.settle import complete, extend, fail, release, retry
 from sqlaqueue.unique.enqueue import enqueue
 from sqlaqueue.unique.enqueueing import Enqueued
 from sqlaqueue.waiting.wait import wait
+from sqlaqueue.write_routing import is_write
 
 if TYPE_CHECKING:
     from sqlaqueue.async_scheduler import AsyncScheduler
@@ -98,6 +99,7 @@ __all__ = [
     "exc",
     "extend",
     "fail",
+    "is_write",
     "pause",
     "paused",
     "purge",

@@ -41,11 +41,14 @@ def extend(maintenance: Maintenance, now: float) -> Routine:
 def extend_leases(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> None:
     """Move the end of the leases of live runs; locked rows are passed over."""
     spec, settings = context.spec, context.settings
-    jobs = ClaimedJobs(list(keys_by_token(runs).items()))
-    verb = spec.strategy.extend(spec, jobs, sa.literal(settings.lease, sa.Interval()))
+    claims = list(keys_by_token(runs).items())
+    # All jobs of one claim are on one shard, and a statement locks rows on one shard only.
+    groups = [claims] if settings.distribution is None else [[claim] for claim in claims]
     limit_transaction(session, context)
-    statement = returning_keys(spec, verb)
-    session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments)
+    for group in groups:
+        verb = spec.strategy.extend(spec, ClaimedJobs(group), sa.literal(settings.lease, sa.Interval()))
+        statement = returning_keys(spec, verb)
+        session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments)
     session.commit()
 
 

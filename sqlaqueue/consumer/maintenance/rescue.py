@@ -48,7 +48,10 @@ def rescue_jobs(session: Session, context: ConsumerContext) -> list[Key]:
 
     If the attempt history cannot be written, they are rescued without it.
     """
-    spec = context.spec
+    spec, distribution = context.spec, context.settings.distribution
+    if distribution is not None:
+        shards = (spec.for_shard(distribution.attribute, value) for value in distribution.current_values())
+        return [key for shard in shards for key in _rescue(session, context, shard.strategy.rescue(shard))]
     if not has_history(spec):
         return _rescue_jobs(session, context, spec)
     try:

@@ -117,7 +117,7 @@ class Cluster:
 def running(bin_directory: Path) -> Iterator[Cluster]:
     """Start a coordinator and two workers; the reaper of :mod:`tests.servers` stops them when this process ends."""
     # Not the user's own temporary directory, as in `tests.servers`.
-    home = Path(tempfile.mkdtemp(prefix="citus-", dir="/tmp"))  # noqa: S108 - a socket's path must be short
+    home = Path(tempfile.mkdtemp(prefix="citus-", dir="/tmp"))
     give_away(home)
     reaper = subprocess.Popen(
         [sys.executable, "-m", "tests.servers", home],

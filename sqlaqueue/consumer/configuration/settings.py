@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict
 
+import sqlalchemy as sa
+
 from sqlaqueue.consumer.configuration.handlers import Dispatch
 from sqlaqueue.exc import ConfigurationError, JobTimeout
 from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import check_lease, is_count
-from sqlaqueue.queue.distribution import Distribution
+from sqlaqueue.queue.distribution import SHARD, Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.definition import Schedule
@@ -88,9 +90,12 @@ class ConsumerSettings:
         return self.spec.strategy.holds_transaction
 
     @property
-    def shard_type(self) -> Any:
-        """The type of the values of :attr:`distribution`."""
-        return None if self.distribution is None else self.spec.mapper.columns[self.distribution.attribute].type
+    def spec_of_shard(self) -> QueueSpec:
+        """The queue, with the statements of one shard of a distributed table; its value is the parameter ``SHARD``."""
+        if self.distribution is None:
+            return self.spec
+        attribute = self.distribution.attribute
+        return self.spec.for_shard(attribute, sa.bindparam(SHARD, None, self.spec.mapper.columns[attribute].type))
 
     @property
     def notifies(self) -> bool:

@@ -13,7 +13,6 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.queue.distribution import SHARD
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.claim import claim_statement
 from sqlaqueue.statements.held_back import held_back
@@ -72,13 +71,7 @@ class ConsumerStatements:
 
 def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
     """Build the statements of a Consumer."""
-    selection, spec, distribution = settings.selection, settings.spec, settings.distribution
-    # Each claim binds the value whose jobs it takes.
-    claimed_from = (
-        spec
-        if distribution is None
-        else spec.for_shard(distribution.attribute, sa.bindparam(SHARD, None, settings.shard_type))
-    )
+    selection, spec, spec_of_shard = settings.selection, settings.spec, settings.spec_of_shard
 
     def claims(
         narrowed: AnySelect,
@@ -93,7 +86,7 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
         worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
         return claim_statement(
-            selection._replace(select=narrowed, spec=claimed_from),
+            selection._replace(select=narrowed, spec=spec_of_shard),
             limit,
             lease=settings.lease,
             worker=worker,
@@ -116,7 +109,7 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         if spec.strategy.supports_scan_range and flow is None
         else (None, None)
     )
-    if distribution is not None:
+    if settings.distribution is not None:
         # Its position is that of another value.
         cursor = None
     # Each execution passes its own values. The values given here serve hooks that print a statement with its values:

@@ -57,7 +57,7 @@ def _by_claim(runs: Sequence[Run]) -> Iterable[list[Run]]:
     return claims.values()
 
 
-def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Delete:
+def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
     """Return the statement that deletes the requests to cancel jobs, and returns their keys and ages."""
     control = spec.side_tables[CONTROL]
     mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)).subquery("mine")

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import sqlalchemy as sa
 from psycopg import sql
 
 from tests.servers import SETTINGS, Driver, Server, give_away
@@ -33,6 +34,8 @@ ssl = off
 citus.node_conninfo = 'sslmode=disable'
 citus.local_hostname = '{socket_directory}'
 citus.enable_statistics_collection = off
+citus.recover_2pc_interval = 1s
+citus.shard_count = 8
 """
 )
 
@@ -41,34 +44,33 @@ EXTENSION = "CREATE EXTENSION citus"
 
 @dataclass(frozen=True)
 class CitusDatabase:
-    """One database of the coordinator, with its workers known to it."""
+    """One database, by one node of a cluster."""
 
-    dsn: str
-    """What ``psycopg.connect`` takes."""
-    base_url: str
-    """What ``create_engine`` takes, with ``{driver}`` for the driver."""
+    address: sa.URL
+
+    @classmethod
+    def of_url(cls, url: str) -> CitusDatabase:
+        """Return the database that a URL names."""
+        return cls(sa.make_url(url))
 
     def url(self, driver: Driver = "psycopg") -> str:
         """Return what ``create_engine`` takes."""
-        return self.base_url.replace("{driver}", driver)
+        return self.address.set(drivername=f"postgresql+{driver}").render_as_string(hide_password=False)
 
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a plain connection in autocommit."""
-        return psycopg.connect(self.dsn, autocommit=True)
+        url = self.address.set(drivername="postgresql").render_as_string(hide_password=False)
+        return psycopg.connect(url, autocommit=True)
+
+    def in_schema(self, name: str) -> CitusDatabase:
+        """Return the same with a search path to a schema."""
+        return CitusDatabase(self.address.update_query_dict({"options": f"-csearch_path={name}"}))
 
     def on_node(self, host: str, port: int) -> CitusDatabase:
-        """Return the same database on another node."""
-        own = psycopg.conninfo.conninfo_to_dict(self.dsn)
-        dsn = psycopg.conninfo.make_conninfo(self.dsn, host=host, port=port)
-        user, name = own.get("user", ""), own.get("dbname", "")
-        password = f":{own['password']}" if own.get("password") else ""
-        return CitusDatabase(dsn, f"postgresql+{{driver}}://{user}{password}@/{name}?host={host}&port={port}")
-
-    def nodes(self) -> list[CitusDatabase]:
-        """Return the same database on each worker node."""
-        with self.connect() as connection:
-            found = connection.execute("SELECT nodename, nodeport FROM pg_dist_node WHERE groupid > 0 ORDER BY nodeid")
-            return [self.on_node(host, port) for host, port in found]
+        """Return the same on another node."""
+        if host.startswith("/"):
+            return CitusDatabase(self.address.update_query_dict({"host": host, "port": str(port)}))
+        return CitusDatabase(self.address.set(host=host, port=port))
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,7 @@ class Cluster:
             for worker in self.workers:
                 connection.execute("SELECT citus_add_node(%s, 5432)", [str(worker.directory)])
         try:
-            yield CitusDatabase(
-                self.coordinator.dsn(name),
-                f"postgresql+{{driver}}://postgres@/{name}?host={self.coordinator.directory}&port=5432",
-            )
+            yield CitusDatabase.of_url(self.coordinator.url("psycopg", name))
         finally:
             for server in self.servers:
                 with psycopg.connect(server.dsn(), autocommit=True) as connection:

@@ -1,0 +1,126 @@
+"""A worker node is killed under load and started again: no job is lost, and none has two effects."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.citus.cluster import CitusDatabase, Cluster, kill
+from tests.citus.conftest import schema_in
+from tests.citus.models import create, models_for
+from tests.consumer.bench import Bench
+from tests.faults.conftest import fork_server as fork_server  # noqa: PLC0414 - a fixture
+from tests.faults.conftest import seed_of
+from tests.faults.fork_server import ForkServer
+from tests.faults.harness import Harness, Process
+from tests.servers import Server
+
+pytestmark = [pytest.mark.once, pytest.mark.thorough]
+
+JOBS, KILLS = 240, 3
+
+MakeCitusHarness = Callable[[str | None], AbstractContextManager[Harness]]
+
+
+class CitusHarness(Harness):
+    """A harness whose workers serve tables on shards."""
+
+    placement = "schema"
+
+    def _start(self, role: str, parameters: dict[str, Any]) -> Process:
+        added = {"run": "tests.citus.fault_process:run", "placement": self.placement}
+        return super()._start(role, parameters | added)
+
+
+@contextlib.contextmanager
+def harness_of(
+    database: CitusDatabase, fork_server: ForkServer, path: Path, seed: str, placement: str, mutant: str | None
+) -> Iterator[Harness]:
+    with schema_in(database, sharded=placement == "schema") as own:
+        bench: Any = Bench(own, "update_status", notify=False)  # type: ignore[arg-type] # it has url()
+        create(bench.engine, placement)
+        bench.models = models_for(placement)
+        bench.Job, bench.Owner, bench.Effect = bench.models.job, bench.models.owner, bench.models.effect
+        harness = CitusHarness(bench, fork_server, path, random.Random(seed), mutant=mutant, timeout=60)
+        harness.placement = placement
+        with harness.running():
+            yield harness
+
+
+def kill_and_restart(harness: Harness, server: Server) -> None:
+    """Kill the postmaster of a node and its processes, and start it again after a moment."""
+    harness.recorder.record("fault", kind="killed node", node=server.directory.name)
+    kill(server)
+    time.sleep(harness.rng.random())
+    for left in reversed(range(20)):
+        try:
+            server.start()
+        except RuntimeError:
+            # A process of the killed server still holds its shared memory.
+            if not left:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+
+
+def work_while_nodes_are_killed(harness: Harness, cluster: Cluster) -> None:
+    for _ in range(2):
+        harness.start_worker(concurrency=3)
+    for _ in range(KILLS):
+        harness.enqueue_random(JOBS // KILLS)
+        harness.wait_for_records(60)
+        # Both: which of them has the schema is not known here.
+        for worker in cluster.workers:
+            kill_and_restart(harness, worker)
+    tables = harness.finish()
+    assert len(tables.rows) == JOBS
+
+
+@pytest.fixture
+def make_citus_harness(
+    request: pytest.FixtureRequest,
+    pytestconfig: pytest.Config,
+    citus_database: CitusDatabase,
+    fork_server: ForkServer,
+    tmp_path: Path,
+    placement: str,
+) -> MakeCitusHarness:
+    """Return a function that makes a harness whose workers run a mutant, or the library itself."""
+    seed = f"{seed_of(pytestconfig)} {request.node.name}"
+    return lambda mutant: harness_of(citus_database, fork_server, tmp_path, seed, placement, mutant)
+
+
+def test_no_job_is_lost_when_nodes_are_killed(
+    own_cluster: Cluster,
+    citus_database: CitusDatabase,
+    fork_server: ForkServer,
+    tmp_path: Path,
+    seed: str,
+    placement: str,
+) -> None:
+    with harness_of(citus_database, fork_server, tmp_path, seed, placement, None) as harness:
+        work_while_nodes_are_killed(harness, own_cluster)
+
+
+def test_the_history_shows_effects_that_are_not_committed_with_the_outcome(
+    own_cluster: Cluster,
+    citus_database: CitusDatabase,
+    fork_server: ForkServer,
+    tmp_path: Path,
+    seed: str,
+    placement: str,
+) -> None:
+    """It tests the test above: a Consumer without this safeguard does not pass it."""
+    mutant = "commits_effects_before_the_outcome"
+    with harness_of(citus_database, fork_server, tmp_path, seed, placement, mutant) as harness:
+        with pytest.raises(AssertionError, match="effects_are_committed_exactly_once"):
+            work_while_nodes_are_killed(harness, own_cluster)
+        harness.assert_no_programming_errors()

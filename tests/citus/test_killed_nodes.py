@@ -98,29 +98,16 @@ def make_citus_harness(
     return lambda mutant: harness_of(citus_database, fork_server, tmp_path, seed, placement, mutant)
 
 
-def test_no_job_is_lost_when_nodes_are_killed(
-    own_cluster: Cluster,
-    citus_database: CitusDatabase,
-    fork_server: ForkServer,
-    tmp_path: Path,
-    seed: str,
-    placement: str,
-) -> None:
-    with harness_of(citus_database, fork_server, tmp_path, seed, placement, None) as harness:
+def test_no_job_is_lost_when_nodes_are_killed(own_cluster: Cluster, make_citus_harness: MakeCitusHarness) -> None:
+    with make_citus_harness(None) as harness:
         work_while_nodes_are_killed(harness, own_cluster)
 
 
 def test_the_history_shows_effects_that_are_not_committed_with_the_outcome(
-    own_cluster: Cluster,
-    citus_database: CitusDatabase,
-    fork_server: ForkServer,
-    tmp_path: Path,
-    seed: str,
-    placement: str,
+    own_cluster: Cluster, make_citus_harness: MakeCitusHarness
 ) -> None:
     """It tests the test above: a Consumer without this safeguard does not pass it."""
-    mutant = "commits_effects_before_the_outcome"
-    with harness_of(citus_database, fork_server, tmp_path, seed, placement, mutant) as harness:
+    with make_citus_harness("commits_effects_before_the_outcome") as harness:
         with pytest.raises(AssertionError, match="effects_are_committed_exactly_once"):
             work_while_nodes_are_killed(harness, own_cluster)
         harness.assert_no_programming_errors()

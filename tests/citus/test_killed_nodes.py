@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tests.servers import Server
 
 pytestmark = [pytest.mark.once, pytest.mark.thorough]
 
-JOBS, KILLS = 240, 3
+JOBS, KILLS = 300, 3
 
 MakeCitusHarness = Callable[[str | None], AbstractContextManager[Harness]]
 
@@ -54,21 +54,23 @@ def harness_of(
             yield harness
 
 
-def kill_and_restart(harness: Harness, server: Server) -> None:
-    """Kill the postmaster of a node and its processes, and start it again after a moment."""
-    harness.recorder.record("fault", kind="killed node", node=server.directory.name)
-    kill(server)
+def kill_and_restart(harness: Harness, servers: Sequence[Server]) -> None:
+    """Kill all processes of some nodes, and start these nodes again after a moment."""
+    for server in servers:
+        harness.recorder.record("fault", kind="killed node", node=server.directory.name)
+        kill(server)
     time.sleep(harness.rng.random())
-    for left in reversed(range(20)):
-        try:
-            server.start()
-        except RuntimeError:
-            # A process of the killed server still holds its shared memory.
-            if not left:
-                raise
-            time.sleep(0.2)
-        else:
-            return
+    for server in servers:
+        for left in reversed(range(50)):
+            try:
+                server.start()
+            except RuntimeError:
+                # A process of the killed server still holds its shared memory.
+                if not left:
+                    raise
+                time.sleep(0.1)
+            else:
+                break
 
 
 def work_while_nodes_are_killed(harness: Harness, cluster: Cluster) -> None:
@@ -76,10 +78,9 @@ def work_while_nodes_are_killed(harness: Harness, cluster: Cluster) -> None:
         harness.start_worker(concurrency=3)
     for _ in range(KILLS):
         harness.enqueue_random(JOBS // KILLS)
-        harness.wait_for_records(60)
-        # Both: which of them has the schema is not known here.
-        for worker in cluster.workers:
-            kill_and_restart(harness, worker)
+        harness.wait_for_records(100)
+        # All of them, as the schema is on one.
+        kill_and_restart(harness, cluster.workers)
     tables = harness.finish()
     assert len(tables.rows) == JOBS
 

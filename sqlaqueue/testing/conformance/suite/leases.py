@@ -228,7 +228,7 @@ class LeaseConformance:
             if queue.leased:
                 _expire(worker, jobs)
             backend = worker.scalar(sa.select(sa.func.pg_backend_pid()))
-            queue.execute("SELECT pg_terminate_backend(:pid)", pid=backend)
+            queue.execute("SELECT pg_terminate_backend(CAST(:pid AS integer))", pid=backend)
             alive = "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid"
             wait_for(lambda: queue.execute(alive, pid=backend) == 0)
             worker.invalidate()

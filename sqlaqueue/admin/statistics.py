@@ -12,7 +12,8 @@ from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, filtered_jobs
 from sqlaqueue.admin.keys_at_limit import KeyAtLimit, keys_at_limit
 from sqlaqueue.admin.queue_depth import has_leases
 from sqlaqueue.admin.session_checks import requires_session
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL
+from sqlaqueue.queue.engine import checks_of
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.states import STATES
 from sqlaqueue.statements.control import consumers, paused
@@ -88,7 +89,7 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
         at_limit=[*keys_at_limit(session, spec)],
         missing_indexes=[
             str(index.name)
-            for index in backend().checks.missing_indexes(
+            for index in checks_of(session).missing_indexes(
                 session.connection(bind_arguments=bind_arguments(model)), spec
             )
         ],

@@ -202,7 +202,7 @@ class ConsumerBase:
         :raises ConfigurationError: for sessions, engines and pools that a Consumer cannot work with.
         """
         spec, name = self._settings.spec, type(self).__name__
-        engine = check_engine(session, spec.mapper, f"{name}({spec.model.__name__}, ...)")
+        engine = check_engine(session, spec.mapper, f"{name}({spec.model.__name__}, ...)", spec)
         if self._settings.notifies:
             check_two_phase(session, spec.model.__name__)
         check_pool(engine.pool, self, f"{name}(concurrency={self._settings.concurrency})")

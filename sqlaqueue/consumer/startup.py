@@ -17,7 +17,7 @@ from sqlaqueue.consumer.sessions.connection_checks import (
 )
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.log import database_text, fields, logger
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import checks_of, engine_of
 from sqlaqueue.queue.spec import QueueSpec
 
 
@@ -58,9 +58,9 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
     connection = session.connection(bind_arguments=context.settings.bind_arguments)
     try:
         check_ready(connection, context.settings.spec_of_shard)
-        outdated = backend().checks.outdated_triggers(connection, context.spec)
-        old = backend().checks.outdated_functions(connection, context.spec)
-        slow = backend().checks.missing_index_advice(connection, context.spec)
+        outdated = checks_of(connection).outdated_triggers(connection, context.spec)
+        old = checks_of(connection).outdated_functions(connection, context.spec)
+        slow = checks_of(connection).missing_index_advice(connection, context.spec)
     finally:
         session.rollback()
     names = {"queue": context.spec.name, "worker": context.settings.worker()}
@@ -70,7 +70,7 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
         logger.warning("%s", old, extra=fields("functions_outdated", **names))
     if slow is not None:
         logger.warning("%s", slow, extra=fields("indexes_missing", **names))
-    return context.settings.notifies and outdated is None
+    return context.settings.notifies and outdated is None and engine_of(connection.dialect) is None
 
 
 def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
@@ -84,17 +84,17 @@ def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
 
 def _check_objects(connection: sa.Connection, spec: QueueSpec) -> None:
     name = spec.model.__name__
-    _refuse(name, backend().checks.missing_schema_grants(connection, spec))
-    backend().checks.check_complete(connection, spec)
-    apart = backend().checks.split_schemas(connection, spec)
+    _refuse(name, checks_of(connection).missing_schema_grants(connection, spec))
+    checks_of(connection).check_complete(connection, spec)
+    apart = checks_of(connection).split_schemas(connection, spec)
     if apart is not None:
         raise DatabaseNotReadyError(apart)
 
 
 def _check_privileges(connection: sa.Connection, spec: QueueSpec) -> None:
     name = spec.model.__name__
-    _refuse(name, backend().checks.missing_grants(connection, spec))
-    policies = backend().checks.missing_policies(connection, spec)
+    _refuse(name, checks_of(connection).missing_grants(connection, spec))
+    policies = checks_of(connection).missing_policies(connection, spec)
     if policies:
         msg = (
             f"row-level security hides every row from the role of this Consumer of {name}; let the owner of the table "

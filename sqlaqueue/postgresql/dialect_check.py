@@ -1,4 +1,4 @@
-"""Refuses other databases than PostgreSQL.
+"""Refuses databases that the library does not support, and engines that are not prepared.
 
 SQLAlchemy omits SKIP LOCKED for a database that does not support it, and two workers would claim the same jobs.
 """
@@ -14,6 +14,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import HasPrefixes
 
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.engine import OURS, PREPARED_BY, engine_of
 
 Statement = TypeVar("Statement", bound=HasPrefixes)
 
@@ -31,12 +32,9 @@ class _Marker(FunctionElement[None]):
 @compiles(_Marker)
 def _refuse(element: _Marker, compiler: Any, **_: Any) -> str:  # noqa: ARG001 - the hook's signature
     # A Connection sets this flag when it compiles a statement to execute it; printing a statement does not.
-    if not compiler.linting & WARN_LINTING:
+    if not compiler.linting & WARN_LINTING or engine_of(compiler.dialect) is not None:
         return ""
-    msg = (
-        f"this session's engine is for {compiler.dialect.name}, and sqlaqueue needs PostgreSQL; "
-        'use create_engine("postgresql+psycopg://...")'
-    )
+    msg = f"this session's engine is for {compiler.dialect.name}, {_fix(compiler.dialect)}"
     raise ConfigurationError(msg)
 
 
@@ -51,7 +49,14 @@ def guarded(statement: Statement) -> Statement:
     The error is raised while the statement is compiled, before anything is sent.
     """
     # A prefix is compiled first, before any part for which the other compiler may raise an error of its own.
-    return statement.prefix_with(_Marker())
+    return statement.prefix_with(_Marker()).execution_options(**{OURS: True})  # type: ignore[attr-defined, no-any-return]
+
+
+def _fix(dialect: sa.Dialect) -> str:
+    line = PREPARED_BY.get(dialect.name)
+    if line is None:
+        return 'which sqlaqueue does not support; use create_engine("postgresql+psycopg://...")'
+    return f"and is not prepared; call {line} before its first use"
 
 
 def check_dialect(dialect: sa.Dialect, what: str) -> None:
@@ -60,9 +65,6 @@ def check_dialect(dialect: sa.Dialect, what: str) -> None:
     :param what: the user of the engine, for the error's text.
     :raises ConfigurationError: naming the engine's dialect.
     """
-    if dialect.name != "postgresql":
-        msg = (
-            f"{what}: its sessions' engine is for {dialect.name}, and sqlaqueue needs PostgreSQL; "
-            'use create_engine("postgresql+psycopg://...")'
-        )
+    if dialect.name != "postgresql" and engine_of(dialect) is None:
+        msg = f"{what}: its sessions' engine is for {dialect.name}, {_fix(dialect)}"
         raise ConfigurationError(msg)

@@ -15,7 +15,8 @@ from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
 from sqlaqueue.admin.keys_at_limit import keys_at_limit
 from sqlaqueue.prometheus import gauges
 from sqlaqueue.prometheus.gauges import Gauge, Sample
-from sqlaqueue.queue.backend import CONSUMERS, CONTROL, backend
+from sqlaqueue.queue.backend import CONSUMERS, CONTROL
+from sqlaqueue.queue.engine import checks_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.schedules.tables import ScheduleTables
@@ -128,7 +129,7 @@ def _keys_at_limit(reader: QueueReader, session: Session) -> Iterator[Sample]:
 
 def _missing_indexes(reader: QueueReader, session: Session) -> Iterator[Sample]:
     connection = session.connection(bind_arguments=bind_arguments(reader.spec.model))
-    yield reader.sample(gauges.MISSING_INDEXES, len(backend().checks.missing_indexes(connection, reader.spec)))
+    yield reader.sample(gauges.MISSING_INDEXES, len(checks_of(connection).missing_indexes(connection, reader.spec)))
 
 
 def _schedules(reader: QueueReader, session: Session) -> Iterator[Sample]:

@@ -17,6 +17,7 @@ from sqlaqueue.mapping.runs import CLAIM_OPTION, RUN_ROLES
 from sqlaqueue.notify_payloads import CLAIMED
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.config import is_count
+from sqlaqueue.queue.engine import OURS
 from sqlaqueue.statements.returning import returning_detached
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
@@ -126,7 +127,7 @@ def claim_statement(
     if announcements is not None:
         payload = sa.func.concat(f"{CLAIMED} ", sa.func.count().over(), " ", announcements, type_=sa.Text())
         claimed = claimed.add_columns(backend().notification(spec, payload).label("sqlaqueue_notification"))
-    rows = backend().guarded(claimed)
+    rows = backend().guarded(claimed).execution_options(**{OURS: spec})
     if not spec.strategy.keeps_rows:
         if options:
             msg = (

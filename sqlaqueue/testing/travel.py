@@ -22,8 +22,8 @@ from sqlaqueue.queue.backend import (
     RATE,
     SCHEDULE,
     TICK,
-    backend,
 )
+from sqlaqueue.queue.engine import checks_of_error
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.testing._types import AnySession
@@ -95,7 +95,7 @@ def _move_table(
         _shift(session, spec, table, columns, delta + _FAR)
         _shift(session, spec, table, columns, -_FAR)
     except DBAPIError as error:
-        if backend().checks.undefined_object_advice(error, spec) is None:
+        if checks_of_error(error).undefined_object_advice(error, spec) is None:
             raise
         return False
     return True

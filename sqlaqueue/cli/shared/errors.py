@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from sqlaqueue.exc import DatabaseNotReadyError, SqlaqueueError
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import checks_of_error
 from sqlaqueue.queue.spec import QueueSpec
 
 FAILED, WRONG_INPUT, NO_DATABASE = 1, 2, 3
@@ -75,7 +76,7 @@ def command_errors(spec: QueueSpec | None = None) -> Iterator[None]:
 def _of_database(error: DBAPIError, spec: QueueSpec | None) -> click.ClickException:
     message = first_line(error.orig or error)
     state = backend().sqlstate(error) or ""
-    if spec is not None and backend().checks.undefined_object_advice(error, spec) is not None:
+    if spec is not None and checks_of_error(error).undefined_object_advice(error, spec) is not None:
         return DatabaseError(
             f"the database lacks what {spec.model.__name__} needs: {message}; {backend().checks.UPDATE_COMMAND} "
             "creates it, if env.py uses the plug-in sqlaqueue.alembic; or is this the wrong database?"

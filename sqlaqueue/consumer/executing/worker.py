@@ -16,7 +16,7 @@ from sqlaqueue.consumer.executing.report import Report, report
 from sqlaqueue.consumer.executing.settle_finished import settle_finished
 from sqlaqueue.consumer.executing.worker_turn import WorkerTurn
 from sqlaqueue.log import logger
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import checks_of_error
 
 _PAUSE, _LONGEST_PAUSE, _PAUSE_DRAINING = 0.5, 5.0, 0.1
 """Seconds after which a waiting worker looks again without being woken: while there is work, without any, and if it may
@@ -80,7 +80,7 @@ def _try_again_later(context: ConsumerContext, error: Exception) -> Routine:
     # The jobs that this poll should have claimed are still pending.
     context.polls.poll_at_once()
     wait = context.intervals.failed()
-    text = backend().checks.undefined_object_advice(error, context.spec) or f"{type(error).__name__}: {error}"
+    text = checks_of_error(error).undefined_object_advice(error, context.spec) or f"{type(error).__name__}: {error}"
     extra = context.log_fields("consumer_error", delay=wait, error_kind=type(error).__name__)
     logger.warning("%s: %s; next try in %.1f s", context.name, text, wait, extra=extra)
     context.report_start()

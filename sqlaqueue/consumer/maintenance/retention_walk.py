@@ -22,6 +22,7 @@ from sqlaqueue.consumer.settling.settle import BESIDE_ORM
 from sqlaqueue.keys import Key, key_text
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import DEAD_LETTER, ForeignKey, backend
+from sqlaqueue.queue.engine import checks_of
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_keys
@@ -126,9 +127,9 @@ class Retention:
         spec = self._spec
         connection = session.connection(bind_arguments=settings.bind_arguments)
         table = spec.table if spec.has("status") else spec.side_tables[DEAD_LETTER]
-        self._ready = backend().checks.has_index(connection, table, index_name(table))
+        self._ready = checks_of(connection).has_index(connection, table, index_name(table))
         if self._ready:
-            known = backend().checks.foreign_keys_to(connection, table)
+            known = checks_of(connection).foreign_keys_to(connection, table)
             self._references = {
                 each.name: condition for each in known if (condition := _refers(spec, each)) is not None
             }

@@ -30,12 +30,14 @@ from sqlaqueue.consumer.maintenance.handler_timeout import record_timeout
 from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications.async_listener import async_listener_of
+from sqlaqueue.consumer.notifications.in_process import woken_by
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import own_work
 from sqlaqueue.write_routing import execute
 
 _CANCELLATION = 5.0
@@ -119,7 +121,10 @@ class TaskRunner:
         beside = [asyncio.create_task(self._task(maintain(context)))]
         if self._firing is not None:
             beside.append(asyncio.create_task(self._task(fire_schedules(self._firing))))
-        with signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals):
+        with (
+            signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals),
+            woken_by(context.engine, backend().channel_of(context.spec), context.polls, self._loop),
+        ):
             try:
                 await self._wait_for(workers)
             except asyncio.CancelledError:
@@ -202,6 +207,10 @@ class TaskRunner:
         return None
 
     def _execute_in(self, session: Session, effect: ExecuteInOwnSession) -> Any:
+        with own_work():
+            return self._execute_own(session, effect)
+
+    def _execute_own(self, session: Session, effect: ExecuteInOwnSession) -> Any:
         self.context.isolation.begin(session)
         return execute(session, effect.operation, effect.arguments)
 

@@ -29,6 +29,7 @@ from sqlaqueue.consumer.executing.worker import work
 from sqlaqueue.consumer.maintenance.loop import maintain
 from sqlaqueue.consumer.maintenance.reconcile import reconcile_all
 from sqlaqueue.consumer.notifications import listener
+from sqlaqueue.consumer.notifications.in_process import woken_by
 from sqlaqueue.consumer.runners.shutdown import GracePeriod, shut_down
 from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
@@ -36,6 +37,7 @@ from sqlaqueue.consumer.settling.outcomes import handler_exception
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import HandlerMisuseError
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import own_work
 from sqlaqueue.write_routing import execute
 
 LONGEST_WAIT = 600.0
@@ -115,7 +117,10 @@ class ThreadRunner:
         beside = [self._thread(maintain(context), f"{name}-maintenance")]
         if self._firing is not None:
             beside.append(self._thread(fire_schedules(self._firing), f"{name}-schedules"))
-        with signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals):
+        with (
+            signal_handlers.stop_on_signal(context.stop, wanted=context.handles_signals),
+            woken_by(context.engine, backend().channel_of(context.spec), context.polls),
+        ):
             context.fork_guard.watch(context.engine)
             self._working.update(workers)
             for thread in (*workers, *beside):
@@ -191,7 +196,7 @@ class ThreadRunner:
         match effect:
             case ExecuteInOwnSession():
                 bind = context.settings.bind_arguments
-                with context.open_session() as own:
+                with context.open_session() as own, own_work():
                     context.isolation.begin(own)
                     with self._deadlines.limit(effect.deadline, own, bind):
                         return execute(own, effect.operation, effect.arguments)

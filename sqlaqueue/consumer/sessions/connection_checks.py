@@ -12,6 +12,7 @@ from sqlalchemy.pool import AssertionPool, Pool, SingletonThreadPool, StaticPool
 from sqlaqueue.consumer.sessions.isolation_level import SETTING, IsolationLevel
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.write_routing import has_own_routing, primary_bind
 
@@ -27,12 +28,13 @@ class PoolUser(Protocol):
         ...
 
 
-def check_engine(session: Session, mapper: Any, who: str) -> sa.Engine:
+def check_engine(session: Session, mapper: Any, who: str, spec: QueueSpec | None = None) -> sa.Engine:
     """Return the engine to which a session writes the rows of ``mapper``.
 
     :param who: the Consumer, as the errors name it.
-    :raises ConfigurationError: if the session is bound to one connection, the database is not PostgreSQL, or sessions
-        of this engine share connections.
+    :param spec: its queue.
+    :raises ConfigurationError: if the session is bound to one connection, the database is none that the library
+        supports or lacks what the queue needs, or sessions of this engine share connections.
     """
     bind = primary_bind(session, mapper)
     if isinstance(bind, sa.Connection):
@@ -43,6 +45,12 @@ def check_engine(session: Session, mapper: Any, who: str) -> sa.Engine:
         )
         raise ConfigurationError(msg)
     backend().check_dialect(bind.dialect, who)
+    other = engine_of(bind.dialect)
+    if other is not None:
+        if spec is not None:
+            other.check_supported(spec)
+        other.check_pool(bind, who)
+        return bind
     if isinstance(bind.pool, _SHARED_CONNECTION_POOLS):
         raise shared_connection_error(who, f"the engine's {type(bind.pool).__name__}")
     return bind

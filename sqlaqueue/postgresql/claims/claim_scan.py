@@ -23,6 +23,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.selectable import Lateral, NamedFromClause, SelectBase
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.queue.portable import with_plain_form
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.queue.strategy_protocol import ClaimRequest, ScanRange
 
@@ -125,10 +126,12 @@ def take_first(
     def lock(rows: AnySelect) -> AnySelect:
         return lock_rows(spec, rows, *others)
 
-    if scan_range is by_priority and spec.has("priority"):
-        return _first_by_priority(spec, waiting, scanned, limit, lock).cte("picked")
     best = first_due(spec, waiting, scanned, limit, scan_range)
-    return _first_of(spec, best, scanned, limit, lock).cte("picked")
+    if scan_range is by_priority and spec.has("priority"):
+        picked = _first_by_priority(spec, waiting, scanned, limit, lock).cte("picked")
+    else:
+        picked = _first_of(spec, best, scanned, limit, lock).cte("picked")
+    return with_plain_form(picked, lambda: lock(best).cte("picked"))
 
 
 def _first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.queue.portable import with_plain_form
 from sqlaqueue.queue.spec import QueueSpec, clock
 
 _MOST_PRIORITIES = 100
@@ -26,7 +27,8 @@ def upcoming_times(
     priority = scanned.c[spec.columns["priority"].key]
     levels = _priorities(priority, conditions)
     each = later.where(priority == levels.c.level).correlate(levels).lateral("each")
-    return sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
+    soonest = sa.select(each.c.moment).select_from(levels.join(each, sa.true())).order_by(each.c.moment).limit(limit)
+    return with_plain_form(soonest, lambda: later)
 
 
 def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.CompoundSelect[Any]:
@@ -46,7 +48,7 @@ def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.Compoun
         parts.append(sa.select(each.c.since).select_from(first.join(each, sa.true())))
         if spec.columns["priority"].nullable:
             parts.append(due.where(priority.is_(None)).limit(limit))
-    return sa.union_all(*parts)
+    return with_plain_form(sa.union_all(*parts), lambda: _one_after_another(_due(spec, pending), limit))
 
 
 def due_keys(
@@ -84,7 +86,9 @@ def due_keys(
         if spec.columns["priority"].nullable:
             parts.append(due.where(priority.is_(None)))
     some = known.limit(_MOST_PRIORITIES + 1).subquery("some_levels")
-    return _first(parts, limit), sa.select(sa.func.count() > _MOST_PRIORITIES).select_from(some)
+    any_left = sa.select(sa.func.count() > _MOST_PRIORITIES).select_from(some)
+    due_first = with_plain_form(_first(parts, limit), lambda: _one_after_another(ranges, limit).limit(limit))
+    return due_first, with_plain_form(any_left, lambda: none_left)
 
 
 def _first(parts: Sequence[AnySelect], limit: int) -> AnySelect:
@@ -92,6 +96,13 @@ def _first(parts: Sequence[AnySelect], limit: int) -> AnySelect:
         return parts[0].limit(limit)
     rows = sa.union_all(*(each.limit(limit) for each in parts)).subquery("due_parts")
     return sa.select(*rows.c).limit(limit)
+
+
+def _one_after_another(parts: Sequence[AnySelect], limit: int) -> AnySelect:
+    """Return up to ``limit`` rows of each part, without a LIMIT in a UNION, which SQLite does not have."""
+    limited = [each.limit(limit).subquery(f"part_{number}") for number, each in enumerate(parts)]
+    rows = sa.union_all(*(sa.select(*each.c) for each in limited)).subquery("parts")
+    return sa.select(*rows.c)
 
 
 def _due(spec: QueueSpec, pending: sa.FromClause) -> list[AnySelect]:

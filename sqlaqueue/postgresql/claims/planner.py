@@ -14,6 +14,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from sqlaqueue.queue.portable import with_plain_form
+
 FEW: int = 15
 """The server may keep the plan of a claim of up to this many jobs."""
 
@@ -47,7 +49,7 @@ def _goes_through(rows: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
     each, once = _series(rows, "sqlaqueue_each_row"), _series(just_one, "sqlaqueue_once")
     counted = sa.select(sa.func.count()).select_from(each.join(once, sa.true()))
     # Not "> 0": the planner would assume that it is true in one case of three.
-    return counted.scalar_subquery().is_not(None)
+    return with_plain_form(counted.scalar_subquery().is_not(None), sa.true)
 
 
 def _series(end: sa.ColumnElement[Any], name: str) -> sa.TableValuedAlias:

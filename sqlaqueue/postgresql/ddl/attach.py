@@ -13,6 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.schema import DDLElement
 
 from sqlaqueue.postgresql.ddl.objects import Function, QueueObject, TriggerFunction
+from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.queue.spec import QueueSpec
 
 # Not in table.info, which Alembic writes into migrations as if it were source code.
@@ -72,6 +73,13 @@ def functions_of(spec: QueueSpec) -> Sequence[Function]:
     return [each for table in (spec.table, *spec.side_tables.values()) for each in called_functions(table)]
 
 
+@event.listens_for(sa.Table, "before_create")
+def _check_supported(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
+    other, spec = engine_of(connection.dialect), queue_of(table)
+    if other is not None and spec is not None:
+        other.check_supported(spec)
+
+
 @event.listens_for(sa.Table, "after_create")
 def _create_objects(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
     for element in objects_of(table):
@@ -104,7 +112,7 @@ def _create_side_tables(tables: Sequence[sa.Table], connection: sa.Connection) -
 
     Without them the first row would fail inside a trigger, naming a table that is in no model.
     """
-    if connection.dialect.name != "postgresql":
+    if connection.dialect.name != "postgresql" and engine_of(connection.dialect) is None:
         return
     for table in tables:
         spec = queue_of(table)

@@ -35,7 +35,7 @@ from sqlaqueue.consumer.settling.settle import BESIDE_ORM
 from sqlaqueue.consumer.sync import Consumer
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError, TransactionLostError
 from sqlaqueue.keys import Key, key_text, keys_from
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import checks_of_error
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.manage import rescue
 from sqlaqueue.statements.selection import select_jobs
@@ -171,7 +171,7 @@ class WorkerInTest:
             except Exception as error:
                 self._refuse_lost_connection(session, error)
                 guard.check()
-                advice = backend().checks.undefined_object_advice(error, self.spec)
+                advice = checks_of_error(error).undefined_object_advice(error, self.spec)
                 if advice is None:
                     raise
                 raise DatabaseNotReadyError(advice) from error

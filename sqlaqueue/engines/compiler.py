@@ -1,0 +1,189 @@
+"""What the compilers of all other engines translate in the same way."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BinaryExpression, CollectionAggregate
+from sqlalchemy.sql.functions import FunctionElement
+from sqlalchemy.sql.selectable import CTE
+
+from sqlaqueue.engines.steps import is_step, rows_parameter
+from sqlaqueue.queue.portable import plain_form
+
+_Compiler: Any = object
+"""Stands for the compiler of a dialect, whose methods a subclass inherits after those of this class."""
+
+
+class TranslatingCompiler(_Compiler):
+    """Compiles statements that are written for PostgreSQL. A subclass names the compiler of its dialect beside it."""
+
+    # -- what an engine has to give ------------------------------------------------------------------------
+
+    def now(self, **options: Any) -> str:
+        """Return the SQL of the present moment, which is the same for all rows of a statement."""
+        raise NotImplementedError
+
+    def moved(self, moment: str, seconds: str) -> str:
+        """Return the SQL of a moment and a number of seconds, added."""
+        raise NotImplementedError
+
+    def epoch(self, moment: str) -> str:
+        """Return the SQL of a moment in seconds since 1970."""
+        raise NotImplementedError
+
+    def rows_in(self, document: sa.BindParameter[Any], name: str) -> sa.FromClause:
+        """Return the rows in a JSON document, each an array, as a table."""
+        raise NotImplementedError
+
+    def value_in(self, rows: sa.FromClause, number: int, type_: Any) -> sa.ColumnElement[Any]:
+        """Return one value of such a row, counted from 0."""
+        raise NotImplementedError
+
+    def each_value(self, array: str) -> str:
+        """Return a SELECT of the values of a JSON array."""
+        raise NotImplementedError
+
+    # -- statements in several steps -----------------------------------------------------------------------
+
+    def visit_cte(self, cte: CTE, **options: Any) -> Any:
+        """Render the rows of a CTE that was executed before in its place."""
+        substitutes: dict[CTE, CTE] = self.__dict__.setdefault("_sqlaqueue_substitutes", {})
+        if cte not in substitutes:
+            substitutes[cte] = self._substitute(cte)
+        substitute, linter = substitutes[cte], options.get("from_linter")
+        if substitute is cte or linter is None:
+            return super().visit_cte(substitute, **options)
+        rendered = super().visit_cte(substitute, **{**options, "from_linter": None})
+        # The columns are those of the CTE that is replaced, and the linter looks for joins between their tables.
+        linter.froms[cte._de_clone()] = cte.name  # noqa: SLF001 - the linter's key, as in SQLAlchemy's method
+        return rendered
+
+    def _substitute(self, cte: CTE) -> CTE:
+        plain = plain_form(cte)
+        if plain is not None:
+            return plain  # type: ignore[return-value] # the plain form of a CTE is one
+        if not is_step(cte):
+            return cte
+        rows = _from_document(self, cte)
+        element: Any = cte.element
+        if element.is_update and len(_keys_in(cte)) < len(cte.c):
+            # Not by way of JSON: a number would be rounded, and a large value copied.
+            rows = _read_again(cte, rows)
+        replaced: CTE = rows.cte(cte.name)
+        return replaced
+
+    def visit_select(self, select: Any, *positional: Any, **options: Any) -> str:
+        """Render the plain form of a query that has one."""
+        plain = plain_form(select)
+        if plain is not None:
+            return str(self.process(plain, **options))
+        rendered: str = super().visit_select(select, *positional, **options)
+        return rendered
+
+    def visit_compound_select(self, compound: Any, *positional: Any, **options: Any) -> str:
+        """Render the plain form, as above."""
+        plain = plain_form(compound)
+        if plain is not None:
+            return str(self.process(plain, **options))
+        rendered: str = super().visit_compound_select(compound, *positional, **options)
+        return rendered
+
+    # -- expressions -----------------------------------------------------------------------------------------
+
+    def visit_binary(self, binary: BinaryExpression[Any], *positional: Any, **options: Any) -> str:
+        """Translate the comparison with an array, and the arithmetic of moments."""
+        plain = plain_form(binary)
+        if plain is not None:
+            return str(self.process(plain, **options))
+        if isinstance(binary.right, CollectionAggregate):
+            return self._any_of(binary, **options)
+        is_moment = isinstance(binary.left.type, sa.DateTime) and binary.operator in {operators.add, operators.sub}
+        if is_moment and isinstance(binary.right.type, sa.Interval):
+            moment, seconds = (self.process(part, **options) for part in (binary.left, binary.right))
+            return self.moved(moment, seconds if binary.operator is operators.add else f"-({seconds})")
+        if is_moment and binary.operator is operators.sub and isinstance(binary.right.type, sa.DateTime):
+            return self._between(binary, **options)
+        rendered: str = super().visit_binary(binary, *positional, **options)
+        return rendered
+
+    def _any_of(self, binary: BinaryExpression[Any], **options: Any) -> str:
+        left, array = self.process(binary.left, **options), binary.right.element
+        array = getattr(array, "element", array) if type(array).__name__ == "Grouping" else array
+        if isinstance(array, FunctionElement) and array.name == "array":
+            # Its parameter is a subquery, in parentheses.
+            rows = self.process(array.clauses.clauses[0], **options)
+            return f"{left} IN {rows if rows.startswith('(') else f'({rows})'}"
+        return f"{left} IN ({self.each_value(self.process(array, **options))})"
+
+    def _between(self, binary: BinaryExpression[Any], **options: Any) -> str:
+        later, earlier = (self.epoch(self.process(part, **options)) for part in (binary.left, binary.right))
+        return f"({later} - {earlier})"
+
+    def visit_extract(self, extract: Any, **options: Any) -> str:
+        """Translate the seconds of a moment, and those between two."""
+        if extract.field != "epoch":
+            rendered: str = super().visit_extract(extract, **options)
+            return rendered
+        inner = extract.expr
+        while type(inner).__name__ == "Grouping":
+            inner = inner.element
+        if isinstance(inner.type, sa.Interval) or (
+            isinstance(inner, BinaryExpression) and isinstance(inner.right.type, sa.DateTime)
+        ):
+            # An interval is a number of seconds here.
+            return str(self.process(inner, **options))
+        return self.epoch(self.process(inner, **options))
+
+    def visit_statement_timestamp_func(self, _: Any, **options: Any) -> str:  # noqa: D102 - the class says it
+        return self.now(**options)
+
+    visit_clock_timestamp_func = visit_statement_timestamp_func
+    visit_now_func = visit_statement_timestamp_func
+
+    def visit_to_timestamp_func(self, function: Any, **options: Any) -> str:  # noqa: D102 - as above
+        return self.moved("'1970-01-01 00:00:00.000000'", self._arguments(function, **options)[0])
+
+    def visit_set_config_func(self, _: Any, **__: Any) -> str:
+        """Render NULL: the engine has no setting of this name, and each caller may do without it."""
+        return "NULL"
+
+    def visit_current_setting_func(self, function: Any, **_: Any) -> str:
+        """Render what PostgreSQL's setting would be by default, and NULL for one without a counterpart."""
+        name = next(iter(function.clauses)).value
+        value = {"transaction_isolation": "'read committed'", "transaction_read_only": "'off'"}.get(name)
+        return "NULL" if value is None else value
+
+    def visit_pg_is_in_recovery_func(self, _: Any, **__: Any) -> str:
+        """Render false: no replica is known to be one."""
+        return "0"
+
+    def visit_jsonb_build_array_func(self, function: Any, **options: Any) -> str:  # noqa: D102 - as above
+        return f"json_array({', '.join(self._arguments(function, **options))})"
+
+    def _arguments(self, function: Any, **options: Any) -> list[str]:
+        return [self.process(argument, **options) for argument in function.clauses]
+
+
+def _keys_in(cte: CTE) -> list[Any]:
+    table = cte.element.table  # type: ignore[attr-defined] # the element of a DML CTE has a table
+    return [column for column in cte.c if any(column.shares_lineage(key) for key in table.primary_key)]
+
+
+def _read_again(cte: CTE, returned: Any) -> Any:
+    """Return a SELECT of the rows that an UPDATE has changed."""
+    table = cte.element.table  # type: ignore[attr-defined] # as above
+    columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.key) for column in cte.c]
+    rows = returned.subquery(f"{cte.name}_keys")
+    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.key] for key in _keys_in(cte)]
+    return sa.select(*columns).select_from(table.join(rows, sa.and_(*same)))
+
+
+def _from_document(compiler: TranslatingCompiler, cte: CTE) -> Any:
+    rows = compiler.rows_in(rows_parameter(cte), f"{cte.name}_rows")
+    columns: list[Any] = [
+        compiler.value_in(rows, number, column.type).label(column.key) for number, column in enumerate(cte.c)
+    ]
+    return sa.select(*(columns or [sa.literal_column("1")])).select_from(rows)

@@ -1,0 +1,113 @@
+"""Notifications within one process, for engines whose server sends none.
+
+They reach the Consumers and callers of this process whose engine has the same database. Those of other processes find
+new jobs by polling.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from sqlaqueue.notify_payloads import Signal
+from sqlaqueue.postgresql.ddl.attach import queue_of
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import OURS, OWN_WORK
+
+_PENDING = "sqlaqueue_notifications"
+
+_Deliver = Callable[[str, str], None]
+_subscribers: dict[object, list[_Deliver]] = {}
+_lock = threading.Lock()
+
+
+def database_of(engine: sa.Engine) -> object:
+    """Return what identifies the database of an engine within this process."""
+    name = engine.url.database
+    if engine.dialect.name != "sqlite":
+        return engine.url.set(password=None, username=None, drivername=engine.dialect.name)
+    if not name or name == ":memory:" or "mode=memory" in str(engine.url):
+        return id(engine.dialect)
+    return os.path.realpath(name)
+
+
+def subscribe(engine: sa.Engine, deliver: _Deliver) -> Callable[[], None]:
+    """Call ``deliver(channel, text)`` for each notification of an engine's database; return what ends this."""
+    database = database_of(engine)
+    with _lock:
+        _subscribers.setdefault(database, []).append(deliver)
+
+    def end() -> None:
+        with _lock:
+            _subscribers[database].remove(deliver)
+
+    return end
+
+
+def notify_within_process(engine: sa.Engine, channel_of: Callable[[Any], str | None]) -> None:
+    """Notify the subscribers of an engine's database after each commit of a transaction that has sent something.
+
+    :param channel_of: returns the channel of the queue whose jobs a statement has made pending, from its context.
+    """
+    dialect, database = engine.dialect, database_of(engine)
+    commit = dialect.do_commit
+
+    def do_commit(connection: Any) -> None:
+        commit(connection)
+        sent = connection.info.pop(_PENDING, None) if hasattr(connection, "info") else None
+        for channel, text in dict.fromkeys(sent or ()):
+            with _lock:
+                delivers = [*_subscribers.get(database, ())]
+            for deliver in delivers:
+                deliver(channel, text)
+
+    dialect.do_commit = do_commit  # type: ignore[method-assign, assignment] # of this engine only
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def changed(
+        connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+    ) -> None:
+        if context is None or not (context.isinsert or context.isupdate) or OWN_WORK.get():
+            return
+        channel = channel_of(context)
+        if channel is not None:
+            send(connection.connection.info, channel, Signal.POLL)
+
+    @event.listens_for(engine, "rollback")
+    def forget(connection: sa.Connection) -> None:
+        connection.connection.info.pop(_PENDING, None)
+
+
+def channel_of_change(context: Any) -> str | None:
+    """Return the channel of the queue whose jobs an INSERT or UPDATE has made pending; None for any other."""
+    table = getattr(getattr(context.compiled, "compile_state", None), "dml_table", None)
+    spec = None if table is None else queue_of(table)
+    if spec is None:
+        return None
+    if context.isupdate and OURS in context.execution_options:
+        # A settlement by a Consumer, which knows itself when the job is due again, or a verb of the program.
+        state = context.compiled_parameters[0].get(spec.columns["status"].key)
+        if state != spec.status_value("pending"):
+            return None
+    return backend().channel_of(spec)
+
+
+def send(info: Any, channel: str, text: str) -> None:
+    """Send a notification when the transaction of a connection is committed.
+
+    :param info: the ``info`` of the connection.
+    """
+    info.setdefault(_PENDING, []).append((channel, str(text)))
+
+
+def clear_in_child() -> None:
+    """Forget the subscribers of the parent process."""
+    _subscribers.clear()
+
+
+os.register_at_fork(after_in_child=clear_in_child)

@@ -1,0 +1,130 @@
+"""Statements that change rows in several places, as a series of steps in one transaction.
+
+PostgreSQL executes an UPDATE in a CTE and selects what it returned in one statement. Other engines have no CTE that
+changes rows: each is executed by itself, before the statement that uses it. Its rows are given to the following
+statements as one JSON document, which the compiler reads in the place of the CTE.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import sqlalchemy as sa
+from sqlalchemy.sql.selectable import CTE
+
+_PREFIX = "sqlaqueue_rows_"
+_SHARED = "_sqlaqueue_shared"
+
+_steps: WeakKeyDictionary[Any, tuple[CTE, ...]] = WeakKeyDictionary()
+
+
+def is_step(cte: CTE) -> bool:
+    """Return whether a CTE is executed before the statement, so that its rows are given as a parameter."""
+    return cte.element.is_dml or _SHARED in cte.__dict__
+
+
+def rows_parameter(cte: CTE) -> sa.BindParameter[Any]:
+    """Return the parameter with the rows of a CTE that was executed before, as JSON."""
+    return sa.bindparam(f"{_PREFIX}{cte.name}", type_=sa.Text(), unique=False)
+
+
+def steps_of(statement: Any) -> tuple[CTE, ...]:
+    """Return the CTEs of a statement that are executed before it, in this order."""
+    found = _steps.get(statement)
+    if found is None:
+        found = _steps[statement] = tuple(_find_steps(statement))
+    return found
+
+
+def execute_steps(connection: sa.Connection, statement: Any, given: Mapping[str, Any], run: Any) -> dict[str, str]:
+    """Execute the steps of a statement; return their rows as parameters of the statement itself.
+
+    :param given: the parameters of the statement.
+    :param run: executes one step, and returns the rows as the driver has them.
+    """
+    rows: dict[str, str] = {}
+    for cte in steps_of(statement):
+        parameters = {**given, **rows}
+        used = {
+            bind.key: parameters[bind.key]
+            for bind in _elements(cte.element)
+            if isinstance(bind, sa.BindParameter) and bind.key in given
+        }
+        needed = {rows_parameter(other).key for other in _ctes(cte.element) if is_step(other)}
+        used |= {name: text for name, text in rows.items() if name in needed}
+        rows[rows_parameter(cte).key] = json.dumps(run(connection, cte, used), default=_hexadecimal)
+    return rows
+
+
+def _hexadecimal(value: Any) -> str:
+    return bytes(value).hex()
+
+
+def _children(element: Any) -> Iterator[Any]:
+    yield from element.get_children()
+    # The tables of an UPDATE are known by its columns only.
+    table = getattr(element, "table", None)
+    if isinstance(table, CTE):
+        yield table
+
+
+def _elements(statement: Any) -> Iterator[Any]:
+    seen, stack = set(), [statement]
+    while stack:
+        element = stack.pop()
+        if id(element) in seen:
+            continue
+        seen.add(id(element))
+        yield element
+        stack.extend(_children(element))
+
+
+def _ctes(statement: Any) -> Iterator[CTE]:
+    for element in _elements(statement):
+        if isinstance(element, CTE) and element is not statement:
+            yield element
+
+
+def _find_steps(statement: Any) -> Iterator[CTE]:
+    changing = [cte for cte in dict.fromkeys(_ctes(statement)) if cte.element.is_dml]
+    if not changing:
+        return
+    # A query that several steps read is executed once: after the first of them it would find other rows.
+    users: dict[CTE, int] = {}
+    for part in [*(cte.element for cte in changing), statement]:
+        for cte in {cte for cte in _within(part) if not cte.element.is_dml}:
+            users[cte] = users.get(cte, 0) + 1
+    done: set[CTE] = set()
+    for cte, number in users.items():
+        if number > 1 and not any(inner.element.is_dml for inner in _ctes(cte.element)):
+            cte.__dict__[_SHARED] = True
+    for cte in changing:
+        yield from _in_order(cte, done)
+
+
+def _within(part: Any) -> Iterator[CTE]:
+    """Return the CTEs that a part of a statement uses, but not those inside of a CTE that is a step of its own."""
+    seen, stack = set(), [*_children(part)]
+    while stack:
+        element = stack.pop()
+        if id(element) in seen:
+            continue
+        seen.add(id(element))
+        if isinstance(element, CTE):
+            yield element
+            if element.element.is_dml:
+                continue
+        stack.extend(_children(element))
+
+
+def _in_order(cte: CTE, done: set[CTE]) -> Iterator[CTE]:
+    if cte in done:
+        return
+    done.add(cte)
+    for inner in dict.fromkeys(_ctes(cte.element)):
+        if is_step(inner) and inner is not cte:
+            yield from _in_order(inner, done)
+    yield cte

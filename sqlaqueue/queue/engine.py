@@ -1,0 +1,131 @@
+"""What a database other than PostgreSQL has to give, and how a dialect is known to be prepared for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
+
+from sqlaqueue.queue.backend import Checks, backend
+
+OURS = "sqlaqueue_statement"
+"""The execution option of statements of the library."""
+
+OWN_WORK: ContextVar[bool] = ContextVar("sqlaqueue_own_work", default=False)
+"""Whether a transaction that begins is one of the library's own, which writes later if it does not do so at first."""
+
+PREPARED_BY = {
+    "sqlite": "sqlaqueue.sqlite.prepare(engine)",
+}
+"""The call that prepares an engine, by the name of its dialect."""
+
+_PREPARED = "_sqlaqueue_engine"
+
+
+class OtherEngine(Protocol):
+    """A database other than PostgreSQL.
+
+    Its compiler, types and transactions belong to the dialect of the engine that is prepared for it.
+    """
+
+    name: str
+    """The name of SQLAlchemy's dialect."""
+    title: str
+    """The name for people."""
+
+    @property
+    def checks(self) -> Checks:
+        """What the database lacks for a queue."""
+        ...
+
+    def check_supported(self, spec: Any) -> None:
+        """Raise ConfigurationError for a queue with options that the database cannot carry."""
+        ...
+
+    def check_pool(self, engine: sa.Engine, who: str) -> None:
+        """Raise ConfigurationError for an engine whose connections a Consumer cannot use."""
+        ...
+
+    def subscribe(self, engine: sa.Engine, deliver: Callable[[str, str], None]) -> Callable[[], None]:
+        """Call ``deliver(channel, text)`` for notifications that are sent in this process; return what ends this."""
+        ...
+
+    def sqlstate(self, error: DBAPIError) -> str | None:
+        """Return the SQLSTATE that PostgreSQL would have raised; None for an error without a counterpart."""
+        ...
+
+    def violated_constraint(self, error: DBAPIError) -> str | None:
+        """Return the name of the constraint or unique index that a statement has violated; None for other errors."""
+        ...
+
+    def violated_column(self, error: DBAPIError) -> str | None:
+        """Return the name of the column that may not be NULL; None for other errors."""
+        ...
+
+    def violated_table(self, error: DBAPIError) -> str | None:
+        """Return the name of the table whose constraint was violated; None for other errors."""
+        ...
+
+
+_drivers: dict[str, OtherEngine] = {}
+
+
+def mark_prepared(dialect: sa.Dialect, engine: OtherEngine, drivers: tuple[str, ...]) -> bool:
+    """Mark a dialect as prepared; return False if it has been before.
+
+    :param drivers: the modules whose errors are those of this database.
+    """
+    known = _PREPARED in dialect.__dict__
+    dialect.__dict__[_PREPARED] = engine
+    _drivers.update(dict.fromkeys(drivers, engine))
+    return not known
+
+
+def engine_of(dialect: sa.Dialect) -> OtherEngine | None:
+    """Return the engine for which a dialect is prepared; None for PostgreSQL, and for one that is not prepared."""
+    found: OtherEngine | None = dialect.__dict__.get(_PREPARED)
+    return found
+
+
+def engine_of_error(error: DBAPIError) -> OtherEngine | None:
+    """Return the engine whose driver raised an error; None for PostgreSQL."""
+    return _drivers.get(type(error.orig).__module__.partition(".")[0]) if _drivers else None
+
+
+def checks_of(bound: Any) -> Checks:
+    """Return the checks of the database to which a Session or Connection belongs."""
+    if not _drivers:
+        return backend().checks
+    bind = bound.get_bind() if hasattr(bound, "get_bind") else bound
+    other = engine_of(bind.dialect)
+    return backend().checks if other is None else other.checks
+
+
+def checks_of_error(error: Any) -> Checks:
+    """Return the checks of the database that raised an error."""
+    other = engine_of_error(error) if isinstance(error, DBAPIError) else None
+    return backend().checks if other is None else other.checks
+
+
+@contextlib.contextmanager
+def own_work() -> Iterator[None]:
+    """Begin transactions as the library's own, which write."""
+    token = OWN_WORK.set(True)
+    try:
+        yield
+    finally:
+        OWN_WORK.reset(token)
+
+
+def mark_of(statement: Any, options: Mapping[str, Any]) -> Any:
+    """Return how a statement that is executed is marked as one of the library's: True, or the queue of a claim.
+
+    None for a statement of the program.
+    """
+    inner = getattr(statement, "element", None)
+    mark = options.get(OURS) or getattr(inner, "_execution_options", {}).get(OURS)
+    return mark or OWN_WORK.get() or None

@@ -1,0 +1,161 @@
+"""The compilers of a prepared engine: they translate statements, tables and types that are written for PostgreSQL."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, SQLiteTypeCompiler
+
+from sqlaqueue.engines.compiler import TranslatingCompiler
+from sqlaqueue.sqlite.types import moment_text
+
+
+def _now() -> str:
+    return moment_text(datetime.now(UTC))
+
+
+# One parameter for all uses in a statement, so that they have the same value.
+_NOW = sa.bindparam("sqlaqueue_now", callable_=_now, type_=sa.Text(), unique=False)
+
+_NOW_IN_DDL = "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"
+"""Without a function of ours, as the row may be inserted by another program."""
+
+
+class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[misc] # it replaces methods on purpose
+    """Translates statements."""
+
+    def now(self, **options: Any) -> str:
+        """Return a parameter: the file is local, and so the clock of the database is that of this machine."""
+        options.pop("add_to_result_map", None)
+        return self.process(_NOW, **options)
+
+    def moved(self, moment: str, seconds: str) -> str:
+        """Return the call of a function that :mod:`sqlaqueue.sqlite.functions` adds to each connection."""
+        return f"sqlaqueue_moved({moment}, {seconds})"
+
+    def epoch(self, moment: str) -> str:
+        """Return the call of a function, as above."""
+        return f"sqlaqueue_epoch({moment})"
+
+    def rows_in(self, document: sa.BindParameter[Any], name: str) -> sa.FromClause:
+        """Return the rows of ``json_each()``."""
+        return sa.func.json_each(document).table_valued(sa.column("value"), sa.column("key"), name=name)
+
+    def value_in(self, rows: sa.FromClause, number: int, type_: Any) -> sa.ColumnElement[Any]:
+        """Return the value; bytes are hexadecimal in the document."""
+        value = sa.func.json_extract(rows.c.value, sa.literal_column(f"'$[{number}]'"), type_=type_)
+        return sa.func.sqlaqueue_bytes(value, type_=type_) if isinstance(type_, sa.LargeBinary) else value
+
+    def each_value(self, array: str) -> str:
+        """Return a SELECT from ``json_each()``."""
+        return f"SELECT value FROM json_each({array})"  # noqa: S608 - the array is a parameter
+
+    def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
+        """Give a SELECT a WHERE, without which SQLite takes ON CONFLICT for the condition of a join."""
+        if insert_stmt.select is not None and insert_stmt._post_values_clause is not None:  # noqa: SLF001 - not public
+            rows = insert_stmt.select
+            if not isinstance(rows, sa.Select):
+                rows = sa.select(rows.subquery("sqlaqueue_inserted"))
+            insert_stmt = insert_stmt._clone()  # noqa: SLF001 - as above
+            insert_stmt.select = rows.where(sa.literal_column("1 = 1"))
+        rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
+        return rendered
+
+    def visit_cast(self, cast: Any, **options: Any) -> str:
+        """Leave out the casts to types that SQLite would take for numbers."""
+        target = cast.type.dialect_impl(self.dialect)
+        if isinstance(target, sa.JSON):
+            return f"json({self.process(cast.clause, **options)})"
+        if isinstance(target, sa.String) and isinstance(cast.clause.type, sa.Uuid):
+            return f"sqlaqueue_uuid_text({self.process(cast.clause, **options)})"
+        if isinstance(cast.type, sa.Integer | sa.Float | sa.String) and not isinstance(cast.type, sa.Enum):
+            rendered: str = super().visit_cast(cast, **options)
+            return rendered
+        return self.process(cast.clause, **options)
+
+    def visit_greatest_func(self, function: Any, **options: Any) -> str:
+        """Render ``max()``, which is NULL where one of its arguments is; PostgreSQL passes over those."""
+        return self._extreme("max", function, **options)
+
+    def visit_least_func(self, function: Any, **options: Any) -> str:
+        """Render ``min()``, as above."""
+        return self._extreme("min", function, **options)
+
+    def _extreme(self, name: str, function: Any, **options: Any) -> str:
+        first, *others = self._arguments(function, **options)
+        for other in others:
+            first = f"coalesce({name}({first}, {other}), {first}, {other})"
+        return first
+
+    def visit_array_agg_func(self, function: Any, **options: Any) -> str:
+        """Render the aggregate that makes a JSON array."""
+        return f"json_group_array({', '.join(self._arguments(function, **options))})"
+
+    def visit_concat_func(self, function: Any, **options: Any) -> str:
+        """Render the operator; a missing argument is an empty text."""
+        return "(" + " || ".join(f"coalesce({each}, '')" for each in self._arguments(function, **options)) + ")"
+
+    def visit_table_valued_alias(self, element: Any, **options: Any) -> str:
+        """Translate ``unnest()`` of several arrays, with the number of each row."""
+        function = element.element
+        if getattr(function, "name", None) != "unnest" or not options.get("asfrom"):
+            rendered: str = super().visit_table_valued_alias(element, **options)
+            return rendered
+        arrays = self._arguments(function)
+        names = [self.preparer.quote(column.name) for column in element.c]
+        columns = [f"array_{number}.value AS {name}" for number, name in enumerate(names[: len(arrays)])]
+        columns += [f"array_0.key + 1 AS {name}" for name in names[len(arrays) :]]
+        tables = f"json_each({arrays[0]}) AS array_0" + "".join(
+            f" JOIN json_each({array}) AS array_{number} ON array_{number}.key = array_0.key"
+            for number, array in enumerate(arrays[1:], start=1)
+        )
+        table = self.preparer.quote(element.name)
+        return f"(SELECT {', '.join(columns)} FROM {tables}) AS {table}"  # noqa: S608 - the names are quoted
+
+    def visit_lateral(self, lateral_: Any, **kw: Any) -> str:
+        """Refuse what has no plain form: SQLite has no LATERAL."""
+        raise NotImplementedError(f"LATERAL {lateral_.name}")
+
+
+class TableCompiler(SQLiteDDLCompiler):
+    """Translates tables and indexes."""
+
+    def visit_create_index(self, create: Any, *positional: Any, **options: Any) -> str:
+        """Render the predicate of a partial index."""
+        index = create.element
+        where = index.dialect_options["postgresql"]["where"]
+        if where is None or index.dialect_options["sqlite"]["where"] is not None:
+            rendered: str = super().visit_create_index(create, *positional, **options)
+            return rendered
+        index.dialect_options["sqlite"]["where"] = where
+        try:
+            rendered = super().visit_create_index(create, *positional, **options)
+        finally:
+            index.dialect_options["sqlite"]["where"] = None
+        return rendered
+
+    def get_column_default_string(self, column: sa.Column[Any]) -> str | None:
+        """Render the default of a moment in the format of all other moments."""
+        default = column.server_default
+        if isinstance(default, sa.DefaultClause) and getattr(default.arg, "name", None) in {
+            "now",
+            "statement_timestamp",
+            "clock_timestamp",
+        }:
+            return _NOW_IN_DDL
+        rendered: str | None = super().get_column_default_string(column)
+        return rendered
+
+
+class TypeCompiler(SQLiteTypeCompiler):
+    """Translates the types of columns."""
+
+    def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
+        """Render JSON."""
+        return "JSON"
+
+    def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
+        """Render JSON."""
+        return "JSON"

@@ -1,0 +1,86 @@
+"""Prepares an engine for SQLite: its compilers, its types, its transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql
+
+from sqlaqueue.engines.events import carry_out_statements
+from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.postgresql.key_arrays import TextArray
+from sqlaqueue.queue.engine import mark_prepared
+from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
+from sqlaqueue.sqlite.engine import SQLite
+from sqlaqueue.sqlite.functions import add_functions
+from sqlaqueue.sqlite.transactions import begin_when_needed
+from sqlaqueue.sqlite.types import Array, Moment, Span
+
+_OLDEST = (3, 35)
+_TYPES = {
+    sa.DateTime: Moment,
+    sa.Interval: Span,
+    postgresql.JSONB: sa.JSON,
+    TextArray: Array,
+    sa.ARRAY: Array,
+}
+
+
+def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
+    """Prepare an engine, so that models with queues can be used with its sessions.
+
+    Call it once, before the engine is used. It sets the file to write-ahead logging, in which readers and the writer
+    do not wait for each other, and lets transactions begin with ``BEGIN IMMEDIATE`` where they begin with a write.
+
+    :param engine: an Engine or an AsyncEngine.
+    :param busy_timeout: how many seconds a transaction waits for that of another connection before it raises an error.
+    :raises ConfigurationError: if the engine is for another database, or SQLite is older than 3.35.
+    """
+    sync: sa.Engine = getattr(engine, "sync_engine", engine)
+    dialect: Any = sync.dialect
+    if dialect.name != "sqlite":
+        msg = f"sqlaqueue.sqlite.prepare({engine!r}): the engine is for {dialect.name}; use create_engine('sqlite:///...')"
+        raise ConfigurationError(msg)
+    version = dialect.dbapi.sqlite_version_info
+    if version < _OLDEST:
+        msg = (
+            f"sqlaqueue.sqlite.prepare({engine!r}): SQLite {'.'.join(map(str, version))} has no UPDATE .. RETURNING; "
+            "use a Python that is linked with SQLite 3.35 or newer"
+        )
+        raise ConfigurationError(msg)
+    other = SQLite()
+    if not mark_prepared(dialect, other, ("sqlite3", "aiosqlite")):
+        return
+    dialect.statement_compiler, dialect.ddl_compiler = StatementCompiler, TableCompiler
+    dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
+    dialect.colspecs = {**dialect.colspecs, **_TYPES}
+    dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    sync.clear_compiled_cache()
+
+    def connected(connection: Any, record: Any) -> None:
+        # The driver begins no transaction by itself.
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute(f"PRAGMA busy_timeout = {int(busy_timeout * 1000)}")
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.close()
+        add_functions(connection, lambda channel, text: send(record.info, channel, text))
+
+    event.listen(sync, "connect", connected)
+    begin_when_needed(sync)
+    notify_within_process(sync, channel_of_change)
+    carry_out_statements(sync, other, _run_step)
+
+
+def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]) -> list[list[Any]]:
+    result = connection.execute(cte.element, parameters)
+    if not result.returns_rows:
+        return []
+    # As the driver has them: the following statements give them back to it.
+    rows = [list(row) for row in result.cursor.fetchall()]
+    result.close()
+    return rows

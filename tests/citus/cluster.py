@@ -66,6 +66,11 @@ class CitusDatabase:
         """Return the same with a search path to a schema."""
         return CitusDatabase(self.address.update_query_dict({"options": f"-csearch_path={name}"}))
 
+    @property
+    def schema(self) -> str:
+        """The schema of :meth:`in_schema`."""
+        return str(self.address.query["options"]).partition("=")[2]
+
     def on_node(self, host: str, port: int) -> CitusDatabase:
         """Return the same on another node."""
         if host.startswith("/"):

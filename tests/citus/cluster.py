@@ -77,6 +77,12 @@ class CitusDatabase:
             return CitusDatabase(self.address.update_query_dict({"host": host, "port": str(port)}))
         return CitusDatabase(self.address.set(host=host, port=port))
 
+    def nodes(self) -> list[CitusDatabase]:
+        """Return the same on each worker."""
+        with self.connect() as connection:
+            found = connection.execute("SELECT nodename, nodeport FROM pg_dist_node WHERE groupid > 0 ORDER BY nodeid")
+            return [self.on_node(host, port) for host, port in found]
+
 
 @dataclass(frozen=True)
 class Cluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,26 @@ NO_CLUSTER = (
 )
 
 
+class SkippedModule(pytest.Module):
+    """A module that is not imported, as there is no cluster."""
+
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        pytest.skip(NO_CLUSTER, allow_module_level=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip each file as a whole, so that the reason is printed once for each."""
+    if Path(__file__).parent in module_path.parents and not place_of(parent.config):
+        return SkippedModule.from_parent(parent, path=module_path)
+    return None
+
+
+def place_of(config: pytest.Config) -> str | None:
+    """Return the URL of a cluster, or the directory with the programs; None without Citus."""
+    return config.getoption("--citus") or os.environ.get("SQLAQUEUE_CITUS_URL")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "placement" in metafunc.fixturenames:
         metafunc.parametrize("placement", ["schema", "distributed"])
@@ -27,9 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster | None]:
     """The cluster that this session has started; None where a URL names one."""
-    place = pytestconfig.getoption("--citus") or os.environ.get("SQLAQUEUE_CITUS_URL")
-    if not place:
-        pytest.skip(NO_CLUSTER)
+    place = str(place_of(pytestconfig))
     if "://" in place:
         yield None
         return
@@ -41,7 +59,7 @@ def cluster(pytestconfig: pytest.Config) -> Iterator[Cluster | None]:
 def citus_database(pytestconfig: pytest.Config, cluster: Cluster | None) -> Iterator[CitusDatabase]:
     """A database with Citus; of the one that a URL names, only schemas of the tests' own are used."""
     if cluster is None:
-        yield CitusDatabase.of_url(pytestconfig.getoption("--citus") or os.environ["SQLAQUEUE_CITUS_URL"])
+        yield CitusDatabase.of_url(str(place_of(pytestconfig)))
         return
     with cluster.database() as database:
         yield database

@@ -13,7 +13,12 @@ from tests.consumer.models import Models, models
 
 TENANTS = 4
 
-DISTRIBUTE = ("SELECT create_distributed_table('job', 'tenant')", "SELECT create_reference_table('sqlaqueue_control')")
+DISTRIBUTE = (
+    "SELECT create_distributed_table('job', 'tenant')",
+    "SELECT create_reference_table('sqlaqueue_control')",
+    # So that Consumers which are connected to a worker find it.
+    "SELECT citus_add_local_table_to_metadata('sqlaqueue_consumer')",
+)
 
 
 def tenant_of(key: int) -> int:

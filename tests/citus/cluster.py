@@ -57,10 +57,14 @@ class CitusDatabase:
         """Return what ``create_engine`` takes."""
         return self.address.set(drivername=f"postgresql+{driver}").render_as_string(hide_password=False)
 
+    @property
+    def dsn(self) -> str:
+        """What ``psycopg.connect`` takes."""
+        return self.address.set(drivername="postgresql").render_as_string(hide_password=False)
+
     def connect(self) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a plain connection in autocommit."""
-        url = self.address.set(drivername="postgresql").render_as_string(hide_password=False)
-        return psycopg.connect(url, autocommit=True)
+        return psycopg.connect(self.dsn, autocommit=True)
 
     def in_schema(self, name: str) -> CitusDatabase:
         """Return the same with a search path to a schema."""
@@ -82,6 +86,14 @@ class CitusDatabase:
         with self.connect() as connection:
             found = connection.execute("SELECT nodename, nodeport FROM pg_dist_node WHERE groupid > 0 ORDER BY nodeid")
             return [self.on_node(host, port) for host, port in found]
+
+    def node_of(self, table: str) -> CitusDatabase:
+        """Return the same on the worker that has a table of a distributed schema."""
+        query = "SELECT nodename, nodeport FROM citus_shards WHERE table_name = %s::regclass"
+        with self.connect() as connection:
+            row = connection.execute(query, [table]).fetchone()
+        assert row is not None, f"{table} is not on a worker"
+        return self.on_node(*row)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def test_wrong_values(values: Any) -> None:
         ("strategy='batch_select'", {"strategy": "batch_select"}),
         ("unique", {"unique": Unique("tenant")}),
         ("limits, rates, order or fair", {"limits": [Limit(1)]}),
-        ("retention", {"retention": 3600}),
+        ("retention", {"retention": {"completed": 3600}}),
         ("attempt_history", {"attempt_history": 3600}),
     ],
 )

@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import sessionmaker
 
+from sqlaqueue import Consumer, Distribution
 from tests.citus.cluster import CitusDatabase, Cluster, kill
 from tests.citus.conftest import schema_in
-from tests.citus.models import create, models_for
+from tests.citus.models import TENANTS, create, models_for
 from tests.consumer.bench import Bench
+from tests.consumer.processes import wait_until
 from tests.faults.conftest import fork_server as fork_server  # noqa: PLC0414 - a fixture
 from tests.faults.conftest import seed_of
 from tests.faults.fork_server import ForkServer
@@ -61,16 +65,20 @@ def kill_and_restart(harness: Harness, servers: Sequence[Server]) -> None:
         kill(server)
     time.sleep(harness.rng.random())
     for server in servers:
-        for left in reversed(range(50)):
-            try:
-                server.start()
-            except RuntimeError:
-                # A process of the killed server still holds its shared memory.
-                if not left:
-                    raise
-                time.sleep(0.1)
-            else:
-                break
+        restart(server)
+
+
+def restart(server: Server) -> None:
+    """Start a killed server, as soon as no process of it holds its shared memory any more."""
+    for left in reversed(range(50)):
+        try:
+            server.start()
+        except RuntimeError:
+            if not left:
+                raise
+            time.sleep(0.1)
+        else:
+            return
 
 
 def work_while_nodes_are_killed(harness: Harness, cluster: Cluster) -> None:
@@ -102,6 +110,42 @@ def make_citus_harness(
 def test_no_job_is_lost_when_nodes_are_killed(own_cluster: Cluster, make_citus_harness: MakeCitusHarness) -> None:
     with make_citus_harness(None) as harness:
         work_while_nodes_are_killed(harness, own_cluster)
+
+
+def test_shards_on_other_nodes_are_served_while_a_node_is_away(
+    own_cluster: Cluster, schema: CitusDatabase, engine: sa.Engine
+) -> None:
+    job, sessions = create(engine, "distributed").job, sessionmaker(engine)
+    with sessions() as session:
+        session.add_all(job(id=key) for key in range(10 * TENANTS))
+        session.commit()
+        place = sa.text(
+            "SELECT nodename FROM citus_shards WHERE shardid = get_shard_id_for_distribution_column('job', :tenant)"
+        )
+        nodes = [session.scalar(place, {"tenant": tenant}) for tenant in range(TENANTS)]
+    away = own_cluster.workers[0]
+    others = {tenant for tenant, node in enumerate(nodes) if node != str(away.directory)}
+    assert 0 < len(others) < TENANTS, "the values are on both workers"
+    ran: list[int] = []
+    consumer = Consumer(
+        job,
+        lambda session, job: ran.append(job.tenant),
+        sessions,
+        batch_size=2,
+        poll_interval=0.05,
+        distribution=Distribution("tenant", range(TENANTS)),
+    )
+    kill(away)
+    try:
+        with consumer:
+            wait_until(lambda: len(ran) >= 10 * len(others))
+            assert set(ran) == others
+            restart(away)
+            wait_until(lambda: len(ran) == 10 * TENANTS)
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            restart(away)
+        raise
 
 
 def test_the_history_shows_effects_that_are_not_committed_with_the_outcome(

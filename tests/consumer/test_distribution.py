@@ -94,7 +94,7 @@ def test_the_turn_goes_on_behind_the_last_value_that_had_jobs() -> None:
     values = ["a", "b", "c", "b"]
     turns = ShardTurns(Distribution("tenant", lambda: values))
     assert turns.begin() == ["a", "b", "c"]
-    turns.claimed("b")
+    turns.served("b")
     assert turns.begin() == ["c", "a", "b"]
     values[:] = ["a", "c"]
     assert turns.begin() == ["a", "c"], "the last value is gone"

@@ -102,9 +102,14 @@ class Claimer:
         if self._shards is None:
             return self._execute_once(session, statement, parameters)
         for value in self._shards.begin():
-            jobs = self._execute_once(session, statement, {**(parameters or {}), SHARD: value})
+            try:
+                jobs = self._execute_once(session, statement, {**(parameters or {}), SHARD: value})
+            except Exception:
+                # The next claim begins behind it, as the server that has its shard may be away for long.
+                self._shards.served(value)
+                raise
             if jobs:
-                self._shards.claimed(value)
+                self._shards.served(value)
                 return jobs
         return []
 

@@ -10,8 +10,9 @@ from sqlaqueue.queue.distribution import Distribution
 class ShardTurns:
     """Round robin over the values of a :class:`~sqlaqueue.Distribution`.
 
-    A claim begins with the value after the last one that had jobs. Threads may claim at once: assigning the last value
-    is atomic, and two claims that begin with the same value leave each other's jobs alone.
+    A claim begins with the value after the last one that had jobs, or whose server did not answer. Threads may claim at
+    once: assigning the last value is atomic, and two claims that begin with the same value leave each other's jobs
+    alone.
     """
 
     def __init__(self, distribution: Distribution) -> None:
@@ -24,6 +25,6 @@ class ShardTurns:
         after = values.index(last) + 1 if last in values else 0
         return values[after:] + values[:after]
 
-    def claimed(self, value: Any) -> None:
-        """Record that a claim has found jobs with this value."""
+    def served(self, value: Any) -> None:
+        """Record that a claim has found jobs with this value, or has failed."""
         self._last = value

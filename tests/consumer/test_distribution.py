@@ -94,10 +94,31 @@ def test_the_turn_goes_on_behind_the_last_value_that_had_jobs() -> None:
     values = ["a", "b", "c", "b"]
     turns = ShardTurns(Distribution("tenant", lambda: values))
     assert turns.begin() == ["a", "b", "c"]
-    turns.served("b")
+    turns.claimed("b", 1)
     assert turns.begin() == ["c", "a", "b"]
     values[:] = ["a", "c"]
     assert turns.begin() == ["a", "c"], "the last value is gone"
+
+
+def test_values_whose_server_is_away_are_left_out_for_longer_each_time() -> None:
+    now = 0.0
+    turns = ShardTurns(Distribution("tenant", ["a", "b"]), lambda: now)
+    turns.failed("a")
+    assert turns.begin() == ["b"]
+    now = 5.0
+    assert turns.begin() == ["a", "b"], "it is tried again"
+    turns.failed("a")
+    now = 10.0
+    assert turns.begin() == ["b"]
+    turns.failed("b")
+    assert turns.begin() == ["a", "b"], "none is left"
+    turns.claimed("b", 0)
+    assert turns.begin() == ["b"]
+    now = 15.0
+    turns.claimed("a", 0)
+    turns.failed("a")
+    now = 20.0
+    assert turns.begin() == ["a", "b"], "an answer has ended the longer pauses"
 
 
 @pytest.mark.parametrize(

@@ -105,11 +105,10 @@ class Claimer:
             try:
                 jobs = self._execute_once(session, statement, {**(parameters or {}), SHARD: value})
             except Exception:
-                # The next claim begins behind it, as the server that has its shard may be away for long.
-                self._shards.served(value)
+                self._shards.failed(value)
                 raise
+            self._shards.claimed(value, len(jobs))
             if jobs:
-                self._shards.served(value)
                 return jobs
         return []
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from sqlaqueue.engines.steps import execute_steps, steps_of
-from sqlaqueue.queue.engine import OtherEngine, mark_of
+from sqlaqueue.queue.engine import OtherEngine, mark_of, own_work
 
 RunStep = Callable[[sa.Connection, Any, Mapping[str, Any]], list[list[Any]]]
 
@@ -37,6 +37,7 @@ def carry_out_statements(engine: sa.Engine, other: OtherEngine, run_step: RunSte
             other.check_supported(mark)
             supported.add(mark)
         if steps_of(statement):
-            rows = execute_steps(connection, statement, params, run_step)
+            with own_work():
+                rows = execute_steps(connection, statement, params, run_step)
             return statement, multiparams, {**params, **rows}
         return statement, multiparams, params

@@ -22,6 +22,7 @@ from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.keys import Key, keys_by_token, keys_from
+from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.returning import returning_keys
@@ -117,6 +118,9 @@ def _is_connected(session: Session) -> bool:
 
 
 def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
+    if engine_of(connection.dialect) is not None:
+        # It has no locks of rows that a claim or a rescue would pass over.
+        return
     isolation, spec, running = session.info[_CALL]
     level: Any = isolation.of(connection)
     # In a savepoint, also of a test's transaction that the session has joined, the level cannot change any more.

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Distribution, Limit, QueueConfig, QueueMixin, Unique, claim
+from sqlaqueue import AsyncConsumer, Consumer, Distribution, Limit, QueueConfig, QueueMixin, Unique, claim
 from sqlaqueue.consumer.claiming.shard_turns import ShardTurns
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.exc import ConfigurationError
 from tests.consumer.processes import wait_until
+from tests.servers import Database
 from tests.shared_database import engine as engine  # noqa: PLC0414 - a fixture
 from tests.shared_database import shared as shared  # noqa: PLC0414 - a fixture
 
@@ -57,6 +59,20 @@ def test_each_value_is_served_after_at_most_one_claim_of_each_other(sessions: se
     assert consumer.drain() == 12
     assert max(ran.index(1), ran.index(2)) < 2 + TENANTS - 1
     assert max(polled) <= 2, "a claim is of one value"
+
+
+async def test_the_values_of_an_async_consumer(sessions: sessionmaker[Session], shared: Database) -> None:
+    enqueue(sessions, t0=4, t1=1, t2=1)
+    ran: list[int] = []
+
+    async def run(session: AsyncSession, job: Any) -> None:
+        ran.append(job.tenant)
+
+    engine = create_async_engine(shared.url("asyncpg"))
+    consumer = AsyncConsumer(Task, run, async_sessionmaker(engine), batch_size=2, distribution=SHARDS)
+    assert await consumer.drain() == 6
+    assert max(ran.index(1), ran.index(2)) < 2 + TENANTS - 1
+    await engine.dispose()
 
 
 def test_values_that_are_not_served_are_left_alone(sessions: sessionmaker[Session]) -> None:

@@ -9,9 +9,21 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Distribution, cancel, claim, complete, pause, purge, requeue, resume
+from sqlaqueue import (
+    Consumer,
+    Distribution,
+    QueueConfig,
+    QueueMixin,
+    cancel,
+    claim,
+    complete,
+    pause,
+    purge,
+    requeue,
+    resume,
+)
 from sqlaqueue.consumer.core import intervals
 from tests.citus.cluster import CitusDatabase
 from tests.citus.conftest import engine_of, schema_in
@@ -255,3 +267,26 @@ def test_a_consumer_connected_to_a_worker(queue: Queue, citus_database: CitusDat
             Consumer(queue.Job, lambda session, job: ran.update([job.id]), sessions, **queue.options).drain()
     assert len(ran) == 5 * len(nodes)
     assert queue.states() == {"completed": 5 * len(nodes)}
+
+
+def test_old_jobs_of_a_schema_are_deleted(
+    sharded_engine: sa.Engine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(strategy="update_status", notify=False, retention={"completed": 1})
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    monkeypatch.setattr(intervals, "RETENTION", 0.1)
+    Base.metadata.create_all(sharded_engine)
+    sessions = sessionmaker(sharded_engine)
+    with sessions() as session:
+        session.add_all(Job() for _ in range(3))
+        session.commit()
+    count = sa.select(sa.func.count()).select_from(Job)
+    with Consumer(Job, lambda session, job: None, sessions, poll_interval=0.05), sessions() as session:
+        wait_until(lambda: session.scalar(count) == 0)
+    assert "maintenance" not in caplog.text

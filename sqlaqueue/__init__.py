@@ -29,6 +29,7 @@ from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.postgresql import backend as _backend  # noqa: F401 - importing it registers it
 from sqlaqueue.queue.config import QueueConfig
+from sqlaqueue.queue.distribution import Distribution
 from sqlaqueue.queue.flow_control import Fair, Limit, Order, Rate
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.queue.states import States
@@ -59,6 +60,7 @@ __all__ = [
     "Cancel",
     "Constant",
     "Consumer",
+    "Distribution",
     "Enqueued",
     "Exponential",
     "Fail",

@@ -15,10 +15,13 @@ from sqlaqueue.queue.engine import OtherEngine, mark_of
 RunStep = Callable[[sa.Connection, Any, Mapping[str, Any]], list[list[Any]]]
 
 
-def carry_out_statements(engine: sa.Engine, other: OtherEngine, run_step: RunStep) -> None:
+def carry_out_statements(
+    engine: sa.Engine, other: OtherEngine, run_step: RunStep, *, locks_apart: bool = False
+) -> None:
     """Execute the steps of each statement of the library before the statement itself.
 
     :param other: refuses the claims of queues that its database cannot carry.
+    :param locks_apart: whether a CTE that locks rows is a step, see :func:`~sqlaqueue.engines.steps.is_step`.
     """
     supported: WeakSet[Any] = WeakSet()
 
@@ -36,7 +39,7 @@ def carry_out_statements(engine: sa.Engine, other: OtherEngine, run_step: RunSte
         if mark is not True and mark not in supported:
             other.check_supported(mark)
             supported.add(mark)
-        if steps_of(statement):
-            rows = execute_steps(connection, statement, params, run_step)
+        if steps_of(statement, locks_apart=locks_apart):
+            rows = execute_steps(connection, statement, params, run_step, locks_apart=locks_apart)
             return statement, multiparams, {**params, **rows}
         return statement, multiparams, params

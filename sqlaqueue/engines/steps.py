@@ -36,8 +36,9 @@ def is_step(cte: CTE, *, locks_apart: bool = False) -> bool:
 def _locks(cte: CTE) -> bool:
     known: bool | None = cte.__dict__.get(_LOCKS)
     if known is None:
-        plain: Any = plain_form(cte) or cte
-        known = cte.__dict__[_LOCKS] = getattr(plain.element, "_for_update_arg", None) is not None
+        plain: Any = plain_form(cte)
+        element = cte.element if plain is None else plain.element
+        known = cte.__dict__[_LOCKS] = getattr(element, "_for_update_arg", None) is not None
     return known
 
 

@@ -58,7 +58,8 @@ def prepare(engine: Any) -> None:
     dialect.colspecs = {**dialect.colspecs, **_TYPES}
     dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
     # An UPDATE with RETURNING is executed in several statements.
-    dialect.update_returning = dialect.delete_returning = True
+    dialect.update_returning = dialect.update_returning_multifrom = True
+    dialect.delete_returning = dialect.delete_returning_multifrom = True
     sync.clear_compiled_cache()
 
     def connected(connection: Any, record: Any) -> None:

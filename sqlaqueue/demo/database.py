@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Iterator
 
 import sqlalchemy as sa
@@ -11,21 +12,31 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.schema import CreateSchema, DropSchema
 
 from sqlaqueue.demo.errors import CannotRunError
-from sqlaqueue.demo.models import SCHEMA, Base
+from sqlaqueue.demo.models import SCHEMA, Base, LeasedFile
 from sqlaqueue.embedded_server import EmbeddedServerError, embedded_server
+from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.sqlite import prepare
 
 _DRIVER = "postgresql+psycopg"
 _DUPLICATE_SCHEMA = "42P06"
 
 
 @contextlib.contextmanager
-def demo_database(url: str | None) -> Iterator[sa.Engine]:
+def demo_database(url: str | None, *, sqlite: bool = False) -> Iterator[sa.Engine]:
     """Yield an engine for a database with the tables of the demo, which are dropped afterwards.
 
     :param url: the user's own database; None for an embedded server.
+    :param sqlite: whether to use a file in a temporary directory instead.
     :raises CannotRunError: if the database cannot be used.
     """
+    if sqlite:
+        with tempfile.TemporaryDirectory(prefix="sqlaqueue-demo-") as directory:
+            engine = connect(f"sqlite:///{directory}/jobs.db")
+            Base.metadata.create_all(engine, tables=[spec_of(LeasedFile).table])
+            yield engine
+            engine.dispose()
+        return
     _check_driver()
     with contextlib.ExitStack() as stack:
         if url is None:
@@ -41,6 +52,16 @@ def demo_database(url: str | None) -> Iterator[sa.Engine]:
         stack.enter_context(_schema(engine))
         Base.metadata.create_all(engine)
         yield engine
+
+
+def connect(url: str) -> sa.Engine:
+    """Return an engine for the URL of a database that :func:`demo_database` has made."""
+    engine = sa.create_engine(url)
+    if engine.dialect.name != "sqlite":
+        return engine
+    prepare(engine)
+    # A file has no schemas.
+    return engine.execution_options(schema_translate_map={SCHEMA: None})
 
 
 def _check_driver() -> None:

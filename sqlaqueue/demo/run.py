@@ -43,12 +43,20 @@ class Demo:
 
 
 def run(
-    strategies: Sequence[str], path: Path | None, url: str | None, *, workers: int, batch: int, display: Display
+    strategies: Sequence[str],
+    path: Path | None,
+    url: str | None,
+    *,
+    workers: int,
+    batch: int,
+    display: Display,
+    sqlite: bool = False,
 ) -> bool:
     """Run the demo with each strategy in turn and print the results; return whether all passed.
 
     :param path: the directory to read; None for the interpreter's standard library.
     :param url: the database; None for an embedded server.
+    :param sqlite: whether to use a file of SQLite instead.
     :raises CannotRunError: if the demo cannot start.
     """
 
@@ -65,7 +73,7 @@ def run(
     if not files:
         msg = f"there are no files below {path}; choose another directory with --path"
         raise CannotRunError(msg)
-    with demo_database(url) as engine:
+    with demo_database(url, sqlite=sqlite) as engine:
         demo = Demo(engine, display, files, list_files, workers, batch)
         passed = [_run_strategy(demo, strategy) for strategy in strategies]
     return all(passed)
@@ -113,7 +121,7 @@ def _enqueue(session: Session, model: type[FileJob], files: Sequence[bytes]) -> 
     """Enqueue a job for each file, in one transaction; return the time by the database's clock."""
     session.add_all(model(path=file) for file in files)
     session.commit()
-    now: datetime = session.execute(sa.select(sa.func.clock_timestamp())).scalar_one()
+    now: datetime = session.execute(sa.select(sa.func.clock_timestamp(type_=sa.DateTime(timezone=True)))).scalar_one()
     return now
 
 

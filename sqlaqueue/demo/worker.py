@@ -9,10 +9,10 @@ import os
 import sys
 import threading
 
-from sqlalchemy import create_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, JobEvent
+from sqlaqueue.demo.database import connect
 from sqlaqueue.demo.models import MODELS, FileJob, read_file
 
 URL = "SQLAQUEUE_DEMO_URL"
@@ -50,7 +50,7 @@ def read_input(consumer: Consumer[FileJob]) -> None:
 def main() -> None:
     """Run jobs until SIGTERM."""
     strategy, batch = sys.argv[1:]
-    engine = create_engine(os.environ[URL])
+    engine = connect(os.environ[URL])
     consumer = Consumer(
         MODELS[strategy], handle, sessionmaker(engine), batch_size=int(batch), poll_interval=0.1, grace=5
     )

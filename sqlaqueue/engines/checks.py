@@ -22,13 +22,15 @@ def check_complete(session: Any, spec: Spec) -> None:
 
 def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> None:
     """Raise DatabaseNotReadyError if some of the tables are missing, or columns of them."""
-    inspector = sa.inspect(_connection(session))
+    connection = _connection(session)
+    inspector = sa.inspect(connection)
     lacking = []
     for table in tables:
-        if not inspector.has_table(table.name, table.schema):
+        schema = _schema(connection, table)
+        if not inspector.has_table(table.name, schema):
             lacking.append(f"the table {table.fullname}")
             continue
-        known = {column["name"] for column in inspector.get_columns(table.name, table.schema)}
+        known = {column["name"] for column in inspector.get_columns(table.name, schema)}
         lacking += [f"the column {table.fullname}.{column.name}" for column in table.c if column.name not in known]
     if lacking:
         msg = (
@@ -40,8 +42,9 @@ def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> No
 
 def missing_indexes(session: Any, spec: Spec) -> list[sa.Index]:
     """Return the indexes of claims and rescues that are missing."""
-    inspector = sa.inspect(_connection(session))
-    known = {index["name"] for index in inspector.get_indexes(spec.table.name, spec.table.schema)}
+    connection = _connection(session)
+    indexes = sa.inspect(connection).get_indexes(spec.table.name, _schema(connection, spec.table))
+    known = {index["name"] for index in indexes}
     return [index for index in spec.claim_indexes if index.name not in known]
 
 
@@ -56,7 +59,8 @@ def missing_index_advice(session: Any, spec: Spec) -> str | None:
 
 def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
     """Return whether a table has an index of this name."""
-    return any(index["name"] == name for index in sa.inspect(connection).get_indexes(table.name, table.schema))
+    indexes = sa.inspect(connection).get_indexes(table.name, _schema(connection, table))
+    return any(index["name"] == name for index in indexes)
 
 
 def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> Iterable[ForeignKey]:
@@ -98,6 +102,13 @@ def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege])
 
 
 policies_for = grants_for
+
+
+def _schema(connection: Any, table: sa.Table) -> str | None:
+    """Return the schema of a table, as the connection translates it."""
+    translated = connection.get_execution_options().get("schema_translate_map") or {}
+    schema: str | None = translated.get(table.schema, table.schema)
+    return schema
 
 
 def _connection(session: Any) -> Any:

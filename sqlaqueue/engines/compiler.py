@@ -94,6 +94,39 @@ class TranslatingCompiler(_Compiler):
         rendered: str = super().visit_compound_select(compound, *positional, **options)
         return rendered
 
+    def visit_function(self, func: Any, *positional: Any, **options: Any) -> str:
+        """Render the plain form, as above."""
+        plain = plain_form(func)
+        if plain is not None:
+            return str(self.process(plain, **options))
+        rendered: str = super().visit_function(func, *positional, **options)
+        return rendered
+
+    def visit_cast(self, cast: Any, **options: Any) -> str:
+        """Render the plain form, as above."""
+        plain = plain_form(cast)
+        return str(self.process(plain, **options) if plain is not None else self.cast_to(cast, **options))
+
+    def cast_to(self, cast: Any, **options: Any) -> str:
+        """Return the SQL of a CAST."""
+        raise NotImplementedError
+
+    def visit_textclause(self, textclause: Any, *positional: Any, **options: Any) -> str:
+        """Render the plain form, as above."""
+        plain = plain_form(textclause)
+        if plain is not None:
+            return str(self.process(plain, **options))
+        rendered: str = super().visit_textclause(textclause, *positional, **options)
+        return rendered
+
+    def visit_case(self, clause: Any, **options: Any) -> str:
+        """Render the plain form, as above."""
+        plain = plain_form(clause)
+        if plain is not None:
+            return str(self.process(plain, **options))
+        rendered: str = super().visit_case(clause, **options)
+        return rendered
+
     # -- expressions -----------------------------------------------------------------------------------------
 
     def visit_binary(self, binary: BinaryExpression[Any], *positional: Any, **options: Any) -> str:

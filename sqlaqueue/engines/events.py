@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 from sqlaqueue.engines.steps import execute_steps, steps_of
-from sqlaqueue.queue.engine import OtherEngine, mark_of
+from sqlaqueue.queue.engine import OtherEngine, mark_of, own_work
 
 RunStep = Callable[[sa.Connection, Any, Mapping[str, Any]], list[list[Any]]]
 
@@ -40,6 +40,7 @@ def carry_out_statements(
             other.check_supported(mark)
             supported.add(mark)
         if steps_of(statement, locks_apart=locks_apart):
-            rows = execute_steps(connection, statement, params, run_step, locks_apart=locks_apart)
+            with own_work():
+                rows = execute_steps(connection, statement, params, run_step, locks_apart=locks_apart)
             return statement, multiparams, {**params, **rows}
         return statement, multiparams, params

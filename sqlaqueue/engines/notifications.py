@@ -16,7 +16,7 @@ from sqlalchemy import event
 
 from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.postgresql.ddl.attach import queue_of
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.backend import SCHEDULE, backend
 from sqlaqueue.queue.engine import OURS, OWN_WORK
 
 _PENDING = "sqlaqueue_notifications"
@@ -86,6 +86,8 @@ def notify_within_process(engine: sa.Engine, channel_of: Callable[[Any], str | N
 def channel_of_change(context: Any) -> str | None:
     """Return the channel of the queue whose jobs an INSERT or UPDATE has made pending; None for any other."""
     table = getattr(getattr(context.compiled, "compile_state", None), "dml_table", None)
+    if table is not None and table.name == SCHEDULE:
+        return backend().side_tables.SCHEDULE_CHANNEL
     spec = None if table is None else queue_of(table)
     if spec is None:
         return None

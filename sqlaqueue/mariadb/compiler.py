@@ -230,7 +230,7 @@ class StatementCompiler(TranslatingCompiler, MySQLCompiler):  # type: ignore[mis
 
     # -- functions -----------------------------------------------------------------------------------------------
 
-    def visit_cast(self, cast: Any, **options: Any) -> str:
+    def cast_to(self, cast: Any, **options: Any) -> str:
         """Leave out the casts to types that the server does not have."""
         target, inner = cast.type.dialect_impl(self.dialect), cast.clause
         text = self.process(inner, **options)

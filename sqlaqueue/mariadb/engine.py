@@ -11,6 +11,7 @@ from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb import checks, errors
+from sqlaqueue.mariadb.schedules import create_trigger
 from sqlaqueue.queue.backend import Checks
 
 _REASONS = {
@@ -66,6 +67,10 @@ class MariaDB:
                     "PostgreSQL"
                 )
                 raise ConfigurationError(msg)
+
+    def created(self, table: sa.Table, connection: sa.Connection) -> None:
+        """Create the trigger of the table of schedules."""
+        create_trigger(table, connection)
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
         """Refuse a pool with one connection for all sessions.

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import Checks, backend
 
 OURS = "sqlaqueue_statement"
@@ -46,6 +47,10 @@ class OtherEngine(Protocol):
 
     def check_supported(self, spec: Any) -> None:
         """Raise ConfigurationError for a queue with options that the database cannot carry."""
+        ...
+
+    def created(self, table: sa.Table, connection: sa.Connection) -> None:
+        """Create what belongs to a table of the library that has just been created."""
         ...
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
@@ -98,6 +103,25 @@ def engine_of_error(error: DBAPIError) -> OtherEngine | None:
     return _drivers.get(type(error.orig).__module__.partition(".")[0]) if _drivers else None
 
 
+def may_be_other_engine() -> bool:
+    """Return whether any engine of this process is prepared for another database than PostgreSQL."""
+    return bool(_drivers)
+
+
+def refuse_other_engines(session: Any, what: str) -> None:
+    """Refuse a session whose engine is prepared for another database than PostgreSQL.
+
+    :param what: what reads the catalogs of PostgreSQL, for the error's text.
+    :raises ConfigurationError: naming the database.
+    """
+    if not _drivers:
+        return
+    other = engine_of(getattr(session, "sync_session", session).get_bind().dialect)
+    if other is not None:
+        msg = f"{what} reads the catalogs and statistics of PostgreSQL, and is not available on {other.title}"
+        raise ConfigurationError(msg)
+
+
 def checks_of(bound: Any) -> Checks:
     """Return the checks of the database to which a Session or Connection belongs."""
     if not _drivers:
@@ -111,6 +135,19 @@ def checks_of_error(error: Any) -> Checks:
     """Return the checks of the database that raised an error."""
     other = engine_of_error(error) if isinstance(error, DBAPIError) else None
     return backend().checks if other is None else other.checks
+
+
+_noting: list[bool] = []
+
+
+def note_written_rows() -> None:
+    """Let engines without transaction numbers note which rows a transaction writes, as functions for tests need."""
+    _noting[:] = [True]
+
+
+def notes_written_rows() -> bool:
+    """Return whether engines note which rows a transaction writes."""
+    return bool(_noting)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, SQLiteTypeCompiler
+from sqlalchemy.sql.elements import _truncated_label
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
+from sqlaqueue.queue.backend import SCHEDULE
+from sqlaqueue.sqlite.schedules import NOW, span_in_seconds, translated_check
 from sqlaqueue.sqlite.types import moment_text
 
 
@@ -19,9 +22,6 @@ def _now() -> str:
 # One parameter for all uses in a statement, so that they have the same value.
 _NOW = sa.bindparam("sqlaqueue_now", callable_=_now, type_=sa.Text(), unique=False)
 
-_NOW_IN_DDL = "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"
-"""Without a function of ours, as the row may be inserted by another program."""
-
 
 class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[misc] # it replaces methods on purpose
     """Translates statements."""
@@ -29,6 +29,9 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
     def now(self, **options: Any) -> str:
         """Return a parameter: the file is local, and so the clock of the database is that of this machine."""
         options.pop("add_to_result_map", None)
+        if options.get("literal_binds"):
+            # Alembic writes the defaults of columns so, and a moment would be that of the migration's writing.
+            return f"({NOW})"
         return self.process(_NOW, **options)
 
     def moved(self, moment: str, seconds: str) -> str:
@@ -63,7 +66,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
         return rendered
 
-    def visit_cast(self, cast: Any, **options: Any) -> str:
+    def cast_to(self, cast: Any, **options: Any) -> str:
         """Leave out the casts to types that SQLite would take for numbers."""
         target = cast.type.dialect_impl(self.dialect)
         if isinstance(target, sa.JSON):
@@ -71,7 +74,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         if isinstance(target, sa.String) and isinstance(cast.clause.type, sa.Uuid):
             return f"sqlaqueue_uuid_text({self.process(cast.clause, **options)})"
         if isinstance(cast.type, sa.Integer | sa.Float | sa.String) and not isinstance(cast.type, sa.Enum):
-            rendered: str = super().visit_cast(cast, **options)
+            rendered: str = SQLiteCompiler.visit_cast(self, cast, **options)
             return rendered
         return self.process(cast.clause, **options)
 
@@ -88,6 +91,12 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         for other in others:
             first = f"coalesce({name}({first}, {other}), {first}, {other})"
         return first
+
+    def visit_sqlaqueue_period_func(self, function: Any, **options: Any) -> str:
+        """Render the number of a period, of functions that an index may call."""
+        moment, length, origin = self._arguments(function, **options)
+        seconds = f"CAST(strftime('%s', {moment}) AS INTEGER)"
+        return f"(({seconds} * 1000 + CAST(substr({moment}, 21, 3) AS INTEGER) - {origin}) / {length})"
 
     def visit_array_agg_func(self, function: Any, **options: Any) -> str:
         """Render the aggregate that makes a JSON array."""
@@ -111,7 +120,10 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
             f" JOIN json_each({array}) AS array_{number} ON array_{number}.key = array_0.key"
             for number, array in enumerate(arrays[1:], start=1)
         )
-        table = self.preparer.quote(element.name)
+        name = element.name
+        if isinstance(name, _truncated_label):
+            name = self._truncated_identifier("alias", name)
+        table = self.preparer.quote(name)
         return f"(SELECT {', '.join(columns)} FROM {tables}) AS {table}"  # noqa: S608 - the names are quoted
 
     def visit_lateral(self, lateral_: Any, **kw: Any) -> str:
@@ -144,13 +156,27 @@ class TableCompiler(SQLiteDDLCompiler):
             "statement_timestamp",
             "clock_timestamp",
         }:
-            return _NOW_IN_DDL
+            return f"({NOW})"
+        if isinstance(column.type, sa.Interval) and isinstance(default, sa.DefaultClause):
+            return span_in_seconds(str(default.arg))
         rendered: str | None = super().get_column_default_string(column)
+        return rendered
+
+    def visit_check_constraint(self, constraint: sa.CheckConstraint, **options: Any) -> str:
+        """Translate the constraints of the table of schedules."""
+        if constraint.table.name == SCHEDULE:
+            name = self.preparer.format_constraint(constraint)
+            return f"CONSTRAINT {name} CHECK ({translated_check(str(constraint.sqltext))})"
+        rendered: str = super().visit_check_constraint(constraint, **options)
         return rendered
 
 
 class TypeCompiler(SQLiteTypeCompiler):
     """Translates the types of columns."""
+
+    def visit_BIGINT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
+        """Render INTEGER, which has as many bits: a key of any other type is not generated."""
+        return "INTEGER"
 
     def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
         """Render JSON."""

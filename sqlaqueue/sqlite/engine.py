@@ -12,6 +12,7 @@ from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import Checks
 from sqlaqueue.sqlite import checks, errors
+from sqlaqueue.sqlite.schedules import create_trigger
 
 PREPARE = "sqlaqueue.sqlite.prepare(engine)"
 
@@ -52,6 +53,17 @@ class SQLite:
             if getattr(config, option):
                 msg = f"{name}: QueueConfig({option}=...) is not available on SQLite; leave it out, or use PostgreSQL"
                 raise ConfigurationError(msg)
+
+        if config.unique is not None and not config.unique.nulls_distinct:
+            msg = (
+                f"{name}: Unique(nulls_distinct=False) is not available on SQLite, whose unique indexes tell NULLs "
+                "apart; leave it out and give the columns values"
+            )
+            raise ConfigurationError(msg)
+
+    def created(self, table: sa.Table, connection: sa.Connection) -> None:
+        """Create the trigger of the table of schedules."""
+        create_trigger(table, connection)
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
         """Refuse an engine with one connection, such as one of a database in memory.

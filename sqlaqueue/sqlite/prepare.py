@@ -19,6 +19,7 @@ from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.functions import add_functions
 from sqlaqueue.sqlite.transactions import begin_when_needed
 from sqlaqueue.sqlite.types import Array, Moment, Span
+from sqlaqueue.sqlite.written_rows import is_written_here, note_written_rows
 
 _OLDEST = (3, 35)
 _TYPES = {
@@ -68,10 +69,12 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
         cursor.execute(f"PRAGMA busy_timeout = {int(busy_timeout * 1000)}")
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.close()
-        add_functions(connection, lambda channel, text: send(record.info, channel, text))
+        info = record.info
+        add_functions(connection, lambda channel, text: send(info, channel, text), is_written_here(info))
 
     event.listen(sync, "connect", connected)
     begin_when_needed(sync)
+    note_written_rows(sync)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, _run_step)
 

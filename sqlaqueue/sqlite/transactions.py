@@ -3,19 +3,28 @@
 SQLite has one write lock. A transaction that begins with a read and writes later fails at once if another one has
 committed in between, however long the timeout. So a transaction begins at its first statement: with BEGIN IMMEDIATE,
 which waits for the lock, if that statement writes, and otherwise with BEGIN.
+
+A handler that has only read so far must not fail because its run is settled in the same transaction. The settlement
+depends on nothing that was read, as it compares the token of the claim. So the reading transaction ends before it, and
+another one begins with BEGIN IMMEDIATE. What the program itself writes after a read keeps the isolation of SQLite.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from sqlaqueue.queue.engine import OWN_WORK
+from sqlaqueue.queue.engine import OURS, OWN_WORK
 
-_READS = ("SELECT", "EXPLAIN", "VALUES", "SAVEPOINT")
+_READS = ("SELECT", "EXPLAIN", "VALUES", "SAVEPOINT", "WITH")
+_WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE)\b")
 _NEITHER = ("PRAGMA", "BEGIN", "COMMIT", "ROLLBACK", "END", "RELEASE", "ATTACH", "DETACH", "VACUUM")
+
+_ONLY_READS = "sqlaqueue_only_reads"
+"""Whether the transaction of a connection has not written, in the connection's ``info``."""
 
 
 def begin_when_needed(engine: sa.Engine) -> None:
@@ -25,24 +34,35 @@ def begin_when_needed(engine: sa.Engine) -> None:
     def begin(
         connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
     ) -> None:
-        driver: Any = connection.connection.driver_connection
-        if driver.in_transaction or _is_autocommit(connection):
-            return
         text = statement.lstrip().upper()
         if text.startswith(_NEITHER):
             return
-        connection.exec_driver_sql("BEGIN" if _reads(text, context, connection) else "BEGIN IMMEDIATE")
+        driver: Any = connection.connection.driver_connection
+        info, ours = connection.connection.info, _is_ours(context)
+        reads = not ours and _is_read(text, context)
+        if not driver.in_transaction:
+            if not _is_autocommit(connection):
+                info[_ONLY_READS] = reads
+                connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+        elif not reads and info.get(_ONLY_READS):
+            info[_ONLY_READS] = False
+            if ours and not connection.in_nested_transaction():
+                connection.exec_driver_sql("COMMIT")
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:
-    return connection.get_execution_options().get("isolation_level") == "AUTOCOMMIT" or (
-        connection.engine.get_execution_options().get("isolation_level") == "AUTOCOMMIT"
-    )
+    options = (connection.get_execution_options(), connection.engine.get_execution_options())
+    return any(each.get("isolation_level") == "AUTOCOMMIT" for each in options)
 
 
-def _reads(text: str, context: Any, connection: sa.Connection) -> bool:
-    if OWN_WORK.get() or OWN_WORK.name in connection.get_execution_options():
-        return False
+def _is_ours(context: Any) -> bool:
+    return OWN_WORK.get() or (context is not None and OURS in context.execution_options)
+
+
+def _is_read(text: str, context: Any) -> bool:
     if context is not None and (context.isinsert or context.isupdate or context.isdelete or context.isddl):
         return False
-    return text.startswith(_READS) or (text.startswith("WITH") and context is not None and context.compiled is not None)
+    if text.startswith("WITH") and (context is None or context.compiled is None or context.is_text):
+        return _WRITES.search(text) is None
+    return text.startswith(_READS)

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlaqueue.exc import StatementError
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.portable import with_plain_form
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
 from sqlaqueue.unique.twin_search import with_keys
@@ -17,7 +18,7 @@ from sqlaqueue.unique.twin_search import with_keys
 _KEPT = object()
 """For a column that is left as it is, or to its ``onupdate``."""
 
-_NULL, _DEFAULT = sa.null(), sa.text("DEFAULT")
+_NULL = sa.null()
 """One object each, so that rows with the same columns share a statement."""
 
 _OF_THE_QUEUE = (
@@ -143,4 +144,12 @@ def _default(column: sa.Column[Any]) -> Any:
         return _KEPT
     if default is not None and default.is_clause_element:
         return default.arg
-    return _NULL if column.server_default is None else _DEFAULT
+    server_default: Any = column.server_default
+    if server_default is None:
+        return _NULL
+    return with_plain_form(sa.text("DEFAULT"), lambda: _expression(server_default.arg))
+
+
+def _expression(default: Any) -> Any:
+    """Return a default as an expression of a statement, for an UPDATE that cannot name it by DEFAULT."""
+    return sa.literal(default) if isinstance(default, str) else default

@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 
 from sqlaqueue.consumer.core.database_errors import is_connect_error, is_connection_lost
 from sqlaqueue.consumer.sessions.session_factory import resolve_factory
+from sqlaqueue.queue.engine import may_be_other_engine, refuse_other_engines
 from sqlaqueue.session_types import makes_async
 from sqlaqueue.web.data.parts import WITHOUT_SAVEPOINTS, PartFailedError
 from sqlaqueue.web.errors import Busy, ServiceUnavailable
@@ -60,13 +61,15 @@ class Database:
 
     :param session_factory: creates sessions: a ``sessionmaker``, whose sessions are used in threads, or an
         ``async_sessionmaker``, whose sessions are used in the event loop.
-    :raises ConfigurationError: if it is not a session factory.
+    :raises ConfigurationError: if it is not a session factory, or its database is not PostgreSQL.
     """
 
     def __init__(self, session_factory: Callable[[], Any], what: str) -> None:
         self.is_async = makes_async(session_factory)
         """Whether its sessions are AsyncSessions."""
         self.sessions = resolve_factory(session_factory, what, is_async=self.is_async)
+        if may_be_other_engine():
+            refuse_other_engines(self.sessions(), what)
         self._failures = _Failures()
         # One for each event loop: a test, or a server with threads, may use several.
         self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_sessions")

@@ -44,6 +44,7 @@ from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import StatementError
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import refuse_other_engines
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.write_routing import routing_to_primary
@@ -107,6 +108,7 @@ def doctor(
     :param deep: whether to read all jobs and messages as well, which takes long for a large table.
     :param thresholds: from which values on something is a finding.
     :raises NotAQueueError: if a class is not a queue.
+    :raises ConfigurationError: if the database is not PostgreSQL.
     :raises StatementError: if no class is given, or the session's connection is in autocommit mode.
     """
     return examine(session, models, (*COMPLETE, *CHECKS), deep=deep, thresholds=thresholds)
@@ -127,6 +129,7 @@ def examine(
     specs = list(dict.fromkeys(select_jobs(model, "doctor").spec for model in models))
     if not specs:
         raise StatementError("doctor(): name at least one queue class, as in doctor(session, Email)")
+    refuse_other_engines(session, "doctor()")
     found: list[Finding] = []
     # Rows of a replica may be old, and its catalogs say nothing of the primary's transactions.
     with routing_to_primary(session):

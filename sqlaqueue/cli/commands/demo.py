@@ -40,22 +40,33 @@ from sqlaqueue.demo.errors import CannotRunError
     "--batch", type=click.IntRange(1, 10_000), default=25, show_default=True, help="Maximum number of jobs per claim."
 )
 @click.option("--url", help="Your own PostgreSQL, postgresql://...; by default an embedded server is started.")
-def demo(path: Path | None, strategy: str, workers: int, batch: int, url: str | None) -> None:
+@click.option("--sqlite", is_flag=True, help="Use a file of SQLite in a temporary directory, and no server.")
+def demo(  # noqa: PLR0917 - click passes options by their names
+    path: Path | None,
+    strategy: str,
+    workers: int,
+    batch: int,
+    url: str | None,
+    sqlite: bool,  # noqa: FBT001 - as above
+) -> None:
     """Enqueue a job for every file of a directory, run them in several processes, and kill one with SIGKILL.
 
     Each job stores the SHA-256 digest, the size and the number of lines of its file. Afterwards all files are read
     again and compared with the table: every file exactly once, none lost. The exit code is 0 if that holds, 1 if not,
     and 2 if the demo could not start.
 
-    Without --url the demo uses a PostgreSQL server in a temporary directory. With it, it uses a schema sqlaqueue_demo
-    in your database, which must not exist before and is dropped afterwards.
+    Without --url the demo uses a PostgreSQL server in a temporary directory; with --sqlite, a file. With --url it uses
+    a schema sqlaqueue_demo in your database, which must not exist before and is dropped afterwards.
     """
     from sqlaqueue.demo.run import run  # noqa: PLC0415 - the other commands need not import it
 
+    if sqlite and (url is not None or strategy != "update_status"):
+        raise click.UsageError("--sqlite: a file needs no --url, and only --strategy update_status can be used with it")
     strategies = STRATEGIES if strategy == "all" else (strategy,)
     try:
         with clean_interrupt():
-            passed = run(strategies, path, url, workers=workers, batch=batch, display=Display(Console(highlight=False)))
+            display = Display(Console(highlight=False))
+            passed = run(strategies, path, url, workers=workers, batch=batch, display=display, sqlite=sqlite)
     except CannotRunError as error:
         raise click.UsageError(str(error)) from None
     except DBAPIError as error:

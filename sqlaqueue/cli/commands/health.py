@@ -18,7 +18,7 @@ from sqlaqueue.cli.shared.errors import FAILED, DatabaseError, FailedError, Inpu
 from sqlaqueue.cli.shared.options import DURATION, json_option, url_option
 from sqlaqueue.cli.shared.output import echo_json
 from sqlaqueue.cli.shared.targets import load_targets
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import checks_of
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements import control
 from sqlaqueue.telemetry.health_app import LIVE, READY
@@ -116,5 +116,6 @@ def _queue(text: str, url: str | None, *, live: bool) -> list[dict[str, Any]]:
 
 def _live_consumers(session: Session, model: type[Any], spec: QueueSpec) -> int:
     # Not check_ready(), which needs the privileges of a worker: a probe may only be allowed to read heartbeats.
-    backend().checks.check_complete(session.connection(bind_arguments={"mapper": model}), spec)
+    connection = session.connection(bind_arguments={"mapper": model})
+    checks_of(connection).check_complete(connection, spec)
     return len(session.execute(control.consumers(model), bind_arguments={"mapper": model}).all())

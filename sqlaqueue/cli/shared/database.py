@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -14,11 +15,13 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue.cli.shared.errors import InputError, command_errors
 from sqlaqueue.cli.shared.targets import Target
+from sqlaqueue.sqlite import prepare
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _EXAMPLE = "postgresql+psycopg://user:password@host/database"
+_FILE_EXAMPLE = "sqlite:///jobs.db"
 _SYNC, _ASYNC = ("psycopg", "psycopg2"), ("psycopg", "asyncpg")
 _CONNECT_TIMEOUT = 10
 """Seconds to wait for a connection. By default drivers wait for a minute or more if the host does not answer."""
@@ -36,11 +39,38 @@ def parse_url(text: str) -> sa.URL:
     if "@" in (url.host or ""):
         raise InputError("--url: it contains more than one @; write an @ of the password as %40")
     backend, plus, driver = url.drivername.partition("+")
+    if backend == "sqlite":
+        return _checked_file(url)
     if backend not in {"postgresql", "postgres"}:
         raise InputError(f"--url: {backend}:// is not supported, sqlaqueue needs PostgreSQL; write it as {_EXAMPLE}")
     if plus and driver not in {*_SYNC, *_ASYNC}:
         raise InputError(f"--url: the driver {driver!r} is not supported; write it as {_EXAMPLE}")
     return url.set(drivername="postgresql" + plus + driver)
+
+
+def _checked_file(url: sa.URL) -> sa.URL:
+    """Refuse a file that does not exist, which SQLite would create, and a database in memory.
+
+    :raises InputError: with an example.
+    """
+    if url.database is None or not Path(url.database).is_file():
+        raise InputError(f"--url: there is no file {url.database!r}; write it as {_FILE_EXAMPLE}")
+    return url
+
+
+def _engine_for_file(url: sa.URL, *, needs_async: bool | None, connections: int | None) -> Any:
+    is_async = url.drivername.endswith("aiosqlite") if needs_async is None else needs_async
+    if is_async and importlib.util.find_spec("aiosqlite") is None:
+        raise InputError("--url: async handlers need aiosqlite: pip install 'sqlaqueue[aiosqlite]'")
+    options = {} if connections is None else {"pool_size": connections}
+    url = url.set(drivername="sqlite+aiosqlite" if is_async else "sqlite")
+    engine: Any = sa.create_engine(url, **options)
+    if is_async:
+        from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
+
+        engine = create_async_engine(url, **options)
+    prepare(engine)
+    return engine
 
 
 def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int | None = None) -> Any:
@@ -50,6 +80,8 @@ def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int
     :param connections: the size of the pool; None for SQLAlchemy's default.
     :raises InputError: if no driver is installed for it.
     """
+    if url.get_backend_name() == "sqlite":
+        return _engine_for_file(url, needs_async=needs_async, connections=connections)
     known = _ASYNC if needs_async else _SYNC if needs_async is False else (*_SYNC, "asyncpg")
     _, _, driver = url.drivername.partition("+")
     if not driver:

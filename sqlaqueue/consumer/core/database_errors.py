@@ -9,7 +9,7 @@ from sqlalchemy import exc
 from sqlaqueue.exc import SqlaqueueError
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
-from sqlaqueue.strategies.parts.unique_index import index_name
+from sqlaqueue.strategies.parts.unique_index import names_unique_index
 
 _CONFLICTS = {"40001", "40P01"}
 _LOCKS_AND_TIMEOUTS = {"55P03", "57014"}
@@ -59,7 +59,7 @@ def is_twin(error: BaseException, spec: QueueSpec) -> bool:
     if not isinstance(error, exc.DBAPIError):
         return False
     # A migration that replaces the index builds the new one under a longer name.
-    return (backend().violated_constraint(error) or "").startswith(index_name(spec.table))
+    return names_unique_index(spec, backend().violated_constraint(error) or "")
 
 
 def may_settle_later(error: exc.DBAPIError) -> bool:

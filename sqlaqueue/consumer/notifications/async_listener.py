@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
+from sqlaqueue.consumer.notifications.in_process import sends_in_process, subscribe, unsubscribe
 from sqlaqueue.consumer.notifications.reconnect import (
     CHECK_INTERVAL,
     REPLY_TIMEOUT,
@@ -34,6 +35,9 @@ class AsyncListener:
 
     def add(self, channel: str, subscriber: Subscriber) -> None:
         """Deliver the notifications of ``channel`` to ``subscriber``."""
+        if sends_in_process(self._engine.sync_engine):
+            subscribe(self._engine.sync_engine, channel, subscriber, asyncio.get_running_loop())
+            return
         self.subscriptions.add(channel, subscriber)
         if self._task is None:
             self._task = asyncio.create_task(self._run(), name="sqlaqueue-listener")
@@ -41,6 +45,9 @@ class AsyncListener:
 
     async def remove(self, subscriber: Subscriber) -> None:
         """Deliver nothing more to ``subscriber``; with the last one the connection is closed."""
+        if sends_in_process(self._engine.sync_engine):
+            unsubscribe(subscriber)
+            return
         self.subscriptions.remove(subscriber)
         self.wake()
         task = self._task

@@ -1,4 +1,4 @@
-"""Wake-ups within this process, for a database that sends no notifications to other processes."""
+"""Notifications within this process, of a database that sends none to other processes."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from sqlaqueue.consumer.notifications.subscriptions import Subscriber
 from sqlaqueue.notify_payloads import parse
 from sqlaqueue.queue.engine import engine_of
 
+_ends: dict[Subscriber, Callable[[], None]] = {}
 
-@contextlib.contextmanager
-def woken_by(
+
+def sends_in_process(engine: sa.Engine) -> bool:
+    """Return whether the notifications of an engine's database stay in the process of the sender."""
+    return engine_of(engine.dialect) is not None
+
+
+def subscribe(
     engine: sa.Engine, channel: str, subscriber: Subscriber, loop: asyncio.AbstractEventLoop | None = None
-) -> Iterator[None]:
-    """Deliver what transactions of this process send on ``channel``, if the engine is one that can send it.
+) -> None:
+    """Deliver what transactions of this process send on ``channel`` to ``subscriber``.
 
     :param loop: the event loop in which the subscriber is called; None if any thread may call it.
     """
     other = engine_of(engine.dialect)
     if other is None:
-        yield
         return
     receive: Callable[[Any], object] = subscriber.receive
     if loop is not None:
@@ -39,8 +44,23 @@ def woken_by(
         if payload is not None:
             receive(payload)
 
-    end = other.subscribe(engine, deliver)
+    _ends[subscriber] = other.subscribe(engine, deliver)
+
+
+def unsubscribe(subscriber: Subscriber) -> None:
+    """Deliver nothing more to ``subscriber``."""
+    end = _ends.pop(subscriber, None)
+    if end is not None:
+        end()
+
+
+@contextlib.contextmanager
+def woken_by(
+    engine: sa.Engine, channel: str, subscriber: Subscriber, loop: asyncio.AbstractEventLoop | None = None
+) -> Iterator[None]:
+    """Deliver them in a block, if the engine is one that sends them in its process."""
+    subscribe(engine, channel, subscriber, loop)
     try:
         yield
     finally:
-        end()
+        unsubscribe(subscriber)

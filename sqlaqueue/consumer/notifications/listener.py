@@ -12,6 +12,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.consumer.core.waker import Waker
+from sqlaqueue.consumer.notifications.in_process import sends_in_process, subscribe, unsubscribe
 from sqlaqueue.consumer.notifications.reconnect import CHECK_INTERVAL, enable_keepalive, log_failure, reconnect_delay
 from sqlaqueue.consumer.notifications.subscriptions import Subscriber, Subscriptions
 
@@ -126,6 +127,9 @@ _lock = threading.Lock()
 
 def listen(engine: sa.Engine, channel: str, subscriber: Subscriber) -> None:
     """Deliver the notifications of ``channel`` to ``subscriber``, by the listener of this process and engine."""
+    if sends_in_process(engine):
+        subscribe(engine, channel, subscriber)
+        return
     with _lock:
         listener = _listeners.get(engine)
         if listener is None:
@@ -138,6 +142,9 @@ def listen(engine: sa.Engine, channel: str, subscriber: Subscriber) -> None:
 
 def unlisten(engine: sa.Engine, subscriber: Subscriber) -> None:
     """Deliver nothing more to ``subscriber``; with the last one the connection is closed."""
+    if sends_in_process(engine):
+        unsubscribe(subscriber)
+        return
     with _lock:
         listener = _listeners.get(engine)
         if listener is not None:

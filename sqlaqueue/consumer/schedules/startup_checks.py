@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
-from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import checks_of
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege
 from sqlaqueue.schedules.group import ScheduleGroup
 from sqlaqueue.write_routing import primary_bind
@@ -21,8 +21,8 @@ def check_tables(session: Session, group: ScheduleGroup) -> tuple[sa.Engine, str
     :return: the engine, and what is wrong with the trigger that announces changes; None if nothing is.
     :raises ConfigurationError: naming the fix.
     """
-    checks, tables = backend().checks, group.tables
-    connection = session.connection(bind_arguments=group.bind)
+    tables, connection = group.tables, session.connection(bind_arguments=group.bind)
+    checks = checks_of(connection)
     try:
         engine, *others = {primary_bind(session, spec.mapper).engine for spec in group.specs}
         if others:

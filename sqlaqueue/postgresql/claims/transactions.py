@@ -7,6 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.sql.selectable import NamedFromClause
 
+from sqlaqueue.queue.portable import with_plain_form
+
 
 class _TransactionId(sa.types.UserDefinedType[str]):
     cache_ok = True
@@ -37,7 +39,8 @@ def row_version(rows: NamedFromClause) -> sa.ColumnElement[str]:
     :param rows: the table, or an alias of it.
     """
     # As a column of the table, so that the name is quoted as the table's is.
-    return sa.cast(sa.column("xmin", _selectable=rows), sa.Text())
+    version = sa.cast(sa.column("xmin", _selectable=rows), sa.Text())
+    return with_plain_form(version, lambda: sa.func.sqlaqueue_digest(*rows.c, type_=sa.Text()))
 
 
 def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
@@ -59,4 +62,13 @@ def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
     writer = sa.cast(sa.cast(number + distance, sa.Text()), _TransactionId())
     in_progress = sa.func.pg_xact_status(writer, type_=sa.Text()) == "in progress"
     # Writers that are older than this transaction are not looked up.
-    return sa.case((mine.is_(None), sa.false()), (distance < 0, sa.false()), else_=in_progress)
+    written: sa.ColumnElement[bool] = sa.case(
+        (mine.is_(None), sa.false()), (distance < 0, sa.false()), else_=in_progress
+    )
+    return with_plain_form(written, lambda: _inserted_here(rows))
+
+
+def _inserted_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
+    table = getattr(rows, "element", rows)
+    rowid: sa.ColumnElement[int] = sa.literal_column(f"{rows.name}.rowid")
+    return sa.func.sqlaqueue_written_here(sa.literal(table.name), rowid, type_=sa.Boolean()) == sa.true()

@@ -82,6 +82,10 @@ def _check_supported(table: sa.Table, connection: sa.Connection, **_: Any) -> No
 
 @event.listens_for(sa.Table, "after_create")
 def _create_objects(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
+    other = engine_of(connection.dialect)
+    if other is not None:
+        other.created(table, connection)
+        return
     for element in objects_of(table):
         for created in element.created():
             _execute(created, table, connection)

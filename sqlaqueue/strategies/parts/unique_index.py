@@ -49,6 +49,19 @@ def index_name(table: sa.Table) -> str:
     return conv(backend().object_name("ix", table.name, "queue", PURPOSE))
 
 
+def names_unique_index(spec: QueueSpec, constraint: str) -> bool:
+    """Return whether a violated constraint is the index that makes jobs unique.
+
+    :param constraint: its name or, from a database that does not name it, its columns.
+    """
+    name = index_name(spec.table)
+    # A migration that replaces the index builds the new one under a longer name.
+    if constraint.startswith(name):
+        return True
+    index = next((each for each in spec.table.indexes if each.name == name), None)
+    return index is not None and constraint == ", ".join(f"{spec.table.name}.{column.name}" for column in index.columns)
+
+
 @contextlib.contextmanager
 def explaining_missing_index(spec: QueueSpec) -> Iterator[None]:
     """Explain the error of an INSERT that names the index, if the database lacks it.

@@ -42,7 +42,8 @@ def divided(compiler: Any, statement: Any, returned: str) -> str:
     if locking is not None or given is not None:
         rest = [sa.literal_column(keys_place(names)), *rest]
     returns_keys = [column.key for column in _columns(statement)] == [key.key for key in keys]
-    if statement.is_delete and not returns_keys:
+    reads_first = statement.is_delete and (given is not None or not returns_keys)
+    if reads_first:
         parts.append(("select", _select(compiler, table, keys, rest, returned)))
     elif computed or given is None and locking is None or len(rest) > 1:
         shown = [value.label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed.values())]
@@ -61,7 +62,7 @@ def divided(compiler: Any, statement: Any, returned: str) -> str:
         change = sa.delete(table).where(changed)
     parts.append(("change", compiler.process(change)))
     if returns_keys or statement.is_delete:
-        returns = "keys" if returns_keys else "rest"
+        returns = "rest" if reads_first else "keys"
     else:
         source = f"{compiler.process(table, asfrom=True)} {BY_KEY}"
         parts.append(("read", f"SELECT {returned} FROM {source} WHERE {keys_place(names)}"))  # noqa: S608 - SQL of the compiler

@@ -135,8 +135,13 @@ class _Execution:
                 by_values.setdefault(repr(row[width:]), []).append(row)
             groups = [*by_values.values()]
         positional = [*self.positional_of(text)]
-        for group in groups:
-            self.send(text, group, positional)
+        # By a cursor of its own: the other one keeps the description of what it has selected, for which SQLAlchemy looks.
+        cursor = self.context.root_connection.connection.cursor()
+        try:
+            for group in groups:
+                self.send(text, group, positional, cursor)
+        finally:
+            cursor.close()
 
     def positional_of(self, text: str) -> Iterator[Any]:
         """Return the parameters of a part that have positions."""
@@ -144,7 +149,9 @@ class _Execution:
             if place[0] == "%s":
                 yield next(self.positional)
 
-    def send(self, text: str, rows: list[Row] | None, positional: Sequence[Any] | None = None) -> None:
+    def send(
+        self, text: str, rows: list[Row] | None, positional: Sequence[Any] | None = None, cursor: Any = None
+    ) -> None:
         """Execute one statement, with keys and values in their places."""
         given = iter([*self.positional_of(text)] if positional is None else positional)
         sent: list[Any] = []
@@ -164,7 +171,7 @@ class _Execution:
             return place[0]
 
         filled = _PLACE.sub(fill, text)
-        self.cursor.execute(filled, tuple(sent))
+        (self.cursor if cursor is None else cursor).execute(filled, tuple(sent))
 
 
 def _among(columns: list[str], keys: list[Row], sent: list[Any]) -> str:

@@ -1,0 +1,58 @@
+"""One server for each process of the tests; a database for each test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+import sqlaqueue.mariadb
+from tests.mariadb.models import Base
+from tests.mariadb.server import MariaDBServer, missing_program
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
+    reason = missing_program()
+    if reason is not None:
+        pytest.skip(reason)
+    with MariaDBServer(tmp_path_factory.mktemp("mariadb")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def tables(mariadb: MariaDBServer) -> Iterator[str]:
+    """A database with the tables of all models, which the tests of a module share."""
+    with mariadb.database() as name:
+        engine = sa.create_engine(mariadb.url(name))
+        sqlaqueue.mariadb.prepare(engine)
+        Base.metadata.create_all(engine)
+        engine.dispose()
+        yield name
+
+
+@pytest.fixture
+def url(mariadb: MariaDBServer, tables: str) -> Callable[[str], str]:
+    """The URL of the database by a driver."""
+    return lambda driver: mariadb.url(tables, driver)
+
+
+@pytest.fixture
+def engine(mariadb: MariaDBServer, tables: str) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(mariadb.url(tables), pool_size=20)
+    sqlaqueue.mariadb.prepare(engine)
+    yield engine
+    with engine.begin() as connection:
+        for table in reversed(Base.metadata.sorted_tables):
+            connection.execute(sa.delete(table))
+    engine.dispose()
+
+
+@pytest.fixture
+def sessions(engine: sa.Engine) -> sessionmaker[Session]:
+    return sessionmaker(engine)

@@ -17,7 +17,7 @@ from sqlalchemy.sql.selectable import CTE, ScalarSelect, SelectBase
 from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.engines.steps import is_step
-from sqlaqueue.mariadb.execution import Divided, keys_place, value_place
+from sqlaqueue.mariadb.execution import MARK, Divided, keys_place, value_place
 from sqlaqueue.postgresql.ddl.attach import queue_of
 from sqlaqueue.queue.portable import plain_form
 
@@ -41,11 +41,12 @@ def divided(compiler: Any, statement: Any, returned: str) -> str:
         parts.append(("lock", compiler.process(locking.correlate(None))))
     if locking is not None or given is not None:
         rest = [sa.literal_column(keys_place(names)), *rest]
+    rest += [sa.literal_column(keys_place(names, *step)) for step in _joined_steps(rest, keys)]
     returns_keys = [column.key for column in _columns(statement)] == [key.key for key in keys]
     reads_first = statement.is_delete and (given is not None or not returns_keys)
     if reads_first:
         parts.append(("select", _select(compiler, table, keys, rest, returned)))
-    elif computed or given is None and locking is None or len(rest) > 1:
+    elif computed or (given is None and locking is None) or len(rest) > 1:
         shown = [value.label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed.values())]
         parts.append(("select", _select(compiler, table, keys, rest, None, shown)))
     for number, column in enumerate(computed):
@@ -55,7 +56,8 @@ def divided(compiler: Any, statement: Any, returned: str) -> str:
         column: sa.type_coerce(value, column.type) if isinstance(value, sa.BindParameter) else value
         for column, value in values.items()
     }
-    changed = sa.literal_column(keys_place(names))
+    changed: sa.ColumnElement[bool] = sa.literal_column(keys_place(names))
+    change: Any
     if statement.is_update:
         change = sa.update(table).values(values).where(changed).with_hint(BY_KEY, table)
     else:
@@ -124,7 +126,11 @@ def conjuncts(criteria: Sequence[Any]) -> Iterator[Any]:
 
 def _locked_rows(condition: Any, keys: Sequence[Any]) -> ScalarSelect[Any] | None:
     """Return the subquery among whose rows a key has to be."""
-    if len(keys) > 1 or not isinstance(condition, BinaryExpression) or not isinstance(condition.right, CollectionAggregate):
+    if (
+        len(keys) > 1
+        or not isinstance(condition, BinaryExpression)
+        or not isinstance(condition.right, CollectionAggregate)
+    ):
         return None
     array: Any = condition.right.element
     array = array.element if isinstance(array, Grouping) else array
@@ -146,6 +152,23 @@ def step_and_numbers(rows: Any) -> tuple[str, Sequence[int]] | None:
         return None
     columns = [*froms[0].c]
     return str(froms[0].name), [columns.index(froms[0].c[each.key]) for each in select.selected_columns]
+
+
+def _joined_steps(conditions: Sequence[Any], keys: Sequence[Any]) -> Iterator[tuple[str, Sequence[int]]]:
+    """Return the steps to which a table is joined by its key, with the columns of the key in their order.
+
+    The rows of a step are JSON, whose texts have a collation of their own, by which no index can be used.
+    """
+    joined: dict[CTE, dict[str, int]] = {}
+    for each in conditions:
+        if not (isinstance(each, BinaryExpression) and each.operator is operators.eq):
+            continue
+        rows, left = getattr(each.right, "table", None), str(each.left.key)
+        if isinstance(rows, CTE) and _is_one_of(each.left, keys) and is_step(rows, locks_apart=True):
+            joined.setdefault(rows, {})[left] = [*rows.c].index(rows.c[each.right.key])
+    for rows, numbers in joined.items():
+        if len(numbers) == len(keys):
+            yield str(rows.name), [numbers[key.key] for key in keys]
 
 
 def _values_of(statement: Any) -> dict[Any, Any]:
@@ -185,7 +208,7 @@ def _is_about_key(condition: Any, keys: Sequence[Any]) -> bool:
         about = [_is_about_key(each, keys) for each in condition.clauses]
         return any(about) if condition.operator is operators.and_ else all(about)
     if isinstance(condition, sa.ColumnClause) and condition.is_literal:
-        return "/*sqlaqueue keys|" in condition.name
+        return condition.name.startswith(f"{MARK} keys")
     if not isinstance(condition, BinaryExpression) or condition.operator not in {operators.eq, operators.in_op}:
         return False
     left = condition.left.element if isinstance(condition.left, Grouping) else condition.left
@@ -208,7 +231,9 @@ def index_to_lock_by(select: Any) -> tuple[Any, str] | None:
             quarantined = spec.strategy.quarantined(spec)
             is_quarantined = quarantined is not None and any(each.compare(quarantined) for each in where)
             purpose = "quarantined" if is_quarantined else "claim"
-        elif any("lease_expires_at" in spec.columns and _names(each, spec.columns["lease_expires_at"]) for each in where):
+        elif any(
+            "lease_expires_at" in spec.columns and _names(each, spec.columns["lease_expires_at"]) for each in where
+        ):
             purpose = "lease"
         for index in spec.claim_indexes:
             if purpose is not None and str(index.name).endswith(f"_{purpose}"):

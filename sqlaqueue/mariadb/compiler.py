@@ -31,7 +31,10 @@ class _Rows(FunctionElement[Any]):
     inherit_cache = True
 
 
-class StatementCompiler(TranslatingCompiler, MySQLCompiler):  # type: ignore[misc] # it replaces methods on purpose
+_Compiler: Any = MySQLCompiler
+
+
+class StatementCompiler(TranslatingCompiler, _Compiler):
     """Translates statements."""
 
     locks_apart = True
@@ -60,7 +63,7 @@ class StatementCompiler(TranslatingCompiler, MySQLCompiler):  # type: ignore[mis
         """Render a CTE in the place where it is read: an UPDATE or DELETE cannot begin with WITH."""
         if cte.recursive:
             return super().visit_cte(cte, asfrom=asfrom, **options)
-        name = self.preparer.quote(cte.name if isinstance(cte.name, str) else str(cte.name))
+        name = self.preparer.quote(str(cte.name))
         if not asfrom:
             return name
         linter = options.pop("from_linter", None)
@@ -111,12 +114,15 @@ class StatementCompiler(TranslatingCompiler, MySQLCompiler):  # type: ignore[mis
         if not isinstance(array, sa.BindParameter):
             return super().among_values(left, array, **options)
         values: Any = array._clone(maintain_key=True)  # noqa: SLF001 - so that it still has the value of the original
-        values.type, values.expanding = array.type.element if hasattr(array.type, "element") else array.type.item_type, True
+        array_type: Any = array.type
+        values.type = array_type.element if hasattr(array_type, "element") else array_type.item_type
+        values.expanding = True
         return str(self.process(sa.literal_column(left, values.type).in_(values), **options))
 
     def each_value(self, array: str) -> str:
         """Return a SELECT from the table of a JSON array."""
-        return f"SELECT value FROM JSON_TABLE({array}, '$[*]' COLUMNS (value LONGTEXT PATH '$')) AS each_value"
+        values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value LONGTEXT PATH '$')) AS each_value"
+        return f"SELECT value FROM {values}"  # noqa: S608 - the array is a parameter
 
     def visit_table_valued_alias(self, element: Any, **options: Any) -> str:
         """Translate the rows of a step, and ``unnest()`` of several arrays with the number of each row."""
@@ -135,14 +141,16 @@ class StatementCompiler(TranslatingCompiler, MySQLCompiler):  # type: ignore[mis
             return f"JSON_TABLE({arguments[0]}, '$[*]' COLUMNS ({columns})) AS {table}"
         names = [self.preparer.quote(column.name) for column in element.c]
         types = [self._json_type(column.type) for column in element.c]
+        numbered = "number FOR ORDINALITY, value"
         arrays = [
-            f"JSON_TABLE({array}, '$[*]' COLUMNS (number FOR ORDINALITY, value {types[number]} PATH '$')) AS array_{number}"
+            f"JSON_TABLE({array}, '$[*]' COLUMNS ({numbered} {types[number]} PATH '$')) AS array_{number}"
             for number, array in enumerate(arguments)
         ]
         shown = [f"array_{number}.value AS {each}" for number, each in enumerate(names[: len(arguments)])]
         shown += [f"array_0.number AS {each}" for each in names[len(arguments) :]]
         joins = "".join(
-            f" JOIN {array} ON array_{number}.number = array_0.number" for number, array in enumerate(arrays[1:], start=1)
+            f" JOIN {array} ON array_{number}.number = array_0.number"
+            for number, array in enumerate(arrays[1:], start=1)
         )
         return f"(SELECT {', '.join(shown)} FROM {arrays[0]}{joins}) AS {table}"  # noqa: S608 - the names are quoted
 
@@ -179,7 +187,9 @@ class StatementCompiler(TranslatingCompiler, MySQLCompiler):  # type: ignore[mis
         parts, self._sqlaqueue_parts = self._sqlaqueue_parts, before
         return rendered if parts is None else parts
 
-    def delete_extra_from_clause(self, delete_stmt: Any, from_table: Any, extra_froms: Any, *rest: Any, **kw: Any) -> str:
+    def delete_extra_from_clause(
+        self, delete_stmt: Any, from_table: Any, extra_froms: Any, *rest: Any, **kw: Any
+    ) -> str:
         """Render the tables of a DELETE that is divided; the text is not used."""
         rendered: str = super().delete_extra_from_clause(delete_stmt, from_table, extra_froms, *rest, **kw)
         return rendered
@@ -207,7 +217,7 @@ class StatementCompiler(TranslatingCompiler, MySQLCompiler):  # type: ignore[mis
 
     def visit_on_conflict_do_update(self, clause: Any, **options: Any) -> str:
         """Render ON DUPLICATE KEY UPDATE."""
-        statement = self.stack[-1]["selectable"]
+        statement: Any = self.stack[-1]["selectable"]
 
         def proposed(element: Any, **_: Any) -> Any:
             if isinstance(getattr(element, "table", None), sa.Alias) and element.table.name == "excluded":
@@ -264,7 +274,8 @@ class StatementCompiler(TranslatingCompiler, MySQLCompiler):  # type: ignore[mis
 
     def visit_concat_func(self, function: Any, **options: Any) -> str:
         """Render CONCAT(); a missing argument is an empty text."""
-        return f"CONCAT({', '.join(f"COALESCE({each}, '')" for each in self._arguments(function, **options))})"
+        given = [f"COALESCE({each}, '')" for each in self._arguments(function, **options)]
+        return f"CONCAT({', '.join(given)})"
 
     def visit_array_agg_func(self, function: Any, **options: Any) -> str:
         """Render the aggregate that makes a JSON array."""

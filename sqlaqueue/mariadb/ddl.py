@@ -25,7 +25,10 @@ _SPAN = re.compile(r"EXTRACT\(epoch FROM (\w+)\)")
 _MOMENT = re.compile(r"to_timestamp\((\d+)\)")
 
 
-class TableCompiler(MySQLDDLCompiler):
+_TableCompiler: Any = MySQLDDLCompiler
+
+
+class TableCompiler(_TableCompiler):
     """Translates tables and indexes."""
 
     def visit_create_index(self, create: Any, **options: Any) -> str:

@@ -43,13 +43,13 @@ _FOREIGN = re.compile(r"`[^`]*`\.`(?P<table>[^`]*)`, CONSTRAINT `(?P<name>[^`]*)
 
 def number_of(error: Any) -> int | None:
     """Return the number of an error; None if it did not come from the driver."""
-    arguments = getattr(getattr(error, "orig", error), "args", ())
+    arguments: Any = getattr(getattr(error, "orig", error), "args", ())
     return arguments[0] if arguments and isinstance(arguments[0], int) else None
 
 
 def text_of(error: Any) -> str:
     """Return the text of an error."""
-    arguments = getattr(getattr(error, "orig", error), "args", ())
+    arguments: Any = getattr(getattr(error, "orig", error), "args", ())
     return str(arguments[1]) if len(arguments) > 1 else str(error)
 
 

@@ -103,7 +103,8 @@ class _Execution:
         names = head["names"].split("|")
         width = len(names)
         rows: list[Row] | None = None if head["step"] is None else self.rows_of(head["step"], head["numbers"])
-        returned, description = rows or [], [(name, *[None] * 6) for name in names]
+        returned: list[Row] = rows or []
+        description: Any = [(name, *[None] * 6) for name in names]
         for kind, text in zip(kinds, texts, strict=True):
             if kind == "change":
                 self.change(text, rows or [], width)
@@ -135,7 +136,7 @@ class _Execution:
                 by_values.setdefault(repr(row[width:]), []).append(row)
             groups = [*by_values.values()]
         positional = [*self.positional_of(text)]
-        # By a cursor of its own: the other one keeps the description of what it has selected, for which SQLAlchemy looks.
+        # By a cursor of its own: the other one keeps the description of what it has selected, which SQLAlchemy reads.
         cursor = self.context.root_connection.connection.cursor()
         try:
             for group in groups:

@@ -36,7 +36,7 @@ def prepare(engine: Any) -> None:
     """Prepare an engine, so that models with queues can be used with its sessions.
 
     Call it once, before the engine is used. Transactions of the engine begin at READ COMMITTED, unless it was made with
-    another ``isolation_level``; a DateTime is stored in UTC with microseconds, whatever the time zone of the session is.
+    another ``isolation_level``. A DateTime is stored in UTC with microseconds, whatever the session's time zone is.
 
     :param engine: an Engine with PyMySQL, or an AsyncEngine with asyncmy.
     :raises ConfigurationError: if the engine is for another database or driver. If the server is MariaDB before 10.6 or

@@ -25,7 +25,7 @@ def run_step(connection: sa.Connection, cte: CTE, parameters: Mapping[str, Any])
         rows = [*result.cursor_strategy.fetchall(result, result.cursor)]
         result.close()
     connection.connection.info.setdefault(ROWS, {})[str(cte.name)] = rows
-    return [[value if value is None or isinstance(value, str | int | float) else plain(value) for value in row] for row in rows]
+    return [[plain(value) for value in row] for row in rows]
 
 
 def _statement_of(cte: CTE) -> Any:

@@ -101,6 +101,8 @@ def document(value: Any) -> str:
 
 def plain(value: Any) -> Any:
     """Return a value of the driver as JSON can represent it."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, datetime):
         return moment_text(value)
     if isinstance(value, timedelta):

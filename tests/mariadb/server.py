@@ -80,7 +80,7 @@ class MariaDBServer:
         command = [str(_find("mariadbd")), "--no-defaults", *self._as_user, f"--datadir={data}", *SETTINGS]
         command += [f"--socket={self.socket}", f"--pid-file={self.home / 'pid'}"]
         with log.open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_die_with_parent)
+            self._process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_die_with_parent)  # noqa: PLW1509
         deadline = time.monotonic() + _START_SECONDS
         # It listens only when it is ready.
         while not self._answers():
@@ -125,5 +125,3 @@ class MariaDBServer:
             cursor = connection.cursor()
             cursor.execute(statement)
             return (cursor.fetchone() or [None])[0]
-
-

@@ -22,6 +22,7 @@ from sqlalchemy.types import UserDefinedType
 
 from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.keys import Key, keys_by_token, keys_from
+from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.statements.returning import returning_keys
@@ -121,6 +122,9 @@ def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa
     level: Any = isolation.of(connection)
     # In a savepoint, also of a test's transaction that the session has joined, the level cannot change any more.
     if level not in _STRICT or transaction.nested or connection.in_nested_transaction():
+        return
+    if engine_of(connection.dialect) is not None:
+        # Only in PostgreSQL do transactions fail because a row has been changed since their snapshot.
         return
     runs = running()
     if runs and connection.engine.pool is primary_bind(session, spec.mapper).engine.pool:

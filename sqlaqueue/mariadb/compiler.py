@@ -182,17 +182,11 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
 
     def _divided(self, visit: Any, statement: Any, visiting_cte: Any, **options: Any) -> str:
         # The whole statement is rendered even if it is divided: that tells the result which columns it has.
-        before, self._sqlaqueue_parts = self.__dict__.get("_sqlaqueue_parts"), None
+        before = self.__dict__.get("_sqlaqueue_parts")
+        self._sqlaqueue_parts: str | None = None
         rendered: str = visit(statement, visiting_cte, **options)
-        parts, self._sqlaqueue_parts = self._sqlaqueue_parts, before
-        return rendered if parts is None else parts
-
-    def delete_extra_from_clause(
-        self, delete_stmt: Any, from_table: Any, extra_froms: Any, *rest: Any, **kw: Any
-    ) -> str:
-        """Render the tables of a DELETE that is divided; the text is not used."""
-        rendered: str = super().delete_extra_from_clause(delete_stmt, from_table, extra_froms, *rest, **kw)
-        return rendered
+        parts, self._sqlaqueue_parts = self.__dict__["_sqlaqueue_parts"], before
+        return rendered if parts is None else str(parts)
 
     def returning_clause(self, stmt: Any, returning_cols: Any, **options: Any) -> str:
         """Render the parts of a change while its statement, after the ORM has translated it, is known."""
@@ -226,15 +220,15 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
 
         condition = clause.update_whereclause
         values = []
-        for name, value in dict(clause.update_values_to_set).items():
+        for name, given in dict(clause.update_values_to_set).items():
             column = statement.table.c[name] if isinstance(name, str) else name
-            if not isinstance(value, sa.ClauseElement):
-                value = sa.literal(value, column.type)  # noqa: PLW2901 - the same value
-            elif isinstance(value, sa.BindParameter) and value.type._isnull:  # noqa: SLF001 - not public
-                value = value._with_binary_element_type(column.type)  # noqa: PLW2901, SLF001 - as above
+            value: Any = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
+            if isinstance(value, sa.BindParameter) and value.type._isnull:  # noqa: SLF001 - not public
+                value = value._with_binary_element_type(column.type)  # noqa: SLF001 - as above
             if condition is not None:
-                value = sa.case((condition, value), else_=column)  # noqa: PLW2901 - as above
-            rendered = self.process(replacement_traverse(value, {}, proposed).self_group(), **options)
+                value = sa.case((condition, value), else_=column)
+            translated: Any = replacement_traverse(value, {}, proposed)
+            rendered = self.process(translated.self_group(), **options)
             values.append(f"{self.preparer.quote(column.name)} = {rendered}")
         return f"ON DUPLICATE KEY UPDATE {', '.join(values)}"
 
@@ -243,7 +237,7 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
     def cast_to(self, cast: Any, **options: Any) -> str:
         """Leave out the casts to types that the server does not have."""
         target, inner = cast.type.dialect_impl(self.dialect), cast.clause
-        text = self.process(inner, **options)
+        text = str(self.process(inner, **options))
         if isinstance(inner.type, sa.Uuid) and isinstance(target, sa.String):
             text = f"REPLACE({text}, '-', '')"
             for place in (9, 14, 19, 24):

@@ -48,6 +48,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
     parser.addoption(
+        "--engines",
+        metavar="NAMES",
+        help="the engines of tests/conformance, such as sqlite,postgresql; all of them by default",
+    )
+    parser.addoption(
         "--seed",
         type=int,
         metavar="N",

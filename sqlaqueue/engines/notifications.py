@@ -80,7 +80,9 @@ def notify_within_process(engine: sa.Engine, channel_of: Callable[[Any], str | N
 
     @event.listens_for(engine, "rollback")
     def forget(connection: sa.Connection) -> None:
-        connection.connection.info.pop(_PENDING, None)
+        # A connection that was lost has its info no more.
+        if not connection.invalidated:
+            connection.connection.info.pop(_PENDING, None)
 
 
 def channel_of_change(context: Any) -> str | None:

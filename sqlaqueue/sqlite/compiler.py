@@ -66,6 +66,17 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
         return rendered
 
+    def visit_delete(self, delete_stmt: Any, visiting_cte: Any = None, **kw: Any) -> str:
+        """Name the rows by their keys, if other tables choose them: SQLite has no USING."""
+        table, criteria = delete_stmt.table, delete_stmt._where_criteria  # noqa: SLF001 - not public
+        others = {each for part in criteria for each in part._from_objects if each is not table}  # noqa: SLF001 - as above
+        if others:
+            keys = sa.select(*table.primary_key).select_from(table, *others).where(*criteria).correlate(None)
+            delete_stmt = delete_stmt._clone()  # noqa: SLF001 - as above
+            delete_stmt._where_criteria = (sa.tuple_(*table.primary_key).in_(keys),)  # noqa: SLF001 - as above
+        rendered: str = super().visit_delete(delete_stmt, visiting_cte, **kw)
+        return rendered
+
     def cast_to(self, cast: Any, **options: Any) -> str:
         """Leave out the casts to types that SQLite would take for numbers."""
         target = cast.type.dialect_impl(self.dialect)

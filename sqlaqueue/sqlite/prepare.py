@@ -39,7 +39,8 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
 
     :param engine: an Engine or an AsyncEngine.
     :param busy_timeout: how many seconds a transaction waits for that of another connection before it raises an error.
-    :raises ConfigurationError: if the engine is for another database, or SQLite is older than 3.35.
+    :raises ConfigurationError: if the engine is for another database or has connected before, or SQLite is older than
+        3.35.
     """
     sync: sa.Engine = getattr(engine, "sync_engine", engine)
     dialect: Any = sync.dialect
@@ -53,6 +54,12 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
             "use a Python that is linked with SQLite 3.35 or newer"
         )
         raise ConfigurationError(msg)
+    if _has_connections(sync.pool):
+        msg = (
+            f"sqlaqueue.sqlite.prepare({engine!r}): the engine has connections already, which are not prepared; "
+            "call it right after create_engine()"
+        )
+        raise ConfigurationError(msg)
     other = SQLite()
     if not mark_prepared(dialect, other, ("sqlite3", "aiosqlite")):
         return
@@ -60,6 +67,8 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
     dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
     dialect.colspecs = {**dialect.colspecs, **_TYPES}
     dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    # The compiler translates DELETE .. USING.
+    dialect.delete_returning_multifrom = True
     sync.clear_compiled_cache()
 
     def connected(connection: Any, record: Any) -> None:
@@ -77,6 +86,12 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
     note_written_rows(sync)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, _run_step)
+
+
+def _has_connections(pool: Any) -> bool:
+    if not hasattr(pool, "checkedin"):
+        return False
+    return bool(pool.checkedin() + pool.checkedout())
 
 
 def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]) -> list[list[Any]]:

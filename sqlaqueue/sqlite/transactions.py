@@ -39,7 +39,7 @@ def begin_when_needed(engine: sa.Engine) -> None:
             return
         driver: Any = connection.connection.driver_connection
         info, ours = connection.connection.info, _is_ours(context)
-        reads = not ours and _is_read(text, context)
+        reads = not OWN_WORK.get() and _is_read(text, context)
         if not driver.in_transaction:
             if not _is_autocommit(connection):
                 info[_ONLY_READS] = reads

@@ -40,7 +40,9 @@ def note_written_rows(engine: sa.Engine) -> None:
     @event.listens_for(engine, "commit")
     @event.listens_for(engine, "rollback")
     def forget(connection: sa.Connection) -> None:
-        connection.connection.info.pop(_HIGHEST, None)
+        # A connection that was lost has its info no more.
+        if not connection.invalidated:
+            connection.connection.info.pop(_HIGHEST, None)
 
 
 def is_written_here(info: dict[str, Any]) -> Callable[[str, int], bool]:

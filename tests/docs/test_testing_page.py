@@ -17,7 +17,7 @@ from tests.servers import Database, Server
 PAGE = DOCS / "testing.md"
 
 NOT_RUN = {"test_strategy.py"}
-"""The conformance suite of a built-in strategy: tests/strategies runs it."""
+"""The conformance suite of a built-in strategy: tests/conformance runs it."""
 
 INI = """
 [pytest]

@@ -35,7 +35,8 @@ class _LimitedBlock:
     def cancel(self) -> None:
         """Ask the server to cancel what the connection executes; this takes another connection."""
         try:
-            self.driver.cancel()
+            # sqlite3 calls it by another name.
+            (getattr(self.driver, "cancel", None) or self.driver.interrupt)()
         except Exception as error:  # noqa: BLE001 - a server that cannot be reached executes nothing either
             kind = type(error).__name__
             extra = fields("cancel_failed", error_kind=kind)

@@ -118,6 +118,9 @@ def _is_connected(session: Session) -> bool:
 
 
 def _lock_rows(session: Session, transaction: SessionTransaction, connection: sa.Connection) -> None:
+    if engine_of(connection.dialect) is not None:
+        # It has no locks of rows that a claim or a rescue would pass over.
+        return
     isolation, spec, running = session.info[_CALL]
     level: Any = isolation.of(connection)
     # In a savepoint, also of a test's transaction that the session has joined, the level cannot change any more.

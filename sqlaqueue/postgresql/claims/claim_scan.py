@@ -126,12 +126,14 @@ def take_first(
     def lock(rows: AnySelect) -> AnySelect:
         return lock_rows(spec, rows, *others)
 
-    best = first_due(spec, waiting, scanned, limit, scan_range)
+    def plain() -> AnySelect:
+        return first_due(spec, waiting, scanned, limit, scan_range)
+
     if scan_range is by_priority and spec.has("priority"):
         picked = _first_by_priority(spec, waiting, scanned, limit, lock).cte("picked")
     else:
-        picked = _first_of(spec, best, scanned, limit, lock).cte("picked")
-    return with_plain_form(picked, lambda: lock(best).cte("picked"))
+        picked = _first_of(spec, plain(), scanned, limit, lock).cte("picked")
+    return with_plain_form(picked, lambda: lock(plain()).cte("picked"))
 
 
 def _first_of(spec: QueueSpec, rows: AnySelect, scanned: sa.FromClause, limit: Any, lock: Lock) -> AnySelect:

@@ -6,8 +6,10 @@ composite key, and a statement that compares only one part selects the wrong job
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from datetime import datetime
 from functools import lru_cache
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
@@ -21,6 +23,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.strategies import ClaimStrategy
+from sqlaqueue.testing.conformance.engines import engine_under_test
 from sqlaqueue.testing.conformance.gate import DEADLINE, Gate
 
 HOUR = 3600
@@ -29,8 +32,11 @@ ALL = 1000
 """More jobs than most tests enqueue."""
 
 _NEEDS = "sqlaqueue_needs"
-_BROKEN = f"SET LOCAL lock_timeout = '{DEADLINE // 3}s'"
-_IMPATIENT = "SET LOCAL lock_timeout = '100ms'"
+_BROKEN = DEADLINE / 3
+"""Seconds that a statement waits for a lock before it is known not to get it."""
+
+_IMPATIENT = 0.1
+_NOW = sa.func.now(type_=sa.DateTime(timezone=True))
 
 
 class Models(NamedTuple):
@@ -147,6 +153,9 @@ class QueueUnderTest:
         composite: bool = False,
     ) -> None:
         self.engine = engine
+        self.under_test = engine_under_test(engine)
+        self.lock_timeout = _BROKEN
+        """Seconds that a session waits for a lock; shorter in a test that has to fail for want of one."""
         self.composite = composite
         self.models = make_models(strategy, columns or {}, composite=composite)
         self.Job, self.Owner, self.Note = self.models[1:]
@@ -192,24 +201,20 @@ class QueueUnderTest:
 
     def _disconnect(self) -> None:
         """End the transactions on the tables that a failed test has left open."""
-        names = [table.name for table in self.models.base.metadata.sorted_tables]
-        self.execute(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_locks JOIN pg_stat_activity USING (pid)"
-            " JOIN pg_class ON pg_class.oid = relation"
-            " WHERE datname = current_database() AND backend_type = 'client backend'"
-            " AND pid <> pg_backend_pid() AND relname = ANY(:names)",
-            names=names,
-        )
+        self.under_test.end_transactions(self.engine, self.models.base.metadata.sorted_tables)
 
     # -- sessions ------------------------------------------------------------------------------------
 
     @contextmanager
-    def session(self, *, first: str = _BROKEN) -> Iterator[Session]:
+    def session(self, *, lock_timeout: float | None = None, on: sa.Connection | None = None) -> Iterator[Session]:
         """Open a session on a connection of its own; uncommitted changes are rolled back at the end.
 
         A lock timeout keeps a strategy that waits for a lock from blocking the suite.
+
+        :param on: a connection for all of its transactions; without it each may have another one.
         """
-        with self._sessions() as session:
+        first = self.under_test.lock_timeout(self.lock_timeout if lock_timeout is None else lock_timeout)
+        with self._sessions(bind=on or self.engine) as session:
 
             def after_begin(_: Session, __: Any, connection: sa.Connection) -> None:
                 connection.exec_driver_sql(first)
@@ -220,7 +225,7 @@ class QueueUnderTest:
     @contextmanager
     def impatient(self) -> Iterator[Session]:
         """Open a session with a lock timeout of 100 ms."""
-        with self.session(first=_IMPATIENT) as session:
+        with self.session(lock_timeout=_IMPATIENT) as session:
             yield session
 
     # -- jobs ----------------------------------------------------------------------------------------
@@ -327,9 +332,33 @@ class QueueUnderTest:
         """
         taken: list[int] = []
         with ExitStack() as workers:
-            while jobs := workers.enter_context(self.session()).scalars(claim(self.Job, 1)).all():
+            session = workers.enter_context(self.session())
+            while jobs := session.scalars(claim(self.Job, 1)).all():
                 taken += [job.number for job in jobs]
+                if not self.leased:
+                    # A transaction would claim again what it holds.
+                    session = workers.enter_context(self.session())
         return taken
+
+    def now(self) -> datetime:
+        """Return the time of the database."""
+        moment: datetime = self.execute(sa.select(_NOW))
+        return moment
+
+    @staticmethod
+    def open_for(seconds: float, session: Session) -> datetime:
+        """Begin a transaction, and return after some seconds when it began."""
+        began: datetime = session.scalars(sa.select(_NOW)).one()
+        time.sleep(seconds)
+        return began
+
+    def without_triggers(self, session: Session) -> AbstractContextManager[None]:
+        """Write to the table of jobs in a way that its triggers do not see."""
+        return self.under_test.without_triggers(session, self.Job.__table__)
+
+    def kill(self, session: Session) -> None:
+        """End the connection of a session, as the death of its process would."""
+        self.under_test.kill(session, self.engine)
 
     @property
     def completed(self) -> str | None:

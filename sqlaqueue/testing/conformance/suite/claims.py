@@ -40,7 +40,7 @@ class ClaimConformance:
 
     def test_jobs_come_by_priority_then_time_then_key(self, queue: QueueUnderTest) -> None:
         """The order holds within one claim, and from one claim to the next."""
-        now = queue.execute("SELECT now()")
+        now = queue.now()
         groups = [(priority, age) for priority in (-1, 0, 3) for age in (3, 2, 1)]
         jobs = [(3 * group + member, group) for group in range(len(groups)) for member in range(3)]
         random.Random(7).shuffle(jobs)  # noqa: S311 - any order but the right one will do
@@ -87,7 +87,7 @@ class ClaimConformance:
 
     def test_a_job_waits_until_it_is_due(self, queue: QueueUnderTest) -> None:
         """A job that is not due is not claimed, and does not keep others from being claimed."""
-        tomorrow = queue.execute("SELECT now() + interval '1 day'")
+        tomorrow = queue.now() + timedelta(days=1)
         queue.enqueue([0], run_at=tomorrow, priority=-1)
         queue.enqueue([1])
         assert queue.claimable() == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from datetime import timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -59,7 +60,9 @@ class EnqueueConformance:
     def test_insert_from_select(self, queue: QueueUnderTest) -> None:
         """One statement inserts many jobs."""
         table = queue.Job.__table__
-        numbers = sa.func.generate_series(100, 119).column_valued("number")
+        counted = sa.select(sa.literal(100).label("number")).cte("counted", recursive=True)
+        counted = counted.union_all(sa.select(counted.c.number + 1).where(counted.c.number < 119))
+        numbers = counted.c.number
         keys = {"tenant": sa.literal("c"), "id": numbers} if queue.composite else {"id": numbers}
         rows = sa.select(*keys.values(), numbers)
         queue.execute(sa.insert(table).from_select([*keys, "number"], rows))
@@ -175,9 +178,10 @@ class EnqueueConformance:
     def test_an_edited_time_reaches_the_claim(self, queue: QueueUnderTest) -> None:
         """A job can be postponed and be brought forward."""
         queue.enqueue([0, 2, 4])
-        queue.execute("UPDATE conformance_job SET run_at = now() + interval '1 day' WHERE number = 0")
+        some, now = sa.update(queue.Job), sa.func.now()
+        queue.execute(some.where(queue.Job.number == 0).values(run_at=now + timedelta(days=1)))
         assert queue.claimable() == [2, 4]
-        queue.execute("UPDATE conformance_job SET run_at = now() - interval '1 day' WHERE number IN (0, 4)")
+        queue.execute(some.where(queue.Job.number.in_([0, 4])).values(run_at=now - timedelta(days=1)))
         assert queue.order() == [0, 4, 2]
 
     def test_an_edited_key_reaches_the_claim(self, queue: QueueUnderTest) -> None:

@@ -13,7 +13,6 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import claim, complete, extend, fail, reconcile, release, requeue, rescue, retry
 from sqlaqueue.exc import NotClaimedError
-from sqlaqueue.testing.conformance.gate import wait_for
 from sqlaqueue.testing.conformance.queue_under_test import HOUR, QueueUnderTest, needs, numbers_of
 
 VERBS: dict[str, Callable[[Any], Any]] = {
@@ -129,17 +128,15 @@ class LeaseConformance:
         """For claims and extensions, however long the transaction has been open."""
         queue.enqueue(1)
         expires = queue.Job.__table__.c.lease_expires_at
-        slept = sa.select(sa.func.now(), sa.func.pg_sleep(0.3))
-        left = sa.select(expires - sa.func.now())
         enough = timedelta(seconds=HOUR + 0.3)
         with queue.session() as session:
-            session.execute(slept)
+            began = queue.open_for(0.3, session)
             jobs = session.scalars(claim(queue.Job, 1)).all()
-            assert session.scalars(left).one() > enough
+            assert session.scalars(sa.select(expires)).one() > began + enough
             session.commit()
-            session.execute(slept)
+            began = queue.open_for(0.3, session)
             session.execute(extend(jobs, lease=HOUR))
-            assert session.scalars(left).one() > enough
+            assert session.scalars(sa.select(expires)).one() > began + enough
 
     @needs(leases=True)
     def test_extend_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
@@ -227,11 +224,7 @@ class LeaseConformance:
             jobs = queue.claim(worker, 2)
             if queue.leased:
                 _expire(worker, jobs)
-            backend = worker.scalar(sa.select(sa.func.pg_backend_pid()))
-            queue.execute("SELECT pg_terminate_backend(:pid)", pid=backend)
-            alive = "SELECT count(*) FROM pg_stat_activity WHERE pid = :pid"
-            wait_for(lambda: queue.execute(alive, pid=backend) == 0)
-            worker.invalidate()
+            queue.kill(worker)
         if queue.leased:
             assert len(_rescue(queue)) == 2
         assert sorted(queue.claimable()) == [0, 1, 2]

@@ -6,6 +6,7 @@ If it waited, a long transaction on one row would stop the whole queue.
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ LOCKS: dict[str, Lock] = {
     "cancel()": lambda queue, session: session.execute(cancel(queue.only(0))),
     "an UPDATE of the job": _write(payload="edited"),
     "an UPDATE of its priority": _write(priority=-5),
-    "an UPDATE of its time": _write(run_at=sa.func.now() - sa.text("interval '1 day'")),
+    "an UPDATE of its time": _write(run_at=sa.func.now() - timedelta(days=1)),
     "a DELETE of the job": lambda queue, session: session.execute(sa.delete(queue.Job).where(queue.Job.number == 0)),
     "FOR UPDATE": _row_lock("UPDATE"),
     "FOR NO KEY UPDATE": _row_lock("NO KEY UPDATE"),

@@ -193,14 +193,13 @@ class MaintenanceConformance:
         if queue.has_status:
             queue.run(fail, 0)
         with queue.session() as session:
-            session.execute(sa.text("ALTER TABLE conformance_job DISABLE TRIGGER USER"))
-            session.execute(sa.insert(queue.Job.__table__), [queue.values(7), queue.values(8)])
-            session.execute(sa.delete(queue.Job).where(queue.Job.number == 1))
-            if queue.has_status:
-                for status, number in {"pending": 0, "completed": 2}.items():
-                    job = sa.update(queue.Job).where(queue.Job.number == number)
-                    session.execute(job.values(status=status))
-            session.execute(sa.text("ALTER TABLE conformance_job ENABLE TRIGGER USER"))
+            with queue.without_triggers(session):
+                session.execute(sa.insert(queue.Job.__table__), [queue.values(7), queue.values(8)])
+                session.execute(sa.delete(queue.Job).where(queue.Job.number == 1))
+                if queue.has_status:
+                    for status, number in {"pending": 0, "completed": 2}.items():
+                        job = sa.update(queue.Job).where(queue.Job.number == number)
+                        session.execute(job.values(status=status))
             session.commit()
         _do(queue, reconcile(queue.Job))
         waiting = [0, 3, 4, 7, 8] if queue.has_status else [0, 2, 3, 4, 7, 8]
@@ -216,9 +215,8 @@ class MaintenanceConformance:
     def test_reconcile_passes_over_a_locked_job(self, queue: QueueUnderTest) -> None:
         """A locked job is repaired by the next call."""
         with queue.session() as session:
-            session.execute(sa.text("ALTER TABLE conformance_job DISABLE TRIGGER USER"))
-            session.execute(sa.insert(queue.Job.__table__), [queue.values(n) for n in range(3)])
-            session.execute(sa.text("ALTER TABLE conformance_job ENABLE TRIGGER USER"))
+            with queue.without_triggers(session):
+                session.execute(sa.insert(queue.Job.__table__), [queue.values(n) for n in range(3)])
             session.commit()
         with queue.session() as holder, queue.impatient() as session:
             holder.execute(queue.only(0).with_for_update())

@@ -112,7 +112,7 @@ class QueryPlanConformance:
         name, some_key = queue.Job.__table__.name, next(iter(queue.Job.__table__.primary_key))
         nobody = sa.select(queue.Job).where(sa.cast(some_key, sa.Text()) == "nobody's")
         reads_jobs = re.compile(rf"(FROM|UPDATE|JOIN)\s+(sqlaqueue_message_)?{name}\b(?!\s+WHERE false)")
-        with queue.session() as session:
+        with queue.engine.connect() as connection, queue.session(on=connection) as session:
             _prepare_at_once(session)
             earlier = set(session.scalars(kept))
             for _ in range(12):

@@ -1,6 +1,19 @@
+"""PostgreSQL carries all strategies."""
+
 from __future__ import annotations
 
 from sqlaqueue.testing import StrategyConformance
+from tests.strategies.conftest import engine
+
+__all__ = ["engine"]
+
+
+class TestUpdateStatus(StrategyConformance):
+    strategy = "update_status"
+
+
+class TestBatchSelect(StrategyConformance):
+    strategy = "batch_select"
 
 
 class TestDeleteReturning(StrategyConformance):

@@ -1,0 +1,119 @@
+"""The table of engines and features, made from what the engines refuse and from the reasons of the suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, mapped_column
+
+from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.sqlite.engine import SQLite
+from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
+
+PAGE = Path(__file__).parents[2] / "docs" / "engines.md"
+BEGIN, END = "<!-- begin: python -m tests.conformance --write -->", "<!-- end -->"
+
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "Strategy `update_status`": {},
+    "Strategy `batch_select`": {"strategy": "batch_select"},
+    "Strategy `delete_returning`": {"strategy": "delete_returning"},
+    "Strategy `delete_returning`, with rows that are their own messages": {
+        "strategy": "delete_returning",
+        "rows_are_messages": True,
+    },
+    "`Unique`": {"unique": Unique("customer")},
+    "`Limit`": {"limits": (Limit(2, per="customer"),)},
+    "`Rate`": {"rates": (Rate(10, every=timedelta(seconds=1)),)},
+    "`Order`": {"order": Order("customer"), "columns": {"started_at": "started_at"}},
+    "`Fair`": {"fair": Fair("customer")},
+}
+"""Rows of the table: what may be configured."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One engine in the table."""
+
+    title: str
+    refuse: Callable[[Any], None] = lambda _: None
+    """Raises ConfigurationError for a queue that the engine cannot carry."""
+    under_test: EngineUnderTest = field(default_factory=EngineUnderTest)
+
+
+@cache
+def columns() -> tuple[Column, ...]:
+    """Return the engines, from left to right. Add an engine here."""
+    known = {each.dialect: each for each in ENGINES}
+    return (
+        Column("PostgreSQL", under_test=known["postgresql"]),
+        Column("SQLite", SQLite().check_supported, known["sqlite"]),
+    )
+
+
+@cache
+def spec_with(feature: str) -> Any:
+    """Return the queue of a model with an option of :data:`CONFIGS`."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(**CONFIGS[feature])
+        id = mapped_column(sa.Integer(), primary_key=True)
+        customer = mapped_column(sa.Integer())
+
+    return spec_of(Job)
+
+
+def missing(column: Column) -> dict[str, str]:
+    """Return the features that an engine does not have, each with the reason."""
+    found: dict[str, str] = {}
+    for feature in CONFIGS:
+        spec = spec_with(feature)
+        try:
+            column.refuse(spec)
+        except ConfigurationError as error:
+            found[feature] = str(error).removeprefix("Job: ")
+    reasons = dict.fromkeys(column.under_test.reasons.values())
+    for reason in reasons:
+        if reason.feature is not None:
+            found.setdefault(reason.feature, reason.why)
+    return found
+
+
+def features() -> list[str]:
+    """Return the rows of the table."""
+    lacking = [feature for column in columns() for feature in missing(column)]
+    return [*CONFIGS, *dict.fromkeys(each for each in lacking if each not in CONFIGS)]
+
+
+def lines() -> Iterator[str]:
+    """Return the lines of the table, and of the reasons below it."""
+    yield f"| feature | {' | '.join(column.title for column in columns())} |"
+    yield f"| --- |{' --- |' * len(columns())}"
+    for feature in features():
+        cells = ("no" if feature in missing(column) else "yes" for column in columns())
+        yield f"| {feature} | {' | '.join(cells)} |"
+    for column in columns():
+        if missing(column):
+            yield ""
+            yield f"What {column.title} does not have, and why:"
+            yield ""
+            for why in dict.fromkeys(missing(column).values()):
+                yield f"- {'; '.join(name for name, its in missing(column).items() if its == why)}: {why}."
+
+
+def page(text: str) -> str:
+    """Return the text of the page with the table that is right now."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return "\n".join([before + BEGIN, "", *lines(), "", END]) + after

@@ -1,4 +1,4 @@
-"""One server for each process of the tests; a database for each test."""
+"""A database with all tables for each module of tests."""
 
 from __future__ import annotations
 
@@ -10,19 +10,11 @@ from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.mariadb
 from tests.mariadb.models import Base
-from tests.mariadb.server import MariaDBServer, missing_program
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
-@pytest.fixture(scope="session")
-def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
-    reason = missing_program()
-    if reason is not None:
-        pytest.skip(reason)
-    with MariaDBServer(tmp_path_factory.mktemp("mariadb")) as server:
-        yield server
+    from tests.mariadb.server import MariaDBServer
 
 
 @pytest.fixture(scope="module")

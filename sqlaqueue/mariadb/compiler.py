@@ -6,6 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql.base import MySQLCompiler
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import _truncated_label
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.sql.visitors import replacement_traverse
@@ -14,10 +16,11 @@ from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.steps import is_step, rows_parameter
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import keys_place
+from sqlaqueue.mariadb.types import binary_collation
 from sqlaqueue.queue.portable import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
-BINARY = "utf8mb4_bin"
+_TEXT = "LONGTEXT"
 _SETTINGS = {
     "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
     "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
@@ -96,12 +99,11 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         read = sa.select(*columns).select_from(table).where(sa.literal_column(changed))
         return read.with_hint(table, "FORCE INDEX (PRIMARY)")
 
-    @staticmethod
-    def _value(value: Any, column: Any) -> Any:
+    def _value(self, value: Any, column: Any) -> Any:
         if isinstance(column.type, sa.LargeBinary):
             return sa.func.unhex(value, type_=column.type).label(column.key)
         if isinstance(column.type, sa.String) and not isinstance(column.type, sa.Enum):
-            return sa.collate(value, BINARY).label(column.key)
+            return sa.collate(value, binary_collation(self.dialect)).label(column.key)
         return value.label(column.key)
 
     def among_rows(self, left: str, rows: Any, **options: Any) -> str:
@@ -132,7 +134,10 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
             rendered: str = super().visit_table_valued_alias(element, **options)
             return rendered
         arguments = [self.process(argument) for argument in function.clause_expr.element.clauses]
-        table = self.preparer.quote(element.name)
+        alias = element.name
+        if isinstance(alias, _truncated_label):
+            alias = self._truncated_identifier("alias", alias)
+        table = self.preparer.quote(alias)
         if name == _Rows.name:
             columns = ", ".join(
                 f"{column.name} {self._json_type(column.type)} PATH '$[{number}]'"
@@ -146,7 +151,10 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
             f"JSON_TABLE({array}, '$[*]' COLUMNS ({numbered} {types[number]} PATH '$')) AS array_{number}"
             for number, array in enumerate(arguments)
         ]
-        shown = [f"array_{number}.value AS {each}" for number, each in enumerate(names[: len(arguments)])]
+        collations = [f" COLLATE {binary_collation(self.dialect)}" if each == _TEXT else "" for each in types]
+        shown = [
+            f"array_{number}.value{collations[number]} AS {each}" for number, each in enumerate(names[: len(arguments)])
+        ]
         shown += [f"array_0.number AS {each}" for each in names[len(arguments) :]]
         joins = "".join(
             f" JOIN {array} ON array_{number}.number = array_0.number"
@@ -159,7 +167,7 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         for known, rendered in _JSON_TYPES.items():
             if isinstance(type_, known):
                 return rendered
-        return "LONGTEXT"
+        return _TEXT
 
     # -- locks and changes ---------------------------------------------------------------------------------------
 
@@ -244,8 +252,8 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
                 text = f"INSERT({text}, {place}, 0, '-')"
             return text
         if isinstance(target, sa.String) and not isinstance(target, sa.Enum):
-            length = getattr(target, "length", None)
-            return f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4)"
+            length, binary = getattr(target, "length", None), binary_collation(self.dialect)
+            return f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4) COLLATE {binary}"
         if isinstance(cast.type, sa.Integer):
             return f"CAST({text} AS SIGNED)"
         if isinstance(cast.type, sa.Float):
@@ -274,6 +282,33 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
     def visit_array_agg_func(self, function: Any, **options: Any) -> str:
         """Render the aggregate that makes a JSON array."""
         return f"JSON_ARRAYAGG({', '.join(self._arguments(function, **options))})"
+
+    def visit_funcfilter(self, funcfilter: Any, **options: Any) -> str:
+        """Render an aggregate of some rows: NULL, which aggregates pass over, stands for the others."""
+        condition = self.process(funcfilter.criterion, **options)
+        arguments = self._arguments(funcfilter.func, **options)
+        if funcfilter.func.name == "array_agg":
+            # JSON_ARRAYAGG() does not pass over NULL.
+            each = f"CASE WHEN {condition} THEN JSON_EXTRACT(JSON_ARRAY({arguments[0]}), '$[0]') END"
+            return f"CONCAT('[', GROUP_CONCAT({each} SEPARATOR ', '), ']')"
+        counted = "1" if arguments in ([], ["*"]) else arguments[0]
+        return f"{funcfilter.func.name}(CASE WHEN {condition} THEN {counted} END)"
+
+    def visit_nulls_first_op_unary_modifier(self, unary: Any, _: Any, **options: Any) -> str:
+        """Order NULL before other values, where it is in an ascending order anyway."""
+        return self._with_nulls("IS NOT NULL", unary.element, in_place=operators.asc_op, **options)
+
+    def visit_nulls_last_op_unary_modifier(self, unary: Any, _: Any, **options: Any) -> str:
+        """Order NULL behind other values, where it is in a descending order anyway."""
+        return self._with_nulls("IS NULL", unary.element, in_place=operators.desc_op, **options)
+
+    def _with_nulls(self, condition: str, ordered: Any, *, in_place: Any, **options: Any) -> str:
+        direction = getattr(ordered, "modifier", None)
+        text = str(self.process(ordered, **options))
+        if (direction or operators.asc_op) is in_place:
+            return text
+        value = ordered.element if direction is not None else ordered
+        return f"{self.process(value, **options)} {condition}, {text}"
 
     def visit_current_setting_func(self, function: Any, **options: Any) -> str:
         """Render the isolation level, and whether the server can be written to."""

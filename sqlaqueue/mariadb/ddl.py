@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,7 +13,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
 from sqlaqueue.mariadb.changes import conjuncts
-from sqlaqueue.mariadb.types import MICROSECONDS
+from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation, moment_text
 
 _NOW = "(UTC_TIMESTAMP(6))"
 _MOMENTS = {"now", "statement_timestamp", "clock_timestamp"}
@@ -21,6 +21,7 @@ _OURS = "sqlaqueue_"
 _LENGTHS = {"key": 512}
 """The characters of texts that are indexed, so that a key fits into the 3072 bytes that InnoDB allows."""
 _LENGTH = 191
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SPAN = re.compile(r"EXTRACT\(epoch FROM (\w+)\)")
 _MOMENT = re.compile(r"to_timestamp\((\d+)\)")
 
@@ -69,7 +70,7 @@ class TableCompiler(_TableCompiler):
             rendered: str = super().visit_check_constraint(constraint, **options)
             return rendered
         text = _SPAN.sub(lambda span: self.preparer.quote(span[1]), str(constraint.sqltext))
-        text = _MOMENT.sub(lambda moment: f"TIMESTAMP '1970-01-01' + INTERVAL {moment[1]} SECOND", text)
+        text = _MOMENT.sub(lambda moment: f"'{moment_text(_EPOCH + timedelta(seconds=int(moment[1])))}'", text)
         return f"CONSTRAINT {self.preparer.format_constraint(constraint)} CHECK ({text})"
 
 
@@ -89,9 +90,10 @@ class TypeCompiler(MySQLTypeCompiler):
         return "DOUBLE"
 
     def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
-        """Render JSON, or a text where the column is indexed."""
+        """Render JSON, or a text in a table of the library."""
         column = options.get("type_expression")
-        return self._text(column) if _is_text_of_ours(column) and _is_indexed(column) else "JSON"
+        # With the collation of other texts, which are compared and mixed with it.
+        return self._text(column) if _is_text_of_ours(column) else "JSON"
 
     def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
         """Render JSON."""
@@ -115,8 +117,7 @@ class TypeCompiler(MySQLTypeCompiler):
     @property
     def _binary(self) -> str:
         # Without padding, so that "a" and "a " differ.
-        collation = "utf8mb4_nopad_bin" if self.dialect.is_mariadb else "utf8mb4_0900_bin"
-        return f"CHARACTER SET utf8mb4 COLLATE {collation}"
+        return f"CHARACTER SET utf8mb4 COLLATE {binary_collation(self.dialect)}"
 
     def _text(self, column: Any) -> str:
         if not _is_indexed(column):

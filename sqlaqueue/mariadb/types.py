@@ -14,6 +14,11 @@ MICROSECONDS = 6
 """The digits after the second that the database stores."""
 
 
+def binary_collation(dialect: Any) -> str:
+    """Return the collation by which texts of the library are compared: "a", "A" and "a " differ."""
+    return "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"
+
+
 def moment_text(moment: datetime) -> str:
     """Return a moment as the database reads it: in UTC, whatever the time zone of the session is."""
     if moment.tzinfo is not None:

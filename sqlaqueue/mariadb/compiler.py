@@ -14,6 +14,7 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.steps import is_step, rows_parameter
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import keys_place
 from sqlaqueue.mariadb.types import binary_collation
@@ -21,6 +22,8 @@ from sqlaqueue.queue.portable import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
 _TEXT = "LONGTEXT"
+NOTIFICATIONS = "sqlaqueue_notifications"
+"""The attribute of a compiled statement with the channels and texts that it sends when it is executed."""
 _SETTINGS = {
     "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
     "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
@@ -253,7 +256,9 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
             return text
         if isinstance(target, sa.String) and not isinstance(target, sa.Enum):
             length, binary = getattr(target, "length", None), binary_collation(self.dialect)
-            return f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4) COLLATE {binary}"
+            return (
+                f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4) COLLATE {binary}"
+            )
         if isinstance(cast.type, sa.Integer):
             return f"CAST({text} AS SIGNED)"
         if isinstance(cast.type, sa.Float):
@@ -320,8 +325,28 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         """Render a number that is the same within a transaction, and another one for each statement outside of any."""
         return "IF(@@autocommit, UUID_SHORT(), CONNECTION_ID())"
 
-    def visit_pg_notify_func(self, _: Any, **__: Any) -> str:
-        """Render NULL: the server sends no notifications."""
+    def visit_sqlaqueue_written_here_func(self, function: Any, **options: Any) -> str:
+        """Render false for explanations, and refuse it for the functions that run jobs within a test's transaction.
+
+        :raises ConfigurationError: naming what to use instead.
+        """
+        if self._arguments(function, **options)[1].startswith("sqlaqueue_written."):
+            msg = (
+                "the functions of sqlaqueue.testing that run jobs in the session of a test are not available on MariaDB, "
+                "which does not tell which rows a transaction has inserted; commit, and call Consumer(...).drain()"
+            )
+            raise ConfigurationError(msg)
+        return "0"
+
+    def visit_sqlaqueue_digest_func(self, function: Any, **options: Any) -> str:
+        """Render a text that differs for rows that differ."""
+        return f"SHA2(JSON_ARRAY({', '.join(self._arguments(function, **options))}), 256)"
+
+    def visit_pg_notify_func(self, function: Any, **_: Any) -> str:
+        """Render NULL, as the server sends no notifications, and note what is to be sent within this process."""
+        sent = [getattr(argument, "value", None) for argument in function.clauses]
+        if all(isinstance(value, str) for value in sent):
+            self.__dict__.setdefault(NOTIFICATIONS, []).append(tuple(sent))
         return "NULL"
 
     def visit_lateral(self, lateral_: Any, **kw: Any) -> str:

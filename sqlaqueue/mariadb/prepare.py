@@ -9,16 +9,16 @@ from sqlalchemy import event
 from sqlalchemy.dialects import mysql, postgresql
 
 from sqlaqueue.engines.events import carry_out_statements
-from sqlaqueue.engines.notifications import channel_of_change, notify_within_process
+from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.mariadb.compiler import StatementCompiler
+from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.ddl import TableCompiler, TypeCompiler
 from sqlaqueue.mariadb.engine import MariaDB
 from sqlaqueue.mariadb.execution import execute
 from sqlaqueue.mariadb.steps import run_step
 from sqlaqueue.mariadb.types import Array, Moment, Span
 from sqlaqueue.postgresql.key_arrays import TextArray
-from sqlaqueue.queue.engine import mark_prepared
+from sqlaqueue.queue.engine import engine_of, mark_prepared
 
 _DRIVERS = ("pymysql", "asyncmy")
 _OLDEST = {True: (10, 6), False: (8, 0, 1)}
@@ -39,7 +39,7 @@ def prepare(engine: Any) -> None:
     another ``isolation_level``. A DateTime is stored in UTC with microseconds, whatever the session's time zone is.
 
     :param engine: an Engine with PyMySQL, or an AsyncEngine with asyncmy.
-    :raises ConfigurationError: if the engine is for another database or driver. If the server is MariaDB before 10.6 or
+    :raises ConfigurationError: if the engine is for another database or driver, or has connected before. If the server is MariaDB before 10.6 or
         MySQL before 8.0.1, the first connection raises it.
     """
     sync: sa.Engine = getattr(engine, "sync_engine", engine)
@@ -50,9 +50,16 @@ def prepare(engine: Any) -> None:
             "create_engine('mariadb+pymysql://...') or create_async_engine('mariadb+asyncmy://...')"
         )
         raise ConfigurationError(msg)
-    other = MariaDB(dialect.name)
-    if not mark_prepared(dialect, other, _DRIVERS):
+    if engine_of(dialect) is not None:
         return
+    if _has_connections(sync.pool):
+        msg = (
+            f"sqlaqueue.mariadb.prepare({engine!r}): the engine has connections already, which are not prepared; "
+            "call it right after create_engine()"
+        )
+        raise ConfigurationError(msg)
+    other = MariaDB(dialect.name)
+    mark_prepared(dialect, other, _DRIVERS)
     dialect.statement_compiler, dialect.ddl_compiler = StatementCompiler, TableCompiler
     dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
     dialect.colspecs = {**dialect.colspecs, **_TYPES}
@@ -76,8 +83,20 @@ def prepare(engine: Any) -> None:
 
     event.listen(sync, "connect", connected)
     event.listen(sync, "do_execute", execute)
+    event.listen(sync, "after_cursor_execute", _notify)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, run_step, locks_apart=True)
+
+
+def _notify(
+    connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+) -> None:
+    for channel, text in getattr(getattr(context, "compiled", None), NOTIFICATIONS, ()):
+        send(connection.connection.info, channel, text)
+
+
+def _has_connections(pool: Any) -> bool:
+    return hasattr(pool, "checkedin") and bool(pool.checkedin() + pool.checkedout())
 
 
 def _check_version(dialect: Any) -> None:

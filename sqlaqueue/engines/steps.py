@@ -21,6 +21,7 @@ _PREFIX = "sqlaqueue_rows_"
 _SHARED = "_sqlaqueue_shared"
 
 _LOCKS = "_sqlaqueue_locks"
+_USES = "_sqlaqueue_uses"
 
 _steps: dict[bool, WeakKeyDictionary[Any, tuple[CTE, ...]]] = {False: WeakKeyDictionary(), True: WeakKeyDictionary()}
 
@@ -66,16 +67,23 @@ def execute_steps(
     """
     rows: dict[str, str] = {}
     for cte in steps_of(statement, locks_apart=locks_apart):
-        parameters = {**given, **rows}
-        used = {
-            bind.key: parameters[bind.key]
-            for bind in _elements(cte.element)
-            if isinstance(bind, sa.BindParameter) and bind.key in given
-        }
-        needed = {rows_parameter(other).key for other in _ctes(cte.element) if is_step(other, locks_apart=locks_apart)}
+        names, needed = _uses_of(cte, locks_apart)
+        used: dict[str, Any] = {name: given[name] for name in names & given.keys()}
         used |= {name: text for name, text in rows.items() if name in needed}
         rows[rows_parameter(cte).key] = json.dumps(run(connection, cte, used), default=_hexadecimal)
     return rows
+
+
+def _uses_of(cte: CTE, locks_apart: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the parameters of a step, and of those with the rows of other steps."""
+    # To look for them takes longer than to execute a small step.
+    known = cte.__dict__.setdefault(_USES, {})
+    if locks_apart not in known:
+        names = frozenset(str(each.key) for each in _elements(cte.element) if isinstance(each, sa.BindParameter))
+        others = (other for other in _ctes(cte.element) if is_step(other, locks_apart=locks_apart))
+        known[locks_apart] = names, frozenset(str(rows_parameter(other).key) for other in others)
+    uses: tuple[frozenset[str], frozenset[str]] = known[locks_apart]
+    return uses
 
 
 def _hexadecimal(value: Any) -> str:

@@ -332,8 +332,9 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         """
         if self._arguments(function, **options)[1].startswith("sqlaqueue_written."):
             msg = (
-                "the functions of sqlaqueue.testing that run jobs in the session of a test are not available on MariaDB, "
-                "which does not tell which rows a transaction has inserted; commit, and call Consumer(...).drain()"
+                "the functions of sqlaqueue.testing that run jobs in the session of a test are not available on "
+                "MariaDB, which does not tell which rows a transaction has inserted; commit, and call "
+                "Consumer(...).drain()"
             )
             raise ConfigurationError(msg)
         return "0"

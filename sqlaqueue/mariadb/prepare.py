@@ -39,8 +39,8 @@ def prepare(engine: Any) -> None:
     another ``isolation_level``. A DateTime is stored in UTC with microseconds, whatever the session's time zone is.
 
     :param engine: an Engine with PyMySQL, or an AsyncEngine with asyncmy.
-    :raises ConfigurationError: if the engine is for another database or driver, or has connected before. If the server is MariaDB before 10.6 or
-        MySQL before 8.0.1, the first connection raises it.
+    :raises ConfigurationError: if the engine is for another database or driver, or has connected before. If the server
+        is MariaDB before 10.6 or MySQL before 8.0.1, the first connection raises it.
     """
     sync: sa.Engine = getattr(engine, "sync_engine", engine)
     dialect: Any = sync.dialect

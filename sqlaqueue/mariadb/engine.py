@@ -56,8 +56,8 @@ class MariaDB:
         name, config = spec.model.__name__, spec.config
         if spec.strategy.name != "update_status":
             msg = (
-                f'{name}: strategy "{config.strategy}" is not available on MariaDB, where no triggers of ours write '
-                'messages and no held claims have been tested; use QueueConfig(strategy="update_status")'
+                f'{name}: strategy "{config.strategy}" is not available on MariaDB, where there are no triggers for '
+                'messages, and held claims have not been tested; use QueueConfig(strategy="update_status")'
             )
             raise ConfigurationError(msg)
         for option, reason in _REASONS.items():

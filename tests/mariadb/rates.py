@@ -55,7 +55,9 @@ def plain(server: MariaDBServer, name: str, batch: int) -> None:
             cursor.execute("SELECT * FROM job WHERE id IN %s", (keys,))
             cursor.fetchall()
             connection.commit()
-            cursor.execute("UPDATE job SET status = 'completed', finished_at = UTC_TIMESTAMP(6) WHERE id IN %s", (keys,))
+            cursor.execute(
+                "UPDATE job SET status = 'completed', finished_at = UTC_TIMESTAMP(6) WHERE id IN %s", (keys,)
+            )
             connection.commit()
         connection.close()
 

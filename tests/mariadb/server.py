@@ -63,11 +63,14 @@ class MariaDBServer:
         self._process: subprocess.Popen[bytes] | None = None
         self.user = pwd.getpwuid(os.geteuid()).pw_name
         self._as_user = [f"--user={self.user}"]
+        # Servers that start at the same time would remove each other's temporary tables.
+        self._environment = {**os.environ, "TMPDIR": str(home / "tmp")}
 
     def __enter__(self) -> Self:
         install = [_find("mariadb-install-db"), "--no-defaults", *self._as_user, f"--datadir={self.home / 'data'}"]
         options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
-        subprocess.run([*map(str, install), *options], check=True, capture_output=True)
+        (self.home / "tmp").mkdir()
+        subprocess.run([*map(str, install), *options], check=True, capture_output=True, env=self._environment)
         self.start()
         return self
 
@@ -80,7 +83,13 @@ class MariaDBServer:
         command = [str(_find("mariadbd")), "--no-defaults", *self._as_user, f"--datadir={data}", *SETTINGS]
         command += [f"--socket={self.socket}", f"--pid-file={self.home / 'pid'}"]
         with log.open("ab") as output:
-            self._process = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=_die_with_parent)  # noqa: PLW1509
+            self._process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - the child calls nothing that may wait for a lock
+            )
         deadline = time.monotonic() + _START_SECONDS
         # It listens only when it is ready.
         while not self._answers():

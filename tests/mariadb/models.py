@@ -9,7 +9,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlaqueue import QueueConfig, QueueMixin
+from sqlaqueue import QueueConfig, QueueMixin, Schedule
 
 
 class Base(DeclarativeBase):
@@ -48,6 +48,17 @@ class Pair(QueueMixin, Base):
 
     site: Mapped[str] = mapped_column(sa.String(20), primary_key=True)
     number: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+
+
+class Report(QueueMixin, Base):
+    __tablename__ = "report"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    title: Mapped[str | None] = mapped_column(sa.String(50))
+
+
+REPORTS = Schedule("reports", Report, every=1, values={"title": "due"})
+"""Declared here, so that the tables of schedules are created with the others."""
 
 
 class ByUuid(QueueMixin, Base):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from contextlib import contextmanager
@@ -10,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, admin, cancel, wait
+import sqlaqueue.mariadb
+from sqlaqueue import AsyncConsumer, Consumer, admin, async_wait, cancel, wait
 from sqlaqueue.consumer.core import intervals
 from tests.mariadb.models import REPORTS, Job, Report
 
@@ -55,30 +58,46 @@ def test_a_schedule_fires_and_follows_a_change(engine: sa.Engine, sessions: sess
     assert {*titles} == {"due"}
 
 
-def test_wait_and_cancel(engine: sa.Engine, sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Within one process a cancellation is announced to the Consumer when it is committed."""
-    begun, cancelled = threading.Event(), threading.Event()
+def test_wait(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
+    with running(Consumer(Job, lambda *_: None, sessions, poll_interval=0.1)), sessions() as session:
+        job = Job(id=1)
+        session.add(job)
+        session.commit()
+        assert wait(sessions, job, timeout=DEADLINE).state == "completed"
 
-    def handle(session: Session, job: Job) -> None:
-        if job.payload == "long":
+
+def test_a_cancellation_is_announced_within_the_process(
+    url: Callable[[str], str], engine: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the announcement, the Consumer would look for requests after the deadline of the test."""
+    for interval in ("HEARTBEAT", "RESCUE"):
+        monkeypatch.setattr(intervals, interval, 10 * DEADLINE)
+
+    async def check() -> None:
+        begun = asyncio.Event()
+
+        async def handle(_: AsyncSession, __: Job) -> None:
             begun.set()
-            assert cancelled.wait(DEADLINE)
+            await asyncio.sleep(10 * DEADLINE)
 
-    consumer = Consumer(Job, handle, sessions, poll_interval=0.1)
-    consumer.on("cancelled", lambda _: None)
-    with running(consumer):
-        with sessions() as session:
-            short, long = Job(id=1), Job(id=2, payload="long")
-            session.add(short)
-            session.commit()
-            assert wait(sessions, short, timeout=DEADLINE).state == "completed"
-            session.add(long)
-            session.commit()
-            assert begun.wait(DEADLINE)
-            session.execute(cancel(sa.select(Job).where(Job.id == 2)))
-            session.commit()
-        cancelled.set()
-        assert wait(sessions, Job, 2, timeout=DEADLINE).state in {"completed", "cancelled"}
+        own = create_async_engine(url("mariadb+asyncmy"))
+        sqlaqueue.mariadb.prepare(own)
+        sessions = async_sessionmaker(own)
+        consumer = AsyncConsumer(Job, handle, sessions, lease=30 * DEADLINE, poll_interval=10 * DEADLINE)
+        run = asyncio.create_task(consumer.run())
+        async with sessions() as session:
+            session.add(Job(id=1))
+            await session.commit()
+            await asyncio.wait_for(begun.wait(), DEADLINE)
+            await session.execute(cancel(sa.select(Job).where(Job.id == 1)))
+            await session.commit()
+        result = await async_wait(sessions, Job, 1, timeout=DEADLINE)
+        assert result.state == "cancelled"
+        consumer.stop()
+        await run
+        await own.dispose()
+
+    asyncio.run(check())
 
 
 def test_retention_deletes_what_is_old(

@@ -20,9 +20,10 @@ JOBS = 1000
 @pytest.mark.parametrize(("api", "processes"), [("sync", 2), ("async", 4)])
 def test_processes_drain_a_file(make_harness: MakeHarness, processes: int) -> None:
     with make_harness(timeout=120) as harness:
+        workers = [harness.start_worker(batch_size=10, lease=60) for _ in range(processes)]
+        harness.wait_until(lambda: all(worker.records("ready") for worker in workers), "all processes poll")
         # A handler in ten writes, so that its transaction competes with those of the library.
         keys = harness.enqueue(*(["work", *["quiet"] * 9] * (JOBS // 10)), priority=0)
-        workers = [harness.start_worker(batch_size=10, lease=60) for _ in range(processes)]
         harness.wait_until(lambda: len(with_event(harness.records(), "completed")) == JOBS, "all jobs are completed")
         harness.finish()
         starts = Counter(record.key for record in with_event(harness.records(), "start"))

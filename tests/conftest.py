@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from xdist.workermanage import WorkerController  # type: ignore[import-untyped]  # it is typed, but does not say so
 
+    from tests.mariadb.server import MariaDBServer
     from tests.servers import Database, Server
 
 GROUPS = 4
@@ -63,6 +64,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="test each mutant of tests/faults under each of its strategies, not under one: many mutants hang, "
         "and each of these tests takes until its timeout",
+    )
+    parser.addoption(
+        "--citus",
+        metavar="URL|BIN_DIR",
+        help="test Citus as well: the URL of a database of a cluster, or the programs of a PostgreSQL with Citus",
     )
 
 
@@ -175,4 +181,17 @@ def database(server: Server) -> Iterator[Database]:
 def postgres_server(pytestconfig: pytest.Config, postgres_version: int) -> Iterator[Server]:
     """A server of the test's own, to be stopped, restarted and crashed."""
     with pytestconfig.stash[SERVERS].own(postgres_version) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
+    """A MariaDB server, one for each process of the tests; without the program the tests are left out."""
+    # It imports PyMySQL, which the other tests do without.
+    from tests.mariadb.server import MariaDBServer, missing_program  # noqa: PLC0415
+
+    reason = missing_program()
+    if reason is not None:
+        pytest.skip(reason)
+    with MariaDBServer(tmp_path_factory.mktemp("mariadb")) as server:
         yield server

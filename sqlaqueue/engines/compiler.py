@@ -20,6 +20,9 @@ _Compiler: Any = object
 class TranslatingCompiler(_Compiler):
     """Compiles statements that are written for PostgreSQL. A subclass names the compiler of its dialect beside it."""
 
+    locks_apart = False
+    """Whether a CTE that locks rows is executed before the statement, see :func:`~sqlaqueue.engines.steps.is_step`."""
+
     # -- what an engine has to give ------------------------------------------------------------------------
 
     def now(self, **options: Any) -> str:
@@ -65,7 +68,7 @@ class TranslatingCompiler(_Compiler):
         plain = plain_form(cte)
         if plain is not None:
             return plain  # type: ignore[return-value] # the plain form of a CTE is one
-        if not is_step(cte):
+        if not is_step(cte, locks_apart=self.locks_apart):
             return cte
         rows = _from_document(self, cte)
         element: Any = cte.element
@@ -146,9 +149,17 @@ class TranslatingCompiler(_Compiler):
         left, array = self.process(binary.left, **options), binary.right.element
         array = getattr(array, "element", array) if type(array).__name__ == "Grouping" else array
         if isinstance(array, FunctionElement) and array.name == "array":
-            # Its parameter is a subquery, in parentheses.
-            rows = self.process(array.clauses.clauses[0], **options)
-            return f"{left} IN {rows if rows.startswith('(') else f'({rows})'}"
+            return self.among_rows(left, array.clauses.clauses[0], **options)
+        return self.among_values(left, array, **options)
+
+    def among_rows(self, left: str, rows: Any, **options: Any) -> str:
+        """Return the SQL of the condition that a value is in a subquery."""
+        # It is in parentheses.
+        rendered = self.process(rows, **options)
+        return f"{left} IN {rendered if rendered.startswith('(') else f'({rendered})'}"
+
+    def among_values(self, left: str, array: Any, **options: Any) -> str:
+        """Return the SQL of the condition that a value is in an array."""
         return f"{left} IN ({self.each_value(self.process(array, **options))})"
 
     def _between(self, binary: BinaryExpression[Any], **options: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Any
 from weakref import WeakSet
 
@@ -12,13 +13,19 @@ from sqlalchemy import event
 from sqlaqueue.engines.steps import execute_steps, steps_of
 from sqlaqueue.queue.engine import OtherEngine, mark_of, own_work
 
+_IN_STEP: ContextVar[bool] = ContextVar("sqlaqueue_in_step", default=False)
+"""Whether a step is being executed, whose own steps have been executed before it."""
+
 RunStep = Callable[[sa.Connection, Any, Mapping[str, Any]], list[list[Any]]]
 
 
-def carry_out_statements(engine: sa.Engine, other: OtherEngine, run_step: RunStep) -> None:
+def carry_out_statements(
+    engine: sa.Engine, other: OtherEngine, run_step: RunStep, *, locks_apart: bool = False
+) -> None:
     """Execute the steps of each statement of the library before the statement itself.
 
     :param other: refuses the claims of queues that its database cannot carry.
+    :param locks_apart: whether a CTE that locks rows is a step, see :func:`~sqlaqueue.engines.steps.is_step`.
     """
     supported: WeakSet[Any] = WeakSet()
 
@@ -31,13 +38,17 @@ def carry_out_statements(engine: sa.Engine, other: OtherEngine, run_step: RunSte
         execution_options: Mapping[str, Any],
     ) -> tuple[Any, Any, Any]:
         mark = mark_of(statement, execution_options)
-        if mark is None:
+        if mark is None or _IN_STEP.get():
             return statement, multiparams, params
         if mark is not True and mark not in supported:
             other.check_supported(mark)
             supported.add(mark)
-        if steps_of(statement):
-            with own_work():
-                rows = execute_steps(connection, statement, params, run_step)
+        if steps_of(statement, locks_apart=locks_apart):
+            token = _IN_STEP.set(True)
+            try:
+                with own_work():
+                    rows = execute_steps(connection, statement, params, run_step, locks_apart=locks_apart)
+            finally:
+                _IN_STEP.reset(token)
             return statement, multiparams, {**params, **rows}
         return statement, multiparams, params

@@ -15,15 +15,32 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 from sqlalchemy.sql.selectable import CTE
 
+from sqlaqueue.queue.portable import plain_form
+
 _PREFIX = "sqlaqueue_rows_"
 _SHARED = "_sqlaqueue_shared"
 
-_steps: WeakKeyDictionary[Any, tuple[CTE, ...]] = WeakKeyDictionary()
+_LOCKS = "_sqlaqueue_locks"
+_USES = "_sqlaqueue_uses"
+
+_steps: dict[bool, WeakKeyDictionary[Any, tuple[CTE, ...]]] = {False: WeakKeyDictionary(), True: WeakKeyDictionary()}
 
 
-def is_step(cte: CTE) -> bool:
-    """Return whether a CTE is executed before the statement, so that its rows are given as a parameter."""
-    return cte.element.is_dml or _SHARED in cte.__dict__
+def is_step(cte: CTE, *, locks_apart: bool = False) -> bool:
+    """Return whether a CTE is executed before the statement, so that its rows are given as a parameter.
+
+    :param locks_apart: whether a CTE that locks rows is one, for a database that cannot lock within another statement.
+    """
+    return cte.element.is_dml or _SHARED in cte.__dict__ or (locks_apart and _locks(cte))
+
+
+def _locks(cte: CTE) -> bool:
+    known: bool | None = cte.__dict__.get(_LOCKS)
+    if known is None:
+        plain: Any = plain_form(cte)
+        element = cte.element if plain is None else plain.element
+        known = cte.__dict__[_LOCKS] = getattr(element, "_for_update_arg", None) is not None
+    return known
 
 
 def rows_parameter(cte: CTE) -> sa.BindParameter[Any]:
@@ -31,32 +48,42 @@ def rows_parameter(cte: CTE) -> sa.BindParameter[Any]:
     return sa.bindparam(f"{_PREFIX}{cte.name}", type_=sa.Text(), unique=False)
 
 
-def steps_of(statement: Any) -> tuple[CTE, ...]:
+def steps_of(statement: Any, *, locks_apart: bool = False) -> tuple[CTE, ...]:
     """Return the CTEs of a statement that are executed before it, in this order."""
-    found = _steps.get(statement)
+    known = _steps[locks_apart]
+    found = known.get(statement)
     if found is None:
-        found = _steps[statement] = tuple(_find_steps(statement))
+        found = known[statement] = tuple(_find_steps(statement, locks_apart))
     return found
 
 
-def execute_steps(connection: sa.Connection, statement: Any, given: Mapping[str, Any], run: Any) -> dict[str, str]:
+def execute_steps(
+    connection: sa.Connection, statement: Any, given: Mapping[str, Any], run: Any, *, locks_apart: bool = False
+) -> dict[str, str]:
     """Execute the steps of a statement; return their rows as parameters of the statement itself.
 
     :param given: the parameters of the statement.
     :param run: executes one step, and returns the rows as the driver has them.
     """
     rows: dict[str, str] = {}
-    for cte in steps_of(statement):
-        parameters = {**given, **rows}
-        used = {
-            bind.key: parameters[bind.key]
-            for bind in _elements(cte.element)
-            if isinstance(bind, sa.BindParameter) and bind.key in given
-        }
-        needed = {rows_parameter(other).key for other in _ctes(cte.element) if is_step(other)}
+    for cte in steps_of(statement, locks_apart=locks_apart):
+        names, needed = _uses_of(cte, locks_apart)
+        used: dict[str, Any] = {name: given[name] for name in names & given.keys()}
         used |= {name: text for name, text in rows.items() if name in needed}
         rows[rows_parameter(cte).key] = json.dumps(run(connection, cte, used), default=_hexadecimal)
     return rows
+
+
+def _uses_of(cte: CTE, locks_apart: bool) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of the parameters of a step, and of those with the rows of other steps."""
+    # To look for them takes longer than to execute a small step.
+    known = cte.__dict__.setdefault(_USES, {})
+    if locks_apart not in known:
+        names = frozenset(str(each.key) for each in _elements(cte.element) if isinstance(each, sa.BindParameter))
+        others = (other for other in _ctes(cte.element) if is_step(other, locks_apart=locks_apart))
+        known[locks_apart] = names, frozenset(str(rows_parameter(other).key) for other in others)
+    uses: tuple[frozenset[str], frozenset[str]] = known[locks_apart]
+    return uses
 
 
 def _hexadecimal(value: Any) -> str:
@@ -88,21 +115,26 @@ def _ctes(statement: Any) -> Iterator[CTE]:
             yield element
 
 
-def _find_steps(statement: Any) -> Iterator[CTE]:
-    changing = [cte for cte in dict.fromkeys(_ctes(statement)) if cte.element.is_dml]
-    if not changing:
-        return
+def _find_steps(statement: Any, locks_apart: bool) -> Iterator[CTE]:
+    all_of_them = dict.fromkeys(_ctes(statement))
+    locking = [cte for cte in all_of_them if locks_apart and _locks(cte)]
+    changing = [cte for cte in all_of_them if cte.element.is_dml]
+    if changing:
+        _mark_shared(statement, changing)
+    done: set[CTE] = set()
+    for cte in [*locking, *changing]:
+        yield from _in_order(cte, done, locks_apart)
+
+
+def _mark_shared(statement: Any, changing: list[CTE]) -> None:
     # A query that several steps read is executed once: after the first of them it would find other rows.
     users: dict[CTE, int] = {}
     for part in [*(cte.element for cte in changing), statement]:
         for cte in {cte for cte in _within(part) if not cte.element.is_dml}:
             users[cte] = users.get(cte, 0) + 1
-    done: set[CTE] = set()
     for cte, number in users.items():
         if number > 1 and not any(inner.element.is_dml for inner in _ctes(cte.element)):
             cte.__dict__[_SHARED] = True
-    for cte in changing:
-        yield from _in_order(cte, done)
 
 
 def _within(part: Any) -> Iterator[CTE]:
@@ -120,11 +152,11 @@ def _within(part: Any) -> Iterator[CTE]:
         stack.extend(_children(element))
 
 
-def _in_order(cte: CTE, done: set[CTE]) -> Iterator[CTE]:
+def _in_order(cte: CTE, done: set[CTE], locks_apart: bool) -> Iterator[CTE]:
     if cte in done:
         return
     done.add(cte)
     for inner in dict.fromkeys(_ctes(cte.element)):
-        if is_step(inner) and inner is not cte:
-            yield from _in_order(inner, done)
+        if is_step(inner, locks_apart=locks_apart) and inner is not cte:
+            yield from _in_order(inner, done, locks_apart)
     yield cte

@@ -21,6 +21,8 @@ OWN_WORK: ContextVar[bool] = ContextVar("sqlaqueue_own_work", default=False)
 
 PREPARED_BY = {
     "sqlite": "sqlaqueue.sqlite.prepare(engine)",
+    "mariadb": "sqlaqueue.mariadb.prepare(engine)",
+    "mysql": "sqlaqueue.mariadb.prepare(engine)",
 }
 """The call that prepares an engine, by the name of its dialect."""
 

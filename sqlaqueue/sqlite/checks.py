@@ -1,71 +1,46 @@
-"""What the file lacks for a queue: tables, columns and indexes. It has no roles, and no functions of ours."""
+"""What the file lacks for a queue."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from sqlaqueue.engines.checks import (
+    UPDATE_COMMAND,
+    check_complete,
+    check_tables,
+    foreign_keys_to,
+    grants_for,
+    has_index,
+    missing_grants,
+    missing_index_advice,
+    missing_indexes,
+    missing_policies,
+    missing_schema_grants,
+    outdated_functions,
+    outdated_triggers,
+    outdated_triggers_of,
+    policies_for,
+    split_schemas,
+)
+from sqlaqueue.queue.strategy_protocol import Spec
 
-import sqlalchemy as sa
-from sqlalchemy.orm import Session
-
-from sqlaqueue.exc import DatabaseNotReadyError
-from sqlaqueue.queue.backend import ForeignKey
-from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
-
-UPDATE_COMMAND = "`alembic revision --autogenerate` and `alembic upgrade head`"
-
-
-def check_complete(session: Any, spec: Spec) -> None:
-    """Raise DatabaseNotReadyError if the file lacks tables or columns of a queue."""
-    check_tables(session, [spec.table, *spec.side_tables.values()], spec.model.__name__)
-
-
-def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> None:
-    """Raise DatabaseNotReadyError if the file lacks some of the tables, or columns of them."""
-    connection = _connection(session)
-    inspector = sa.inspect(connection)
-    lacking = []
-    for table in tables:
-        schema = _schema(connection, table)
-        if not inspector.has_table(table.name, schema):
-            lacking.append(f"the table {table.fullname}")
-            continue
-        known = {column["name"] for column in inspector.get_columns(table.name, schema)}
-        lacking += [f"the column {table.fullname}.{column.name}" for column in table.c if column.name not in known]
-    if lacking:
-        msg = (
-            f"the database lacks what {needed_by} needs: {', '.join(lacking)}; create it with "
-            f"Base.metadata.create_all(engine), or migrate with {UPDATE_COMMAND}"
-        )
-        raise DatabaseNotReadyError(msg)
-
-
-def missing_indexes(session: Any, spec: Spec) -> list[sa.Index]:
-    """Return the indexes of claims and rescues that the file lacks."""
-    connection = _connection(session)
-    indexes = sa.inspect(connection).get_indexes(spec.table.name, _schema(connection, spec.table))
-    known = {index["name"] for index in indexes}
-    return [index for index in spec.claim_indexes if index.name not in known]
-
-
-def missing_index_advice(session: Any, spec: Spec) -> str | None:
-    """Return how to create the indexes that are missing."""
-    missing = missing_indexes(session, spec)
-    if not missing:
-        return None
-    names = ", ".join(str(index.name) for index in missing)
-    return f"{spec.model.__name__}: claims are slow without the indexes {names}; migrate with {UPDATE_COMMAND}"
-
-
-def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
-    """Return whether a table has an index of this name."""
-    indexes = sa.inspect(connection).get_indexes(table.name, _schema(connection, table))
-    return any(index["name"] == name for index in indexes)
-
-
-def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> Iterable[ForeignKey]:
-    """Return none: a file has no catalogue of what refers to a table, so deletions find out by their error."""
-    return ()
+__all__ = [
+    "UPDATE_COMMAND",
+    "check_complete",
+    "check_tables",
+    "foreign_keys_to",
+    "grants_for",
+    "has_index",
+    "missing_grants",
+    "missing_index_advice",
+    "missing_indexes",
+    "missing_policies",
+    "missing_schema_grants",
+    "outdated_functions",
+    "outdated_triggers",
+    "outdated_triggers_of",
+    "policies_for",
+    "split_schemas",
+    "undefined_object_advice",
+]
 
 
 def undefined_object_advice(error: BaseException, spec: Spec) -> str | None:
@@ -77,50 +52,3 @@ def undefined_object_advice(error: BaseException, spec: Spec) -> str | None:
         f"{text}, which {spec.model.__name__} needs; create it with Base.metadata.create_all(engine), or migrate with "
         f"{UPDATE_COMMAND}"
     )
-
-
-def outdated_triggers(session: Any, spec: Spec) -> str | None:
-    """Return None: there are no triggers."""
-    return None
-
-
-def outdated_triggers_of(session: Any, table: sa.Table, needed_by: str) -> str | None:
-    """Return None, as above."""
-    return None
-
-
-def outdated_functions(session: Any, spec: Spec) -> str | None:
-    """Return None: each connection gets its functions when it is opened."""
-    return None
-
-
-def split_schemas(session: Any, spec: Spec) -> str | None:
-    """Return None: there is no search path."""
-    return None
-
-
-def missing_schema_grants(connection: sa.Connection, spec: Spec) -> list[str]:
-    """Return none: there are no roles."""
-    return []
-
-
-missing_grants = missing_policies = missing_schema_grants
-
-
-def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege]) -> list[str]:
-    """Return none, as above."""
-    return []
-
-
-policies_for = grants_for
-
-
-def _schema(connection: Any, table: sa.Table) -> str | None:
-    """Return the attached database of a table, as the connection translates its schema."""
-    translated = connection.get_execution_options().get("schema_translate_map") or {}
-    schema: str | None = translated.get(table.schema, table.schema)
-    return schema
-
-
-def _connection(session: Any) -> Any:
-    return session.connection() if isinstance(session, Session) else session

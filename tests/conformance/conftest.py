@@ -38,7 +38,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE not in item.path.parents or "under_every_plan" in item.name:
             continue
         composite, own = "composite-key" in item.name, "TestRowsThatAreTheirOwnMessage" in item.nodeid
-        if (composite and "TestUpdateStatus" not in item.nodeid) or (own and zlib.crc32(item.nodeid.encode()) % 3):
+        is_server = "test_mariadb" in item.nodeid
+        if (composite and ("TestUpdateStatus" not in item.nodeid or is_server)) or (
+            own and zlib.crc32(item.nodeid.encode()) % 3
+        ):
             item.add_marker(pytest.mark.thorough)
         elif composite:
             item.add_marker(pytest.mark.once)

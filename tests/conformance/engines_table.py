@@ -15,6 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, mapped_column
 from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.mariadb.engine import MariaDB
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 
@@ -55,6 +56,7 @@ def columns() -> tuple[Column, ...]:
     return (
         Column("PostgreSQL", under_test=known["postgresql"]),
         Column("SQLite", SQLite().check_supported, known["sqlite"]),
+        Column("MariaDB", MariaDB("mariadb").check_supported, known["mariadb"]),
     )
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import sqlite3
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +14,7 @@ from tests.faults.scenarios import SCENARIOS
 from tests.faults.scenarios.registry import attempts, wait_for_handlers
 
 if TYPE_CHECKING:
+    from tests.sqlite.bench import SQLiteBench
     from tests.sqlite.conftest import MakeHarness
 
 pytestmark = pytest.mark.once
@@ -54,13 +58,19 @@ def test_a_worker_is_killed_while_it_has_the_write_lock(make_harness: MakeHarnes
         harness.finish()
 
 
-def test_a_paused_worker_changes_nothing_when_it_resumes(make_harness: MakeHarness) -> None:
+def test_a_paused_worker_changes_nothing_when_it_resumes(make_harness: MakeHarness, bench: SQLiteBench) -> None:
     """Its jobs were rescued and run by another process in the meantime."""
     with make_harness() as harness:
         harness.enqueue("quiet gated")
         paused = harness.start_worker()
         wait_for_handlers(harness, paused)
-        paused.send_signal(signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(bench.file.path, timeout=30, isolation_level=None)) as other:
+            # Not while its heartbeat has the write lock: no process could write until it resumes.
+            other.execute("BEGIN IMMEDIATE")
+            paused.send_signal(signal.SIGSTOP)
+            status = Path(f"/proc/{paused.pid}/stat")
+            harness.wait_until(lambda: status.read_text().rpartition(")")[2].split()[0] == "T", "the worker is paused")
+            other.execute("ROLLBACK")
         harness.open_gate()
         harness.start_worker()
         harness.wait_until_finished()

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import ArgumentError
 from sqlalchemy.orm import Session, sessionmaker
 
+from sqlaqueue.cli.shared import mariadb
 from sqlaqueue.cli.shared.errors import InputError, command_errors
 from sqlaqueue.cli.shared.targets import Target
 from sqlaqueue.sqlite import prepare
@@ -41,6 +42,8 @@ def parse_url(text: str) -> sa.URL:
     backend, plus, driver = url.drivername.partition("+")
     if backend == "sqlite":
         return _checked_file(url)
+    if backend in mariadb.BACKENDS:
+        return mariadb.checked_url(url)
     if backend not in {"postgresql", "postgres"}:
         raise InputError(f"--url: {backend}:// is not supported, sqlaqueue needs PostgreSQL; write it as {_EXAMPLE}")
     if plus and driver not in {*_SYNC, *_ASYNC}:
@@ -73,6 +76,15 @@ def _engine_for_file(url: sa.URL, *, needs_async: bool | None, connections: int 
     return engine
 
 
+def _other_engine(url: sa.URL, *, needs_async: bool | None, connections: int | None) -> Any:
+    if url.get_backend_name() == "sqlite":
+        return _engine_for_file(url, needs_async=needs_async, connections=connections)
+    with command_errors():
+        return mariadb.engine_for_server(
+            url, needs_async=needs_async, connections=connections, timeout=_CONNECT_TIMEOUT
+        )
+
+
 def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int | None = None) -> Any:
     """Return an Engine or AsyncEngine.
 
@@ -80,8 +92,8 @@ def engine_for(url: sa.URL, *, needs_async: bool | None = None, connections: int
     :param connections: the size of the pool; None for SQLAlchemy's default.
     :raises InputError: if no driver is installed for it.
     """
-    if url.get_backend_name() == "sqlite":
-        return _engine_for_file(url, needs_async=needs_async, connections=connections)
+    if url.get_backend_name() != "postgresql":
+        return _other_engine(url, needs_async=needs_async, connections=connections)
     known = _ASYNC if needs_async else _SYNC if needs_async is False else (*_SYNC, "asyncpg")
     _, _, driver = url.drivername.partition("+")
     if not driver:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from sqlaqueue.testing.conformance.engines.engine_under_test import EngineUnderTest, Reason
+from sqlaqueue.testing.conformance.engines.mariadb import MariaDBUnderTest
 from sqlaqueue.testing.conformance.engines.postgresql import PostgreSQLUnderTest
 from sqlaqueue.testing.conformance.engines.sqlite import SQLiteUnderTest
 
-ENGINES: tuple[EngineUnderTest, ...] = (PostgreSQLUnderTest(), SQLiteUnderTest())
+ENGINES: tuple[EngineUnderTest, ...] = (PostgreSQLUnderTest(), SQLiteUnderTest(), MariaDBUnderTest())
 """One for each dialect."""
 
 

@@ -1,0 +1,149 @@
+"""Translates tables, indexes and types."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
+from sqlalchemy.sql import operators
+from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
+
+from sqlaqueue.mariadb.changes import conjuncts
+from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation, moment_text
+
+_NOW = "(UTC_TIMESTAMP(6))"
+_MOMENTS = {"now", "statement_timestamp", "clock_timestamp"}
+_OURS = "sqlaqueue_"
+_LENGTHS = {"key": 512}
+"""The characters of texts that are indexed, so that a key fits into the 3072 bytes that InnoDB allows."""
+_LENGTH = 191
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SPAN = re.compile(r"EXTRACT\(epoch FROM (\w+)\)")
+_MOMENT = re.compile(r"to_timestamp\((\d+)\)")
+
+
+_TableCompiler: Any = MySQLDDLCompiler
+
+
+class TableCompiler(_TableCompiler):
+    """Translates tables and indexes."""
+
+    def visit_create_index(self, create: Any, **options: Any) -> str:
+        """Render a partial index as one that begins with the columns of its predicate."""
+        index = create.element
+        where = index.dialect_options["postgresql"]["where"]
+        if where is None:
+            rendered: str = super().visit_create_index(create, **options)
+            return rendered
+        expressions, known = index.expressions, {getattr(each, "key", None) for each in index.expressions}
+        leading = [column for column in dict.fromkeys(_columns_of(where)) if column.key not in known]
+        index.expressions = [*leading, *expressions]
+        try:
+            rendered = super().visit_create_index(create, **options)
+        finally:
+            index.expressions = expressions
+        return rendered
+
+    def get_column_default_string(self, column: sa.Column[Any]) -> str | None:
+        """Render the default of a moment in UTC, and that of a span in seconds."""
+        default = column.server_default
+        if isinstance(default, sa.DefaultClause):
+            if getattr(default.arg, "name", None) in _MOMENTS:
+                return _NOW
+            if getattr(default.arg, "name", None) == "current_setting":
+                # A setting of the transaction, which has no counterpart.
+                return "NULL"
+            if isinstance(column.type, sa.Interval):
+                hours, minutes, seconds = str(getattr(default.arg, "text", default.arg)).strip("'").split(":")
+                span = timedelta(hours=int(hours), minutes=int(minutes), seconds=float(seconds))
+                return str(span.total_seconds())
+        rendered: str | None = super().get_column_default_string(column)
+        return rendered
+
+    def visit_check_constraint(self, constraint: Any, **options: Any) -> str:
+        """Render the conditions of the library's own tables, in which a span is a number of seconds."""
+        if not _is_ours(constraint.table):
+            rendered: str = super().visit_check_constraint(constraint, **options)
+            return rendered
+        text = _SPAN.sub(lambda span: self.preparer.quote(span[1]), str(constraint.sqltext))
+        text = _MOMENT.sub(lambda moment: f"'{moment_text(_EPOCH + timedelta(seconds=int(moment[1])))}'", text)
+        return f"CONSTRAINT {self.preparer.format_constraint(constraint)} CHECK ({text})"
+
+
+class TypeCompiler(MySQLTypeCompiler):
+    """Translates the types of columns.
+
+    Texts of the library are compared byte by byte, without regard to the collation of the database.
+    """
+
+    def visit_DATETIME(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
+        """Render the type with microseconds."""
+        digits = getattr(type_, "fsp", None)
+        return f"DATETIME({MICROSECONDS if digits is None else digits})"
+
+    def visit_interval(self, type_: Any, **options: Any) -> str:
+        """Render the type of a number of seconds."""
+        return "DOUBLE"
+
+    def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
+        """Render JSON, or a text in a table of the library."""
+        column = options.get("type_expression")
+        # With the collation of other texts, which are compared and mixed with it.
+        return self._text(column) if _is_text_of_ours(column) else "JSON"
+
+    def visit_ARRAY(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
+        """Render JSON."""
+        return "JSON"
+
+    def visit_TEXT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
+        """Render a text of the library without the limit of 64 kB, or with a limit where the column is indexed."""
+        column = options.get("type_expression")
+        if _is_text_of_ours(column):
+            return self._text(column)
+        rendered: str = super().visit_TEXT(type_, **options)
+        return rendered
+
+    def visit_VARCHAR(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
+        """Render the type of a status, for which upper and lower case differ."""
+        rendered: str = super().visit_VARCHAR(type_, **options)
+        if _is_text_of_ours(options.get("type_expression")) and not getattr(type_, "collation", None):
+            return f"VARCHAR({type_.length}) {self._binary}"
+        return rendered
+
+    @property
+    def _binary(self) -> str:
+        # Without padding, so that "a" and "a " differ.
+        return f"CHARACTER SET utf8mb4 COLLATE {binary_collation(self.dialect)}"
+
+    def _text(self, column: Any) -> str:
+        if not _is_indexed(column):
+            return f"LONGTEXT {self._binary}"
+        return f"VARCHAR({_LENGTHS.get(column.name, _LENGTH)}) {self._binary}"
+
+
+def _is_ours(table: Any) -> bool:
+    return table is not None and table.name.startswith(_OURS)
+
+
+def _is_text_of_ours(column: Any) -> bool:
+    return isinstance(column, sa.Column) and (_is_ours(column.table) or "sqlaqueue" in column.info)
+
+
+def _is_indexed(column: Any) -> bool:
+    return column.primary_key or any(column in index.columns.values() for index in column.table.indexes)
+
+
+def _columns_of(where: Any) -> Iterator[Any]:
+    """Return the columns of the predicate of a partial index: those that are equal to constants first."""
+    for each in conjuncts([where]):
+        parts = each.clauses if isinstance(each, BooleanClauseList) else [each]
+        for part in parts:
+            if isinstance(part, BinaryExpression) and part.operator in _COMPARED and isinstance(part.left, sa.Column):
+                yield part.left
+
+
+_COMPARED = {operators.eq, operators.in_op, operators.is_not}

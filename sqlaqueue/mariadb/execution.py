@@ -1,0 +1,188 @@
+"""Executes a change of rows that returns something, in the parts of which the compiler has made it.
+
+MariaDB has no UPDATE .. RETURNING, and no LIMIT in a subquery of IN. So the compiler writes several statements into one
+text: those that lock rows and select their keys, the change of the rows with these keys, and a SELECT of what is
+returned. They are executed one after another on the same cursor, in the transaction in which the statement is executed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
+
+MARK = "/*sqlaqueue"
+"""The beginning of every text below."""
+ROWS = "sqlaqueue_rows"
+"""The entry in the ``info`` of a connection with the rows of steps, by the name of their CTE."""
+
+_THEN = f"\n{MARK} then*/\n"
+_PLACE = re.compile(
+    rf"{re.escape(MARK)} (?:keys(?: of (?P<step>[^|]*):(?P<numbers>[\d,]+))?\|(?P<columns>.*?)|value (?P<value>\d+))\*/"
+    r"|%%|%(?:\((?P<name>.*?)\))?s",
+    re.DOTALL,
+)
+_HEAD = re.compile(
+    rf"{re.escape(MARK)} parts (?P<kinds>[a-z,]+) returns (?P<returns>keys|rest|read) names (?P<names>.*?)"
+    r"(?: given (?P<step>.*?):(?P<numbers>[\d,]+))?\*/ ",
+    re.DOTALL,
+)
+_NO_ROWS = "1 = 0"
+
+Row = Sequence[Any]
+
+
+def keys_place(columns: Sequence[str], step: str | None = None, numbers: Sequence[int] = ()) -> str:
+    """Return the text of a condition on keys that are known when it is executed.
+
+    :param columns: the SQL of the columns of the key.
+    :param step: the name of a CTE that was executed before; None for the rows of the part before.
+    :param numbers: the columns of that CTE with the key.
+    """
+    of = "" if step is None else f" of {step}:{','.join(map(str, numbers))}"
+    return f"{MARK} keys{of}|{'|'.join(columns)}*/"
+
+
+def value_place(number: int) -> str:
+    """Return the text of a value that the part before has selected.
+
+    :param number: its column, counted from 0.
+    """
+    return f"{MARK} value {number}*/"
+
+
+class Divided(NamedTuple):
+    """A change of rows in several statements."""
+
+    parts: list[tuple[str, str]]
+    """Kinds and texts. ``lock`` and ``select`` return rows that begin with the key, ``change`` changes the rows with
+    these keys, and ``read`` selects what is returned."""
+    returns: str
+    """What is returned: the ``keys``, the ``rest`` of the rows that the last select has returned, or what was
+    ``read``."""
+    names: list[str]
+    """The names of the columns of the key."""
+    given: tuple[str, Sequence[int]] | None = None
+    """The name of a CTE that was executed before, and its columns with the key, if the keys come from there."""
+
+    def text(self) -> str:
+        """Return all statements as one text."""
+        kinds = ",".join(kind for kind, _ in self.parts)
+        given = "" if self.given is None else f" given {self.given[0]}:{','.join(map(str, self.given[1]))}"
+        head = f"{MARK} parts {kinds} returns {self.returns} names {'|'.join(self.names)}{given}*/ "
+        return head + _THEN.join(text for _, text in self.parts)
+
+
+def execute(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
+    """Execute a statement that the compiler has divided, or that has places for keys; None for any other.
+
+    It is a listener of the event ``do_execute``.
+    """
+    if MARK not in statement:
+        return None
+    _Execution(cursor, context, parameters).run(statement)
+    return True
+
+
+class _Execution:
+    def __init__(self, cursor: Any, context: Any, parameters: Any) -> None:
+        # Parameters have names or positions, as the dialect likes it.
+        self.cursor, self.context = cursor, context
+        self.named: Mapping[str, Any] = parameters if isinstance(parameters, Mapping) else {}
+        self.positional = iter(() if self.named else parameters)
+        self.steps: dict[str, list[Row]] = context.root_connection.connection.info.get(ROWS, {})
+
+    def run(self, statement: str) -> None:
+        head = _HEAD.match(statement)
+        if head is None:
+            self.send(statement, None)
+            return
+        kinds, texts = head["kinds"].split(","), statement[head.end() :].split(_THEN)
+        names = head["names"].split("|")
+        width = len(names)
+        rows: list[Row] | None = None if head["step"] is None else self.rows_of(head["step"], head["numbers"])
+        returned: list[Row] = rows or []
+        description: Any = [(name, *[None] * 6) for name in names]
+        for kind, text in zip(kinds, texts, strict=True):
+            if kind == "change":
+                self.change(text, rows or [], width)
+                continue
+            self.send(text, rows)
+            found = [*self.cursor.fetchall()]
+            if kind == "read":
+                returned, description = found, self.cursor.description
+                continue
+            rows = found
+            if head["returns"] == "rest":
+                returned, description = [row[width:] for row in rows], self.cursor.description[width:]
+            else:
+                returned = [row[:width] for row in rows]
+        self.context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(self.cursor, description, returned)
+
+    def rows_of(self, step: str, numbers: str) -> list[Row]:
+        """Return the keys among the rows of a step."""
+        places = [int(number) for number in numbers.split(",")]
+        return [tuple(row[place] for place in places) for row in self.steps.get(step, ())]
+
+    def change(self, text: str, rows: list[Row], width: int) -> None:
+        """Change the rows, those that get the same values by one statement."""
+        if f"{MARK} value" not in text:
+            groups = [rows] if rows else []
+        else:
+            by_values: dict[str, list[Row]] = {}
+            for row in rows:
+                by_values.setdefault(repr(row[width:]), []).append(row)
+            groups = [*by_values.values()]
+        positional = [*self.positional_of(text)]
+        # By a cursor of its own: the other one keeps the description of what it has selected, which SQLAlchemy reads.
+        cursor = self.context.root_connection.connection.cursor()
+        try:
+            for group in groups:
+                self.send(text, group, positional, cursor)
+        finally:
+            cursor.close()
+
+    def positional_of(self, text: str) -> Iterator[Any]:
+        """Return the parameters of a part that have positions."""
+        for place in _PLACE.finditer(text):
+            if place[0] == "%s":
+                yield next(self.positional)
+
+    def send(
+        self, text: str, rows: list[Row] | None, positional: Sequence[Any] | None = None, cursor: Any = None
+    ) -> None:
+        """Execute one statement, with keys and values in their places."""
+        given = iter([*self.positional_of(text)] if positional is None else positional)
+        sent: list[Any] = []
+
+        def fill(place: re.Match[str]) -> str:
+            if place["name"] is not None:
+                sent.append(self.named[place["name"]])
+                return "%s"
+            if place[0] == "%s":
+                sent.append(next(given))
+            elif place["value"] is not None:
+                sent.append(rows[0][int(place["value"])] if rows else None)
+                return "%s"
+            elif place["columns"] is not None:
+                keys = (rows or []) if place["step"] is None else self.rows_of(place["step"], place["numbers"])
+                return _among(place["columns"].split("|"), keys, sent)
+            return place[0]
+
+        filled = _PLACE.sub(fill, text)
+        (self.cursor if cursor is None else cursor).execute(filled, tuple(sent))
+
+
+def _among(columns: list[str], keys: list[Row], sent: list[Any]) -> str:
+    """Return the condition that the key in some columns is one of some keys, which are added to the parameters."""
+    if not keys:
+        return _NO_ROWS
+    for key in keys:
+        sent.extend(key[: len(columns)])
+    if len(columns) == 1:
+        return f"{columns[0]} IN ({', '.join(['%s'] * len(keys))})"
+    # Not a comparison of rows, for which the server would not use the index.
+    same = " AND ".join(f"{column} = %s" for column in columns)
+    return f"({' OR '.join([f'({same})'] * len(keys))})"

@@ -1,0 +1,110 @@
+"""Prepares an engine for MariaDB: its compilers, its types, its transactions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event
+from sqlalchemy.dialects import mysql, postgresql
+
+from sqlaqueue.engines.events import carry_out_statements
+from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
+from sqlaqueue.mariadb.ddl import TableCompiler, TypeCompiler
+from sqlaqueue.mariadb.engine import MariaDB
+from sqlaqueue.mariadb.execution import execute
+from sqlaqueue.mariadb.steps import run_step
+from sqlaqueue.mariadb.types import Array, Moment, Span
+from sqlaqueue.postgresql.key_arrays import TextArray
+from sqlaqueue.queue.engine import engine_of, mark_prepared
+
+_DRIVERS = ("pymysql", "asyncmy")
+_OLDEST = {True: (10, 6), False: (8, 0, 1)}
+_LEVEL = "READ COMMITTED"
+_TYPES = {
+    sa.DateTime: Moment,
+    sa.Interval: Span,
+    postgresql.JSONB: mysql.JSON,
+    TextArray: Array,
+    sa.ARRAY: Array,
+}
+
+
+def prepare(engine: Any) -> None:
+    """Prepare an engine, so that models with queues can be used with its sessions.
+
+    Call it once, before the engine is used. Transactions of the engine begin at READ COMMITTED, unless it was made with
+    another ``isolation_level``. A DateTime is stored in UTC with microseconds, whatever the session's time zone is.
+
+    :param engine: an Engine with PyMySQL, or an AsyncEngine with asyncmy.
+    :raises ConfigurationError: if the engine is for another database or driver, or has connected before. If the server
+        is MariaDB before 10.6 or MySQL before 8.0.1, the first connection raises it.
+    """
+    sync: sa.Engine = getattr(engine, "sync_engine", engine)
+    dialect: Any = sync.dialect
+    if dialect.name not in {"mariadb", "mysql"} or dialect.driver not in _DRIVERS:
+        msg = (
+            f"sqlaqueue.mariadb.prepare({engine!r}): the engine is for {dialect.name} with {dialect.driver}; use "
+            "create_engine('mariadb+pymysql://...') or create_async_engine('mariadb+asyncmy://...')"
+        )
+        raise ConfigurationError(msg)
+    if engine_of(dialect) is not None:
+        return
+    if _has_connections(sync.pool):
+        msg = (
+            f"sqlaqueue.mariadb.prepare({engine!r}): the engine has connections already, which are not prepared; "
+            "call it right after create_engine()"
+        )
+        raise ConfigurationError(msg)
+    other = MariaDB(dialect.name)
+    mark_prepared(dialect, other, _DRIVERS)
+    dialect.statement_compiler, dialect.ddl_compiler = StatementCompiler, TableCompiler
+    dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
+    dialect.colspecs = {**dialect.colspecs, **_TYPES}
+    dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    # An UPDATE with RETURNING is executed in several statements.
+    dialect.update_returning = dialect.update_returning_multifrom = True
+    dialect.delete_returning = dialect.delete_returning_multifrom = True
+    sync.clear_compiled_cache()
+
+    def connected(connection: Any, record: Any) -> None:
+        _check_version(dialect)
+        # The engine has asked for the default of the server before.
+        if dialect._on_connect_isolation_level is None:  # noqa: SLF001 - the argument of create_engine()
+            dialect.set_isolation_level(connection, _LEVEL)
+            dialect.default_isolation_level = _LEVEL
+        cursor = connection.cursor()
+        if dialect.is_mariadb:
+            # A long list of keys would become a table, and the rows would not be found by the index.
+            cursor.execute("SET SESSION in_predicate_conversion_threshold = 0")
+        cursor.close()
+
+    event.listen(sync, "connect", connected)
+    event.listen(sync, "do_execute", execute)
+    event.listen(sync, "after_cursor_execute", _notify)
+    notify_within_process(sync, channel_of_change)
+    carry_out_statements(sync, other, run_step, locks_apart=True)
+
+
+def _notify(
+    connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
+) -> None:
+    for channel, text in getattr(getattr(context, "compiled", None), NOTIFICATIONS, ()):
+        send(connection.connection.info, channel, text)
+
+
+def _has_connections(pool: Any) -> bool:
+    return hasattr(pool, "checkedin") and bool(pool.checkedin() + pool.checkedout())
+
+
+def _check_version(dialect: Any) -> None:
+    version, oldest = dialect.server_version_info, _OLDEST[dialect.is_mariadb]
+    if version is not None and version[: len(oldest)] < oldest:
+        title = "MariaDB" if dialect.is_mariadb else "MySQL"
+        msg = (
+            f"sqlaqueue.mariadb: the server is {title} {'.'.join(map(str, version))}, which has no SKIP LOCKED; use "
+            "MariaDB 10.6 or newer"
+        )
+        raise ConfigurationError(msg)

@@ -1,0 +1,1 @@
+"""Tests on a MariaDB server, which they start and stop themselves."""

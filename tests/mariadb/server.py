@@ -1,0 +1,136 @@
+"""A MariaDB server in a temporary directory, which ends with the process that has started it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+import pymysql
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_DIRECTORIES = ("/usr/sbin", "/usr/libexec", "/usr/local/sbin")
+_PR_SET_PDEATHSIG = 1
+_START_SECONDS = 60
+
+# A time zone other than UTC and a level other than READ COMMITTED show whether the library depends on them. What is
+# written survives the death of the server, but not of the machine.
+SETTINGS = (
+    "--skip-networking",
+    "--default-time-zone=+05:00",
+    "--transaction-isolation=REPEATABLE-READ",
+    "--innodb-flush-log-at-trx-commit=2",
+    "--innodb-buffer-pool-size=64M",
+    "--innodb-log-file-size=16M",
+    "--max-connections=300",
+)
+
+
+def missing_program() -> str | None:
+    """Return the reason why no server can be started; None if one can be."""
+    for program in ("mariadbd", "mariadb-install-db"):
+        if _find(program) is None:
+            return f"there is no {program} on this machine: apt-get install mariadb-server"
+    return None
+
+
+def _find(program: str) -> str | None:
+    path = os.pathsep.join([os.environ.get("PATH", ""), *_DIRECTORIES])
+    return shutil.which(program, path=path)
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class MariaDBServer:
+    """One server. Its databases are found by the socket, for which no user needs a password."""
+
+    def __init__(self, home: Path) -> None:
+        self.home, self.socket = home, home / "socket"
+        self._numbers = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.user = pwd.getpwuid(os.geteuid()).pw_name
+        self._as_user = [f"--user={self.user}"]
+        # Servers that start at the same time would remove each other's temporary tables.
+        self._environment = {**os.environ, "TMPDIR": str(home / "tmp")}
+
+    def __enter__(self) -> Self:
+        install = [_find("mariadb-install-db"), "--no-defaults", *self._as_user, f"--datadir={self.home / 'data'}"]
+        options = ["--auth-root-authentication-method=normal", "--skip-test-db"]
+        (self.home / "tmp").mkdir()
+        subprocess.run([*map(str, install), *options], check=True, capture_output=True, env=self._environment)
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start the server, and wait until it answers."""
+        data, log = self.home / "data", self.home / "log"
+        command = [str(_find("mariadbd")), "--no-defaults", *self._as_user, f"--datadir={data}", *SETTINGS]
+        command += [f"--socket={self.socket}", f"--pid-file={self.home / 'pid'}"]
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=output,
+                env=self._environment,
+                preexec_fn=_die_with_parent,  # noqa: PLW1509 - the child calls nothing that may wait for a lock
+            )
+        deadline = time.monotonic() + _START_SECONDS
+        # It listens only when it is ready.
+        while not self._answers():
+            text = log.read_text(errors="replace")
+            assert self._process.poll() is None, text
+            assert time.monotonic() < deadline, text
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        with socket.socket(socket.AF_UNIX) as connection:
+            return connection.connect_ex(str(self.socket)) == 0
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End the server by a signal, and wait until it has."""
+        assert self._process is not None
+        self._process.send_signal(number)
+        self._process.wait()
+
+    def kill(self) -> None:
+        """Kill the server, which recovers its databases when it is started again."""
+        self.stop(signal.SIGKILL)
+
+    def url(self, database: str, driver: str = "mariadb+pymysql") -> str:
+        """Return the URL of a database."""
+        return f"{driver}://root@/{database}?unix_socket={self.socket}&charset=utf8mb4"
+
+    @contextlib.contextmanager
+    def database(self) -> Iterator[str]:
+        """Create a database with a case-insensitive collation, as many have; drop it at the end."""
+        name = f"test_{next(self._numbers)}"
+        self._execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
+        yield name
+        self._execute(f"DROP DATABASE {name}")
+
+    def _execute(self, statement: str) -> None:
+        with contextlib.closing(pymysql.connect(unix_socket=str(self.socket), user="root")) as connection:
+            connection.cursor().execute(statement)
+
+    def scalar(self, statement: str) -> Any:
+        """Return one value, read in a session of its own."""
+        with contextlib.closing(pymysql.connect(unix_socket=str(self.socket), user="root")) as connection:
+            cursor = connection.cursor()
+            cursor.execute(statement)
+            return (cursor.fetchone() or [None])[0]

@@ -1,0 +1,223 @@
+"""Consumers on MariaDB, in one process and in several, some of which are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session, sessionmaker
+
+import sqlaqueue.mariadb
+from sqlaqueue import AsyncConsumer, Consumer, Retry
+from tests.faults.checker import Row, Tables, violations
+from tests.faults.history import HistoryReader, Recorder
+from tests.mariadb.models import Base, Effect, Job
+from tests.mariadb.server import MariaDBServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+DEADLINE = 60.0
+
+
+def wait_until(condition: Callable[[], Any], what: str) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.02)
+
+
+def test_a_drain(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
+    seen: list[int] = []
+
+    def handle(session: Session, job: Job) -> None:
+        seen.append(job.id)
+        session.add(Effect(job=job.id, note=""))
+        if job.id % 10 == 0 and job.attempts == 1:
+            raise Retry(delay=0)
+
+    with sessions() as session:
+        session.add_all([Job(id=n) for n in range(1, 101)])
+        session.commit()
+    Consumer(Job, handle, sessions, concurrency=4).drain()
+    with sessions() as session:
+        assert sorted(session.scalars(sa.select(Effect.job))) == [*range(1, 101)]
+        assert {*session.scalars(sa.select(Job.status))} == {"completed"}
+    assert len(seen) == 110
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_handlers_at_a_strict_isolation_level(url: Callable[[str], str], engine: sa.Engine, level: Any) -> None:
+    """The Consumer's own transactions are at READ COMMITTED nevertheless."""
+    own = sa.create_engine(url("mariadb+pymysql"), isolation_level=level)
+    sqlaqueue.mariadb.prepare(own)
+    levels = set()
+
+    def handle(session: Session, job: Job) -> None:
+        levels.add(session.scalar(sa.text("SELECT @@tx_isolation")))
+        job.payload = "changed"
+
+    with Session(own) as session:
+        session.add_all([Job(id=n) for n in range(1, 9)])
+        session.commit()
+    Consumer(Job, handle, sessionmaker(own), concurrency=2).drain()
+    assert levels == {level.replace(" ", "-")}
+    with Session(engine) as session:
+        assert session.execute(sa.select(Job.status, Job.payload).distinct()).all() == [("completed", "changed")]
+    own.dispose()
+
+
+def test_an_async_drain(url: Callable[[str], str], engine: sa.Engine) -> None:
+    seen: list[int] = []
+
+    async def handle(_: Any, job: Job) -> None:
+        seen.append(job.id)
+
+    async def drain() -> None:
+        own = create_async_engine(url("mariadb+asyncmy"))
+        sqlaqueue.mariadb.prepare(own)
+        await AsyncConsumer(Job, handle, async_sessionmaker(own), concurrency=4).drain()
+        await own.dispose()
+
+    with Session(engine) as session:
+        session.add_all([Job(id=n) for n in range(1, 101)])
+        session.commit()
+    asyncio.run(drain())
+    assert sorted(seen) == [*range(1, 101)]
+
+
+def test_an_idle_consumer_of_the_process_is_woken(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:
+    """Its next poll would be long after the deadline of the test."""
+    done = threading.Event()
+    consumer = Consumer(Job, lambda _session, _job: done.set(), sessions, poll_interval=10 * DEADLINE)
+    polled = threading.Event()
+    thread = threading.Thread(target=consumer.run)
+    sa.event.listen(engine, "commit", lambda _: polled.set())
+    thread.start()
+    assert polled.wait(DEADLINE)
+    time.sleep(0.5)
+    with sessions() as session:
+        session.add(Job(id=1))
+        session.commit()
+    assert done.wait(DEADLINE)
+    consumer.stop()
+    thread.join(DEADLINE)
+    assert not thread.is_alive()
+
+
+class Workers:
+    """Worker processes and the history of what they do."""
+
+    def __init__(self, directory: Path, engine: sa.Engine, url: Callable[[str], str]) -> None:
+        self.directory, self.engine, self.url = directory, engine, url
+        self.recorder = Recorder(directory, "test")
+        self.history = HistoryReader(directory)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def enqueue(self, keys: range, payload: str | None = None) -> None:
+        with Session(self.engine) as session:
+            for key in keys:
+                self.recorder.record("enqueueing", key, max_attempts=3)
+            session.add_all([Job(id=key, payload=payload, max_attempts=3) for key in keys])
+            session.commit()
+        for key in keys:
+            self.recorder.record("enqueued", key)
+
+    def start(self, driver: str = "mariadb+pymysql", **order: Any) -> subprocess.Popen[bytes]:
+        order |= {"url": self.url(driver), "directory": str(self.directory)}
+        output = (self.directory / f"output-{len(self.processes)}").open("wb")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.mariadb.worker", json.dumps(order)], stdout=output, stderr=output
+        )
+        output.close()
+        self.processes.append(process)
+        return process
+
+    def count(self, *events: str) -> int:
+        return sum(record.event in events for record in self.history.records())
+
+    def wait_for(self, number: int, *events: str) -> None:
+        wait_until(lambda: self.count(*events) >= number, f"{number} of {events}; {self.output()}")
+
+    def kill(self, process: subprocess.Popen[bytes]) -> None:
+        self.recorder.record("fault", kind="SIGKILL")
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def finish(self) -> dict[str, list[str]]:
+        """Wait until all jobs have ended, stop the processes and return the violations of the guarantees."""
+        unfinished = sa.select(sa.func.count()).where(Job.status.in_(["pending", "processing"]))
+        with Session(self.engine) as session:
+            wait_until(lambda: (session.rollback(), session.scalar(unfinished))[1] == 0, f"the end; {self.output()}")
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            process.wait(DEADLINE)
+        with Session(self.engine) as session:
+            found = session.execute(sa.select(Job.id, Job.status, Job.attempts))
+            rows = {key: Row(state, attempts) for key, state, attempts in found}
+            effects = [(key, note) for key, note in session.execute(sa.select(Effect.job, Effect.note))]
+        return violations(self.history.records(), Tables(rows, effects))
+
+    def output(self) -> str:
+        return "\n".join(path.read_text(errors="replace")[-3000:] for path in self.directory.glob("output-*"))
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.recorder.close()
+
+
+@pytest.fixture
+def workers(tmp_path: Path, engine: sa.Engine, url: Callable[[str], str]) -> Iterator[Workers]:
+    group = Workers(tmp_path, engine, url)
+    yield group
+    group.close()
+
+
+@pytest.mark.parametrize("driver", ["mariadb+pymysql", "mariadb+asyncmy"])
+def test_of_several_processes_one_is_killed(workers: Workers, driver: str) -> None:
+    first, _ = workers.start(driver, seconds=0.01), workers.start(driver, seconds=0.01)
+    workers.wait_for(2, "ready")
+    workers.enqueue(range(1, 121))
+    workers.enqueue(range(121, 131), "flaky")
+    workers.wait_for(30, "return")
+    workers.kill(first)
+    assert not workers.finish()
+    assert workers.count("completed") >= 100
+    assert "ProgrammingError" not in workers.output()
+
+
+def test_the_server_is_killed_under_load(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What was committed is there after its recovery, and everything that has not ended is done again."""
+    with MariaDBServer(tmp_path_factory.mktemp("killed")) as server, server.database() as name:
+        engine = sa.create_engine(server.url(name))
+        sqlaqueue.mariadb.prepare(engine)
+        Base.metadata.create_all(engine)
+        workers = Workers(tmp_path, engine, lambda driver: server.url(name, driver))
+        try:
+            workers.start(seconds=0.01)
+            workers.start("mariadb+asyncmy", seconds=0.01)
+            workers.wait_for(2, "ready")
+            workers.enqueue(range(1, 121))
+            for number in (20, 60):
+                workers.wait_for(number, "return")
+                workers.recorder.record("fault", kind="SIGKILL of the server")
+                server.kill()
+                server.start()
+                engine.dispose()
+            assert not workers.finish()
+        finally:
+            workers.close()
+            engine.dispose()

@@ -1,0 +1,254 @@
+"""What prepare() changes, what it refuses, and how errors and times are read."""
+
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta, timezone
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError, IntegrityError, OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
+from sqlalchemy.pool import StaticPool
+
+import sqlaqueue.mariadb
+from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique, claim
+from sqlaqueue.consumer.core.database_errors import is_conflict, is_connection_lost, is_lock_or_timeout
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
+from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
+from sqlaqueue.mariadb.prepare import _check_version
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.testing import drain
+from tests.mariadb.models import Base, ByUuid, Child, Job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# -- without a server -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "postgresql+psycopg://", "mysql+mysqlconnector://"])
+def test_other_databases_and_drivers_are_refused(url: str) -> None:
+    if "mysql" in url:
+        engine: Any = SimpleNamespace(dialect=SimpleNamespace(name="mysql", driver="mysqlconnector"))
+    else:
+        engine = sa.create_engine(url)
+    with pytest.raises(ConfigurationError, match=r"use create_engine\('mariadb\+pymysql://"):
+        sqlaqueue.mariadb.prepare(engine)
+
+
+@pytest.mark.parametrize(
+    ("is_mariadb", "version", "refused"),
+    [(True, (10, 5, 9), True), (True, (10, 6, 0), False), (False, (8, 0, 0), True), (False, (8, 0, 1), False)],
+)
+def test_old_servers_are_refused(is_mariadb: bool, version: tuple[int, ...], refused: bool) -> None:  # noqa: FBT001
+    dialect = SimpleNamespace(is_mariadb=is_mariadb, server_version_info=version)
+    if refused:
+        with pytest.raises(ConfigurationError, match="use MariaDB 10.6 or newer"):
+            _check_version(dialect)
+    else:
+        _check_version(dialect)
+
+
+@pytest.mark.parametrize("url", ["mariadb+pymysql://localhost/none", "mysql+pymysql://localhost/none"])
+def test_an_engine_that_is_not_prepared_is_refused(url: str) -> None:
+    engine = sa.create_engine(url)
+    statement = claim(Job, 1)
+    said = r"is not prepared; call sqlaqueue.mariadb.prepare\(engine\)"
+    with pytest.raises(ConfigurationError, match=said):
+        Consumer(Job, lambda *_: None, sessionmaker(engine)).drain()
+    assert "FOR UPDATE" in str(statement)
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    'strategy "batch_select"': {"strategy": "batch_select"},
+    'strategy "delete_returning"': {"strategy": "delete_returning"},
+    "unique": {"unique": Unique("customer")},
+    "limits": {"limits": (Limit(2, per="customer"),)},
+    "rates": {"rates": (Rate(10, every=timedelta(seconds=1)),)},
+    "order": {"order": Order("customer"), "columns": {"started_at": "started_at"}},
+    "fair": {"fair": Fair("customer")},
+}
+
+
+@pytest.mark.parametrize("option", CONFIGS)
+def test_what_the_database_cannot_carry_is_refused_by_name(engine: sa.Engine, option: str) -> None:
+    class Own(DeclarativeBase):
+        pass
+
+    class Task(QueueMixin, Own):
+        __tablename__ = "task"
+        __queue__ = QueueConfig(**CONFIGS[option])
+        id: Mapped[int] = mapped_column(primary_key=True)
+        customer: Mapped[int]
+
+    for use in (
+        lambda: Own.metadata.create_all(engine),
+        lambda: Session(engine).scalars(claim(Task, 1)),
+        lambda: Consumer(Task, lambda *_: None, sessionmaker(engine)).drain(),
+    ):
+        with pytest.raises(ConfigurationError, match=rf"Task: .*{option}.* not available on MariaDB"):
+            use()
+
+
+# -- with one --------------------------------------------------------------------------------------------------
+
+
+def test_an_engine_with_connections_is_refused(url: Callable[[str], str], engine: sa.Engine) -> None:
+    own = sa.create_engine(url("mariadb+pymysql"))
+    own.connect().close()
+    with pytest.raises(ConfigurationError, match="has connections already"):
+        sqlaqueue.mariadb.prepare(own)
+    own.dispose()
+    sqlaqueue.mariadb.prepare(engine)
+
+
+def test_a_shared_connection_is_refused(url: Callable[[str], str], engine: sa.Engine) -> None:
+    own = sa.create_engine(url("mariadb+pymysql"), poolclass=StaticPool)
+    sqlaqueue.mariadb.prepare(own)
+    with pytest.raises(ConfigurationError, match="StaticPool does not give each session a connection of its own"):
+        Consumer(Job, lambda *_: None, sessionmaker(own)).drain()
+    own.dispose()
+
+
+def test_autocommit_is_refused(url: Callable[[str], str], engine: sa.Engine) -> None:
+    own = sa.create_engine(url("mariadb+pymysql"), isolation_level="AUTOCOMMIT")
+    sqlaqueue.mariadb.prepare(own)
+    with pytest.raises(ConfigurationError, match="AUTOCOMMIT"):
+        Consumer(Job, lambda *_: None, sessionmaker(own)).drain()
+    own.dispose()
+
+
+def test_missing_tables_are_named(engine: sa.Engine) -> None:
+    class Own(DeclarativeBase):
+        pass
+
+    class Absent(QueueMixin, Own):
+        __tablename__ = "absent"
+        id: Mapped[int] = mapped_column(primary_key=True)
+
+    with pytest.raises(DatabaseNotReadyError, match=r"the table absent; .*|lacks what Absent needs: the table absent"):
+        Consumer(Absent, lambda *_: None, sessionmaker(engine)).drain()
+
+
+def test_functions_for_tests_that_need_more_than_the_server_tells(engine: sa.Engine) -> None:
+    with Session(engine) as session, pytest.raises(ConfigurationError, match="not available on MariaDB"):
+        drain(session, Job, lambda *_: None)
+
+
+def test_transactions_begin_at_read_committed(engine: sa.Engine, url: Callable[[str], str]) -> None:
+    """The server's default is another one."""
+    level = sa.text("SELECT @@tx_isolation")
+    with engine.connect() as connection:
+        assert connection.scalar(level) == "READ-COMMITTED"
+    with engine.connect().execution_options(isolation_level="SERIALIZABLE") as connection:
+        assert connection.scalar(level) == "SERIALIZABLE"
+    with engine.connect() as connection:
+        assert connection.scalar(level) == "READ-COMMITTED"
+    own = sa.create_engine(url("mariadb+pymysql"), isolation_level="REPEATABLE READ")
+    sqlaqueue.mariadb.prepare(own)
+    with own.connect() as connection:
+        assert connection.scalar(level) == "REPEATABLE-READ"
+    own.dispose()
+
+
+@pytest.mark.parametrize("zone", ["SYSTEM", "+00:00", "-08:00", "+12:45"])
+def test_times_are_in_utc_whatever_the_zone_of_the_session(engine: sa.Engine, zone: str) -> None:
+    given = datetime(2024, 3, 31, 3, 30, 0, 123456, tzinfo=timezone(timedelta(hours=5)))
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    with Session(engine) as session:
+        session.execute(sa.text(f"SET time_zone = '{zone}'"))
+        session.add_all([Job(id=1, run_at=given), Job(id=2)])
+        session.add(ByUuid(id=uuid4(), local=given.replace(tzinfo=None)))
+        session.commit()
+        session.execute(sa.text("SET time_zone = '+02:00'"))
+        assert session.get_one(Job, 1).run_at == given
+        assert before < session.get_one(Job, 2).run_at < datetime.now(UTC) + timedelta(seconds=1)
+        assert session.scalar(sa.select(ByUuid.local)) == given.replace(tzinfo=None)
+        assert [job.id for job in session.scalars(claim(Job, 5))] == [1, 2]
+        expires = session.get_one(Job, 1).lease_expires_at
+        assert expires is not None
+        assert timedelta(seconds=30) < expires - datetime.now(UTC) < timedelta(minutes=5)
+
+
+def raised(engine: sa.Engine, *statements: Any) -> DBAPIError:
+    with Session(engine) as session, pytest.raises(DBAPIError) as found:
+        for statement in statements:
+            session.execute(sa.text(statement) if isinstance(statement, str) else statement)
+        session.commit()
+    return found.value
+
+
+def test_errors_have_the_sqlstate_of_postgresql(engine: sa.Engine) -> None:
+    state = backend().sqlstate
+    with Session(engine) as session:
+        session.add(Job(id=1))
+        session.commit()
+    error = raised(engine, sa.insert(Job).values(id=1))
+    assert isinstance(error, IntegrityError)
+    assert (state(error), violated_constraint(error)) == ("23505", "PRIMARY")
+    error = raised(engine, sa.insert(Child).values(id=1, job_id=77))
+    assert (state(error), violated_table(error), violated_constraint(error)) == ("23503", "child", "child_ibfk_1")
+    error = raised(engine, sa.update(Job).values(priority=None))
+    assert (state(error), violated_column(error)) == ("23502", "priority")
+    assert state(raised(engine, "SELECT * FROM nothing")) == "42P01"
+    assert state(raised(engine, "SELECT nothing FROM job")) == "42703"
+    assert state(raised(engine, "ROLLBACK TO SAVEPOINT nothing")) == "3B001"
+    error = raised(engine, "SET TRANSACTION READ ONLY", "START TRANSACTION READ ONLY", sa.insert(Job).values(id=2))
+    assert state(error) == "25006"
+    long = "SELECT count(*) FROM seq_1_to_1000000 a, seq_1_to_1000000 b WHERE a.seq + b.seq = 0"
+    assert is_lock_or_timeout(raised(engine, f"SET STATEMENT max_statement_time = 0.1 FOR {long}"))
+    assert is_connection_lost(raised(engine, "KILL CONNECTION_ID()", "SELECT 1"))
+
+
+def test_a_deadlock_and_a_lock_timeout_are_transient(engine: sa.Engine) -> None:
+    """The first rolls the whole transaction back, the second one statement."""
+    with Session(engine) as session:
+        session.add_all([Job(id=1), Job(id=2)])
+        session.commit()
+    lock = "SELECT id FROM job WHERE id = {} FOR UPDATE"
+    with Session(engine) as first, Session(engine) as second:
+        second.execute(sa.text("SET SESSION innodb_lock_wait_timeout = 1"))
+        first.execute(sa.text(lock.format(1)))
+        with pytest.raises(OperationalError) as timeout:
+            second.execute(sa.text(lock.format(1)))
+        assert is_lock_or_timeout(timeout.value)
+        second.rollback()
+        second.execute(sa.text("SET SESSION innodb_lock_wait_timeout = 50"))
+        second.execute(sa.text(lock.format(2)))
+        errors: list[BaseException] = []
+
+        def cross(session: Session, key: int) -> None:
+            try:
+                session.execute(sa.text(lock.format(key)))
+            except OperationalError as error:
+                errors.append(error)
+            session.rollback()
+
+        threads = [threading.Thread(target=cross, args=each) for each in ((first, 2), (second, 1))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # One of the two.
+        assert [is_conflict(error) for error in errors] == [True]
+
+
+def test_texts_are_compared_byte_by_byte(engine: sa.Engine) -> None:
+    """The database has a collation for which upper and lower case, and trailing spaces, are the same."""
+    with Session(engine) as session:
+        session.add_all([Job(id=1), Job(id=2)])
+        session.commit()
+        session.execute(sa.text("UPDATE job SET status = 'Pending' WHERE id = 1"))
+        session.commit()
+        assert [job.id for job in session.scalars(claim(Job, 5))] == [2]
+    queue = Base.metadata.tables["sqlaqueue_control"].c
+    for left, right in (("a", "A"), ("a", "a ")):
+        with engine.begin() as connection:
+            table = queue.queue.table
+            connection.execute(sa.insert(table), [{"queue": left, "key": [1]}, {"queue": right, "key": [1]}])
+            connection.execute(sa.delete(table))

@@ -16,6 +16,7 @@ from sqlaqueue import Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.mariadb.engine import MariaDB
+from sqlaqueue.postgresql.checks.placement import _on_shards
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.testing.conformance.engines import ENGINES, EngineUnderTest
 
@@ -38,6 +39,9 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 """Rows of the table: what may be configured."""
 
+_NOTIFIED = "Idle workers of other processes begin at once"
+_POLLED = "the engine sends no notifications to other processes, so that these poll"
+
 
 @dataclass(frozen=True)
 class Column:
@@ -46,7 +50,10 @@ class Column:
     title: str
     refuse: Callable[[Any], None] = lambda _: None
     """Raises ConfigurationError for a queue that the engine cannot carry."""
-    under_test: EngineUnderTest = field(default_factory=EngineUnderTest)
+    under_test: EngineUnderTest | None = field(default_factory=EngineUnderTest)
+    """Its reasons; None if the suite does not run on it, so that the table tells nothing of its own features."""
+    lacks: Mapping[str, str] = field(default_factory=dict)
+    """What nothing refuses, as something else takes its place."""
 
 
 @cache
@@ -55,9 +62,17 @@ def columns() -> tuple[Column, ...]:
     known = {each.dialect: each for each in ENGINES}
     return (
         Column("PostgreSQL", under_test=known["postgresql"]),
-        Column("SQLite", SQLite().check_supported, known["sqlite"]),
-        Column("MariaDB", MariaDB("mariadb").check_supported, known["mariadb"]),
+        Column("SQLite", SQLite().check_supported, known["sqlite"], {_NOTIFIED: _POLLED}),
+        Column("MariaDB", MariaDB("mariadb").check_supported, known["mariadb"], {_NOTIFIED: _POLLED}),
+        Column("Citus, on shards", _refuse_on_shards, None, {_NOTIFIED: _POLLED}),
     )
+
+
+def _refuse_on_shards(spec: Any) -> None:
+    for reason in _on_shards(spec, "the table"):
+        # That the queue has notify=False goes without saying in all other rows.
+        if "notify=True" not in reason:
+            raise ConfigurationError(reason)
 
 
 @cache
@@ -85,8 +100,8 @@ def missing(column: Column) -> dict[str, str]:
             column.refuse(spec)
         except ConfigurationError as error:
             found[feature] = str(error).removeprefix("Job: ")
-    reasons = dict.fromkeys(column.under_test.reasons.values())
-    for reason in reasons:
+    found |= column.lacks
+    for reason in dict.fromkeys(column.under_test.reasons.values() if column.under_test else ()):
         if reason.feature is not None:
             found.setdefault(reason.feature, reason.why)
     return found
@@ -103,7 +118,7 @@ def lines() -> Iterator[str]:
     yield f"| feature | {' | '.join(column.title for column in columns())} |"
     yield f"| --- |{' --- |' * len(columns())}"
     for feature in features():
-        cells = ("no" if feature in missing(column) else "yes" for column in columns())
+        cells = (_cell(column, feature) for column in columns())
         yield f"| {feature} | {' | '.join(cells)} |"
     for column in columns():
         if missing(column):
@@ -112,6 +127,13 @@ def lines() -> Iterator[str]:
             yield ""
             for why in dict.fromkeys(missing(column).values()):
                 yield f"- {'; '.join(name for name, its in missing(column).items() if its == why)}: {why}."
+
+
+def _cell(column: Column, feature: str) -> str:
+    if feature in missing(column):
+        return "no"
+    is_known = column.under_test is not None or feature in CONFIGS or feature in column.lacks
+    return "yes" if is_known else "not tested"
 
 
 def page(text: str) -> str:

@@ -136,6 +136,18 @@ def browser(session: nox.Session) -> None:
     session.run(*PYTEST, "tests/web/browser", *session.posargs)
 
 
+@nox.session(python=[*PYTHONS][-1:])
+def citus(session: nox.Session) -> None:
+    """Test Citus: ``nox -s citus -- URL``, of a database of a cluster, or a directory with its programs."""
+    if not session.posargs:
+        session.error("give the URL of a database with Citus, or BIN_DIR: nox -s citus -- URL; see docs/citus.md")
+    session.install("-e.[test]")
+    place, *options = session.posargs
+    # The conformance suite ends connections of its database: several processes need a cluster each.
+    pytest = ["pytest"] if "://" in place else PYTEST
+    session.run(*pytest, "tests/citus", f"--citus={place}", *options)
+
+
 @nox.session(python=[*PYTHONS])
 def tests(session: nox.Session) -> None:
     """Test pairwise: any two versions of different things meet in one of the runs."""

@@ -29,6 +29,7 @@ from sqlaqueue.mapping.mixin import QueueMixin
 from sqlaqueue.mapping.queue_column import queue_column
 from sqlaqueue.postgresql import backend as _backend  # noqa: F401 - importing it registers it
 from sqlaqueue.queue.config import QueueConfig
+from sqlaqueue.queue.distribution import Distribution
 from sqlaqueue.queue.flow_control import Fair, Limit, Order, Rate
 from sqlaqueue.queue.retry_policies import Constant, Exponential, Linear, RetryPolicy
 from sqlaqueue.queue.states import States
@@ -44,6 +45,7 @@ from sqlaqueue.statements.settle import complete, extend, fail, release, retry
 from sqlaqueue.unique.enqueue import enqueue
 from sqlaqueue.unique.enqueueing import Enqueued
 from sqlaqueue.waiting.wait import wait
+from sqlaqueue.write_routing import is_write
 
 if TYPE_CHECKING:
     from sqlaqueue.async_scheduler import AsyncScheduler
@@ -58,6 +60,7 @@ __all__ = [
     "Cancel",
     "Constant",
     "Consumer",
+    "Distribution",
     "Enqueued",
     "Exponential",
     "Fail",
@@ -98,6 +101,7 @@ __all__ = [
     "exc",
     "extend",
     "fail",
+    "is_write",
     "pause",
     "paused",
     "purge",

@@ -65,6 +65,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="test each mutant of tests/faults under each of its strategies, not under one: many mutants hang, "
         "and each of these tests takes until its timeout",
     )
+    parser.addoption(
+        "--citus",
+        metavar="URL|BIN_DIR",
+        help="test Citus as well: the URL of a database of a cluster, or the programs of a PostgreSQL with Citus",
+    )
 
 
 def part_of(config: pytest.Config) -> tuple[int, int] | None:

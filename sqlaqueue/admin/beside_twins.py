@@ -13,6 +13,7 @@ from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.consumer.core.database_errors import is_twin
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import own_work
 from sqlaqueue.statements.selection import select_jobs
 
 _LOCK_NOT_AVAILABLE = "55P03"
@@ -26,7 +27,9 @@ def attempt(session: Session, model: Any, verb: Any, *, lock_timeout: str) -> Ro
     spec, bind = select_jobs(model, "attempt").spec, bind_arguments(model)
     former = session.scalar(sa.select(sa.func.current_setting("lock_timeout")), bind_arguments=bind)
     try:
-        with session.begin_nested():
+        with own_work():
+            savepoint = session.begin_nested()
+        with savepoint:
             session.execute(_set_timeout(lock_timeout), bind_arguments=bind)
             rows = session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all()
             # It would outlive the savepoint.

@@ -56,7 +56,9 @@ def cancel(
     if isinstance(jobs, type | sa.Select):
         model: Any = jobs
         texts = job_filter.keys or ()
-        done.missing.extend(text for text in texts if not count(session, model, replace(job_filter, keys=(text,))))
+        with routing_to_primary(session):
+            missing = [text for text in texts if not count(session, model, replace(job_filter, keys=(text,)))]
+        done.missing.extend(missing)
         for keys in _pages(session, model, job_filter, batch_size, limit):
             _cancel_page(session, model, unchanged_jobs(model, job_filter, keys), keys, done)
         return done

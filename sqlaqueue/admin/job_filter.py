@@ -19,6 +19,7 @@ from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.parts.job_listing import key_labels
 from sqlaqueue.strategies.update_status import LEASE_EXPIRED
+from sqlaqueue.write_routing import routing_to_primary
 
 NO_ERROR = ""
 """The kind of error of jobs without one."""
@@ -77,7 +78,9 @@ def next_keys(session: Session, model: type[Any], job_filter: JobFilter, after: 
     found = sa.select(*keys).order_by(*keys).limit(limit)
     if after is not None:
         found = found.where(sa.tuple_(*keys) > sa.tuple_(*map(_typed, after, keys)))
-    return [tuple(row) for row in session.execute(found, bind_arguments=bind_arguments(model))]
+    # They are about to be changed, and a replica may not have them yet.
+    with routing_to_primary(session):
+        return [tuple(row) for row in session.execute(found, bind_arguments=bind_arguments(model))]
 
 
 def filtered_jobs(model: type[Any], job_filter: JobFilter) -> AnySelect:

@@ -20,6 +20,7 @@ from sqlaqueue.alembic.migration_steps import (
     kept_schedules,
     live_tables,
     other_plugins,
+    partitions,
     strategy_change,
     unique_indexes,
 )
@@ -53,6 +54,7 @@ def compare_queues(
         return PriorityDispatchResult.CONTINUE
     catalog = CatalogReader(context.connection, [table.qualified_name for table in compared], schemas)
     diff = DiffContext(context, upgrade, compared, catalog)
+    partitions.leave_out_partitions(diff)
     kept_schedules.keep_tables_with_schedules(diff)
     existing_tables.refuse_taken_columns(diff)
     tables.compare_indexes_checks_and_defaults(diff)

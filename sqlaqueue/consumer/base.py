@@ -18,6 +18,7 @@ from sqlaqueue.consumer.health import Health, health_of
 from sqlaqueue.consumer.sessions.connection_checks import check_engine, check_pool, check_two_phase
 from sqlaqueue.consumer.sessions.session_factory import check_session_class, resolve_factory
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.distribution import Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy
 
 
@@ -45,6 +46,7 @@ class ConsumerBase:
         signals: bool = True,
         schedules: Sequence[Any] = (),
         around: Sequence[Callable[..., Any]] = (),
+        distribution: Distribution | None = None,
     ) -> None:
         by_class = dict(handler) if isinstance(handler, Mapping) else None
         for each in [handler] if by_class is None else by_class.values():
@@ -62,6 +64,7 @@ class ConsumerBase:
             name=name,
             batch=batch,
             schedules=schedules,
+            distribution=distribution,
         )
         self._settings = settings
         self._parts = ConsumerParts(settings, make_statements(settings))

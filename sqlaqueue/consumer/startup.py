@@ -57,7 +57,7 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
     # By the connection, as some statements name no mapped class, and a session may have several engines.
     connection = session.connection(bind_arguments=context.settings.bind_arguments)
     try:
-        check_ready(connection, context.spec)
+        check_ready(connection, context.settings.spec_of_shard)
         outdated = checks_of(connection).outdated_triggers(connection, context.spec)
         old = checks_of(connection).outdated_functions(connection, context.spec)
         slow = checks_of(connection).missing_index_advice(connection, context.spec)

@@ -76,8 +76,9 @@ def copy_rows(
     spec = spec_of(model)
     mapper, what = sa.inspect(model), f"{verb}({model.__name__})"
     unique = _unique_key(spec, on_twin, what)
-    # Sessions with several engines choose one by these.
-    target: dict[str, Any] = {"mapper": mapper, "clause": sa.insert(mapper.local_table)}
+    # Sessions with several engines choose one by these. Not an INSERT: a get_bind() that reads from a replica may know
+    # only UPDATE and DELETE as writes, since the INSERTs of a flush say so in another way.
+    target: dict[str, Any] = {"mapper": mapper, "clause": sa.update(mapper.local_table)}
     check_driver(session.get_bind(**target).dialect, what)
     remaining = _iterate(what, rows)
     try:

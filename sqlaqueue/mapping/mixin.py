@@ -34,6 +34,7 @@ from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.traceparent import check_type, set_insert_default, trace_instances
 from sqlaqueue.strategies import ClaimStrategy, find_strategy
 from sqlaqueue.strategies.parts.flow_control import attach_flow_control
+from sqlaqueue.strategies.parts.partition_key import check_partition_key
 
 _UNCHANGED_ROLES = ("priority", "created_at", "max_attempts")
 """The roles that the library only reads after a job is enqueued."""
@@ -182,6 +183,7 @@ def _make_queue(mapper: Mapper[Any], cls: type[Any]) -> None:
         check_type(f"{cls.__name__}.{roles['traceparent']}", columns["traceparent"])
         set_insert_default(columns["traceparent"])
         trace_instances(cls, roles["traceparent"])
+    check_partition_key(spec)
     strategy.attach(spec)
     attach_flow_control(spec, strategy)
     if "run_at" in columns and getattr(columns["run_at"].type, "timezone", False):

@@ -190,7 +190,7 @@ class Checks(Protocol):
         ...
 
     def split_schemas(self, session: Any, spec: Spec) -> str | None:
-        """Return what is wrong if the search path finds a queue's tables in different schemas."""
+        """Return what is wrong if a queue's tables are in different schemas, or on the wrong nodes of a cluster."""
         ...
 
     def outdated_triggers(self, session: Any, spec: Spec) -> str | None:

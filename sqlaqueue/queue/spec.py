@@ -6,7 +6,7 @@ A :class:`QueueSpec` is made once, when the class that owns the table is mapped.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, cast
@@ -49,6 +49,9 @@ class QueueSpec:
     """The side tables by purpose, such as ``"messages"``."""
     claim_indexes: list[sa.Index] = field(default_factory=list)
     """The indexes without which claims and rescues scan a whole table."""
+    shard: tuple[sa.Column[Any], Any] | None = None
+    """The column that distributes the table, and the value that all statements are limited to; see
+    :meth:`for_shard`."""
 
     @property
     def model(self) -> type[Any]:
@@ -158,6 +161,22 @@ class QueueSpec:
     def claim_order(self) -> tuple[sa.Column[Any], ...]:
         """The columns of the claim order, in its ORDER BY and in its index."""
         return (*(self.columns[role] for role in self.order_roles), *self.keys)
+
+    def for_shard(self, attribute: str, value: Any) -> QueueSpec:
+        """Return the queue with statements that are limited to the jobs with one value of an attribute of the key.
+
+        :param value: the value, or a bound parameter.
+        """
+        column = self.mapper.columns[attribute]
+        bound = value if isinstance(value, sa.BindParameter) else sa.bindparam(None, value, column.type)
+        return replace(self, shard=(column, bound))
+
+    def on_shard(self, rows: sa.FromClause) -> list[sa.ColumnElement[bool]]:
+        """Return the condition that limits the queue's table, or an alias of it, to :attr:`shard`; none without one."""
+        if self.shard is None:
+            return []
+        column, value = self.shard
+        return [rows.c[column.key] == value]
 
     def key_in(
         self, columns: Sequence[sa.ColumnElement[Any]], keys: Sequence[Key] | sa.BindParameter[Any]

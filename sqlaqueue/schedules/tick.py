@@ -15,6 +15,7 @@ from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.schedules.tables import ScheduleTables
 from sqlaqueue.session_types import check_session
+from sqlaqueue.write_routing import routing_to_primary
 
 
 class Tick(NamedTuple):
@@ -61,12 +62,15 @@ def tick_of_key(session: Session | scoped_session[Any], spec: QueueSpec, key: Ke
         pairs = zip(key, spec.keys, strict=True)
         literals = [sa.cast(sa.literal(part, column.type), column.type) for part, column in pairs]
         same = [ticks.c.key == backend().side_tables.key_json(literals)]
-    found = session.execute(
+    ticked = (
         sa.select(ticks.c.schedule, ticks.c.tick, clock() - ticks.c.tick)
         .where(ticks.c.queue == spec.name, *same)
         # A key may have been used by an earlier job.
         .order_by(ticks.c.fired_at.desc())
-        .limit(1),
-        bind_arguments={"mapper": spec.mapper},
-    ).one_or_none()
+        .limit(1)
+    )
+    own: Session = session() if isinstance(session, scoped_session) else session
+    # A replica may not have the tick yet.
+    with routing_to_primary(own):
+        found = own.execute(ticked, bind_arguments={"mapper": spec.mapper}).one_or_none()
     return None if found is None else Tick(found[0], found[1].astimezone(UTC), found[2])

@@ -13,7 +13,7 @@ from sqlaqueue.engines.events import carry_out_statements
 from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.key_arrays import TextArray
-from sqlaqueue.queue.engine import mark_prepared
+from sqlaqueue.queue.engine import engine_of, mark_prepared
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.functions import add_functions
@@ -54,6 +54,8 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
             "use a Python that is linked with SQLite 3.35 or newer"
         )
         raise ConfigurationError(msg)
+    if engine_of(dialect) is not None:
+        return
     if _has_connections(sync.pool):
         msg = (
             f"sqlaqueue.sqlite.prepare({engine!r}): the engine has connections already, which are not prepared; "
@@ -61,8 +63,7 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
         )
         raise ConfigurationError(msg)
     other = SQLite()
-    if not mark_prepared(dialect, other, ("sqlite3", "aiosqlite")):
-        return
+    mark_prepared(dialect, other, ("sqlite3", "aiosqlite"))
     dialect.statement_compiler, dialect.ddl_compiler = StatementCompiler, TableCompiler
     dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
     dialect.colspecs = {**dialect.colspecs, **_TYPES}

@@ -19,7 +19,7 @@ from sqlalchemy import event
 
 from sqlaqueue.queue.engine import OURS, OWN_WORK
 
-_READS = ("SELECT", "EXPLAIN", "VALUES", "SAVEPOINT", "WITH")
+_READS = ("SELECT", "EXPLAIN", "VALUES", "WITH")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE)\b")
 _NEITHER = ("PRAGMA", "BEGIN", "COMMIT", "ROLLBACK", "END", "RELEASE", "ATTACH", "DETACH", "VACUUM")
 
@@ -39,12 +39,13 @@ def begin_when_needed(engine: sa.Engine) -> None:
             return
         driver: Any = connection.connection.driver_connection
         info, ours = connection.connection.info, _is_ours(context)
+        # A query of the library that is no step of a statement needs no lock. A savepoint is set for writes.
         reads = not OWN_WORK.get() and _is_read(text, context)
         if not driver.in_transaction:
             if not _is_autocommit(connection):
                 info[_ONLY_READS] = reads
                 connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-        elif not reads and info.get(_ONLY_READS):
+        elif not reads and info.get(_ONLY_READS) and (ours or not text.startswith("SAVEPOINT")):
             info[_ONLY_READS] = False
             if ours and not connection.in_nested_transaction():
                 connection.exec_driver_sql("COMMIT")

@@ -22,6 +22,7 @@ from sqlaqueue.statements.returning import returning_detached
 from sqlaqueue.statements.selection import JobSelection, select_jobs
 from sqlaqueue.strategies import ClaimRequest, ScanRange
 from sqlaqueue.strategies.parts.claim_tokens import alone_token
+from sqlaqueue.write_routing import WRITES_OPTION
 
 _CACHED_STATEMENTS = 64
 _cache: dict[tuple[type[Any], int], Any] = {}
@@ -139,4 +140,4 @@ def claim_statement(
     # The run is recorded from these attributes, even if they are deferred or load_only() leaves them out.
     needed = (undefer(getattr(entity, spec.attributes[role])) for role in RUN_ROLES if spec.has(role))
     statement = sa.select(entity).from_statement(rows).options(*options, *needed)
-    return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True})
+    return statement.execution_options(populate_existing=True, **{CLAIM_OPTION: True, WRITES_OPTION: True})

@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import ExceptionContext
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Bundle, Mapper, make_transient_to_detached, object_session
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
@@ -21,6 +22,7 @@ from sqlaqueue.strategies import Verb
 from sqlaqueue.strategies.base import TOKEN
 from sqlaqueue.strategies.parts.columns import attribute_names, column_of, named
 from sqlaqueue.strategies.parts.twins import TWIN
+from sqlaqueue.write_routing import WRITES_OPTION
 
 RowProcessor = Callable[[Any], Any]
 
@@ -29,6 +31,8 @@ JOBS_OPTION = "sqlaqueue_jobs"
 
 ENTITY_OPTION = "sqlaqueue_entity"
 """The execution option with the queue and the class of the instances."""
+
+_READ_ONLY = "25006"
 
 
 class _Key(Bundle[Any]):
@@ -63,6 +67,22 @@ def _explain_yield_per(failed: ExceptionContext) -> None:
             "support statements that change rows; leave out yield_per and claim fewer jobs at a time"
         )
         raise StatementError(msg)
+
+
+@event.listens_for(sa.Engine, "handle_error")
+def _explain_read_only(failed: ExceptionContext) -> None:
+    """Add the fix to the error of a verb that was sent to a read-only server.
+
+    The error itself stays, since a Consumer tries again what a server refuses that has become a standby.
+    """
+    error = failed.sqlalchemy_exception
+    options = getattr(failed.execution_context, "execution_options", {})
+    if isinstance(error, DBAPIError) and options.get(WRITES_OPTION) and backend().sqlstate(error) == _READ_ONLY:
+        error.add_note(
+            "claim() and the other verbs write, and this server is read-only. If the session's get_bind() routes reads "
+            "to a replica, let it return the primary's engine where sqlaqueue.is_write(clause) is true, or execute "
+            "verbs in a session of the primary: Session(primary)"
+        )
 
 
 def _expire(job: Any) -> None:
@@ -107,7 +127,7 @@ def returning_detached(spec: QueueSpec, entity: type[Any], rows: AnySelect) -> A
     deleted = rows.subquery("deleted")
     order = [deleted.c[TURN]] if TURN in deleted.c else [column_of(deleted, column) for column in spec.claim_order]
     statement = sa.select(_DetachedRow("job", *deleted.c)).order_by(*order)
-    return statement.execution_options(**{ENTITY_OPTION: (spec, entity)})
+    return statement.execution_options(**{ENTITY_OPTION: (spec, entity), WRITES_OPTION: True})
 
 
 def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any:
@@ -120,7 +140,7 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
     attributes = [getattr(spec.model, spec.mapper.get_property_by_column(key).key) for key in spec.keys]
     if isinstance(verb, sa.Update | sa.Delete):
         changing = backend().guarded(verb.where(backend().claims.planned_anew())).returning(_Key("key", *attributes))
-        return changing.execution_options(synchronize_session="fetch")
+        return changing.execution_options(synchronize_session="fetch", **{WRITES_OPTION: True})
     if isinstance(verb, sa.Insert):
         inserted = verb.returning(*named(spec.keys)).cte("inserted")
         verb = sa.select(*inserted.c)
@@ -134,9 +154,8 @@ def returning_keys(spec: QueueSpec, verb: Verb, jobs: Sequence[Any] = ()) -> Any
             backend().claims.planned_anew()
         )
     )
-    if jobs:
-        keys = keys.execution_options(**{JOBS_OPTION: tuple(jobs)})
-    return keys
+    options: dict[str, Any] = {JOBS_OPTION: tuple(jobs)} if jobs else {}
+    return keys.execution_options(**options, **{WRITES_OPTION: True})
 
 
 def returning_nothing() -> AnySelect:

@@ -235,6 +235,9 @@ class ClaimStrategy(StatementParts):
         waiting = self.pick(spec, chosen, *spec.keys).where(self.not_running(spec))
         free = self.lock(spec, waiting.order_by(*spec.keys)).cte("free")
         wanted = self.pick(spec, chosen, *spec.keys).where(spec.in_state("pending", "processing")).cte("wanted")
+        if not spec.config.notify:
+            # Citus inlines a CTE that is read once into the INSERT, and then writes an INSERT that its shards refuse.
+            wanted = wanted.prefix_with("MATERIALIZED")
         running = sa.select(*wanted.c).except_(sa.select(*free.c)).subquery("running")
         values: dict[str, Any] = {"status": spec.status_value("cancelled"), "finished_at": clock(), "lease_token": None}
         cancelled = (

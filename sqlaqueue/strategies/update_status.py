@@ -82,11 +82,12 @@ class UpdateStatus(ClaimStrategy):
     def claim(self, request: ClaimRequest) -> AnySelect:
         """Lock the first due rows and set them to processing, in one statement."""
         spec = request.spec
-        waiting = self.pick(spec, request.candidates, *spec.keys).where(spec.in_state("pending"))
+        here = spec.on_shard(spec.table)
+        waiting = self.pick(spec, request.candidates, *spec.keys).where(spec.in_state("pending"), *here)
         picked = backend().claims.take(request, waiting, spec.table, lock_rows=self.lock, first_due=self.first_due)
         claimed = (
             sa.update(spec.table)
-            .where(self.among(spec, spec.keys, picked))
+            .where(self.among(spec, spec.keys, picked), *here)
             .values(self._claimed_values(request))
             .returning(*named(spec.table.c))
             .cte("claimed")
@@ -197,14 +198,16 @@ class UpdateStatus(ClaimStrategy):
         job = spec.table.alias("expired_job")
         expired = (
             sa.select(*(job.c[key.key] for key in spec.keys), *run_columns(spec, job))
-            .where(job.c[status.key] == spec.literal("processing"), job.c[expires.key] <= clock())
+            .where(job.c[status.key] == spec.literal("processing"), job.c[expires.key] <= clock(), *spec.on_shard(job))
             .order_by(*(job.c[key.key] for key in spec.keys))
             .with_for_update(of=job, skip_locked=True, key_share=True)
             .cte("expired")
         )
         # With an INSERT beside it, the UPDATE is a CTE, in which it can name the table only.
         update = sa.update(spec.table if has_history(spec) else spec.model).where(
-            sa.and_(*(key == expired.c[key.key] for key in spec.keys)), self._is_running(spec)
+            sa.and_(*(key == expired.c[key.key] for key in spec.keys)),
+            self._is_running(spec),
+            *spec.on_shard(spec.table),
         )
         rescued = update.values(self._rescued_values(spec, expires))
         if not has_history(spec):
@@ -263,11 +266,13 @@ class UpdateStatus(ClaimStrategy):
         # A CASE of literals has type text, which an enum column refuses. With the column as its last branch it has the
         # column's type, whatever type the model declares.
         branches = ((spent, spec.literal("failed")), (sa.true(), spec.literal("pending")))
+        # Citus refuses a function of time in the CASE of an UPDATE. It has no queues that notify.
+        moment = clock() if spec.config.notify else sa.select(clock()).scalar_subquery()
         values: dict[str, Any] = {
             "status": sa.case(*branches, else_=status),
             "claimed_by": None,
             "last_error": spec.truncated_error(sa.literal(LEASE_EXPIRED)),
-            "finished_at": sa.case((spent, clock()), else_=sa.null()),
+            "finished_at": sa.case((spent, moment), else_=sa.null()),
         }
         if spec.keeps_claimed_by:
             del values["claimed_by"]
@@ -293,7 +298,8 @@ class UpdateStatus(ClaimStrategy):
         running = sa.and_(status == spec.literal("processing"), tokens.is_not(None))
         quarantined = sa.and_(status == spec.literal("pending"), tokens.is_not(None))
         # All tokens of several jobs at once: a subquery for each expired job would scan the processing rows each time.
-        several = sa.select(tokens).where(sa.or_(running, quarantined)).group_by(tokens).having(sa.func.count() > 1)
+        some = sa.select(tokens).where(sa.or_(running, quarantined), *spec.on_shard(mate))
+        several = some.group_by(tokens).having(sa.func.count() > 1)
         return sa.or_(token.is_(None), sa.and_(~ran_beside_others(token), token.not_in(several)))
 
     @staticmethod

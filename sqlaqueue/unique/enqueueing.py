@@ -12,6 +12,7 @@ from sqlalchemy.orm.attributes import instance_state
 
 from sqlaqueue.exc import JobExists, StatementError
 from sqlaqueue.keys import Key, key_text
+from sqlaqueue.queue.engine import own_work
 from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.insert import Row, complete_rows, insert_rows, make_persistent
@@ -120,7 +121,8 @@ class Enqueueing:
         """
         level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
         if level != "AUTOCOMMIT":
-            return connection.begin_nested()
+            with own_work():
+                return connection.begin_nested()
         if self.on_twin != "skip":
             msg = f"enqueue(on_twin={self.on_twin!r}): it needs a transaction, and the engine has AUTOCOMMIT"
             raise StatementError(msg)

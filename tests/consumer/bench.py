@@ -72,6 +72,10 @@ class Bench:
             result = connection.execute(sa.text(statement) if isinstance(statement, str) else statement, parameters)
             return result.scalar() if result.returns_rows else result.rowcount
 
+    def snapshot(self) -> sa.Connection:
+        """Return a connection whose next transaction reads from one snapshot."""
+        return self.engine.connect().execution_options(isolation_level="REPEATABLE READ")
+
     def rows(self) -> dict[int, Any]:
         """Return the committed rows of all jobs by key."""
         table = self.Job.__table__

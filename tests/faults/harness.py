@@ -225,7 +225,7 @@ class Harness:
         """Return the contents of the database, from one snapshot."""
         bench = self.bench
         job, messages = bench.Job.__table__, spec_of(bench.Job).side_tables.get("messages")
-        with bench.engine.connect().execution_options(isolation_level="REPEATABLE READ") as connection:
+        with bench.snapshot() as connection:
             found = {row.id: row for row in connection.execute(sa.select(job))}
             rows = {key: Row(getattr(row, "status", "pending"), row.attempts) for key, row in found.items()}
             if not bench.has_status:

@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
+import sqlaqueue.sqlite
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.claiming import scan_cursor
 from sqlaqueue.consumer.core import intervals
@@ -109,6 +110,13 @@ class PayloadHandler:
                 await io.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
 
 
+def prepared(engine: Any) -> Any:
+    """Prepare an engine whose database is not PostgreSQL, and return it."""
+    if engine.dialect.name == "sqlite":
+        sqlaqueue.sqlite.prepare(engine)
+    return engine
+
+
 def run_worker(parameters: Any) -> None:
     """Run a Consumer until a signal stops it."""
     directory, name = Path(parameters["directory"]), parameters["name"]
@@ -120,7 +128,7 @@ def run_worker(parameters: Any) -> None:
         MUTANTS[parameters["mutant"]]()
     handler = PayloadHandler(recorder, gate)
     if parameters["api"] == "sync":
-        engine = sa.create_engine(parameters["url"], pool_size=parameters["pool_size"])
+        engine = prepared(sa.create_engine(parameters["url"], pool_size=parameters["pool_size"]))
         arguments = _consumer_arguments(parameters, for_sync(handler), sessionmaker(engine))
         consumer = Consumer(*arguments, **parameters["options"])
         _record_events(consumer, parameters, recorder)
@@ -132,7 +140,7 @@ def run_worker(parameters: Any) -> None:
 
 
 async def _run_async_worker(parameters: Any, handler: PayloadHandler, recorder: Recorder) -> None:
-    engine = create_async_engine(parameters["url"], pool_size=parameters["pool_size"])
+    engine = prepared(create_async_engine(parameters["url"], pool_size=parameters["pool_size"]))
     arguments = _consumer_arguments(parameters, for_async(handler), async_sessionmaker(engine))
     consumer = AsyncConsumer(*arguments, **parameters["options"])
     _record_events(consumer, parameters, recorder)
@@ -163,7 +171,7 @@ def run_producer(parameters: Any) -> None:
     """Enqueue jobs in transactions of one to four jobs, some of which are rolled back."""
     recorder = Recorder(Path(parameters["directory"]), parameters["name"])
     rng = random.Random(parameters["seed"])
-    engine = sa.create_engine(parameters["url"], poolclass=sa.NullPool)
+    engine = prepared(sa.create_engine(parameters["url"], poolclass=sa.NullPool))
     Job = models(parameters["strategy"]).job  # noqa: N806 - a class
     keys, max_attempts = list(range(*parameters["keys"])), parameters["max_attempts"]
     while keys:

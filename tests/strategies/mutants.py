@@ -156,7 +156,7 @@ class PurgeCorrelates(UpdateStatus):
 
 class _Unsorted(ClaimStrategy):
     @staticmethod
-    def in_claim_order(spec: QueueSpec, claimed: sa.CTE) -> Rows:
+    def in_claim_order(spec: QueueSpec, claimed: sa.FromClause, picked: sa.CTE | None = None) -> Rows:
         return sa.select(*claimed.c)
 
 

@@ -80,6 +80,12 @@ class ComparedTable:
         """Whether the table is a queue in the models, or a table of this library."""
         return self.spec is not None or self.name.startswith(PREFIX)
 
+    def is_dropped_by(self, op: MigrateOperation) -> bool:
+        """Return whether an operation that Alembic found drops this table, or its indexes before it."""
+        if isinstance(op, alembic_ops.DropTableOp):
+            return (op.schema, op.table_name) == self.qualified_name
+        return op is self.modify_ops
+
     def triggers_in(self, op: MigrateOperation) -> list[str]:
         """Return the triggers of this table that an operation creates or drops."""
         if not isinstance(op, ops.CreateTriggers | ops.DropTriggers):

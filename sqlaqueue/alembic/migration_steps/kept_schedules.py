@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 
 import sqlalchemy as sa
-from alembic.operations import MigrateOperation
-from alembic.operations import ops as alembic_ops
 
-from sqlaqueue.alembic.compare.diff_context import ComparedTable, DiffContext
+from sqlaqueue.alembic.compare.diff_context import DiffContext
 from sqlaqueue.postgresql.ddl.sql_template import bare_table
 from sqlaqueue.queue.backend import SCHEDULE, TICK
 
@@ -35,7 +33,7 @@ def keep_tables_with_schedules(diff: DiffContext) -> None:
         for schema, name in diff.catalog.functions
         if schema in kept_schemas and name.startswith(f"{SCHEDULE}_")
     }
-    diff.upgrade.ops[:] = [op for op in diff.upgrade.ops if not any(_changes(op, table) for table in kept)]
+    diff.upgrade.ops[:] = [op for op in diff.upgrade.ops if not any(table.is_dropped_by(op) for table in kept)]
     names = sorted(".".join(filter(None, table.qualified_name)) for table in kept)
     log.warning(
         "the tables %s are in no model, but are not dropped: there are schedules in them, and those that were added or "
@@ -54,10 +52,3 @@ def _has_schedules(diff: DiffContext, schema: str) -> bool:
     # Alembic compares schemas by their real names.
     untranslated = {"schema_translate_map": None}
     return bool(connection.scalar(sa.select(rows), execution_options=untranslated))
-
-
-def _changes(op: MigrateOperation, table: ComparedTable) -> bool:
-    """Return whether an operation that Alembic found drops a table, or its indexes before it."""
-    if isinstance(op, alembic_ops.DropTableOp):
-        return (op.schema, op.table_name) == table.qualified_name
-    return op is table.modify_ops

@@ -190,7 +190,7 @@ def _check_database(consumer: ConsumerBase) -> Finding | None:
     def check(session: Session, spec: QueueSpec) -> Finding | None:
         connection = session.connection(bind_arguments={"mapper": spec.mapper})
         backend().check_dialect(connection.dialect, repr(consumer))
-        check_ready(connection, spec)
+        check_ready(connection, consumer.settings.spec_of_shard)
         # Here, since an engine of another event loop could not be used once the Consumers run.
         return worst_finding(session, spec.model)
 

@@ -13,12 +13,14 @@ from sqlalchemy.orm.attributes import instance_state
 from sqlaqueue.consumer.claiming.held_back import NOTHING, HeldBack
 from sqlaqueue.consumer.claiming.quarantine import Quarantine
 from sqlaqueue.consumer.claiming.scan_cursor import Cursor, ScanCursor
+from sqlaqueue.consumer.claiming.shard_turns import ShardTurns
 from sqlaqueue.consumer.configuration.settings import ConsumerSettings
 from sqlaqueue.consumer.configuration.statements import ANNOUNCEMENTS, EXCEPT, KEYS, LIMIT, ConsumerStatements
 from sqlaqueue.consumer.sessions.isolation_level import IsolationLevel
 from sqlaqueue.keys import Key
 from sqlaqueue.mapping.runs import record_run, run_of
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.distribution import SHARD
 
 
 class Claimer:
@@ -37,6 +39,7 @@ class Claimer:
         self.held_back = NOTHING
         """What held jobs back from the last claim."""
         self._has_looked_again = False
+        self._shards = None if settings.distribution is None else ShardTurns(settings.distribution)
 
     def claim(self, session: Session, limit: int, announcements: Sequence[str] = ()) -> tuple[list[Any], bool]:
         """Claim up to ``limit`` jobs, from the head of the queue or from the scan cursor.
@@ -52,6 +55,9 @@ class Claimer:
         if cursor is not None and not jobs:
             cursor = None
             jobs = self._claim_from(session, cursor, limit, announcements)
+        if self._shards is not None:
+            # These are of one shard; others may have some as well.
+            return jobs, bool(jobs)
         return jobs, len(jobs) >= limit or cursor is not None
 
     def _claim_admitted(self, session: Session, limit: int, announcements: Sequence[str]) -> tuple[list[Any], bool]:
@@ -92,7 +98,22 @@ class Claimer:
         return backend().claims.cursor_at(self._spec, jobs[-1])
 
     def _execute(self, session: Session, statement: Any, parameters: dict[str, Any] | None = None) -> list[Any]:
-        """Execute a claim, and return its instances.
+        """Execute a claim, and return its instances; of a distributed table those of the next shard that has some."""
+        if self._shards is None:
+            return self._execute_once(session, statement, parameters)
+        for value in self._shards.begin():
+            try:
+                jobs = self._execute_once(session, statement, {**(parameters or {}), SHARD: value})
+            except Exception:
+                self._shards.failed(value)
+                raise
+            self._shards.claimed(value, len(jobs))
+            if jobs:
+                return jobs
+        return []
+
+    def _execute_once(self, session: Session, statement: Any, parameters: dict[str, Any] | None) -> list[Any]:
+        """Execute a claim of one shard, or of a table that is not distributed.
 
         ``populate_existing`` refreshes instances that are in the session already. Nearly always the session is new, so
         the option is False then: it costs a twentieth of the time that a job takes.

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypedDict
 
+import sqlalchemy as sa
+
 from sqlaqueue.consumer.configuration.handlers import Dispatch
 from sqlaqueue.exc import ConfigurationError, JobTimeout
 from sqlaqueue.flow_control.controls import flow_control
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import check_lease, is_count
+from sqlaqueue.queue.distribution import SHARD, Distribution
 from sqlaqueue.queue.retry_policies import Delay, RetryPolicy, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.schedules.definition import Schedule
@@ -37,6 +40,7 @@ class ConsumerOptions(TypedDict, total=False):
     signals: bool
     schedules: Sequence[Schedule[Any] | type[Any]]
     around: Sequence[Callable[[Any, Callable[[], Any]], Any]]
+    distribution: Distribution | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +64,8 @@ class ConsumerSettings:
     grace: float
     schedules: Sequence[ScheduleGroup] = ()
     """The schedules that it fires."""
+    distribution: Distribution | None = None
+    """The shards that it serves in turn, of a distributed table."""
     dispatch: Dispatch | None = None
     """Calls the handler of a job's class, where each class has its own."""
 
@@ -82,6 +88,14 @@ class ConsumerSettings:
     def holds_transaction(self) -> bool:
         """Whether claimed jobs belong to an open transaction."""
         return self.spec.strategy.holds_transaction
+
+    @property
+    def spec_of_shard(self) -> QueueSpec:
+        """The queue, with the statements of one shard of a distributed table; its value is the parameter ``SHARD``."""
+        if self.distribution is None:
+            return self.spec
+        attribute = self.distribution.attribute
+        return self.spec.for_shard(attribute, sa.bindparam(SHARD, None, self.spec.mapper.columns[attribute].type))
 
     @property
     def notifies(self) -> bool:
@@ -130,6 +144,7 @@ def make_settings(
     name: str | None,
     batch: bool,
     schedules: Sequence[Any] = (),
+    distribution: Distribution | None = None,
 ) -> ConsumerSettings:
     """Check and resolve the arguments of a Consumer.
 
@@ -151,6 +166,8 @@ def make_settings(
     if dispatch is not None:
         selection = selection._replace(select=dispatch.narrowed(selection.select))
     _check_states(spec)
+    if distribution is not None:
+        _check_distribution(spec, distribution)
     if lease is not None:
         check_lease(lease, "Consumer(lease=...)")
     if timeout is not None and seconds(timeout, "Consumer(timeout=...)") == 0:
@@ -178,7 +195,37 @@ def make_settings(
         grace=seconds(grace, "Consumer(grace=...)"),
         schedules=schedule_groups(schedules, "Consumer"),
         dispatch=dispatch,
+        distribution=distribution,
     )
+
+
+def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
+    """Refuse shards of a table whose statements cannot be limited to one shard."""
+    name = spec.model.__name__
+    if not isinstance(distribution, Distribution):
+        msg = f"Consumer(distribution={distribution!r}): give a sqlaqueue.Distribution, with an attribute and values"
+        raise ConfigurationError(msg)
+    attributes = [spec.mapper.get_property_by_column(column).key for column in spec.keys]
+    if distribution.attribute not in attributes or len(attributes) == 1:
+        msg = (
+            f"Consumer(distribution=Distribution({distribution.attribute!r})): the attribute must be one of several "
+            f"that make the primary key of {name}, which is {', '.join(attributes)}"
+        )
+        raise ConfigurationError(msg)
+    refused = {
+        f"strategy={spec.config.strategy!r}": spec.config.strategy != "update_status",
+        "unique": spec.config.unique is not None,
+        "limits, rates, order or fair": flow_control(spec) is not None,
+        "retention": bool(spec.config.retention),
+        "attempt_history": spec.config.attempt_history is not None,
+    }
+    for option, used in refused.items():
+        if used:
+            msg = (
+                f"Consumer(distribution=...): {name} has {option} in its QueueConfig, which needs statements on "
+                'several shards; leave it out, and use strategy="update_status"'
+            )
+            raise ConfigurationError(msg)
 
 
 def _check_states(spec: QueueSpec) -> None:

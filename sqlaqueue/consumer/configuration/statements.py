@@ -71,7 +71,7 @@ class ConsumerStatements:
 
 def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
     """Build the statements of a Consumer."""
-    selection, spec = settings.selection, settings.spec
+    selection, spec, spec_of_shard = settings.selection, settings.spec, settings.spec_of_shard
 
     def claims(
         narrowed: AnySelect,
@@ -86,7 +86,7 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         # The name is asked for at each claim: this process may be a copy of the one that made the Consumer.
         worker = sa.bindparam(None, callable_=settings.worker, type_=sa.Text())
         return claim_statement(
-            selection._replace(select=narrowed),
+            selection._replace(select=narrowed, spec=spec_of_shard),
             limit,
             lease=settings.lease,
             worker=worker,
@@ -109,6 +109,9 @@ def make_statements(settings: ConsumerSettings) -> ConsumerStatements:
         if spec.strategy.supports_scan_range and flow is None
         else (None, None)
     )
+    if settings.distribution is not None:
+        # Its position is that of another value.
+        cursor = None
     # Each execution passes its own values. The values given here serve hooks that print a statement with its values:
     # SQLAlchemy warns about a parameter that has none.
     limit, one = sa.bindparam(LIMIT, 1, sa.Integer()), sa.literal(1)

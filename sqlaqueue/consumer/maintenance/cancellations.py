@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
@@ -14,6 +15,7 @@ from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.run import Run
+from sqlaqueue.queue.spec import QueueSpec
 
 
 def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
@@ -37,25 +39,45 @@ def cancel_requested(maintenance: Maintenance, now: float) -> Routine:
 
 def take_requests(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> list[tuple[Key, float]]:
     """Delete the requests to cancel ``runs``, and return their keys with the ages of the requests in seconds."""
-    spec, bind = context.spec, context.settings.bind_arguments
-    control = spec.side_tables.get(CONTROL)
-    if control is None or not runs:
+    spec, settings = context.spec, context.settings
+    if CONTROL not in spec.side_tables or not runs:
         return []
-    mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, [run.key for run in runs])).subquery("mine")
+    # All runs of one claim are on one shard, and a statement locks rows on one shard only.
+    groups = [runs] if settings.distribution is None else [*_by_claim(runs)]
+    statements = [_take(spec, [run.key for run in group]) for group in groups]
+    rows = [row for each in statements for row in session.execute(each, bind_arguments=settings.bind_arguments)]
+    session.commit()
+    return [(tuple(row[:-1]), float(row[-1])) for row in rows]
+
+
+def _by_claim(runs: Sequence[Run]) -> Iterable[list[Run]]:
+    claims: dict[Any, list[Run]] = {}
+    for run in runs:
+        claims.setdefault(run.token, []).append(run)
+    return claims.values()
+
+
+def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
+    """Return the statement that deletes the requests to cancel jobs, and returns their keys and ages."""
+    control = spec.side_tables[CONTROL]
+    mine = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys)).subquery("mine")
     key = backend().side_tables.key_json([mine.c[column.key] for column in spec.keys])
+    age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
     # A request that is not committed yet must not block the leases that the same thread extends.
     asked = (
-        sa.select(control.c.queue.label("asked_queue"), control.c.key.label("asked_key"), *mine.c)
+        sa.select(
+            control.c.queue.label("asked_queue"),
+            control.c.key.label("asked_key"),
+            *mine.c,
+            # Citus refuses a function of time in RETURNING. It has no queues that notify.
+            *([] if spec.config.notify else [age.label("age")]),
+        )
         .where(control.c.queue == spec.name, control.c.key == key)
         .with_for_update(of=control, skip_locked=True)
         .cte("asked")
     )
-    age = sa.extract("epoch", sa.func.clock_timestamp() - control.c.created_at)
-    taken = (
+    return (
         sa.delete(control)
         .where(control.c.queue == asked.c.asked_queue, control.c.key == asked.c.asked_key)
-        .returning(*(asked.c[column.key] for column in spec.keys), age)
+        .returning(*(asked.c[column.key] for column in spec.keys), age if spec.config.notify else asked.c.age)
     )
-    found = [(tuple(row[:-1]), float(row[-1])) for row in session.execute(taken, bind_arguments=bind)]
-    session.commit()
-    return found

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.consumer.settling.settle import BESIDE_ORM
-from sqlaqueue.keys import keys_by_token
+from sqlaqueue.keys import Key, keys_by_token
 from sqlaqueue.queue.run import Run
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import ClaimedJobs
@@ -40,9 +41,28 @@ def extend(maintenance: Maintenance, now: float) -> Routine:
 
 def extend_leases(session: Session, context: ConsumerContext, runs: Sequence[Run]) -> None:
     """Move the end of the leases of live runs; locked rows are passed over."""
+    settings = context.settings
+    claims = list(keys_by_token(runs).items())
+    if settings.distribution is None:
+        _extend(session, context, claims)
+        return
+    failed = None
+    for claim in claims:
+        # All jobs of one claim are on one shard, and a statement locks rows on one shard only. If the server of one
+        # does not answer, the leases on the others are extended all the same.
+        try:
+            _extend(session, context, [claim])
+        except DBAPIError as error:
+            session.rollback()
+            failed = error
+    if failed is not None:
+        raise failed
+
+
+def _extend(session: Session, context: ConsumerContext, claims: Sequence[tuple[Any, Sequence[Key]]]) -> None:
+    """Extend the leases of some claims in a transaction."""
     spec, settings = context.spec, context.settings
-    jobs = ClaimedJobs(list(keys_by_token(runs).items()))
-    verb = spec.strategy.extend(spec, jobs, sa.literal(settings.lease, sa.Interval()))
+    verb = spec.strategy.extend(spec, ClaimedJobs(claims), sa.literal(settings.lease, sa.Interval()))
     limit_transaction(session, context)
     statement = returning_keys(spec, verb)
     session.execute(statement, execution_options=BESIDE_ORM, bind_arguments=settings.bind_arguments)

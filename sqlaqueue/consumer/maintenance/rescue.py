@@ -21,6 +21,7 @@ from sqlaqueue.consumer.settling.settle import BESIDE_ORM, MOMENT, SHORTEST_MOME
 from sqlaqueue.keys import Key, keys_from
 from sqlaqueue.notify_payloads import Signal
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.distribution import Distribution
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.returning import returning_keys
 from sqlaqueue.strategies import Verb
@@ -48,7 +49,9 @@ def rescue_jobs(session: Session, context: ConsumerContext) -> list[Key]:
 
     If the attempt history cannot be written, they are rescued without it.
     """
-    spec = context.spec
+    spec, distribution = context.spec, context.settings.distribution
+    if distribution is not None:
+        return _rescue_shards(session, context, distribution)
     if not has_history(spec):
         return _rescue_jobs(session, context, spec)
     try:
@@ -62,6 +65,24 @@ def rescue_jobs(session: Session, context: ConsumerContext) -> list[Key]:
     if rescued:
         # Otherwise the history has lost nothing, and the error may have had another cause.
         context.settler.history.warn(failed)
+    return rescued
+
+
+def _rescue_shards(session: Session, context: ConsumerContext, distribution: Distribution) -> list[Key]:
+    """Rescue jobs of one shard after the other; a shard whose server does not answer is left to the next time.
+
+    :raises DBAPIError: if one has failed, and no job of another one was rescued.
+    """
+    rescued, failed = list[Key](), None
+    for value in distribution.current_values():
+        shard = context.spec.for_shard(distribution.attribute, value)
+        try:
+            rescued += _rescue(session, context, shard.strategy.rescue(shard))
+        except DBAPIError as error:
+            session.rollback()
+            failed = error
+    if failed is not None and not rescued:
+        raise failed
     return rescued
 
 

@@ -20,6 +20,7 @@ from sqlaqueue.consumer.settling.outcomes import FinishedRun, NotSettled
 from sqlaqueue.exc import HandlerSignal, Snooze, Throttle, WorkerDied
 from sqlaqueue.log import fields, logger
 from sqlaqueue.queue.backend import ATTEMPT, backend
+from sqlaqueue.queue.engine import own_work
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.settle import storable
 
@@ -63,7 +64,9 @@ class AttemptHistory:
         try:
             statement, values = self._statement(attempts)
             connection = session.connection(bind_arguments=self._bind)
-            with connection.begin_nested():
+            with own_work():
+                savepoint = connection.begin_nested()
+            with savepoint:
                 if self._settings.has_leases:
                     values[_LOCK_TIMEOUT_BEFORE] = connection.execute(_LIMIT_LOCKS).one()[0]
                 connection.execute(statement, values)

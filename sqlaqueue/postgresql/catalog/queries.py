@@ -72,6 +72,16 @@ TABLES = sa.text("""
 """)
 """Tables, and whether they are partitioned."""
 
+PARTITIONS = sa.text("""
+    SELECT n.nspname, c.relname, m.nspname, r.relname
+    FROM pg_class AS c
+    JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    JOIN pg_class AS r ON r.oid = pg_partition_root(c.oid)
+    JOIN pg_namespace AS m ON m.oid = r.relnamespace
+    WHERE c.relispartition AND c.relkind IN ('r', 'p', 'f') AND n.nspname = ANY (:schemas)
+""")
+"""Partitions, each with the partitioned table at the top."""
+
 INDEXES = sa.text("""
     SELECT n.nspname, i.relname, x.indisvalid, pg_get_expr(x.indpred, x.indrelid),
            CASE WHEN x.indisunique THEN substring(pg_get_indexdef(x.indexrelid) FROM ' USING .*') END

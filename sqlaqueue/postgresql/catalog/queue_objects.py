@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
+from sqlaqueue.postgresql.catalog.citus import has_citus
 from sqlaqueue.postgresql.catalog.table_id import TableId, TableName, system_table
 from sqlaqueue.postgresql.ddl.objects import Function
 
@@ -108,14 +109,19 @@ def _functions(table: sa.Table, names: Sequence[str]) -> AnySelect:
 
 def schemas_of(session: Executor, tables: Sequence[sa.Table]) -> dict[str, str]:
     """Return the schema in which the session finds each table, by the table's name."""
+    return schemas_and_citus(session, tables)[0]
+
+
+def schemas_and_citus(session: Executor, tables: Sequence[sa.Table]) -> tuple[dict[str, str], bool]:
+    """Return the same, and whether the database has the extension Citus: one query for both."""
     relation = system_table("pg_class", "oid", "relname", "relnamespace")
     schema = system_table("pg_namespace", "oid", "nspname")
     rows: Any = session.execute(
-        sa.select(sa.cast(relation.c.relname, sa.Text), sa.cast(schema.c.nspname, sa.Text))
+        sa.select(sa.cast(relation.c.relname, sa.Text), sa.cast(schema.c.nspname, sa.Text), has_citus)
         .join_from(relation, schema, schema.c.oid == relation.c.relnamespace)
         .where(relation.c.oid.in_([TableId(table) for table in tables]))
     ).all()
-    return dict(rows)
+    return {name: schema_name for name, schema_name, _ in rows}, any(citus for *_, citus in rows)
 
 
 def schemas_with_table(session: Executor, name: str) -> list[tuple[str, bool]]:

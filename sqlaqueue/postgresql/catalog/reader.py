@@ -68,6 +68,9 @@ class CatalogReader:
             (schema, table): partitioned for schema, table, partitioned in self._rows(queries.TABLES)
         }
         """Whether each table is partitioned."""
+        self._partitions: dict[ResolvedName, ResolvedName] = {
+            (schema, name): (root_schema, root) for schema, name, root_schema, root in self._rows(queries.PARTITIONS)
+        }
         self._indexes: dict[ResolvedName, ReflectedIndex] = {}
         self._unique_indexes: dict[ResolvedName, str] = {}
         for schema, name, valid, predicate, unique_definition in self._rows(queries.INDEXES):
@@ -113,6 +116,10 @@ class CatalogReader:
     def is_partitioned(self, table: QualifiedName) -> bool:
         """Return whether a table is partitioned."""
         return self.tables.get(self.resolve(table), False)
+
+    def root_of_partition(self, table: QualifiedName) -> ResolvedName | None:
+        """Return the partitioned table to which a partition belongs at any depth; None for any other table."""
+        return self._partitions.get(self.resolve(table))
 
     def tables_with_enum(self, enum: QualifiedName) -> Collection[str] | None:
         """Return the names of the tables that have a column of an enum type; None if the type does not exist."""

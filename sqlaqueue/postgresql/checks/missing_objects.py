@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.postgresql.catalog import queue_objects
+from sqlaqueue.postgresql.checks.placement import misplaced
 from sqlaqueue.postgresql.ddl import wake_triggers
 from sqlaqueue.postgresql.ddl.attach import functions_of, objects_of
 from sqlaqueue.postgresql.ddl.objects import Trigger
@@ -81,16 +82,17 @@ def _refuse(missing: Sequence[str], needed_by: str) -> None:
 
 
 def split_schemas(session: Session | sa.Connection, spec: QueueSpec) -> str | None:
-    """Return what is wrong if the search path finds a queue's tables in different schemas; None if it does not.
+    """Return what is wrong if a queue's tables are in different schemas, or on the wrong nodes of Citus; else None.
 
-    That happens when the first schema of the path has side tables of other queues, and a later one has the jobs.
+    The search path finds them in different schemas when its first one has side tables of other queues, and a later one
+    has the jobs.
     """
     mine = [table for table in spec.side_tables.values() if table.schema == spec.table.schema]
-    schemas = queue_objects.schemas_of(session, [spec.table, *mine])
+    schemas, has_citus = queue_objects.schemas_and_citus(session, [spec.table, *mine])
     home = schemas[spec.table.name]
     strangers = [f"{name} in {schema}" for name, schema in schemas.items() if schema != home]
     if not strangers:
-        return None
+        return misplaced(session, spec) if has_citus else None
     path = session.execute(sa.select(sa.func.current_setting(sa.literal_column("'search_path'")))).scalar_one()
     return (
         f"{spec.model.__name__}: by the search_path of this session ({path}) the table {spec.table.name} is found in "

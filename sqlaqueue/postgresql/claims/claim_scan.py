@@ -173,6 +173,7 @@ def _levels(spec: QueueSpec, scanned: sa.FromClause, order: Sequence[sa.ColumnEl
     Where the priority is nullable, jobs without one come last, under a level that is null.
     """
     waiting = [spec.in_state("pending")] if scanned is spec.table and spec.has("status") else []
+    waiting += spec.on_shard(scanned)
     priority, may_be_missing = order[0], spec.columns["priority"].nullable
     if may_be_missing:
         waiting.append(priority.is_not(None))

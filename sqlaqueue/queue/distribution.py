@@ -1,0 +1,49 @@
+"""The shards of a distributed table that a Consumer serves: :class:`Distribution`.
+
+::
+
+    Consumer(Task, run_task, sessions, distribution=Distribution("tenant", values=[1, 2, 3])).run()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlaqueue.exc import ConfigurationError
+
+SHARD = "sqlaqueue_shard"
+"""The parameter of a claim with the value whose jobs it claims."""
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The attribute by whose column Citus distributes a queue's table, and its values that a Consumer serves in turn.
+
+    A claim takes jobs of one value, since Citus locks rows on one shard only. The next claim begins with the value
+    after it, so each value is served after at most one claim of each other value.
+    """
+
+    attribute: str
+    """The name of the attribute; it is a part of the primary key."""
+    values: Iterable[Any] | Callable[[], Iterable[Any]]
+    """The values, or a function that returns them. It is called at each claim and rescue, so it must be quick."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.values, str) or not (callable(self.values) or isinstance(self.values, Iterable)):
+            msg = (
+                f"Distribution({self.attribute!r}, {self.values!r}): give the values to serve as a list, or a function "
+                "that returns them"
+            )
+            raise ConfigurationError(msg)
+        if not callable(self.values):
+            # An iterator would be empty at the second claim.
+            object.__setattr__(self, "values", tuple(self.values))
+            if not self.values:
+                msg = f"Distribution({self.attribute!r}, []): give at least one value to serve"
+                raise ConfigurationError(msg)
+
+    def current_values(self) -> list[Any]:
+        """Return the values to serve now, each once."""
+        return list(dict.fromkeys(self.values() if callable(self.values) else self.values))

@@ -1,0 +1,130 @@
+"""Tables that Citus places where no Consumer can serve them are refused at its start, with what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+
+from sqlaqueue import Consumer, Distribution, Fair, Limit, QueueConfig, QueueMixin, Unique
+from sqlaqueue.exc import DatabaseNotReadyError
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.postgresql.checks.placement import misplaced
+from tests.citus.models import DISTRIBUTE, execute
+
+pytestmark = pytest.mark.once
+
+TENANT = Distribution("tenant", [1, 2])
+
+
+def job_class(**config: Any) -> Any:
+    """Return a queue whose key contains the column ``tenant``."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(**{"strategy": "update_status", "notify": False, **config})
+        id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+        tenant: Mapped[int] = mapped_column(primary_key=True)
+
+    return Job
+
+
+def refusal(engine: sa.Engine, job: Any, **options: Any) -> str:
+    """Return why a Consumer does not start."""
+    consumer = Consumer(job, lambda session, job: None, sessionmaker(engine), **options)
+    with pytest.raises(DatabaseNotReadyError) as caught:
+        consumer.drain()
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("Job: ")
+    return text
+
+
+def placed(engine: sa.Engine, job: Any, *statements: str) -> Any:
+    job.metadata.create_all(engine)
+    execute(engine, *statements)
+    return job
+
+
+def test_a_reference_table(engine: sa.Engine) -> None:
+    job = placed(engine, job_class(), "SELECT create_reference_table('job')")
+    assert "job is a reference table of Citus, of which each claim and each insert waits" in refusal(engine, job)
+
+
+def test_a_distributed_table_without_values(engine: sa.Engine) -> None:
+    job = placed(engine, job_class(), *DISTRIBUTE)
+    assert "give the Consumer distribution=Distribution('tenant', values)" in refusal(engine, job)
+
+
+def test_a_filter_is_not_enough(engine: sa.Engine) -> None:
+    """A claim with it would work, but neither a rescue nor the extension of leases."""
+    job = placed(engine, job_class(), *DISTRIBUTE)
+    assert "distribution=Distribution('tenant', values)" in refusal(engine, sa.select(job).where(job.tenant == 1))
+
+
+def test_another_column(engine: sa.Engine) -> None:
+    job = placed(engine, job_class(), *DISTRIBUTE)
+    assert "job is distributed by tenant" in refusal(engine, job, distribution=Distribution("id", [1]))
+
+
+def test_a_local_table_with_values(engine: sa.Engine) -> None:
+    job = placed(engine, job_class())
+    assert "is not distributed by a column; leave the argument out" in refusal(engine, job, distribution=TENANT)
+
+
+def test_a_local_control_table_beside_a_distributed_one(engine: sa.Engine) -> None:
+    job = placed(engine, job_class(), DISTRIBUTE[0])
+    assert "SELECT create_reference_table('sqlaqueue_control')" in refusal(engine, job, distribution=TENANT)
+
+
+def test_heartbeats_that_wait_for_each_other(engine: sa.Engine) -> None:
+    job = placed(
+        engine,
+        job_class(),
+        *DISTRIBUTE,
+        "SELECT undistribute_table('sqlaqueue_consumer')",
+        "SELECT create_reference_table('sqlaqueue_consumer')",
+    )
+    assert "SELECT undistribute_table('sqlaqueue_consumer')" in refusal(engine, job, distribution=TENANT)
+
+
+@pytest.mark.parametrize("kind", ["reference", "distributed"])
+def test_side_tables_elsewhere_than_a_local_table(engine: sa.Engine, kind: str) -> None:
+    place = {
+        "reference": "SELECT create_reference_table('sqlaqueue_control')",
+        "distributed": "SELECT create_distributed_table('sqlaqueue_control', 'queue')",
+    }
+    job = placed(engine, job_class(), place[kind])
+    text = refusal(engine, job)
+    assert f"sqlaqueue_control is {'a reference table' if kind == 'reference' else 'distributed by queue'}" in text
+    assert "create both as local tables" in text
+
+
+@pytest.mark.parametrize(
+    ("option", "config"),
+    [
+        ("strategy='batch_select'", {"strategy": "batch_select"}),
+        ("strategy='delete_returning'", {"strategy": "delete_returning"}),
+        ("notify=True", {"notify": True}),
+        ("unique", {"unique": Unique("tenant")}),
+        ("limits, rates, order or fair", {"limits": [Limit(1)]}),
+        ("limits, rates, order or fair", {"fair": Fair("tenant")}),
+        ("attempt_history", {"attempt_history": 3600}),
+    ],
+)
+def test_options_on_shards(engine: sa.Engine, sharded_engine: sa.Engine, option: str, config: dict[str, Any]) -> None:
+    """The tables are those of a plain queue: Citus itself refuses some of the triggers."""
+    placed(sharded_engine, job_class())
+    placed(engine, job_class(), *DISTRIBUTE)
+    spec = spec_of(job_class(**config))
+    for each, on_shard in ((sharded_engine, spec), (engine, spec.for_shard("tenant", 1))):
+        with each.connect() as connection:
+            text = misplaced(connection, on_shard)
+        assert text is not None
+        assert text.startswith("Job: job is on shards of Citus")
+        assert option in text

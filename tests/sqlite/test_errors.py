@@ -1,0 +1,54 @@
+"""Errors of SQLite have the SQLSTATE that PostgreSQL would have raised, by which the library classifies them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+import sqlalchemy as sa
+
+from sqlaqueue.queue.backend import backend
+
+if TYPE_CHECKING:
+    from tests.sqlite.bench import SQLiteBench
+
+pytestmark = pytest.mark.once
+
+TABLE = """
+CREATE TABLE thing (
+  id integer PRIMARY KEY, name text UNIQUE, n integer NOT NULL CHECK (n > 0), other integer REFERENCES thing (id)
+)
+"""
+STATES = {
+    "INSERT INTO thing VALUES (1, 'b', 1, NULL)": ("23505", "thing.id", None),
+    "INSERT INTO thing VALUES (2, 'a', 1, NULL)": ("23505", "thing.name", None),
+    "INSERT INTO thing VALUES (2, 'b', NULL, NULL)": ("23502", None, "n"),
+    "INSERT INTO thing VALUES (2, 'b', 0, NULL)": ("23514", "", None),
+    "INSERT INTO thing VALUES (2, 'b', 1, 9)": ("23503", "", None),
+    "INSERT INTO missing VALUES (1)": ("42P01", None, None),
+    "SELECT missing FROM thing": ("42703", None, None),
+    "INSERT INTO thing (id, missing) VALUES (2, 1)": ("42703", None, None),
+    "INSERT INTO thing VALUES (3, randomblob(100000), 1, NULL)": ("53100", None, None),
+    "ROLLBACK TO nowhere": ("3B001", None, None),
+}
+
+
+@pytest.mark.parametrize("api", ["sync"])
+@pytest.mark.parametrize("statement", STATES)
+def test_an_error_has_its_state(bench: SQLiteBench, statement: str) -> None:
+    bench.execute(TABLE)
+    bench.execute("INSERT INTO thing VALUES (1, 'a', 1, NULL)")
+    with bench.engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys = ON")
+        pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+        connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+        # A statement that does nothing, so that a transaction has begun.
+        connection.execute(sa.text("DELETE FROM thing WHERE id = 9"))
+        with pytest.raises(sa.exc.DBAPIError) as raised:
+            connection.execute(sa.text(statement))
+        connection.exec_driver_sql("PRAGMA max_page_count = 1000000")
+        connection.rollback()
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")
+    error = raised.value
+    found = backend().sqlstate(error), backend().violated_constraint(error), backend().violated_column(error)
+    assert found == STATES[statement]

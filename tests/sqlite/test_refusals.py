@@ -1,0 +1,218 @@
+"""What SQLite cannot carry is refused where it is asked for, in one line that says what to do."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
+from sqlalchemy.pool import StaticPool
+
+import sqlaqueue.sqlite
+from sqlaqueue import (
+    AsyncConsumer,
+    Consumer,
+    Fair,
+    Limit,
+    Order,
+    QueueConfig,
+    QueueMixin,
+    Rate,
+    Unique,
+    cancel,
+    claim,
+    purge,
+    rescue,
+)
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.testing import async_drain, drain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.once
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "batch_select": ({"strategy": "batch_select"}, r'Job: strategy "batch_select".*SQLite.*update_status'),
+    "delete_returning": ({"strategy": "delete_returning"}, r'Job: strategy "delete_returning".*update_status'),
+    "limits": ({"limits": (Limit(2),)}, r"Job: QueueConfig\(limits=...\).*SQLite"),
+    "rates": ({"rates": (Rate(1, every=timedelta(seconds=1)),)}, r"Job: QueueConfig\(rates=...\).*SQLite"),
+    "order": (
+        {"order": Order("customer"), "columns": {"started_at": "started_at"}},
+        r"Job: QueueConfig\(order=...\).*SQLite",
+    ),
+    "fair": ({"fair": Fair("customer")}, r"Job: QueueConfig\(fair=...\).*SQLite"),
+    "nulls": ({"unique": Unique("customer", nulls_distinct=False)}, r"Job: Unique\(nulls_distinct=False\).*SQLite"),
+}
+
+
+def make(**config: Any) -> Any:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(**config)
+        id = mapped_column(sa.Integer(), primary_key=True)
+        customer = mapped_column(sa.Integer())
+
+    return Job
+
+
+@pytest.fixture
+def engine(tmp_path: Path) -> Iterator[sa.Engine]:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
+    sqlaqueue.sqlite.prepare(engine)
+    yield engine
+    engine.dispose()
+
+
+@pytest.mark.parametrize("option", REFUSED)
+def test_an_option_is_refused_wherever_it_is_used(engine: sa.Engine, option: str) -> None:
+    config, message = REFUSED[option]
+    Job = make(**config)  # noqa: N806 - a class
+    with pytest.raises(ConfigurationError, match=message):
+        Job.metadata.create_all(engine)
+    assert sa.inspect(engine).get_table_names() == []
+    # The table of an earlier version of the program, without the option.
+    make().metadata.create_all(engine)
+    with Session(engine) as session, pytest.raises(ConfigurationError, match=message):
+        session.execute(claim(Job, 1))
+    consumer = Consumer(Job, lambda session, job: None, sessionmaker(engine))
+    for start in (consumer.run, consumer.drain):
+        with pytest.raises(ConfigurationError, match=message):
+            start()
+
+
+async def test_an_option_is_refused_by_async_code(tmp_path: Path) -> None:
+    config, message = REFUSED["limits"]
+    engine, Job = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}"), make(**config)  # noqa: N806 - a class
+    sqlaqueue.sqlite.prepare(engine)
+
+    async def handle(session: Any, job: Any) -> None:
+        """Do nothing."""
+
+    make_session = async_sessionmaker(engine)
+    async with engine.begin() as connection:
+        with pytest.raises(ConfigurationError, match=message):
+            await connection.run_sync(Job.metadata.create_all)
+        await connection.run_sync(make().metadata.create_all)
+    async with make_session() as session:
+        with pytest.raises(ConfigurationError, match=message):
+            await session.execute(claim(Job, 1))
+    with pytest.raises(ConfigurationError, match=message):
+        await AsyncConsumer(Job, handle, make_session).run()
+    await engine.dispose()
+
+
+# -- engines ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", [lambda job: claim(job, 1), cancel, rescue, purge])
+def test_an_engine_that_is_not_prepared_is_refused_with_the_line(tmp_path: Path, verb: Any) -> None:
+    engine, Job = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}"), make()  # noqa: N806 - a class
+    with Session(engine) as session, pytest.raises(ConfigurationError, match=r"sqlaqueue\.sqlite\.prepare\(engine\)"):
+        session.execute(verb(Job))
+    with pytest.raises(ConfigurationError, match=r"sqlaqueue\.sqlite\.prepare\(engine\)"):
+        Consumer(Job, lambda session, job: None, sessionmaker(engine)).run()
+    engine.dispose()
+
+
+def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
+    monkeypatch.setattr(engine.dialect.dbapi, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(ConfigurationError, match=r"SQLite 3\.34\.1 .*3\.35 or newer"):
+        sqlaqueue.sqlite.prepare(engine)
+    # It was left as it was.
+    with Session(engine) as session, pytest.raises(ConfigurationError, match="not prepared"):
+        session.execute(claim(make(), 1))
+    engine.dispose()
+
+
+def test_an_engine_of_another_database_is_refused() -> None:
+    engine = sa.create_engine("postgresql+psycopg://localhost/nowhere")
+    with pytest.raises(ConfigurationError, match="the engine is for postgresql"):
+        sqlaqueue.sqlite.prepare(engine)
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("sqlite://", {}),
+        ("sqlite:///:memory:", {}),
+        ("sqlite://", {"poolclass": StaticPool}),
+    ],
+)
+def test_a_consumer_refuses_a_database_in_memory(url: str, options: dict[str, Any]) -> None:
+    """Its handlers would share one connection; ``drain()`` of the testing helpers needs one only."""
+    engine, Job = sa.create_engine(url, **options), make()  # noqa: N806 - a class
+    sqlaqueue.sqlite.prepare(engine)
+    Job.metadata.create_all(engine)
+    with pytest.raises(ConfigurationError, match=r"share one connection.*drain\(session, Model, handler\)"):
+        Consumer(Job, lambda session, job: None, sessionmaker(engine)).run()
+    with Session(engine) as session:
+        session.add_all([Job(customer=number) for number in range(3)])
+        session.flush()
+        ran: list[int] = []
+        assert drain(session, Job, lambda session, job: ran.append(job.customer)) == 3
+        assert ran == [0, 1, 2]
+    engine.dispose()
+
+
+async def test_an_async_consumer_refuses_a_database_in_memory() -> None:
+    engine, Job = create_async_engine("sqlite+aiosqlite://"), make()  # noqa: N806 - a class
+    sqlaqueue.sqlite.prepare(engine)
+    ran: list[int] = []
+
+    async def handle(session: Any, job: Any) -> None:
+        ran.append(job.customer)
+
+    async with engine.begin() as connection:
+        await connection.run_sync(Job.metadata.create_all)
+    make_session = async_sessionmaker(engine)
+    with pytest.raises(ConfigurationError, match=r"share one connection.*drain\(session, Model, handler\)"):
+        await AsyncConsumer(Job, handle, make_session).run()
+    async with make_session() as session:
+        session.add(Job(customer=7))
+        await session.flush()
+        assert await async_drain(session, Job, handle) == 1
+    assert ran == [7]
+    await engine.dispose()
+
+
+# -- what prepare() sets ------------------------------------------------------------------------------------------
+
+
+def test_every_connection_is_set_up(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
+    sqlaqueue.sqlite.prepare(engine, busy_timeout=1.5)
+    sqlaqueue.sqlite.prepare(engine)
+    with engine.connect() as one, engine.connect() as two:
+        for connection in (one, two):
+            assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+            assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 1500
+    # Again by another part of the program, when it has connected: nothing is left to be done.
+    sqlaqueue.sqlite.prepare(engine)
+    engine.dispose()
+
+
+def test_an_engine_that_has_connected_is_refused(tmp_path: Path) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
+    with engine.connect():
+        pass
+    with pytest.raises(ConfigurationError, match=r"has connections already.*right after create_engine\(\)"):
+        sqlaqueue.sqlite.prepare(engine)
+    engine.dispose()
+
+
+async def test_every_async_connection_is_set_up(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'jobs.db'}")
+    sqlaqueue.sqlite.prepare(engine)
+    async with engine.connect() as connection:
+        assert (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar() == "wal"
+        assert (await connection.exec_driver_sql("PRAGMA busy_timeout")).scalar() == 30_000
+    await engine.dispose()

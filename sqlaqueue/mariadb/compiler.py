@@ -14,10 +14,10 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.steps import is_step, rows_parameter
-from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
-from sqlaqueue.mariadb.execution import keys_place
+from sqlaqueue.mariadb.execution import NEW, keys_place
 from sqlaqueue.mariadb.types import binary_collation
+from sqlaqueue.postgresql.claims.transactions import WRITTEN_ROWS
 from sqlaqueue.queue.portable import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
@@ -325,19 +325,12 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         """Render a number that is the same within a transaction, and another one for each statement outside of any."""
         return "IF(@@autocommit, UUID_SHORT(), CONNECTION_ID())"
 
-    def visit_sqlaqueue_written_here_func(self, function: Any, **options: Any) -> str:
-        """Render false for explanations, and refuse it for the functions that run jobs within a test's transaction.
-
-        :raises ConfigurationError: naming what to use instead.
-        """
-        if self._arguments(function, **options)[1].startswith("sqlaqueue_written."):
-            msg = (
-                "the functions of sqlaqueue.testing that run jobs in the session of a test are not available on "
-                "MariaDB, which does not tell which rows a transaction has inserted; commit, and call "
-                "Consumer(...).drain()"
-            )
-            raise ConfigurationError(msg)
-        return "0"
+    def visit_sqlaqueue_written_here_func(self, function: Any, **_: Any) -> str:
+        """Render the condition that a row is none of those before, see :mod:`sqlaqueue.mariadb.written_rows`."""
+        rows = function.__dict__[WRITTEN_ROWS]
+        table = getattr(rows, "element", rows)
+        names = [self.process(rows.c[key.key]) for key in table.primary_key]
+        return keys_place(names, f"{NEW}{table.name}", range(len(names)))
 
     def visit_sqlaqueue_digest_func(self, function: Any, **options: Any) -> str:
         """Render a text that differs for rows that differ."""

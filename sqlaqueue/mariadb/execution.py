@@ -15,6 +15,10 @@ from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
 MARK = "/*sqlaqueue"
 """The beginning of every text below."""
+NEW = "!"
+"""The beginning of the name of a table, in the place of a step: for the rows that were not there before."""
+EARLIER = "sqlaqueue_earlier_rows"
+"""The entry in the ``info`` of a connection with the keys that were there before, by the name of their table."""
 ROWS = "sqlaqueue_rows"
 """The entry in the ``info`` of a connection with the rows of steps, by the name of their CTE."""
 
@@ -126,6 +130,11 @@ class _Execution:
         places = [int(number) for number in numbers.split(",")]
         return [tuple(row[place] for place in places) for row in self.steps.get(step, ())]
 
+    def is_new(self, table: str, columns: list[str], sent: list[Any]) -> str:
+        """Return the condition that a row was not there before the transaction has inserted the first one."""
+        earlier = self.context.root_connection.connection.info.get(EARLIER, {}).get(table)
+        return _NO_ROWS if earlier is None else f"(NOT ({_among(columns, earlier, sent)}))"
+
     def change(self, text: str, rows: list[Row], width: int) -> None:
         """Change the rows, those that get the same values by one statement."""
         if f"{MARK} value" not in text:
@@ -167,6 +176,8 @@ class _Execution:
                 sent.append(rows[0][int(place["value"])] if rows else None)
                 return "%s"
             elif place["columns"] is not None:
+                if (place["step"] or "").startswith(NEW):
+                    return self.is_new(place["step"][len(NEW) :], place["columns"].split("|"), sent)
                 keys = (rows or []) if place["step"] is None else self.rows_of(place["step"], place["numbers"])
                 return _among(place["columns"].split("|"), keys, sent)
             return place[0]

@@ -17,6 +17,7 @@ from sqlaqueue.mariadb.engine import MariaDB
 from sqlaqueue.mariadb.execution import execute
 from sqlaqueue.mariadb.steps import run_step
 from sqlaqueue.mariadb.types import Array, Moment, Span
+from sqlaqueue.mariadb.written_rows import note_written_rows
 from sqlaqueue.postgresql.key_arrays import TextArray
 from sqlaqueue.queue.engine import engine_of, mark_prepared
 
@@ -84,6 +85,7 @@ def prepare(engine: Any) -> None:
     event.listen(sync, "connect", connected)
     event.listen(sync, "do_execute", execute)
     event.listen(sync, "after_cursor_execute", _notify)
+    note_written_rows(sync)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, run_step, locks_apart=True)
 

@@ -21,7 +21,6 @@ from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
 from sqlaqueue.mariadb.prepare import _check_version
 from sqlaqueue.queue.backend import backend
-from sqlaqueue.testing import drain
 from tests.mariadb.models import Base, ByUuid, Child, Job
 
 if TYPE_CHECKING:
@@ -133,11 +132,6 @@ def test_missing_tables_are_named(engine: sa.Engine) -> None:
 
     with pytest.raises(DatabaseNotReadyError, match=r"the table absent; .*|lacks what Absent needs: the table absent"):
         Consumer(Absent, lambda *_: None, sessionmaker(engine)).drain()
-
-
-def test_functions_for_tests_that_need_more_than_the_server_tells(engine: sa.Engine) -> None:
-    with Session(engine) as session, pytest.raises(ConfigurationError, match="not available on MariaDB"):
-        drain(session, Job, lambda *_: None)
 
 
 def test_transactions_begin_at_read_committed(engine: sa.Engine, url: Callable[[str], str]) -> None:

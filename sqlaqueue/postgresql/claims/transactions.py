@@ -9,6 +9,9 @@ from sqlalchemy.sql.selectable import NamedFromClause
 
 from sqlaqueue.queue.portable import with_plain_form
 
+WRITTEN_ROWS = "_sqlaqueue_written_rows"
+"""The attribute of the call of ``sqlaqueue_written_here()`` with the rows that are asked for."""
+
 
 class _TransactionId(sa.types.UserDefinedType[str]):
     cache_ok = True
@@ -71,4 +74,7 @@ def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
 def _inserted_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
     table = getattr(rows, "element", rows)
     rowid: sa.ColumnElement[int] = sa.literal_column(f"{rows.name}.rowid")
-    return sa.func.sqlaqueue_written_here(sa.literal(table.name), rowid, type_=sa.Boolean()) == sa.true()
+    written = sa.func.sqlaqueue_written_here(sa.literal(table.name), rowid, type_=sa.Boolean())
+    # For an engine that knows rows by their keys.
+    written.__dict__[WRITTEN_ROWS] = rows
+    return written == sa.true()

@@ -28,10 +28,12 @@ from sqlaqueue import (
     retry,
 )
 from sqlaqueue.queue.backend import ATTEMPT, CONTROL
-from tests.mariadb.models import Base, ByUuid, Job, Pair
+from tests.mariadb.models import Base, ByUuid, Job, Pair, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from sqlalchemy.orm import sessionmaker
 
 
 def enqueue(engine: sa.Engine, *jobs: Any) -> None:
@@ -219,3 +221,19 @@ def test_async_sessions(url: Callable[[str], str], engine: sa.Engine) -> None:
         "pending",
         "cancelled",
     ]
+
+
+def test_the_statements_of_a_queue_without_notifications(sessions: sessionmaker[Session]) -> None:
+    with sessions() as session:
+        session.add_all([Report(), Report()])
+        session.commit()
+        (job,) = session.scalars(claim(Report, 1)).all()
+        session.commit()
+        assert len(session.scalars(cancel(Report)).all()) == 1
+        session.commit()
+        session.execute(
+            sa.update(Report).values(lease_expires_at=sa.func.now() - sa.literal(timedelta(1), sa.Interval()))
+        )
+        session.commit()
+        assert session.scalars(rescue(Report)).all() == [job.id]
+        session.commit()

@@ -186,7 +186,7 @@ def test_the_scheduler_of_an_application(shop_with_schedules: Shop, name: str) -
     [
         ([f"{APP}:scheduler", f"{APP}:nightly"], 2, "your Scheduler has its schedules and its database"),
         ([f"{APP}:URL"], 2, "this is no Schedule, and no queue class"),
-        ([f"{APP}:nightly", "--url", "sqlite://"], 2, "is not supported"),
+        ([f"{APP}:nightly", "--url", "mssql://x/y"], 2, "is not supported"),
     ],
 )
 def test_wrong_targets_of_a_process(shop: Shop, arguments: list[str], code: int, text: str) -> None:

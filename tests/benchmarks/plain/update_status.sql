@@ -325,7 +325,9 @@ SELECT CAST(pg_attribute.attname AS TEXT) AS attname, pg_attribute.attrelid = to
 FROM pg_attribute
 WHERE pg_attribute.attrelid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$)) AND NOT pg_attribute.attisdropped
 
-SELECT CAST(pg_class.relname AS TEXT) AS relname, CAST(pg_namespace.nspname AS TEXT) AS nspname
+SELECT CAST(pg_class.relname AS TEXT) AS relname, CAST(pg_namespace.nspname AS TEXT) AS nspname, EXISTS (SELECT <n>
+FROM pg_extension
+WHERE pg_extension.extname = 'citus') AS anon_1
 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = pg_class.relnamespace
 WHERE pg_class.oid IN (to_regclass($sqlaqueue$email$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_control$sqlaqueue$), to_regclass($sqlaqueue$sqlaqueue_consumer$sqlaqueue$))
 

@@ -59,8 +59,8 @@ def notify_within_process(engine: sa.Engine, channel_of: Callable[[Any], str | N
 
     def do_commit(connection: Any) -> None:
         commit(connection)
-        sent = connection.info.pop(_PENDING, None) if hasattr(connection, "info") else None
-        for channel, text in dict.fromkeys(sent or ()):
+        info: Any = getattr(connection, "info", {})
+        for channel, text in dict.fromkeys(info.pop(_PENDING, ())):
             with _lock:
                 delivers = [*_subscribers.get(database, ())]
             for deliver in delivers:

@@ -150,8 +150,8 @@ def step_and_numbers(rows: Any) -> tuple[str, Sequence[int]] | None:
     froms = select.get_final_froms()
     if len(froms) != 1 or not isinstance(froms[0], CTE) or not is_step(froms[0], locks_apart=True):
         return None
-    columns = [*froms[0].c]
-    return str(froms[0].name), [columns.index(froms[0].c[each.key]) for each in select.selected_columns]
+    columns, chosen = [*froms[0].c], [str(each.key) for each in select.selected_columns]
+    return str(froms[0].name), [columns.index(froms[0].c[key]) for key in chosen]
 
 
 def _joined_steps(conditions: Sequence[Any], keys: Sequence[Any]) -> Iterator[tuple[str, Sequence[int]]]:

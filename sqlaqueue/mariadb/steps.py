@@ -22,7 +22,8 @@ def run_step(connection: sa.Connection, cte: CTE, parameters: Mapping[str, Any])
     rows: list[Any] = []
     if result.returns_rows:
         # As the driver has them: the following statements give them back to it.
-        rows = [*result.cursor_strategy.fetchall(result, result.cursor)]
+        cursor: Any = result.cursor
+        rows = [*result.cursor_strategy.fetchall(result, cursor)]
         result.close()
     connection.connection.info.setdefault(ROWS, {})[str(cte.name)] = rows
     return [[plain(value) for value in row] for row in rows]

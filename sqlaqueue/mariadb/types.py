@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -33,13 +33,13 @@ class Moment(mysql.DATETIME):
         super().__init__(fsp=fsp)
         self.timezone = timezone
 
-    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], Any]:  # noqa: D102 - the base class says it
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - the base class says it
         return lambda value: moment_text(value) if isinstance(value, datetime) else value
 
-    def literal_processor(self, dialect: sa.Dialect) -> Callable[[Any], str]:  # noqa: D102 - as above
+    def literal_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
         return lambda value: f"'{moment_text(value)}'"
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any] | None:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
         zone = UTC if self.timezone else None
 
         def process(value: Any) -> Any:
@@ -58,10 +58,10 @@ class Span(sa.types.UserDefinedType[timedelta]):
     def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - as above
         return "DOUBLE"
 
-    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
         return lambda value: value.total_seconds() if isinstance(value, timedelta) else value
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
         return lambda value: None if value is None else timedelta(seconds=float(value))
 
 
@@ -78,7 +78,7 @@ class Array(sa.types.UserDefinedType[Sequence[Any]]):
     def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - as above
         return "JSON"
 
-    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
         write = self.element.dialect_impl(dialect).bind_processor(dialect)
 
         def process(value: Any) -> Any:
@@ -88,7 +88,7 @@ class Array(sa.types.UserDefinedType[Sequence[Any]]):
 
         return process
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
         read = self.element.dialect_impl(dialect).result_processor(dialect, coltype)
 
         def process(value: Any) -> Any:

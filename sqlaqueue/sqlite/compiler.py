@@ -189,7 +189,7 @@ class TypeCompiler(SQLiteTypeCompiler):
         """Render INTEGER, which has as many bits: a key of any other type is not generated."""
         return "INTEGER"
 
-    def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
+    def visit_JSONB(self, type_: Any, **kw: Any) -> Any:  # noqa: N802 - the name that SQLAlchemy looks for
         """Render JSON."""
         return "JSON"
 

@@ -100,6 +100,7 @@ def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]
     if not result.returns_rows:
         return []
     # As the driver has them: the following statements give them back to it.
-    rows = [list(row) for row in result.cursor.fetchall()]
+    cursor: Any = result.cursor
+    rows = [list(row) for row in cursor.fetchall()]
     result.close()
     return rows

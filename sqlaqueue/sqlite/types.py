@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -31,16 +31,16 @@ class Moment(sqlite.DATETIME):
         super().__init__(**options)
         self.timezone = timezone
 
-    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], Any]:  # noqa: D102 - the base class says it
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - the base class says it
         def process(value: Any) -> Any:
             return moment_text(value) if isinstance(value, datetime) else value
 
         return process
 
-    def literal_processor(self, dialect: sa.Dialect) -> Callable[[Any], str]:  # noqa: D102 - as above
+    def literal_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
         return lambda value: f"'{moment_text(value)}'"
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
         zone = UTC if self.timezone else None
 
         def process(value: Any) -> Any:
@@ -57,10 +57,10 @@ class Span(sa.types.UserDefinedType[timedelta]):
     def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - as above
         return "REAL"
 
-    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
         return lambda value: value.total_seconds() if isinstance(value, timedelta) else value
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
         return lambda value: None if value is None else timedelta(seconds=value)
 
 
@@ -77,7 +77,7 @@ class Array(sa.types.UserDefinedType[Sequence[Any]]):
     def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - as above
         return "JSON"
 
-    def bind_processor(self, dialect: sa.Dialect) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
         write = self.element.dialect_impl(dialect).bind_processor(dialect)
 
         def process(value: Any) -> Any:
@@ -88,7 +88,7 @@ class Array(sa.types.UserDefinedType[Sequence[Any]]):
 
         return process
 
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Callable[[Any], Any]:  # noqa: D102 - as above
+    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
         read = self.element.dialect_impl(dialect).result_processor(dialect, coltype)
 
         def process(value: Any) -> Any:

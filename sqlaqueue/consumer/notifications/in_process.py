@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import sqlalchemy as sa
 
@@ -31,18 +30,17 @@ def subscribe(
     other = engine_of(engine.dialect)
     if other is None:
         return
-    receive: Callable[[Any], object] = subscriber.receive
-    if loop is not None:
-
-        def receive(payload: Any) -> None:
-            # The loop may have ended a moment ago.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(subscriber.receive, payload)
 
     def deliver(name: str, text: str) -> None:
         payload = parse(text) if name == channel else None
-        if payload is not None:
-            receive(payload)
+        if payload is None:
+            return
+        if loop is None:
+            subscriber.receive(payload)
+            return
+        # The loop may have ended a moment ago.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(subscriber.receive, payload)
 
     _ends[subscriber] = other.subscribe(engine, deliver)
 

@@ -46,7 +46,8 @@ def placements(session: Session | sa.Connection, tables: Sequence[sa.Table]) -> 
         ).where(_PARTITION.c.logicalrelid.in_(ids))
     )
     found = [LOCAL] * len(tables)
-    for *flags, partition_method, replication, colocation, name in rows:
+    for row in rows:
+        *flags, partition_method, replication, colocation, name = tuple(row)
         found[flags.index(True)] = _placement(partition_method, replication, colocation, name)
     return found
 

@@ -165,7 +165,7 @@ def _joined_steps(conditions: Sequence[Any], keys: Sequence[Any]) -> Iterator[tu
             continue
         rows, left = getattr(each.right, "table", None), str(each.left.key)
         if isinstance(rows, CTE) and _is_one_of(each.left, keys) and is_step(rows, locks_apart=True):
-            joined.setdefault(rows, {})[left] = [*rows.c].index(rows.c[each.right.key])
+            joined.setdefault(rows, {})[left] = [*rows.c].index(rows.c[str(each.right.key)])
     for rows, numbers in joined.items():
         if len(numbers) == len(keys):
             yield str(rows.name), [numbers[key.key] for key in keys]

@@ -11,6 +11,7 @@ from sqlalchemy.sql.elements import _truncated_label
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.queue.backend import SCHEDULE
+from sqlaqueue.queue.portable import plain_form
 from sqlaqueue.sqlite.schedules import NOW, span_in_seconds, translated_check
 from sqlaqueue.sqlite.types import moment_text
 
@@ -67,7 +68,9 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         return rendered
 
     def visit_delete(self, delete_stmt: Any, visiting_cte: Any = None, **kw: Any) -> str:
-        """Name the rows by their keys, if other tables choose them: SQLite has no USING."""
+        """Render the plain form; name the rows by their keys, if other tables choose them: SQLite has no USING."""
+        plain = plain_form(delete_stmt)
+        delete_stmt = delete_stmt if plain is None else plain
         table, criteria = delete_stmt.table, delete_stmt._where_criteria  # noqa: SLF001 - not public
         others = {each for part in criteria for each in part._from_objects if each is not table}  # noqa: SLF001 - as above
         if others:

@@ -14,6 +14,7 @@ from sqlaqueue.consumer.core.effects import ExecuteInOwnSession, Routine
 from sqlaqueue.consumer.maintenance.state import Maintenance
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import CONTROL, backend
+from sqlaqueue.queue.portable import with_plain_form
 from sqlaqueue.queue.run import Run
 from sqlaqueue.queue.spec import QueueSpec
 
@@ -76,8 +77,19 @@ def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
         .with_for_update(of=control, skip_locked=True)
         .cte("asked")
     )
-    return (
+    taken = (
         sa.delete(control)
         .where(control.c.queue == asked.c.asked_queue, control.c.key == asked.c.asked_key)
         .returning(*(asked.c[column.key] for column in spec.keys), age if spec.config.notify else asked.c.age)
     )
+
+    def without_using() -> Any:
+        # RETURNING has the columns of the deleted rows only.
+        keys = [
+            sa.select(mine.c[column.key]).where(control.c.key == key).correlate(control).scalar_subquery()
+            for column in spec.keys
+        ]
+        mine_only = sa.delete(control).where(control.c.queue == spec.name, control.c.key.in_(sa.select(key)))
+        return mine_only.returning(*keys, age)
+
+    return with_plain_form(taken, without_using)

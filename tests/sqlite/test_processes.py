@@ -22,11 +22,15 @@ def test_processes_drain_a_file(make_harness: MakeHarness, processes: int) -> No
     with make_harness(timeout=120) as harness:
         workers = [harness.start_worker(batch_size=10, lease=60) for _ in range(processes)]
         harness.wait_until(lambda: all(worker.records("ready") for worker in workers), "all processes poll")
-        # A handler in ten writes, so that its transaction competes with those of the library.
-        keys = harness.enqueue(*(["work", *["quiet"] * 9] * (JOBS // 10)), priority=0)
+        # A handler in ten writes, so that its transaction competes with those of the library. In several
+        # transactions, so that one process does not run all jobs before another one polls.
+        keys = [
+            key for _ in range(20) for key in harness.enqueue(*(["work", *["quiet"] * 9] * (JOBS // 200)), priority=0)
+        ]
         harness.wait_until(lambda: len(with_event(harness.records(), "completed")) == JOBS, "all jobs are completed")
         harness.finish()
         starts = Counter(record.key for record in with_event(harness.records(), "start"))
         assert starts == dict.fromkeys(keys, 1)
-        assert all(worker.records("completed") for worker in workers), "a process has run no job"
-        assert [harness.output_of(worker) for worker in workers if "locked" in harness.output_of(worker)] == []
+        assert sum(bool(worker.records("completed")) for worker in workers) > 1, "one process has run all jobs"
+        outputs = [harness.output_of(worker) for worker in workers]
+        assert [output for output in outputs if "OperationalError" in output] == []

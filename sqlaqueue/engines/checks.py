@@ -6,13 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.backend import ForeignKey
+from sqlaqueue.queue.engine import engine_of_error
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
 
 UPDATE_COMMAND = "`alembic revision --autogenerate` and `alembic upgrade head`"
+_UNDEFINED = {"42P01", "42703"}
 
 
 def check_complete(session: Any, spec: Spec) -> None:
@@ -66,6 +69,19 @@ def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
 def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> Iterable[ForeignKey]:
     """Return none: deletions find out by their error what refers to a table."""
     return ()
+
+
+def undefined_object_advice(error: BaseException, spec: Spec) -> str | None:
+    """Return how to fix an error about a table or a column that does not exist."""
+    other = engine_of_error(error) if isinstance(error, DBAPIError) else None
+    if not isinstance(error, DBAPIError) or other is None or other.sqlstate(error) not in _UNDEFINED:
+        return None
+    # Drivers whose errors have a number give it before the text.
+    text = error.orig.args[-1] if error.orig is not None else error
+    return (
+        f"{text}, which {spec.model.__name__} needs; create it with Base.metadata.create_all(engine), or migrate with "
+        f"{UPDATE_COMMAND}"
+    )
 
 
 def outdated_triggers(session: Any, spec: Spec) -> str | None:

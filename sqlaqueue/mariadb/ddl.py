@@ -12,8 +12,9 @@ from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
+from sqlaqueue.engines.types import moment_text
 from sqlaqueue.mariadb.changes import conjuncts
-from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation, moment_text
+from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation
 
 _NOW = "(UTC_TIMESTAMP(6))"
 _MOMENTS = {"now", "statement_timestamp", "clock_timestamp"}

@@ -10,27 +10,19 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from sqlaqueue.engines.events import carry_out_statements
 from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
+from sqlaqueue.engines.prepare import is_prepared, replace_compilers
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.ddl import TableCompiler, TypeCompiler
 from sqlaqueue.mariadb.engine import MariaDB
 from sqlaqueue.mariadb.execution import execute
 from sqlaqueue.mariadb.steps import run_step
-from sqlaqueue.mariadb.types import Array, Moment, Span
+from sqlaqueue.mariadb.types import Moment
 from sqlaqueue.mariadb.written_rows import note_written_rows
-from sqlaqueue.postgresql.key_arrays import TextArray
-from sqlaqueue.queue.engine import engine_of, mark_prepared
 
 _DRIVERS = ("pymysql", "asyncmy")
 _OLDEST = {True: (10, 6), False: (8, 0, 1)}
 _LEVEL = "READ COMMITTED"
-_TYPES = {
-    sa.DateTime: Moment,
-    sa.Interval: Span,
-    postgresql.JSONB: mysql.JSON,
-    TextArray: Array,
-    sa.ARRAY: Array,
-}
 
 
 def prepare(engine: Any) -> None:
@@ -51,24 +43,19 @@ def prepare(engine: Any) -> None:
             "create_engine('mariadb+pymysql://...') or create_async_engine('mariadb+asyncmy://...')"
         )
         raise ConfigurationError(msg)
-    if engine_of(dialect) is not None:
+    if is_prepared(sync):
         return
-    if _has_connections(sync.pool):
-        msg = (
-            f"sqlaqueue.mariadb.prepare({engine!r}): the engine has connections already, which are not prepared; "
-            "call it right after create_engine()"
-        )
-        raise ConfigurationError(msg)
     other = MariaDB(dialect.name)
-    mark_prepared(dialect, other, _DRIVERS)
-    dialect.statement_compiler, dialect.ddl_compiler = StatementCompiler, TableCompiler
-    dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
-    dialect.colspecs = {**dialect.colspecs, **_TYPES}
-    dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    replace_compilers(
+        sync,
+        other,
+        drivers=_DRIVERS,
+        compilers=(StatementCompiler, TableCompiler, TypeCompiler),
+        types={sa.DateTime: Moment, postgresql.JSONB: mysql.JSON},
+    )
     # An UPDATE with RETURNING is executed in several statements.
     dialect.update_returning = dialect.update_returning_multifrom = True
     dialect.delete_returning = dialect.delete_returning_multifrom = True
-    sync.clear_compiled_cache()
 
     def connected(connection: Any, record: Any) -> None:
         _check_version(dialect)
@@ -95,10 +82,6 @@ def _notify(
 ) -> None:
     for channel, text in getattr(getattr(context, "compiled", None), NOTIFICATIONS, ()):
         send(connection.connection.info, channel, text)
-
-
-def _has_connections(pool: Any) -> bool:
-    return hasattr(pool, "checkedin") and bool(pool.checkedin() + pool.checkedout())
 
 
 def _check_version(dialect: Any) -> None:

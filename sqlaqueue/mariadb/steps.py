@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 import sqlalchemy as sa
 from sqlalchemy.sql.selectable import CTE
 
+from sqlaqueue.engines.types import plain
 from sqlaqueue.mariadb.execution import ROWS
-from sqlaqueue.mariadb.types import plain
 from sqlaqueue.queue.portable import plain_form
 
 _statements: WeakKeyDictionary[CTE, Any] = WeakKeyDictionary()

@@ -1,14 +1,14 @@
-"""The types of a prepared engine: moments in UTC with microseconds, spans in seconds, arrays as JSON."""
+"""The type of moments, in UTC with microseconds, and the collation of texts."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
+
+from sqlaqueue.engines.types import moment_text
 
 MICROSECONDS = 6
 """The digits after the second that the database stores."""
@@ -17,13 +17,6 @@ MICROSECONDS = 6
 def binary_collation(dialect: Any) -> str:
     """Return the collation by which texts of the library are compared: "a", "A" and "a " differ."""
     return "utf8mb4_nopad_bin" if dialect.is_mariadb else "utf8mb4_0900_bin"
-
-
-def moment_text(moment: datetime) -> str:
-    """Return a moment as the database reads it: in UTC, whatever the time zone of the session is."""
-    if moment.tzinfo is not None:
-        moment = moment.astimezone(UTC)
-    return moment.replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
 class Moment(mysql.DATETIME):
@@ -48,70 +41,3 @@ class Moment(mysql.DATETIME):
             return moment.replace(tzinfo=zone) if isinstance(moment, datetime) else moment
 
         return process
-
-
-class Span(sa.types.UserDefinedType[timedelta]):
-    """A span of time, in seconds."""
-
-    cache_ok = True
-
-    def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - as above
-        return "DOUBLE"
-
-    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
-        return lambda value: value.total_seconds() if isinstance(value, timedelta) else value
-
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
-        return lambda value: None if value is None else timedelta(seconds=float(value))
-
-
-class Array(sa.types.UserDefinedType[Sequence[Any]]):
-    """An array of values as JSON; a value is written as a column of its type has it."""
-
-    cache_ok = True
-
-    def __init__(self, element: Any = None, item_type: Any = None) -> None:
-        self.element = item_type if element is None else element
-        if isinstance(self.element, type):
-            self.element = self.element()
-
-    def get_col_spec(self, **_: Any) -> str:  # noqa: D102 - as above
-        return "JSON"
-
-    def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
-        write = self.element.dialect_impl(dialect).bind_processor(dialect)
-
-        def process(value: Any) -> Any:
-            if value is None:
-                return None
-            return document([each if each is None or write is None else write(each) for each in value])
-
-        return process
-
-    def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
-        read = self.element.dialect_impl(dialect).result_processor(dialect, coltype)
-
-        def process(value: Any) -> Any:
-            if value is None:
-                return None
-            return [each if each is None or read is None else read(each) for each in json.loads(value)]
-
-        return process
-
-
-def document(value: Any) -> str:
-    """Return values, as the driver has them, as a JSON document."""
-    return json.dumps(value, default=plain, ensure_ascii=False)
-
-
-def plain(value: Any) -> Any:
-    """Return a value of the driver as JSON can represent it."""
-    if value is None or isinstance(value, str | int | float):
-        return value
-    if isinstance(value, datetime):
-        return moment_text(value)
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value).hex()
-    return str(value)

@@ -10,10 +10,10 @@ from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, S
 from sqlalchemy.sql.elements import _truncated_label
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
+from sqlaqueue.engines.types import moment_text
 from sqlaqueue.queue.backend import SCHEDULE
 from sqlaqueue.queue.portable import plain_form
 from sqlaqueue.sqlite.schedules import NOW, span_in_seconds, translated_check
-from sqlaqueue.sqlite.types import moment_text
 
 
 def _now() -> str:

@@ -2,62 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
-from sqlaqueue.engines.notifications import subscribe
+from sqlaqueue.engines.engine import SharedEngine
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.queue.backend import Checks
-from sqlaqueue.sqlite import checks, errors
+from sqlaqueue.sqlite import errors
 from sqlaqueue.sqlite.schedules import create_trigger
 
-PREPARE = "sqlaqueue.sqlite.prepare(engine)"
 
-
-class SQLite:
+class SQLite(SharedEngine):
     """The engine of :func:`sqlaqueue.sqlite.prepare`."""
 
     name = "sqlite"
     title = "SQLite"
-
-    @property
-    def checks(self) -> Checks:
-        """The tables, columns and indexes that the file lacks."""
-        return checks  # type: ignore[return-value] # a module that implements the part of the protocol in use
+    no_strategy = "whose one write lock a held claim would keep until its transaction ends"
+    no_option: ClassVar[Mapping[str, str]] = dict.fromkeys(("limits", "rates", "order", "fair"), "")
 
     sqlstate = staticmethod(errors.sqlstate)
     violated_constraint = staticmethod(errors.violated_constraint)
     violated_column = staticmethod(errors.violated_column)
     violated_table = staticmethod(errors.violated_table)
 
-    def subscribe(self, engine: sa.Engine, deliver: Callable[[str, str], None]) -> Callable[[], None]:
-        """Call ``deliver(channel, text)`` for notifications that are sent in this process."""
-        return subscribe(engine, deliver)
-
     def check_supported(self, spec: Any) -> None:
         """Refuse a queue with options that SQLite cannot carry.
 
         :raises ConfigurationError: naming the class, the option and what to use instead.
         """
-        name, config = spec.model.__name__, spec.config
-        if spec.strategy.name != "update_status":
+        super().check_supported(spec)
+        unique = spec.config.unique
+        if unique is not None and not unique.nulls_distinct:
             msg = (
-                f'{name}: strategy "{config.strategy}" is not available on SQLite, whose one write lock a held claim '
-                'would keep until its transaction ends; use QueueConfig(strategy="update_status")'
-            )
-            raise ConfigurationError(msg)
-        for option in ("limits", "rates", "order", "fair"):
-            if getattr(config, option):
-                msg = f"{name}: QueueConfig({option}=...) is not available on SQLite; leave it out, or use PostgreSQL"
-                raise ConfigurationError(msg)
-
-        if config.unique is not None and not config.unique.nulls_distinct:
-            msg = (
-                f"{name}: Unique(nulls_distinct=False) is not available on SQLite, whose unique indexes tell NULLs "
-                "apart; leave it out and give the columns values"
+                f"{spec.model.__name__}: Unique(nulls_distinct=False) is not available on SQLite, whose unique indexes "
+                "tell NULLs apart; leave it out and give the columns values"
             )
             raise ConfigurationError(msg)
 

@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlaqueue.sqlite.types import moment_in, moment_text
+from sqlaqueue.engines.types import moment_text
+from sqlaqueue.sqlite.types import moment_in
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 

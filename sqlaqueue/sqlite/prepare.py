@@ -7,28 +7,19 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
-from sqlalchemy.dialects import postgresql
 
 from sqlaqueue.engines.events import carry_out_statements
 from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
+from sqlaqueue.engines.prepare import is_prepared, replace_compilers
 from sqlaqueue.exc import ConfigurationError
-from sqlaqueue.postgresql.key_arrays import TextArray
-from sqlaqueue.queue.engine import engine_of, mark_prepared
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.functions import add_functions
 from sqlaqueue.sqlite.transactions import begin_when_needed
-from sqlaqueue.sqlite.types import Array, Moment, Span
+from sqlaqueue.sqlite.types import Moment
 from sqlaqueue.sqlite.written_rows import is_written_here, note_written_rows
 
 _OLDEST = (3, 35)
-_TYPES = {
-    sa.DateTime: Moment,
-    sa.Interval: Span,
-    postgresql.JSONB: sa.JSON,
-    TextArray: Array,
-    sa.ARRAY: Array,
-}
 
 
 def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
@@ -54,23 +45,18 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
             "use a Python that is linked with SQLite 3.35 or newer"
         )
         raise ConfigurationError(msg)
-    if engine_of(dialect) is not None:
+    if is_prepared(sync):
         return
-    if _has_connections(sync.pool):
-        msg = (
-            f"sqlaqueue.sqlite.prepare({engine!r}): the engine has connections already, which are not prepared; "
-            "call it right after create_engine()"
-        )
-        raise ConfigurationError(msg)
     other = SQLite()
-    mark_prepared(dialect, other, ("sqlite3", "aiosqlite"))
-    dialect.statement_compiler, dialect.ddl_compiler = StatementCompiler, TableCompiler
-    dialect.type_compiler_instance = dialect.type_compiler = TypeCompiler(dialect)
-    dialect.colspecs = {**dialect.colspecs, **_TYPES}
-    dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    replace_compilers(
+        sync,
+        other,
+        drivers=("sqlite3", "aiosqlite"),
+        compilers=(StatementCompiler, TableCompiler, TypeCompiler),
+        types={sa.DateTime: Moment},
+    )
     # The compiler translates DELETE .. USING.
     dialect.delete_returning_multifrom = True
-    sync.clear_compiled_cache()
 
     def connected(connection: Any, record: Any) -> None:
         # The driver begins no transaction by itself.
@@ -87,12 +73,6 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
     note_written_rows(sync)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, _run_step)
-
-
-def _has_connections(pool: Any) -> bool:
-    if not hasattr(pool, "checkedin"):
-        return False
-    return bool(pool.checkedin() + pool.checkedout())
 
 
 def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]) -> list[list[Any]]:

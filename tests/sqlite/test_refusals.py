@@ -216,3 +216,17 @@ async def test_every_async_connection_is_set_up(tmp_path: Path) -> None:
         assert (await connection.exec_driver_sql("PRAGMA journal_mode")).scalar() == "wal"
         assert (await connection.exec_driver_sql("PRAGMA busy_timeout")).scalar() == 30_000
     await engine.dispose()
+
+
+def test_a_key_of_bytes_is_refused(engine: sa.Engine) -> None:
+    """Keys are given to statements as JSON, in which bytes would be a text."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Digest(QueueMixin, Base):
+        __tablename__ = "digest"
+        id = mapped_column(sa.LargeBinary(20), primary_key=True)
+
+    with pytest.raises(ConfigurationError, match=r"Digest\.id: a key of bytes is not available on SQLite"):
+        Base.metadata.create_all(engine)

@@ -1,0 +1,53 @@
+"""Replaces the compilers and types of one engine's dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql
+
+from sqlaqueue.engines.types import Array, Span
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.postgresql.key_arrays import TextArray
+from sqlaqueue.queue.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
+
+
+def is_prepared(engine: sa.Engine) -> bool:
+    """Return whether an engine has been prepared before; refuse one that has connected without it.
+
+    :raises ConfigurationError: naming the call that comes too late.
+    """
+    if engine_of(engine.dialect) is not None:
+        return True
+    pool: Any = engine.pool
+    if hasattr(pool, "checkedin") and pool.checkedin() + pool.checkedout():
+        call = PREPARED_BY[engine.dialect.name].replace("engine", repr(engine))
+        msg = f"{call}: the engine has connections already, which are not prepared; call it right after create_engine()"
+        raise ConfigurationError(msg)
+    return False
+
+
+def replace_compilers(
+    engine: sa.Engine,
+    other: OtherEngine,
+    *,
+    drivers: tuple[str, ...],
+    compilers: tuple[type[Any], type[Any], type[Any]],
+    types: Mapping[type[Any], type[Any]],
+) -> None:
+    """Let an engine compile the library's statements, tables and types.
+
+    :param drivers: the modules whose errors are those of this database.
+    :param compilers: of statements, of tables and of types.
+    :param types: what stands for SQLAlchemy's types.
+    """
+    dialect: Any = engine.dialect
+    mark_prepared(dialect, other, drivers)
+    dialect.statement_compiler, dialect.ddl_compiler, type_compiler = compilers
+    dialect.type_compiler_instance = dialect.type_compiler = type_compiler(dialect)
+    shared = {sa.Interval: Span, TextArray: Array, sa.ARRAY: Array, postgresql.JSONB: sa.JSON}
+    dialect.colspecs = {**dialect.colspecs, **shared, **types}
+    dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
+    engine.clear_compiled_cache()

@@ -1,8 +1,4 @@
-"""Which rows of queues the current transaction has inserted.
-
-A row that is inserted gets a higher ``rowid`` than all others of its table, so the highest one before the first INSERT
-separates the new rows from those before.
-"""
+"""Which rows of queues the current transaction has inserted: all but those that were there before its first INSERT."""
 
 from __future__ import annotations
 
@@ -13,18 +9,18 @@ import sqlalchemy as sa
 
 from sqlaqueue.engines.written_rows import note_before_inserts
 
-_HIGHEST = "sqlaqueue_highest_rowids"
+_EARLIER = "sqlaqueue_earlier_rowids"
 
 
 def note_written_rows(engine: sa.Engine) -> None:
-    """Note, before the first INSERT of a transaction into the table of a queue, the highest ``rowid``."""
-    note_before_inserts(engine, _HIGHEST, _highest)
+    """Note, before the first INSERT of a transaction into the table of a queue, its rows."""
+    note_before_inserts(engine, _EARLIER, _rowids)
 
 
-def _highest(connection: sa.Connection, table: sa.Table) -> int:
+def _rowids(connection: sa.Connection, table: sa.Table) -> frozenset[int]:
     name = connection.dialect.identifier_preparer.format_table(table)
-    query = f"SELECT coalesce(max(rowid), 0) FROM {name}"  # noqa: S608 - the name is quoted
-    return int(connection.exec_driver_sql(query).scalar_one())
+    query = f"SELECT rowid FROM {name}"  # noqa: S608 - the name is quoted
+    return frozenset(connection.exec_driver_sql(query).scalars())
 
 
 def is_written_here(info: dict[str, Any]) -> Callable[[str, int], bool]:
@@ -34,7 +30,7 @@ def is_written_here(info: dict[str, Any]) -> Callable[[str, int], bool]:
     """
 
     def function(table: str, rowid: int) -> bool:
-        highest = info.get(_HIGHEST, {}).get(table)
-        return highest is not None and rowid > highest
+        earlier = info.get(_EARLIER, {}).get(table)
+        return earlier is not None and rowid not in earlier
 
     return function

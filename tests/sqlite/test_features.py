@@ -224,9 +224,9 @@ def test_an_application_tests_its_jobs(url: str, sessions: Sessions, tmp_path: P
     if url == "sqlite://":
         sessions = made(Path(":memory:"))
     with sessions() as session:
-        session.add(Email(to="before"))
+        session.add(Email(id=100, to="before"))
         session.commit()
-        session.add_all([Email(to="new"), job := Email(to="other")])
+        session.add_all([Email(id=7, to="new"), job := Email(to="other")])
         session.flush()
         assert [each.to for each in enqueued(session, Email)] == ["new", "other"]
         assert run_job(session, job, do_nothing).outcome == "completed"

@@ -188,7 +188,7 @@ def postgres_server(pytestconfig: pytest.Config, postgres_version: int) -> Itera
 def mariadb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MariaDBServer]:
     """A MariaDB server, one for each process of the tests; without the program the tests are left out."""
     # It imports PyMySQL, which the other tests do without.
-    from tests.mariadb.server import MariaDBServer, missing_program  # noqa: PLC0415
+    from tests.mariadb.server import MariaDBServer, missing_program  # noqa: PLC0415 - only its tests need it
 
     reason = missing_program()
     if reason is not None:

@@ -49,7 +49,9 @@ def guarded(statement: Statement) -> Statement:
     The error is raised while the statement is compiled, before anything is sent.
     """
     # A prefix is compiled first, before any part for which the other compiler may raise an error of its own.
-    return statement.prefix_with(_Marker()).execution_options(**{OURS: True})  # type: ignore[attr-defined, no-any-return]
+    marked: Any = statement.prefix_with(_Marker())
+    marked_as_ours: Statement = marked.execution_options(**{OURS: True})
+    return marked_as_ours
 
 
 def _fix(dialect: sa.Dialect) -> str:

@@ -46,7 +46,14 @@ def test_a_claim_reads_the_index_in_order(engine: sa.Engine) -> None:
     sent: list[str] = []
 
     @sa.event.listens_for(engine, "before_cursor_execute")
-    def keep(connection: object, cursor: object, statement: str, parameters: object, context: object, _: bool) -> None:  # noqa: FBT001
+    def keep(
+        connection: object,
+        cursor: object,
+        statement: str,
+        parameters: object,
+        context: object,
+        _: bool,  # noqa: FBT001 - the event's signature
+    ) -> None:
         if statement.startswith("SELECT job.id") and "SKIP LOCKED" in statement:
             assert isinstance(parameters, dict)
             sent.append(statement % {name: repr(value) for name, value in parameters.items()})

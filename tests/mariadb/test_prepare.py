@@ -44,7 +44,11 @@ def test_other_databases_and_drivers_are_refused(url: str) -> None:
     ("is_mariadb", "version", "refused"),
     [(True, (10, 5, 9), True), (True, (10, 6, 0), False), (False, (8, 0, 0), True), (False, (8, 0, 1), False)],
 )
-def test_old_servers_are_refused(is_mariadb: bool, version: tuple[int, ...], refused: bool) -> None:  # noqa: FBT001
+def test_old_servers_are_refused(
+    is_mariadb: bool,  # noqa: FBT001 - a parameter of the test
+    version: tuple[int, ...],
+    refused: bool,  # noqa: FBT001 - as above
+) -> None:
     dialect = SimpleNamespace(is_mariadb=is_mariadb, server_version_info=version)
     if refused:
         with pytest.raises(ConfigurationError, match="use MariaDB 10.6 or newer"):

@@ -6,11 +6,11 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.sql import operators
-from sqlalchemy.sql.elements import BinaryExpression, CollectionAggregate
+from sqlalchemy.sql.elements import BinaryExpression, CollectionAggregate, Grouping
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 
-from sqlaqueue.engines.steps import is_step, rows_parameter
+from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
 from sqlaqueue.queue.portable import plain_form
 
 _Compiler: Any = object
@@ -72,7 +72,7 @@ class TranslatingCompiler(_Compiler):
             return cte
         rows = _from_document(self, cte)
         element: Any = cte.element
-        if element.is_update and len(_keys_in(cte)) < len(cte.c):
+        if element.is_update and len(keys_in(cte)) < len(cte.c):
             # Not by way of JSON: a number would be rounded, and a large value copied.
             rows = _read_again(cte, rows)
         replaced: CTE = rows.cte(cte.name)
@@ -134,7 +134,7 @@ class TranslatingCompiler(_Compiler):
         plain = plain_form(binary)
         if plain is not None:
             return str(self.process(plain, **options))
-        if isinstance(binary.right, CollectionAggregate):
+        if _is_any_of_array(binary):
             return self._any_of(binary, **options)
         is_moment = isinstance(binary.left.type, sa.DateTime) and binary.operator in {operators.add, operators.sub}
         if is_moment and isinstance(binary.right.type, sa.Interval):
@@ -211,9 +211,20 @@ class TranslatingCompiler(_Compiler):
         return [self.process(argument, **options) for argument in function.clauses]
 
 
-def _keys_in(cte: CTE) -> list[Any]:
-    table = cte.element.table  # type: ignore[attr-defined] # the element of a DML CTE has a table
-    return [column for column in cte.c if any(column.shares_lineage(key) for key in table.primary_key)]
+def _is_any_of_array(binary: BinaryExpression[Any]) -> bool:
+    """Return whether a value is compared with ``ANY`` of an array: one of ``array(SELECT ..)``, or a parameter.
+
+    Any other comparison of the program with ANY or ALL is left to its dialect.
+    """
+    right = binary.right
+    if not isinstance(right, CollectionAggregate) or binary.operator is not operators.eq:
+        return False
+    if right.operator is not operators.any_op:
+        return False
+    array: Any = right.element
+    array = array.element if isinstance(array, Grouping) else array
+    is_array = isinstance(array.type, sa.ARRAY) or hasattr(array.type, "element")
+    return is_array or (isinstance(array, FunctionElement) and array.name == "array")
 
 
 def _read_again(cte: CTE, returned: Any) -> Any:
@@ -221,7 +232,7 @@ def _read_again(cte: CTE, returned: Any) -> Any:
     table = cte.element.table  # type: ignore[attr-defined] # as above
     columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.key) for column in cte.c]
     rows = returned.subquery(f"{cte.name}_keys")
-    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.key] for key in _keys_in(cte)]
+    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.key] for key in keys_in(cte)]
     return sa.select(*columns).select_from(table.join(rows, sa.and_(*same)))
 
 

@@ -43,6 +43,12 @@ def _locks(cte: CTE) -> bool:
     return known
 
 
+def keys_in(cte: CTE) -> list[Any]:
+    """Return the columns of a CTE that changes rows which are the primary key of these."""
+    table = cte.element.table  # type: ignore[attr-defined] # the element of such a CTE has a table
+    return [column for column in cte.c if any(column.shares_lineage(key) for key in table.primary_key)]
+
+
 def rows_parameter(cte: CTE) -> sa.BindParameter[Any]:
     """Return the parameter with the rows of a CTE that was executed before, as JSON."""
     return sa.bindparam(f"{_PREFIX}{cte.name}", type_=sa.Text(), unique=False)

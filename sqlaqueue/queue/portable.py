@@ -20,6 +20,7 @@ def with_plain_form(element: Element, make: Callable[[], ClauseElement]) -> Elem
     """Record how an expression reads without regard to the planner of PostgreSQL.
 
     :param make: returns an expression with the same result; it is called when another engine compiles the statement.
+        Its parameters that have values must be those of ``element``: SQLAlchemy caches the statement by ``element``.
     """
     element.__dict__[_PLAIN] = make
     return element

@@ -11,6 +11,7 @@ from sqlalchemy import event
 from sqlaqueue.engines.events import carry_out_statements
 from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
 from sqlaqueue.engines.prepare import is_prepared, replace_compilers
+from sqlaqueue.engines.steps import keys_in
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
 from sqlaqueue.sqlite.engine import SQLite
@@ -83,4 +84,9 @@ def _run_step(connection: sa.Connection, cte: Any, parameters: Mapping[str, Any]
     cursor: Any = result.cursor
     rows = [list(row) for row in cursor.fetchall()]
     result.close()
+    keys = keys_in(cte) if cte.element.is_update else []
+    if len(keys) < len(cte.c) and keys:
+        # The other columns are read again. JSON would be larger, and has no infinite numbers.
+        places = {number for number, column in enumerate(cte.c) if any(column is key for key in keys)}
+        rows = [[value if number in places else None for number, value in enumerate(row)] for row in rows]
     return rows

@@ -35,16 +35,20 @@ def begin_when_needed(engine: sa.Engine) -> None:
         connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
     ) -> None:
         text = statement.lstrip().upper()
+        info = connection.connection.info
         if text.startswith(_NEITHER):
+            if text.startswith("BEGIN"):
+                # Of the program, or what follows below; what an earlier transaction has done says nothing of this one.
+                info.pop(_ONLY_READS, None)
             return
         driver: Any = connection.connection.driver_connection
-        info, ours = connection.connection.info, _is_ours(context)
+        ours = _is_ours(context)
         # A query of the library that is no step of a statement needs no lock. A savepoint is set for writes.
         reads = not OWN_WORK.get() and _is_read(text, context)
         if not driver.in_transaction:
             if not _is_autocommit(connection):
-                info[_ONLY_READS] = reads
                 connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+                info[_ONLY_READS] = reads
         elif not reads and info.get(_ONLY_READS) and (ours or not text.startswith("SAVEPOINT")):
             info[_ONLY_READS] = False
             if ours and not connection.in_nested_transaction():
@@ -53,8 +57,12 @@ def begin_when_needed(engine: sa.Engine) -> None:
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:
+    dialect: Any = connection.dialect
     options = (connection.get_execution_options(), connection.engine.get_execution_options())
-    return any(each.get("isolation_level") == "AUTOCOMMIT" for each in options)
+    levels = [each["isolation_level"] for each in options if "isolation_level" in each]
+    # The last one is the argument of create_engine().
+    levels.append(dialect._on_connect_isolation_level)  # noqa: SLF001 - not public
+    return bool(levels[0] == "AUTOCOMMIT")
 
 
 def _is_ours(context: Any) -> bool:

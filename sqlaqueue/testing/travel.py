@@ -23,8 +23,7 @@ from sqlaqueue.queue.backend import (
     SCHEDULE,
     TICK,
 )
-from sqlaqueue.queue.engine import checks_of_error
-from sqlaqueue.queue.portable import with_plain_form
+from sqlaqueue.queue.engine import checks_of_error, engine_of
 from sqlaqueue.queue.retry_policies import Delay, seconds
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.testing._types import AnySession
@@ -107,10 +106,9 @@ def _shift(
 ) -> None:
     # Without days, which are 23 or 25 hours long where the session's time zone changes its clocks.
     microseconds = delta // timedelta(microseconds=1)
-    interval = with_plain_form(
-        sa.cast(sa.literal(f"{microseconds} microseconds", sa.Text()), sa.Interval()),
-        lambda: sa.literal(delta, sa.Interval()),
-    )
+    interval: Any = sa.cast(sa.literal(f"{microseconds} microseconds", sa.Text()), sa.Interval())
+    if engine_of(session.get_bind(spec.mapper).dialect) is not None:
+        interval = sa.literal(delta, sa.Interval())
     values: dict[Any, Any] = {
         column: sa.type_coerce(column, sa.DateTime(timezone=True)) - interval for column in columns
     }

@@ -54,6 +54,13 @@ class Waits(QueueMixin, Base):
     customer: Mapped[int]
 
 
+class Measured(QueueMixin, Base):
+    __tablename__ = "measured"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    value: Mapped[float]
+
+
 HOURLY = Schedule("hourly", Email, every=timedelta(hours=1), values={"to": "grace"})
 
 

@@ -12,11 +12,12 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Constant, Consumer, Tick, admin, claim, enqueue, fail, requeue, rescue, tick_of, wait
+import sqlaqueue.sqlite
+from sqlaqueue import Constant, Consumer, Tick, admin, claim, complete, enqueue, fail, requeue, rescue, tick_of, wait
 from sqlaqueue.exc import ConfigurationError, JobExists
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from sqlaqueue.web import Access, Dashboard
-from tests.sqlite.features import HOURLY, Email, Hourly, Order, Waits, do_nothing, made
+from tests.sqlite.features import HOURLY, Email, Hourly, Measured, Order, Waits, do_nothing, made
 
 pytestmark = pytest.mark.once
 
@@ -249,3 +250,59 @@ def _until(condition: Any, seconds: float = 20) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def test_plain_forms_have_the_values_of_each_call(sessions: Sessions) -> None:
+    """SQLAlchemy caches a statement by its form for PostgreSQL."""
+    with sessions() as session:
+        session.add_all(Email() for _ in range(10))
+        session.commit()
+        assert [admin.depth(session, Email, limit=limit).due for limit in (2, 100, 5)] == [2, 10, 5]
+        before = session.scalars(sa.select(Email.run_at)).first()
+        for hours in (1, 5):
+            travel(session, timedelta(hours=hours))
+        after = session.scalars(sa.select(Email.run_at)).first()
+        assert before is not None
+        assert after is not None
+        assert before - after == timedelta(hours=6)
+
+
+def test_an_infinite_number_does_not_block_the_queue(sessions: Sessions) -> None:
+    with sessions() as session:
+        session.add(Measured(value=float("inf")))
+        session.commit()
+        (job,) = session.scalars(claim(Measured, 1)).all()
+        assert job.value == float("inf")
+
+
+def test_an_explicit_lock_is_kept(sessions: Sessions) -> None:
+    with sessions() as session:
+        session.add(Email())
+        session.commit()
+        (job,) = session.scalars(claim(Email, 1)).all()
+        session.commit()
+        session.scalars(sa.select(Email)).all()
+        session.rollback()
+        sent: list[str] = []
+        sa.event.listen(session.get_bind(), "before_cursor_execute", lambda *event: sent.append(event[2]))
+        session.execute(sa.text("BEGIN IMMEDIATE"))
+        session.scalars(sa.select(Email)).all()
+        session.execute(complete([job]))
+        assert "COMMIT" not in sent
+
+
+def test_a_program_may_commit_each_statement(tmp_path: Path) -> None:
+    made(tmp_path / "jobs.db").kw["bind"].dispose()
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/jobs.db", isolation_level="AUTOCOMMIT")
+    sqlaqueue.sqlite.prepare(engine)
+    with engine.connect() as connection:
+        connection.execute(sa.insert(Email).values(to="kept"))
+    with engine.connect() as connection:
+        assert connection.scalars(sa.select(Email.to)).all() == ["kept"]
+    engine.dispose()
+
+
+def test_a_programs_any_of_rows_is_not_translated(sessions: Sessions) -> None:
+    """SQLite has no ANY, and refuses it as it always does."""
+    with sessions() as session, pytest.raises(sa.exc.OperationalError):
+        session.execute(sa.select(Email.id).where(Email.id != sa.all_(sa.select(Email.id).scalar_subquery())))

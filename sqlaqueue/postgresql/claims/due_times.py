@@ -42,13 +42,15 @@ def due_since(spec: QueueSpec, pending: sa.FromClause, limit: int) -> sa.Compoun
     levels = _priorities(priority, ())
     first = sa.select(levels.c.level).where(levels.c.level.is_not(None)).limit(_MOST_PRIORITIES).subquery("first")
     parts: list[AnySelect] = []
+    bounds = []
     for number, due in enumerate(_due(spec, pending)):
         of_level = due.where(priority == first.c.level).limit(limit)
+        bounds.append(_bound_limit(of_level))
         each = of_level.correlate(first).lateral(f"each_{number}")
         parts.append(sa.select(each.c.since).select_from(first.join(each, sa.true())))
         if spec.columns["priority"].nullable:
             parts.append(due.where(priority.is_(None)).limit(limit))
-    return with_plain_form(sa.union_all(*parts), lambda: _one_after_another(_due(spec, pending), limit))
+    return with_plain_form(sa.union_all(*parts), lambda: _one_after_another(_due(spec, pending), bounds[0]))
 
 
 def due_keys(
@@ -79,15 +81,17 @@ def due_keys(
     known = sa.select(levels.c.level).where(levels.c.level.is_not(None))
     first = known.limit(_MOST_PRIORITIES).subquery("first_levels")
     parts: list[AnySelect] = []
+    bounds = []
     for number, due in enumerate(ranges):
         of_level = due.where(priority == first.c.level).limit(limit)
+        bounds.append(_bound_limit(of_level))
         each = of_level.correlate(first).lateral(f"due_{number}")
         parts.append(sa.select(*each.c).select_from(first.join(each, sa.true())))
         if spec.columns["priority"].nullable:
             parts.append(due.where(priority.is_(None)))
     some = known.limit(_MOST_PRIORITIES + 1).subquery("some_levels")
     any_left = sa.select(sa.func.count() > _MOST_PRIORITIES).select_from(some)
-    due_first = with_plain_form(_first(parts, limit), lambda: _one_after_another(ranges, limit).limit(limit))
+    due_first = with_plain_form(_first(parts, limit), lambda: _one_after_another(ranges, bounds[0]).limit(bounds[0]))
     return due_first, with_plain_form(any_left, lambda: none_left)
 
 
@@ -98,7 +102,15 @@ def _first(parts: Sequence[AnySelect], limit: int) -> AnySelect:
     return sa.select(*rows.c).limit(limit)
 
 
-def _one_after_another(parts: Sequence[AnySelect], limit: int) -> AnySelect:
+def _bound_limit(rows: AnySelect) -> Any:
+    """Return the parameter of a LIMIT, for the plain form of the statement.
+
+    SQLAlchemy caches a statement by its form for PostgreSQL, and gives new values to the parameters of that form only.
+    """
+    return rows._limit_clause  # noqa: SLF001 - SQLAlchemy has no public access to it
+
+
+def _one_after_another(parts: Sequence[AnySelect], limit: Any) -> AnySelect:
     """Return up to ``limit`` rows of each part, without a LIMIT in a UNION, which SQLite does not have."""
     limited = [each.limit(limit).subquery(f"part_{number}") for number, each in enumerate(parts)]
     rows = sa.union_all(*(sa.select(*each.c) for each in limited)).subquery("parts")

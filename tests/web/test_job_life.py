@@ -182,6 +182,16 @@ def test_attempt_history_is_the_timeline(engine: sa.Engine, queues: Queues, sess
     assert "stock" not in repr(hidden)
 
 
+def test_a_job_ends_after_its_attempts(engine: sa.Engine, queues: Queues, sessions: Any) -> None:
+    """Also if the beginning of an attempt, which is counted back from when it was written, is later than the end."""
+    add(engine, queues.Email(recipient="a"))
+    Consumer(queues.Email, lambda session, email: None, sessions).drain()
+    with engine.begin() as connection:
+        late = "started_at = finished_at + interval '1 s', ended_at = finished_at + interval '1 s'"
+        connection.execute(sa.text(f"UPDATE sqlaqueue_attempt SET {late} FROM email"))
+    assert kinds(life_of(engine, queues.Email)) == ["enqueued", "attempt", "finished"]
+
+
 def test_deleted_job_is_known_by_its_attempts(engine: sa.Engine, queues: Queues, sessions: Any) -> None:
     add(engine, queues.Email(recipient="a"))
     Consumer(queues.Email, lambda session, email: None, sessions).drain()

@@ -243,11 +243,14 @@ def events_of(life: JobLife) -> list[Event]:
     if row is not None:
         found += _of_row(life, row)
     # An event without a time stays behind the one that is known to be before it. Nothing is before the job's beginning:
-    # the job of a missed tick, for instance, is due since before it was enqueued.
+    # the job of a missed tick, for instance, is due since before it was enqueued. Nothing is after its end: an attempt
+    # is written after the job, its beginning counted back from then, and a short one would seem to begin later.
     times: list[datetime] = []
     for event in found:
         at = event.at or (times[-1] if times else _EARLIEST)
-        times.append(max(at, times[0]) if times and event.kind == "due" else at)
+        if times and event.kind in ("due", "finished"):
+            at = max(at, times[0]) if event.kind == "due" else max(at, *times)
+        times.append(at)
     order = sorted(range(len(found)), key=lambda number: (times[number], found[number].kind == "finished"))
     return [found[number] for number in order]
 

@@ -19,6 +19,9 @@ OURS = "sqlaqueue_statement"
 WRITES_LATER = "sqlaqueue_writes_later"
 """The execution option of a query of the library whose transaction writes later."""
 
+OF_TEST = "sqlaqueue_of_test"
+"""The key in the ``info`` of a connection whose transaction is that of a test, in which handlers run."""
+
 OWN_WORK: ContextVar[bool] = ContextVar("sqlaqueue_own_work", default=False)
 """Whether the library executes statements for itself: in a transaction of its own, or as the steps of a statement.
 

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from sqlaqueue.queue.engine import OWN_WORK, SETTLES, WRITES_LATER
+from sqlaqueue.queue.engine import OF_TEST, OWN_WORK, SETTLES, WRITES_LATER
 
 _READS = ("SELECT", "EXPLAIN", "VALUES", "WITH")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE)\b")
@@ -31,18 +31,21 @@ _ONLY_READS = "sqlaqueue_only_reads"
 def begin_when_needed(engine: sa.Engine) -> None:
     """Begin each transaction of an engine at its first statement."""
 
-    @event.listens_for(engine, "before_cursor_execute")
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
     def begin(
         connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
-    ) -> None:
+    ) -> tuple[str, Any]:
         text = statement.lstrip().upper()
         info = connection.connection.info
+        driver: Any = connection.connection.driver_connection
         if text.startswith(_NEITHER):
             if text.startswith("BEGIN"):
+                if info.get(OF_TEST) and driver.in_transaction:
+                    # A handler that begins so works in the transaction of the test.
+                    return "SELECT 1", ()
                 # Of the program, or what follows below; what an earlier transaction has done says nothing of this one.
                 info.pop(_ONLY_READS, None)
-            return
-        driver: Any = connection.connection.driver_connection
+            return statement, parameters
         # A savepoint that begins a transaction is set for writes.
         reads = not OWN_WORK.get() and _is_read(text, context)
         if not driver.in_transaction:
@@ -54,6 +57,7 @@ def begin_when_needed(engine: sa.Engine) -> None:
             if SETTLES.get() and not connection.in_nested_transaction():
                 connection.exec_driver_sql("COMMIT")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return statement, parameters
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:

@@ -67,7 +67,7 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
 
     def visit_cte(self, cte: CTE, asfrom: bool = False, **options: Any) -> Any:  # noqa: FBT002 - SQLAlchemy's signature
         """Render a CTE in the place where it is read: an UPDATE or DELETE cannot begin with WITH."""
-        if cte.recursive:
+        if cte.recursive or not self.translates:
             return super().visit_cte(cte, asfrom=asfrom, **options)
         name = self.preparer.quote(str(cte.name))
         if not asfrom:
@@ -202,7 +202,7 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
     def returning_clause(self, stmt: Any, returning_cols: Any, **options: Any) -> str:
         """Render the parts of a change while its statement, after the ORM has translated it, is known."""
         rendered: str = super().returning_clause(stmt, returning_cols, **options)
-        if not stmt.is_insert:
+        if stmt.is_update or (stmt.is_delete and (self.translates or not self.dialect.is_mariadb)):
             self._sqlaqueue_parts = divided(self, stmt, rendered.removeprefix("RETURNING "))
         return rendered
 
@@ -267,11 +267,13 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
 
     def visit_greatest_func(self, function: Any, **options: Any) -> str:
         """Render the greatest value; PostgreSQL passes over NULL, MariaDB returns it."""
-        return self._extreme("GREATEST", function, **options)
+        return (
+            self._extreme("GREATEST", function, **options) if self.translates else self._as_before(function, **options)
+        )
 
     def visit_least_func(self, function: Any, **options: Any) -> str:
         """Render the least value, as above."""
-        return self._extreme("LEAST", function, **options)
+        return self._extreme("LEAST", function, **options) if self.translates else self._as_before(function, **options)
 
     def _extreme(self, name: str, function: Any, **options: Any) -> str:
         first, *others = self._arguments(function, **options)
@@ -281,6 +283,8 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
 
     def visit_concat_func(self, function: Any, **options: Any) -> str:
         """Render CONCAT(); a missing argument is an empty text."""
+        if not self.translates:
+            return self._as_before(function, **options)
         given = [f"COALESCE({each}, '')" for each in self._arguments(function, **options)]
         return f"CONCAT({', '.join(given)})"
 

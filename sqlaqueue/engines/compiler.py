@@ -13,6 +13,7 @@ from sqlalchemy.util import memoized_property
 
 from sqlaqueue.engines.ours import is_ours, uses_our_tables, uses_zones
 from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
+from sqlaqueue.engines.types import undecorated
 from sqlaqueue.queue.portable import plain_form
 
 _Compiler: Any = object
@@ -153,13 +154,13 @@ class TranslatingCompiler(_Compiler):
             return self._any_of(binary, **options)
         is_moment = (
             binary.operator in {operators.add, operators.sub}
-            and isinstance(binary.left.type, sa.DateTime)
+            and isinstance(undecorated(binary.left.type), sa.DateTime)
             and self.translates
         )
-        if is_moment and isinstance(binary.right.type, sa.Interval):
+        if is_moment and isinstance(undecorated(binary.right.type), sa.Interval):
             moment, seconds = (self.process(part, **options) for part in (binary.left, binary.right))
             return self.moved(moment, seconds if binary.operator is operators.add else f"-({seconds})")
-        if is_moment and binary.operator is operators.sub and isinstance(binary.right.type, sa.DateTime):
+        if is_moment and binary.operator is operators.sub and isinstance(undecorated(binary.right.type), sa.DateTime):
             return self._between(binary, **options)
         rendered: str = super().visit_binary(binary, *positional, **options)
         return rendered
@@ -193,8 +194,8 @@ class TranslatingCompiler(_Compiler):
         inner = extract.expr
         while type(inner).__name__ == "Grouping":
             inner = inner.element
-        if isinstance(inner.type, sa.Interval) or (
-            isinstance(inner, BinaryExpression) and isinstance(inner.right.type, sa.DateTime)
+        if isinstance(undecorated(inner.type), sa.Interval) or (
+            isinstance(inner, BinaryExpression) and isinstance(undecorated(inner.right.type), sa.DateTime)
         ):
             # An interval is a number of seconds here.
             return str(self.process(inner, **options))

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from sqlaqueue.engines.steps import elements
+from sqlaqueue.engines.types import undecorated
 from sqlaqueue.postgresql.ddl.attach import queue_of
 from sqlaqueue.queue.portable import plain_form
 
@@ -43,13 +44,6 @@ def has_zone(type_: Any) -> bool:
     """Return whether a type is that of a moment with a time zone."""
     inner = undecorated(type_)
     return isinstance(inner, sa.DateTime) and inner.timezone
-
-
-def undecorated(type_: Any) -> Any:
-    """Return the type that a TypeDecorator, or several, stand for."""
-    while isinstance(type_, sa.types.TypeDecorator):
-        type_ = type_.impl_instance
-    return type_
 
 
 def is_moment_of_insert(column: sa.Column[Any]) -> bool:

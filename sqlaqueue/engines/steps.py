@@ -29,6 +29,9 @@ _steps: dict[bool, WeakKeyDictionary[Any, tuple[CTE, ...]]] = {False: WeakKeyDic
 def is_step(cte: CTE, *, locks_apart: bool = False) -> bool:
     """Return whether a CTE is executed before the statement, so that its rows are given as a parameter.
 
+    It is if it changes rows, or if several steps read it: after the first of them it would find other rows. The latter
+    is known only after :func:`steps_of` has looked at the whole statement.
+
     :param locks_apart: whether a CTE that locks rows is one, for a database that cannot lock within another statement.
     """
     return cte.element.is_dml or _SHARED in cte.__dict__ or (locks_apart and _locks(cte))

@@ -14,6 +14,7 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.steps import is_step, rows_parameter
+from sqlaqueue.engines.types import undecorated
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
 from sqlaqueue.mariadb.types import binary_collation
@@ -103,9 +104,10 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         return read.with_hint(table, "FORCE INDEX (PRIMARY)")
 
     def _value(self, value: Any, column: Any) -> Any:
-        if isinstance(column.type, sa.LargeBinary):
+        type_ = undecorated(column.type)
+        if isinstance(type_, sa.LargeBinary):
             return sa.func.unhex(value, type_=column.type).label(column.key)
-        if isinstance(column.type, sa.String) and not isinstance(column.type, sa.Enum):
+        if isinstance(type_, sa.String) and not isinstance(type_, sa.Enum):
             return sa.collate(value, binary_collation(self.dialect)).label(column.key)
         return value.label(column.key)
 
@@ -167,8 +169,9 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
 
     @staticmethod
     def _json_type(type_: Any) -> str:
+        plain = undecorated(type_)
         for known, rendered in _JSON_TYPES.items():
-            if isinstance(type_, known):
+            if isinstance(plain, known):
                 return rendered
         return _TEXT
 
@@ -247,9 +250,10 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
 
     def cast_to(self, cast: Any, **options: Any) -> str:
         """Leave out the casts to types that the server does not have."""
-        target, inner = cast.type.dialect_impl(self.dialect), cast.clause
+        target, inner = undecorated(cast.type.dialect_impl(self.dialect)), cast.clause
+        plain = undecorated(cast.type)
         text = str(self.process(inner, **options))
-        if isinstance(inner.type, sa.Uuid) and isinstance(target, sa.String):
+        if isinstance(undecorated(inner.type), sa.Uuid) and isinstance(target, sa.String):
             text = f"REPLACE({text}, '-', '')"
             for place in (9, 14, 19, 24):
                 text = f"INSERT({text}, {place}, 0, '-')"
@@ -259,9 +263,9 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
             return (
                 f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4) COLLATE {binary}"
             )
-        if isinstance(cast.type, sa.Integer):
+        if isinstance(plain, sa.Integer):
             return f"CAST({text} AS SIGNED)"
-        if isinstance(cast.type, sa.Float):
+        if isinstance(plain, sa.Float):
             return f"CAST({text} AS DOUBLE)"
         return text
 
@@ -334,7 +338,7 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         rows = function.__dict__[WRITTEN_ROWS]
         table = getattr(rows, "element", rows)
         names = [self.process(rows.c[key.key]) for key in table.primary_key]
-        return keys_place(names, f"{NEW}{table.name}", range(len(names)))
+        return keys_place(names, f"{NEW}{table.fullname}", range(len(names)))
 
     def visit_sqlaqueue_digest_func(self, function: Any, **options: Any) -> str:
         """Render a text that differs for rows that differ."""

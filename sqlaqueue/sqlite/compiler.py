@@ -11,7 +11,7 @@ from sqlalchemy.sql.elements import _truncated_label
 
 from sqlaqueue.engines.compiler import TranslatingCompiler, TranslatingTableCompiler
 from sqlaqueue.engines.ours import is_moment_of_insert
-from sqlaqueue.engines.types import moment_text
+from sqlaqueue.engines.types import moment_text, undecorated
 from sqlaqueue.queue.backend import SCHEDULE
 from sqlaqueue.queue.portable import plain_form
 from sqlaqueue.sqlite.schedules import NOW, span_in_seconds, translated_check
@@ -51,7 +51,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
     def value_in(self, rows: sa.FromClause, number: int, type_: Any) -> sa.ColumnElement[Any]:
         """Return the value; bytes are hexadecimal in the document."""
         value = sa.func.json_extract(rows.c.value, sa.literal_column(f"'$[{number}]'"), type_=type_)
-        return sa.func.sqlaqueue_bytes(value, type_=type_) if isinstance(type_, sa.LargeBinary) else value
+        return sa.func.sqlaqueue_bytes(value, type_=type_) if isinstance(undecorated(type_), sa.LargeBinary) else value
 
     def each_value(self, array: str) -> str:
         """Return a SELECT from ``json_each()``."""
@@ -86,9 +86,11 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         target = cast.type.dialect_impl(self.dialect)
         if isinstance(target, sa.JSON):
             return f"json({self.process(cast.clause, **options)})"
-        if isinstance(target, sa.String) and isinstance(cast.clause.type, sa.Uuid):
+        target = undecorated(target)
+        if isinstance(target, sa.String) and isinstance(undecorated(cast.clause.type), sa.Uuid):
             return f"sqlaqueue_uuid_text({self.process(cast.clause, **options)})"
-        if isinstance(cast.type, sa.Integer | sa.Float | sa.String) and not isinstance(cast.type, sa.Enum):
+        plain = undecorated(cast.type)
+        if isinstance(plain, sa.Integer | sa.Float | sa.String) and not isinstance(plain, sa.Enum):
             rendered: str = SQLiteCompiler.visit_cast(self, cast, **options)
             return rendered
         return self.process(cast.clause, **options)

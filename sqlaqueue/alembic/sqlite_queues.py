@@ -43,6 +43,8 @@ def compare_queues(
             for inner in op.ops:
                 if isinstance(inner, alembic_ops.AddColumnOp):
                     inner.column = _portable(inner.column)
+            op.ops = [inner for inner in op.ops if not _is_span_as_it_is(inner)]
+    upgrade.ops = [op for op in upgrade.ops if not (isinstance(op, alembic_ops.ModifyTableOps) and op.is_empty())]
     known = {name for table in tables for name in _index_names(connection, table)}
     missing = (index for table in tables for index in table.indexes if index.name not in known)
     upgrade.ops.extend(alembic_ops.CreateIndexOp.from_index(index) for index in missing if _has_expressions(index))
@@ -55,6 +57,15 @@ def _portable(column: Any) -> Any:
     copied = column._copy()  # noqa: SLF001 - the column itself belongs to the model
     copied.type = sa.JSON(none_as_null=column.type.none_as_null)
     return copied
+
+
+def _is_span_as_it_is(op: Any) -> bool:
+    """Return whether an operation makes a moment of a number of seconds, which a span of the library is."""
+    if not isinstance(op, alembic_ops.AlterColumnOp) or not op.table_name.startswith("sqlaqueue_"):
+        return False
+    if isinstance(op.modify_type, sa.Interval) and not isinstance(op.existing_type, sa.DateTime):
+        op.modify_type = None
+    return not op.has_changes()
 
 
 def _index_names(connection: sa.Connection, table: sa.Table) -> Iterator[str]:

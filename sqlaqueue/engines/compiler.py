@@ -11,10 +11,12 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.util import memoized_property
 
-from sqlaqueue.engines.ours import is_ours, uses_our_tables, uses_zones
+from sqlaqueue.engines.ours import is_ours, is_span_of_program, uses_our_tables, uses_spans, uses_zones
 from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
-from sqlaqueue.engines.types import undecorated
+from sqlaqueue.engines.types import Span, undecorated
 from sqlaqueue.queue.portable import plain_form
+
+_IN_SPAN = "_sqlaqueue_in_span"
 
 _Compiler: Any = object
 """Stands for the compiler of a dialect, whose methods a subclass inherits after those of this class."""
@@ -158,12 +160,45 @@ class TranslatingCompiler(_Compiler):
             and self.translates
         )
         if is_moment and isinstance(undecorated(binary.right.type), sa.Interval):
-            moment, seconds = (self.process(part, **options) for part in (binary.left, binary.right))
+            moment, seconds = self.process(binary.left, **options), self._seconds(binary.right, **options)
             return self.moved(moment, seconds if binary.operator is operators.add else f"-({seconds})")
         if is_moment and binary.operator is operators.sub and isinstance(undecorated(binary.right.type), sa.DateTime):
             return self._between(binary, **options)
         rendered: str = super().visit_binary(binary, *positional, **options)
         return rendered
+
+    def _seconds(self, span: Any, **options: Any) -> str:
+        """Return the SQL of a span as a number of seconds."""
+        if is_span_of_program(span):
+            return self.epoch(self.process(span, **options))
+        before = self.__dict__.get(_IN_SPAN, False)
+        self.__dict__[_IN_SPAN] = True
+        try:
+            return str(self.process(span, **options))
+        finally:
+            self.__dict__[_IN_SPAN] = before
+
+    def visit_bindparam(self, bindparam: Any, *positional: Any, **options: Any) -> str:
+        """Give a span in seconds where it meets a moment, or a column of the library."""
+        if isinstance(bindparam.type, sa.Interval) and (self.__dict__.get(_IN_SPAN) or self._has_spans):
+            # SQLAlchemy finds the value of the original by the key.
+            bindparam = bindparam._clone(maintain_key=True)  # noqa: SLF001 - not public
+            bindparam.type = Span()
+        rendered: str = super().visit_bindparam(bindparam, *positional, **options)
+        return rendered
+
+    def _add_to_result_map(self, keyname: Any, name: Any, objects: Any, type_: Any) -> None:
+        if isinstance(type_, sa.Interval) and self.translates:
+            type_ = Span()
+        super()._add_to_result_map(keyname, name, objects, type_)
+
+    @property
+    def _has_spans(self) -> bool:
+        known: bool | None = self.__dict__.get("_sqlaqueue_has_spans")
+        if known is None:
+            known = self.statement is not None and uses_spans(self.statement)
+            self.__dict__["_sqlaqueue_has_spans"] = known
+        return known
 
     def _any_of(self, binary: BinaryExpression[Any], **options: Any) -> str:
         left, array = self.process(binary.left, **options), binary.right.element
@@ -194,9 +229,9 @@ class TranslatingCompiler(_Compiler):
         inner = extract.expr
         while type(inner).__name__ == "Grouping":
             inner = inner.element
-        if isinstance(undecorated(inner.type), sa.Interval) or (
-            isinstance(inner, BinaryExpression) and isinstance(undecorated(inner.right.type), sa.DateTime)
-        ):
+        if isinstance(undecorated(inner.type), sa.Interval):
+            return self._seconds(inner, **options)
+        if isinstance(inner, BinaryExpression) and isinstance(undecorated(inner.right.type), sa.DateTime):
             # An interval is a number of seconds here.
             return str(self.process(inner, **options))
         return self.epoch(self.process(inner, **options))

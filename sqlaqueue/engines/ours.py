@@ -30,6 +30,29 @@ def uses_our_tables(statement: Any) -> bool:
     return any(is_ours(getattr(each, "table", each)) for each in elements(statement))
 
 
+def has_spans(column: Any) -> bool:
+    """Return whether a column of a span is the library's own, which has a number of seconds.
+
+    The program's, those of its queues among them, are what SQLAlchemy makes of an Interval: a moment after 1970.
+    """
+    if not isinstance(undecorated(getattr(column, "type", None)), sa.Interval):
+        return False
+    tables = (getattr(base, "table", None) for base in column.base_columns)
+    return any(isinstance(table, sa.Table) and table.name.startswith(_PREFIX) for table in tables)
+
+
+def is_span_of_program(element: Any) -> bool:
+    """Return whether an element is a column of a span, and none of the library's own."""
+    is_span = isinstance(undecorated(getattr(element, "type", None)), sa.Interval)
+    return is_span and isinstance(element, sa.ColumnClause) and not has_spans(element)
+
+
+def uses_spans(statement: Any) -> bool:
+    """Return whether a statement is about columns of spans that are the library's own."""
+    tables = {getattr(each, "table", each) for each in elements(statement)}
+    return any(has_spans(column) for table in tables if isinstance(table, sa.Table) for column in table.c)
+
+
 def uses_zones(statement: Any) -> bool:
     """Return whether a statement is about a moment with a time zone, which a prepared engine has in UTC."""
     for each in elements(statement):

@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql
 
-from sqlaqueue.engines.types import Array, Span
+from sqlaqueue.engines.types import Array
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.key_arrays import TextArray
 from sqlaqueue.queue.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
@@ -47,7 +47,7 @@ def replace_compilers(
     mark_prepared(dialect, other, drivers)
     dialect.statement_compiler, dialect.ddl_compiler, type_compiler = compilers
     dialect.type_compiler_instance = dialect.type_compiler = type_compiler(dialect)
-    shared = {sa.Interval: Span, TextArray: Array, sa.ARRAY: Array, postgresql.JSONB: sa.JSON}
+    shared = {TextArray: Array, sa.ARRAY: Array, postgresql.JSONB: sa.JSON}
     dialect.colspecs = {**dialect.colspecs, **shared, **types}
     dialect._type_memos.clear()  # noqa: SLF001 - types that were adapted before have the implementations of before
     engine.clear_compiled_cache()

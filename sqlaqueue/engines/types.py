@@ -26,7 +26,7 @@ def undecorated(type_: Any) -> Any:
 
 
 class Span(sa.types.UserDefinedType[timedelta]):
-    """A span of time, in seconds."""
+    """A span of time, in seconds. The result may also be a moment after 1970, of a column of the program."""
 
     cache_ok = True
 
@@ -37,7 +37,16 @@ class Span(sa.types.UserDefinedType[timedelta]):
         return lambda value: value.total_seconds() if isinstance(value, timedelta) else value
 
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
-        return lambda value: None if value is None else timedelta(seconds=float(value))
+        read: Any = sa.Interval().dialect_impl(dialect).result_processor(dialect, coltype)
+
+        def process(value: Any) -> timedelta | None:
+            if value is None or isinstance(value, timedelta):
+                return value
+            is_moment = isinstance(value, str | datetime) and read is not None
+            span: timedelta = read(value) if is_moment else timedelta(seconds=float(value))
+            return span
+
+        return process
 
 
 class Array(sa.types.UserDefinedType[Sequence[Any]]):

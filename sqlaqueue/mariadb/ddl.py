@@ -13,7 +13,7 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
 from sqlaqueue.engines.compiler import TranslatingTableCompiler
-from sqlaqueue.engines.ours import is_moment_of_insert
+from sqlaqueue.engines.ours import has_spans, is_moment_of_insert
 from sqlaqueue.engines.types import moment_text
 from sqlaqueue.mariadb.changes import conjuncts
 from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation
@@ -59,7 +59,7 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
             if getattr(default.arg, "name", None) == "current_setting":
                 # A setting of the transaction, which has no counterpart.
                 return "NULL"
-            if isinstance(column.type, sa.Interval):
+            if has_spans(column):
                 hours, minutes, seconds = str(getattr(default.arg, "text", default.arg)).strip("'").split(":")
                 span = timedelta(hours=int(hours), minutes=int(minutes), seconds=float(seconds))
                 return str(span.total_seconds())
@@ -87,9 +87,10 @@ class TypeCompiler(MySQLTypeCompiler):
         digits = getattr(type_, "fsp", None)
         return f"DATETIME({MICROSECONDS if digits is None else digits})"
 
-    def visit_interval(self, type_: Any, **options: Any) -> str:
-        """Render the type of a number of seconds."""
-        return "DOUBLE"
+    def visit_type_decorator(self, type_: Any, **options: Any) -> str:
+        """Render the type of the library's spans, which are numbers of seconds."""
+        column = options.get("type_expression")
+        return "DOUBLE" if has_spans(column) else str(super().visit_type_decorator(type_, **options))
 
     def visit_JSONB(self, type_: Any, **options: Any) -> str:  # noqa: N802 - as above
         """Render JSON, or a text in a table of the library."""

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, S
 from sqlalchemy.sql.elements import _truncated_label
 
 from sqlaqueue.engines.compiler import TranslatingCompiler, TranslatingTableCompiler
-from sqlaqueue.engines.ours import is_moment_of_insert
+from sqlaqueue.engines.ours import has_spans, is_moment_of_insert
 from sqlaqueue.engines.types import moment_text, undecorated
 from sqlaqueue.queue.backend import SCHEDULE
 from sqlaqueue.queue.portable import plain_form
@@ -172,7 +172,7 @@ class TableCompiler(TranslatingTableCompiler, SQLiteDDLCompiler):
         default = column.server_default
         if is_moment_of_insert(column):
             return f"({NOW})"
-        if isinstance(column.type, sa.Interval) and isinstance(default, sa.DefaultClause):
+        if has_spans(column) and isinstance(default, sa.DefaultClause):
             return span_in_seconds(str(default.arg))
         rendered: str | None = super().get_column_default_string(column)
         return rendered
@@ -188,6 +188,11 @@ class TableCompiler(TranslatingTableCompiler, SQLiteDDLCompiler):
 
 class TypeCompiler(SQLiteTypeCompiler):
     """Translates the types of columns."""
+
+    def visit_type_decorator(self, type_: Any, **options: Any) -> str:
+        """Render the type of the library's spans, which are numbers of seconds."""
+        column = options.get("type_expression")
+        return "DOUBLE" if has_spans(column) else str(super().visit_type_decorator(type_, **options))
 
     def visit_BIGINT(self, type_: Any, **options: Any) -> str:  # noqa: N802 - the name that SQLAlchemy looks for
         """Render INTEGER, which has as many bits: a key of any other type is not generated."""

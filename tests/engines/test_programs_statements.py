@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import date, datetime, time
+from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -27,6 +27,7 @@ NOTE = sa.Table(
     sa.Column("day", sa.Date),
     sa.Column("at", sa.DateTime, server_default=sa.func.now()),
     sa.Column("other_at", sa.DateTime, server_default=sa.text("CURRENT_TIMESTAMP"), onupdate=sa.func.now()),
+    sa.Column("took", sa.Interval),
     sa.Column("token", sa.Uuid),
     sa.Column("data", sa.JSON),
     sa.Column("done", sa.Boolean, server_default=sa.false()),
@@ -53,6 +54,7 @@ BOTH = [
     sa.select(sa.func.max(n.id), sa.func.min(n.id)).group_by(n.day),
     sa.select(sa.extract("year", n.at), sa.extract("epoch", n.at)),
     sa.select(n.at - MOMENT),
+    sa.select(n.took).where(n.took > timedelta(hours=1)),
     sa.select(NOTE).where(n.at < sa.func.now(), n.day == date(2026, 1, 1), n.text.in_(["a", "b"])),
     sa.select(RECENT).where(RECENT.c.text.like("a%")),
     sa.select(NOTE).with_for_update(),
@@ -118,6 +120,7 @@ VALUES = [
     (sa.JSON(), {"a": [1, None]}),
     (sa.LargeBinary(), b"a"),
     (sa.Enum("a", "b"), "a"),
+    (sa.Interval(), timedelta(hours=30, microseconds=5)),
 ]
 
 

@@ -250,3 +250,26 @@ def test_texts_are_compared_byte_by_byte(engine: sa.Engine) -> None:
             table = queue.queue.table
             connection.execute(sa.insert(table), [{"queue": left, "key": [1]}, {"queue": right, "key": [1]}])
             connection.execute(sa.delete(table))
+
+
+def test_a_span_in_a_column_of_the_program_is_as_before(url: Callable[[str], str], engine: sa.Engine) -> None:
+    """A row that was written before the engine was prepared is read as it was."""
+    table = sa.Table(
+        "lap", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("took", sa.Interval)
+    )
+    before, took = sa.create_engine(url("mariadb+pymysql")), timedelta(minutes=90)
+    with before.begin() as connection:
+        table.create(connection)
+        connection.execute(sa.insert(table).values(id=1, took=took))
+    with engine.begin() as connection:
+        connection.execute(sa.insert(table).values(id=2, took=took))
+        both = sa.select(table.c.took).where(table.c.took > timedelta(hours=1))
+        assert connection.scalars(both).all() == [took, took]
+        # Beside a table of the library as well.
+        beside = both.where(~sa.exists().where(Job.id == table.c.id), table.c.took == took)
+        assert connection.scalars(beside).all() == [took, took]
+        later = sa.literal(datetime(2026, 1, 1, tzinfo=UTC), sa.DateTime(timezone=True)) + table.c.took
+        found = connection.scalars(sa.select(later).where(~sa.exists().where(Job.id == table.c.id))).all()
+        assert found == [datetime(2026, 1, 1, 1, 30, tzinfo=UTC)] * 2
+        table.drop(connection)
+    before.dispose()

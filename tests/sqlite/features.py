@@ -59,6 +59,7 @@ class Measured(QueueMixin, Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     value: Mapped[float]
+    took: Mapped[timedelta] = mapped_column(default=timedelta(minutes=90))
 
 
 HOURLY = Schedule("hourly", Email, every=timedelta(hours=1), values={"to": "grace"})

@@ -366,3 +366,21 @@ def test_moments_of_an_applications_type_are_calculated_with(sessions: Sessions)
         later = session.scalar(sa.select(sa.type_coerce(run_at + hour, sa.DateTime(timezone=True))))
         assert later == session.scalars(sa.select(Email.run_at)).one() + timedelta(hours=1)
         assert session.scalar(sa.select(sa.extract("epoch", (run_at + hour) - run_at))) == 3600
+
+
+def test_a_span_in_a_column_of_the_program_is_as_sqlalchemy_has_it(sessions: Sessions) -> None:
+    """The library's own spans are numbers of seconds, and so are those that are added to moments."""
+    took = timedelta(minutes=90)
+    with sessions() as session:
+        session.add_all([Measured(value=1.0), Measured(value=2.0, took=timedelta(0))])
+        session.commit()
+        assert session.scalars(sa.text("SELECT took FROM measured")).first() == "1970-01-01 01:30:00.000000"
+        [job] = session.scalars(claim(sa.select(Measured).where(Measured.took > timedelta(hours=1)), 5)).all()
+        assert (job.value, job.took) == (1.0, took)
+        mine = Measured.id == job.id
+        assert session.scalars(sa.select(Measured.took).where(mine)).one() == took
+        later = session.scalars(sa.select(Measured.run_at + Measured.took).where(mine)).one()
+        assert later == job.run_at + took
+        assert session.scalars(sa.select((Measured.run_at + took) - Measured.run_at).where(mine)).one() == took
+        assert session.scalars(sa.select(sa.extract("epoch", Measured.took)).where(mine)).one() == 5400
+        assert session.scalars(sa.select(Measured.id).where(Measured.run_at < sa.func.now() - took)).all() == []

@@ -12,13 +12,17 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.schema import DDLElement
 
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.postgresql.ddl.objects import Function, QueueObject, TriggerFunction
-from sqlaqueue.queue.engine import engine_of
+from sqlaqueue.queue.engine import PREPARED_BY, engine_of
 from sqlaqueue.queue.spec import QueueSpec
 
 # Not in table.info, which Alembic writes into migrations as if it were source code.
 _OBJECTS = "_sqlaqueue_objects"
 _SPEC = "_sqlaqueue_spec"
+
+_WITH_INDEXES = ("unique", "limits", "rates", "order", "fair")
+"""The options of a queue whose indexes are written for PostgreSQL."""
 
 
 class _Queue:
@@ -76,8 +80,21 @@ def functions_of(spec: QueueSpec) -> Sequence[Function]:
 @event.listens_for(sa.Table, "before_create")
 def _check_supported(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
     other, spec = engine_of(connection.dialect), queue_of(table)
-    if other is not None and spec is not None:
+    if spec is None:
+        return
+    if other is not None:
         other.check_supported(spec)
+        return
+    call = PREPARED_BY.get(connection.dialect.name)
+    used = [option for option in _WITH_INDEXES if getattr(spec.config, option)]
+    if call is not None and used:
+        # Their indexes have expressions and conditions, which another compiler refuses or leaves out: a unique index
+        # without its condition would forbid a job for ever, once it has had a twin.
+        msg = (
+            f"{spec.model.__name__}: the indexes of QueueConfig({used[0]}=...) cannot be created by an engine for "
+            f"{connection.dialect.name} that is not prepared; call {call} right after create_engine()"
+        )
+        raise ConfigurationError(msg)
 
 
 @event.listens_for(sa.Table, "after_create")

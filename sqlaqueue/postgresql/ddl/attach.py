@@ -12,10 +12,14 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.schema import DDLElement
 
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.postgresql.ddl.objects import Function, QueueObject, TriggerFunction
+from sqlaqueue.queue.backend import SCHEDULE
 from sqlaqueue.queue.engine import PREPARED_BY, engine_of
 from sqlaqueue.queue.spec import QueueSpec
+
+_NO_TRIGGERS = "triggers are not supported on distributed tables"
+"""The error of Citus, which has no SQLSTATE of its own."""
 
 # Not in table.info, which Alembic writes into migrations as if it were source code.
 _OBJECTS = "_sqlaqueue_objects"
@@ -143,4 +147,15 @@ def _create_side_tables(tables: Sequence[sa.Table], connection: sa.Connection) -
 
 
 def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) -> None:
-    element.execute_if(dialect="postgresql")(table, connection)
+    try:
+        element.execute_if(dialect="postgresql")(table, connection)
+    except sa.exc.InternalError as error:
+        if _NO_TRIGGERS not in str(error.orig):
+            raise
+        instead = (
+            "so there are no schedules; declare them for a queue whose table is local or distributed by a column"
+            if table.name == SCHEDULE
+            else "so use QueueConfig(notify=False), or a local table"
+        )
+        msg = f"{table.fullname}: Citus creates no triggers in a distributed schema, {instead}"
+        raise DatabaseNotReadyError(msg) from error

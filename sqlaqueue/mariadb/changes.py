@@ -24,11 +24,12 @@ from sqlaqueue.queue.portable import plain_form
 BY_KEY = "FORCE INDEX (PRIMARY)"
 
 
-def divided(compiler: Any, statement: Any, returned: str) -> str:
+def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str) -> str:
     """Return the parts of a change as one text.
 
     :param statement: an UPDATE or DELETE of one table by its primary key.
-    :param returned: the SQL of what it returns.
+    :param columns: what it returns.
+    :param returned: the SQL of it.
     """
     table: sa.Table = statement.table
     keys = [*table.primary_key]
@@ -42,7 +43,7 @@ def divided(compiler: Any, statement: Any, returned: str) -> str:
     if locking is not None or given is not None:
         rest = [sa.literal_column(keys_place(names)), *rest]
     rest += [sa.literal_column(keys_place(names, *step)) for step in _joined_steps(rest, keys)]
-    returns_keys = [column.key for column in _columns(statement)] == [key.key for key in keys]
+    returns_keys = [getattr(column, "key", None) for column in columns] == [key.key for key in keys]
     reads_first = statement.is_delete and (given is not None or not returns_keys)
     if reads_first:
         parts.append(("select", _select(compiler, table, keys, rest, returned)))
@@ -67,7 +68,10 @@ def divided(compiler: Any, statement: Any, returned: str) -> str:
         returns = "rest" if reads_first else "keys"
     else:
         source = f"{compiler.process(table, asfrom=True)} {BY_KEY}"
-        parts.append(("read", f"SELECT {returned} FROM {source} WHERE {keys_place(names)}"))  # noqa: S608 - SQL of the compiler
+        # With a lock, which the transaction has already: at REPEATABLE READ another SELECT would not find the present
+        # version of a row that the UPDATE has left as it was. The order lets the server look the keys up.
+        read = f"SELECT {returned} FROM {source} WHERE {keys_place(names)} ORDER BY {', '.join(names)}"  # noqa: S608 - SQL of the compiler
+        parts.append(("read", f"{read} FOR UPDATE SKIP LOCKED"))
         returns = "read"
     return Divided(parts, returns, [key.name for key in keys], given).text()
 
@@ -175,10 +179,6 @@ def _values_of(statement: Any) -> dict[Any, Any]:
     table, ordered = statement.table, getattr(statement, "_ordered_values", None)
     given = dict(ordered) if ordered else dict(statement._values or {})  # noqa: SLF001 - not public
     return {table.c[getattr(column, "key", column)]: value for column, value in given.items()}
-
-
-def _columns(statement: Any) -> list[Any]:
-    return [column for each in statement._returning for column in getattr(each, "columns", [each])]  # noqa: SLF001 - not public
 
 
 def _is_in_place(value: Any, column: Any, table: sa.Table) -> bool:

@@ -203,7 +203,7 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         """Render the parts of a change while its statement, after the ORM has translated it, is known."""
         rendered: str = super().returning_clause(stmt, returning_cols, **options)
         if not stmt.is_insert:
-            self._sqlaqueue_parts = divided(self, stmt, rendered.removeprefix("RETURNING "))
+            self._sqlaqueue_parts = divided(self, stmt, returning_cols, rendered.removeprefix("RETURNING "))
         return rendered
 
     # -- inserts ---------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from sqlaqueue.queue.portable import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
 _TEXT = "LONGTEXT"
+_LEFT = "/*left*/"
 NOTIFICATIONS = "sqlaqueue_notifications"
 """The attribute of a compiled statement with the channels and texts that it sends when it is executed."""
 _SETTINGS = {
@@ -122,7 +123,9 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         array_type: Any = array.type
         values.type = array_type.element if hasattr(array_type, "element") else array_type.item_type
         values.expanding = True
-        return str(self.process(sa.literal_column(left, values.type).in_(values), **options))
+        rendered = str(self.process(sa.literal_column(_LEFT, values.type).in_(values), **options))
+        # Not a part of what was rendered, which would double each percent sign in it.
+        return rendered.replace(_LEFT, left, 1)
 
     def each_value(self, array: str) -> str:
         """Return a SELECT from the table of a JSON array."""
@@ -203,7 +206,7 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         """Render the parts of a change while its statement, after the ORM has translated it, is known."""
         rendered: str = super().returning_clause(stmt, returning_cols, **options)
         if not stmt.is_insert:
-            self._sqlaqueue_parts = divided(self, stmt, rendered.removeprefix("RETURNING "))
+            self._sqlaqueue_parts = divided(self, stmt, returning_cols, rendered.removeprefix("RETURNING "))
         return rendered
 
     # -- inserts ---------------------------------------------------------------------------------------------------

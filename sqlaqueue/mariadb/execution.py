@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
+from sqlaqueue.mariadb.autocommit import refuse_autocommit
+
 MARK = "/*sqlaqueue"
 """The beginning of every text below."""
 NEW = "!"
@@ -103,6 +105,7 @@ class _Execution:
         if head is None:
             self.send(statement, None)
             return
+        refuse_autocommit(self.context.root_connection, self.context.compiled.statement)
         kinds, texts = head["kinds"].split(","), statement[head.end() :].split(_THEN)
         names = head["names"].split("|")
         width = len(names)

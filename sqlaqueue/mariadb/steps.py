@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.selectable import CTE
 
 from sqlaqueue.engines.types import plain
+from sqlaqueue.mariadb.autocommit import refuse_autocommit
 from sqlaqueue.mariadb.execution import ROWS
 from sqlaqueue.queue.portable import plain_form
 
@@ -18,6 +19,7 @@ _statements: WeakKeyDictionary[CTE, Any] = WeakKeyDictionary()
 
 def run_step(connection: sa.Connection, cte: CTE, parameters: Mapping[str, Any]) -> list[list[Any]]:
     """Execute a step and return its rows, each value as JSON can represent it."""
+    refuse_autocommit(connection, cte.element)
     result = connection.execute(_statement_of(cte), parameters)
     rows: list[Any] = []
     if result.returns_rows:

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -32,6 +32,7 @@ from sqlaqueue import (
     rescue,
     retry,
 )
+from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.testing import fire_schedules, travel
 from tests.mariadb.unique_models import EVERY_SECOND, Base, Mail, Order, Waiting
@@ -181,6 +182,30 @@ def waits_for_lock(engine: sa.Engine) -> None:
             if connection.scalar(query):
                 return
     pytest.fail("no transaction waits for a lock")
+
+
+def test_a_deadlock_is_raised_as_such(unique_engine: sa.Engine) -> None:
+    """The server has rolled back the transaction with its savepoints, so that enqueue() has none to return to."""
+    errors: list[BaseException] = []
+
+    def enqueue_crosswise(session: Session, key: str) -> None:
+        try:
+            enqueue(session, Order(key=key))
+        except OperationalError as error:
+            errors.append(error)
+        session.rollback()
+
+    with Session(unique_engine) as first, Session(unique_engine) as second:
+        enqueue(first, Order(key="a"))
+        enqueue(second, Order(key="b"))
+        threads = [threading.Thread(target=enqueue_crosswise, args=each) for each in ((first, "b"), (second, "a"))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        # One of the two.
+        assert [is_conflict(error) for error in errors] == [True]
+        assert enqueue(first, Order(key="a"))[0].created
 
 
 # -- Consumers, async sessions, schedules ------------------------------------------------------------------------------

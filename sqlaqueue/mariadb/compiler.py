@@ -17,6 +17,7 @@ from sqlaqueue.engines.steps import is_step, rows_parameter
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
 from sqlaqueue.mariadb.types import binary_collation
+from sqlaqueue.mariadb.unique import UniqueStatements, twins_hint, twins_table, unless_twin
 from sqlaqueue.postgresql.claims.transactions import WRITTEN_ROWS
 from sqlaqueue.queue.portable import plain_form
 
@@ -41,7 +42,7 @@ class _Rows(FunctionElement[Any]):
 _Compiler: Any = MySQLCompiler
 
 
-class StatementCompiler(TranslatingCompiler, _Compiler):
+class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     """Translates statements."""
 
     locks_apart = True
@@ -183,6 +184,9 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
             hint = index_to_lock_by(select)
             if hint is not None:
                 select = select.with_hint(*hint)
+        searched = None if plain_form(select) is not None else twins_table(select)
+        if searched is not None:
+            select = select.with_hint(searched, twins_hint(searched))
         rendered: str = super().visit_select(select, *positional, **options)
         return rendered
 
@@ -214,10 +218,13 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
     def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
         """Render an INSERT that leaves existing rows as INSERT IGNORE, which returns new rows only."""
         clause = insert_stmt._post_values_clause  # noqa: SLF001 - not public
-        if getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing":
+        ignores = getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing"
+        # The only partial index is that of unique jobs.
+        unless = ignores and clause.inferred_target_whereclause is not None and insert_stmt._returning  # noqa: SLF001 - as above
+        if ignores and not unless:
             insert_stmt = insert_stmt.prefix_with("IGNORE")
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
-        return rendered
+        return unless_twin(rendered, insert_stmt.table, self) if unless else rendered
 
     def visit_on_conflict_do_nothing(self, _: Any, **__: Any) -> str:
         """Render nothing, as above."""

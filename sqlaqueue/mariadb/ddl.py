@@ -15,6 +15,7 @@ from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 from sqlaqueue.engines.types import moment_text
 from sqlaqueue.mariadb.changes import conjuncts
 from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation
+from sqlaqueue.mariadb.unique import create_index, drop_index, is_unique_index
 
 _NOW = "(UTC_TIMESTAMP(6))"
 _MOMENTS = {"now", "statement_timestamp", "clock_timestamp"}
@@ -36,6 +37,8 @@ class TableCompiler(_TableCompiler):
     def visit_create_index(self, create: Any, **options: Any) -> str:
         """Render a partial index as one that begins with the columns of its predicate."""
         index = create.element
+        if is_unique_index(index):
+            return create_index(index, self, if_not_exists=create.if_not_exists)
         where = index.dialect_options["postgresql"]["where"]
         if where is None:
             rendered: str = super().visit_create_index(create, **options)
@@ -47,6 +50,13 @@ class TableCompiler(_TableCompiler):
             rendered = super().visit_create_index(create, **options)
         finally:
             index.expressions = expressions
+        return rendered
+
+    def visit_drop_index(self, drop: Any, **options: Any) -> str:
+        """Remove the column of unique jobs with its index."""
+        if is_unique_index(drop.element):
+            return drop_index(drop.element, self, if_exists=drop.if_exists)
+        rendered: str = super().visit_drop_index(drop, **options)
         return rendered
 
     def get_column_default_string(self, column: sa.Column[Any]) -> str | None:

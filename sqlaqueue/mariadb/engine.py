@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
 from sqlaqueue.engines.engine import SharedEngine
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb import errors
 from sqlaqueue.mariadb.schedules import create_trigger
+from sqlaqueue.mariadb.unique import check_comparable
+
+_DIALECT = mysql.dialect()
+"""By which the types of columns are told apart."""
 
 
 class MariaDB(SharedEngine):
@@ -21,9 +26,9 @@ class MariaDB(SharedEngine):
     """
 
     title = "MariaDB"
+    inserts_all_or_none = True
     no_strategy = "where there are no triggers for messages, and held claims have not been tested"
     no_option: ClassVar[Mapping[str, str]] = {
-        "unique": "which has no partial index",
         "limits": "where a claim cannot count the running jobs of a key",
         "rates": "where a claim cannot reserve the begin of a job",
         "order": "where a claim cannot wait for the job before",
@@ -37,6 +42,15 @@ class MariaDB(SharedEngine):
     violated_constraint = staticmethod(errors.violated_constraint)
     violated_column = staticmethod(errors.violated_column)
     violated_table = staticmethod(errors.violated_table)
+
+    def check_supported(self, spec: Any) -> None:
+        """Refuse a queue with options that MariaDB cannot carry.
+
+        :raises ConfigurationError: naming the class, the option and what to use instead.
+        """
+        super().check_supported(spec)
+        if spec.config.unique is not None:
+            check_comparable(spec, _DIALECT)
 
     def created(self, table: sa.Table, connection: sa.Connection) -> None:
         """Create the trigger of the table of schedules."""

@@ -18,6 +18,7 @@ from sqlaqueue.mariadb.engine import MariaDB
 from sqlaqueue.mariadb.execution import execute
 from sqlaqueue.mariadb.steps import run_step
 from sqlaqueue.mariadb.types import Moment
+from sqlaqueue.mariadb.unique import insert_unless_twin
 from sqlaqueue.mariadb.written_rows import note_written_rows
 
 _DRIVERS = ("pymysql", "asyncmy")
@@ -70,6 +71,7 @@ def prepare(engine: Any) -> None:
         cursor.close()
 
     event.listen(sync, "connect", connected)
+    event.listen(sync, "do_execute", insert_unless_twin)
     event.listen(sync, "do_execute", execute)
     event.listen(sync, "after_cursor_execute", _notify)
     note_written_rows(sync)

@@ -39,6 +39,8 @@ class OtherEngine(Protocol):
     """The name of SQLAlchemy's dialect."""
     title: str
     """The name for people."""
+    inserts_all_or_none: bool
+    """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
 
     @property
     def checks(self) -> Checks:

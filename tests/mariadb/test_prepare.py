@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from sqlalchemy.pool import StaticPool
 
 import sqlaqueue.mariadb
-from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, Unique, claim
+from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, claim
 from sqlaqueue.consumer.core.database_errors import is_conflict, is_connection_lost, is_lock_or_timeout
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
@@ -70,7 +70,6 @@ def test_an_engine_that_is_not_prepared_is_refused(url: str) -> None:
 CONFIGS: dict[str, dict[str, Any]] = {
     'strategy "batch_select"': {"strategy": "batch_select"},
     'strategy "delete_returning"': {"strategy": "delete_returning"},
-    "unique": {"unique": Unique("customer")},
     "limits": {"limits": (Limit(2, per="customer"),)},
     "rates": {"rates": (Rate(10, every=timedelta(seconds=1)),)},
     "order": {"order": Order("customer"), "columns": {"started_at": "started_at"}},

@@ -16,6 +16,7 @@ from sqlaqueue.consumer.schedules.fire_schedules import fire_schedules
 from sqlaqueue.consumer.schedules.firing_process import FiringProcess, GroupState
 from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import own_work
 from sqlaqueue.scheduler import LONGEST_STOP, SchedulerBase, Subscription
 from sqlaqueue.write_routing import execute, open_session
 
@@ -55,7 +56,7 @@ class AsyncScheduler(SchedulerBase):
             match effect:
                 case ExecuteInOwnSession():
                     async with open_session(self._factory) as session:
-                        return await session.run_sync(execute, effect.operation, effect.arguments)
+                        return await session.run_sync(own_work()(execute), effect.operation, effect.arguments)
                 case Wait():
                     await wait_for_event(woken, effect.seconds)
                     woken.clear()

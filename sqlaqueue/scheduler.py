@@ -29,6 +29,7 @@ from sqlaqueue.consumer.signals import signal_handlers
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.log import database_text, fields, logger
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import own_work
 from sqlaqueue.schedules.definition import Schedule
 from sqlaqueue.schedules.group import schedule_groups
 from sqlaqueue.write_routing import execute, open_session
@@ -149,7 +150,7 @@ class Scheduler(SchedulerBase):
         def perform(effect: Any) -> Any:
             match effect:
                 case ExecuteInOwnSession():
-                    with open_session(self._factory) as session:
+                    with open_session(self._factory) as session, own_work():
                         return execute(session, effect.operation, effect.arguments)
                 case Wait():
                     woken.wait(effect.seconds)

@@ -11,10 +11,11 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.bulk_changes import BATCH_SIZE, NO_SYNCHRONIZATION, unchanged_jobs
-from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, count, next_keys
+from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, counts, next_keys
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.keys import Key, key_value
 from sqlaqueue.queue.backend import CONTROL, backend
+from sqlaqueue.queue.engine import WRITES_LATER
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements import manage
 from sqlaqueue.statements.selection import instances, key_of, select_jobs
@@ -57,7 +58,8 @@ def cancel(
         model: Any = jobs
         texts = job_filter.keys or ()
         with routing_to_primary(session):
-            missing = [text for text in texts if not count(session, model, replace(job_filter, keys=(text,)))]
+            options = {WRITES_LATER: True}
+            missing = [key for key in texts if not counts(session, model, replace(job_filter, keys=(key,)), **options)]
         done.missing.extend(missing)
         for keys in _pages(session, model, job_filter, batch_size, limit):
             _cancel_page(session, model, unchanged_jobs(model, job_filter, keys), keys, done)

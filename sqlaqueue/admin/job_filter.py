@@ -15,6 +15,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import StatementError
 from sqlaqueue.keys import Key
+from sqlaqueue.queue.engine import WRITES_LATER
 from sqlaqueue.queue.spec import QueueSpec, clock
 from sqlaqueue.statements.selection import select_jobs
 from sqlaqueue.strategies.parts.job_listing import key_labels
@@ -61,9 +62,18 @@ def count(session: Session, model: type[Any], job_filter: JobFilter) -> dict[str
 
     :raises StatementError: if the model leaves out an attribute that ``job_filter`` needs.
     """
+    return dict(counts(session, model, job_filter))
+
+
+def counts(session: Session, model: type[Any], job_filter: JobFilter, **options: Any) -> list[tuple[str, int]]:
+    """Return the same in pairs.
+
+    :param options: execution options of the query.
+    """
     jobs = filtered_jobs(model, job_filter).subquery("jobs")
     counted = sa.select(jobs.c.state, sa.func.count()).group_by(jobs.c.state).order_by(jobs.c.state)
-    return {row[0]: row[1] for row in session.execute(counted, bind_arguments=bind_arguments(model))}
+    found = session.execute(counted, execution_options=options, bind_arguments=bind_arguments(model))
+    return [(row[0], row[1]) for row in found]
 
 
 def next_keys(session: Session, model: type[Any], job_filter: JobFilter, after: Key | None, limit: int) -> list[Key]:
@@ -80,7 +90,9 @@ def next_keys(session: Session, model: type[Any], job_filter: JobFilter, after: 
         found = found.where(sa.tuple_(*keys) > sa.tuple_(*map(_typed, after, keys)))
     # They are about to be changed, and a replica may not have them yet.
     with routing_to_primary(session):
-        return [tuple(row) for row in session.execute(found, bind_arguments=bind_arguments(model))]
+        options = {WRITES_LATER: True}
+        rows = session.execute(found, execution_options=options, bind_arguments=bind_arguments(model))
+        return [tuple(row) for row in rows]
 
 
 def filtered_jobs(model: type[Any], job_filter: JobFilter) -> AnySelect:

@@ -15,6 +15,7 @@ from sqlaqueue.admin.session_checks import requires_session
 from sqlaqueue.exc import ConfigurationError, StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import WRITES_LATER
 from sqlaqueue.queue.spec import clock
 from sqlaqueue.schedules.attribute_values import from_json
 from sqlaqueue.schedules.conditions import PAUSED
@@ -130,7 +131,7 @@ def edit_schedule(session: Session, model: type[Any], name: str, /, **changes: A
         given_names = ", ".join(unknown) or "without changes"
         msg = f"edit_schedule({given_names}): what can be changed is {', '.join(_CHANGEABLE)}"
         raise StatementError(msg)
-    row = _row(session, model, name)
+    row = _row(session, model, name, **{WRITES_LATER: True})
     given: dict[str, Any] = {each: row[each] for each in _CHANGEABLE}
     if changes.get("cron") is not None:
         given["every"] = None
@@ -186,7 +187,7 @@ def reset_schedule(session: Session, model: type[Any], name: str) -> None:
 
     :raises StatementError: if there is none of this name, or no program has declared it.
     """
-    code = _row(session, model, name)["code"]
+    code = _row(session, model, name, **{WRITES_LATER: True})["code"]
     if code is None:
         msg = f"reset_schedule({name!r}): it was added at run time, and no program has declared it since"
         raise StatementError(msg)
@@ -199,7 +200,7 @@ def remove_schedule(session: Session, model: type[Any], name: str) -> None:
 
     :raises StatementError: if there is none of this name.
     """
-    _row(session, model, name)
+    _row(session, model, name, **{WRITES_LATER: True})
     table = _table(model)
     with routing_to_primary(session):
         session.execute(sa.delete(table).where(table.c.name == name), bind_arguments=bind_arguments(model))
@@ -210,10 +211,11 @@ def _table(model: type[Any]) -> sa.Table:
     return ScheduleTables.look_up(spec_of(model)).schedules
 
 
-def _row(session: Session, model: type[Any], name: str) -> dict[str, Any]:
+def _row(session: Session, model: type[Any], name: str, **options: Any) -> dict[str, Any]:
     table = _table(model)
     query = sa.select(table, clock().label("now")).where(table.c.name == name)
-    row = session.execute(query, bind_arguments=bind_arguments(model)).mappings().one_or_none()
+    found = session.execute(query, execution_options=options, bind_arguments=bind_arguments(model))
+    row = found.mappings().one_or_none()
     if row is None:
         names = session.scalars(sa.select(table.c.name).order_by(table.c.name), bind_arguments=bind_arguments(model))
         raise _unknown(name, names.all())

@@ -16,8 +16,20 @@ from sqlaqueue.queue.backend import Checks, backend
 OURS = "sqlaqueue_statement"
 """The execution option of statements of the library."""
 
+WRITES_LATER = "sqlaqueue_writes_later"
+"""The execution option of a query of the library whose transaction writes later."""
+
+OF_TEST = "sqlaqueue_of_test"
+"""The key in the ``info`` of a connection whose transaction is that of a test, in which handlers run."""
+
 OWN_WORK: ContextVar[bool] = ContextVar("sqlaqueue_own_work", default=False)
-"""Whether a transaction that begins is one of the library's own, which writes later if it does not do so at first."""
+"""Whether the library executes statements for itself: in a transaction of its own, or as the steps of a statement.
+
+All of them are the library's, marked or not. A transaction that such a statement begins writes, even if it reads first.
+"""
+
+SETTLES: ContextVar[bool] = ContextVar("sqlaqueue_settles", default=False)
+"""Whether a Consumer settles a run in the transaction of its handler, whose own writes have been flushed."""
 
 PREPARED_BY = {
     "sqlite": "sqlaqueue.sqlite.prepare(engine)",
@@ -154,12 +166,26 @@ def notes_written_rows() -> bool:
 
 @contextlib.contextmanager
 def own_work() -> Iterator[None]:
-    """Begin transactions as the library's own, which write."""
+    """Execute the statements of the block as the library's, and begin transactions that write."""
     token = OWN_WORK.set(True)
     try:
         yield
     finally:
         OWN_WORK.reset(token)
+
+
+@contextlib.contextmanager
+def settlement() -> Iterator[None]:
+    """Settle runs in the block, in the transaction of their handler.
+
+    A settlement compares the token of the claim, and depends on nothing else that the transaction has read. So an
+    engine may let it see what others have committed since.
+    """
+    token = SETTLES.set(True)
+    try:
+        yield
+    finally:
+        SETTLES.reset(token)
 
 
 def mark_of(statement: Any, options: Mapping[str, Any]) -> Any:

@@ -4,9 +4,10 @@ SQLite has one write lock. A transaction that begins with a read and writes late
 committed in between, however long the timeout. So a transaction begins at its first statement: with BEGIN IMMEDIATE,
 which waits for the lock, if that statement writes, and otherwise with BEGIN.
 
-A handler that has only read so far must not fail because its run is settled in the same transaction. The settlement
-depends on nothing that was read, as it compares the token of the claim. So the reading transaction ends before it, and
-another one begins with BEGIN IMMEDIATE. What the program itself writes after a read keeps the isolation of SQLite.
+A handler that has only read must not fail because its run is settled in the same transaction. The settlement depends on
+nothing that was read, as it compares the token of the claim. So the reading transaction ends before it, and another one
+begins with BEGIN IMMEDIATE. Whatever the program executes after a read keeps the isolation of SQLite, a statement of
+the library as well: what it has read would no longer be true, and an update of another transaction would be lost.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from sqlaqueue.queue.engine import OURS, OWN_WORK
+from sqlaqueue.queue.engine import OF_TEST, OWN_WORK, SETTLES, WRITES_LATER
 
 _READS = ("SELECT", "EXPLAIN", "VALUES", "WITH")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE)\b")
@@ -30,30 +31,33 @@ _ONLY_READS = "sqlaqueue_only_reads"
 def begin_when_needed(engine: sa.Engine) -> None:
     """Begin each transaction of an engine at its first statement."""
 
-    @event.listens_for(engine, "before_cursor_execute")
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
     def begin(
         connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
-    ) -> None:
+    ) -> tuple[str, Any]:
         text = statement.lstrip().upper()
         info = connection.connection.info
+        driver: Any = connection.connection.driver_connection
         if text.startswith(_NEITHER):
             if text.startswith("BEGIN"):
+                if info.get(OF_TEST) and driver.in_transaction:
+                    # A handler that begins so works in the transaction of the test.
+                    return "SELECT 1", ()
                 # Of the program, or what follows below; what an earlier transaction has done says nothing of this one.
                 info.pop(_ONLY_READS, None)
-            return
-        driver: Any = connection.connection.driver_connection
-        ours = _is_ours(context)
-        # A query of the library that is no step of a statement needs no lock. A savepoint is set for writes.
+            return statement, parameters
+        # A savepoint that begins a transaction is set for writes.
         reads = not OWN_WORK.get() and _is_read(text, context)
         if not driver.in_transaction:
             if not _is_autocommit(connection):
                 connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
                 info[_ONLY_READS] = reads
-        elif not reads and info.get(_ONLY_READS) and (ours or not text.startswith("SAVEPOINT")):
+        elif not reads and info.get(_ONLY_READS) and not text.startswith("SAVEPOINT"):
             info[_ONLY_READS] = False
-            if ours and not connection.in_nested_transaction():
+            if SETTLES.get() and not connection.in_nested_transaction():
                 connection.exec_driver_sql("COMMIT")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
+        return statement, parameters
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:
@@ -65,13 +69,12 @@ def _is_autocommit(connection: sa.Connection) -> bool:
     return bool(levels[0] == "AUTOCOMMIT")
 
 
-def _is_ours(context: Any) -> bool:
-    return OWN_WORK.get() or (context is not None and OURS in context.execution_options)
-
-
 def _is_read(text: str, context: Any) -> bool:
-    if context is not None and (context.isinsert or context.isupdate or context.isdelete or context.isddl):
-        return False
+    if context is not None:
+        if context.isinsert or context.isupdate or context.isdelete or context.isddl:
+            return False
+        if WRITES_LATER in context.execution_options:
+            return False
     if text.startswith("WITH") and (context is None or context.compiled is None or context.is_text):
         return _WRITES.search(text) is None
     return text.startswith(_READS)

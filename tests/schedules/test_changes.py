@@ -241,8 +241,8 @@ def test_an_edit_writes_what_it_changes(engine: sa.Engine, monkeypatch: pytest.M
     start(engine, schedules)
     read = admin_schedules._row
 
-    def read_and_edit(*arguments: Any) -> Any:
-        row = read(*arguments)
+    def read_and_edit(*arguments: Any, **options: Any) -> Any:
+        row = read(*arguments, **options)
         execute(engine, "UPDATE sqlaqueue_schedule SET grace = '5 min'")
         return row
 

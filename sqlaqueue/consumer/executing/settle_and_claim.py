@@ -14,6 +14,7 @@ from sqlaqueue.consumer.notifications.poll_schedule import Poll
 from sqlaqueue.consumer.settling.outcomes import FinishedRun
 from sqlaqueue.consumer.settling.settle import without_expiring
 from sqlaqueue.mapping.runs import run_of
+from sqlaqueue.queue.engine import own_work
 from sqlaqueue.queue.run import Run
 
 
@@ -34,6 +35,7 @@ class SettleAndClaimResult(NamedTuple):
     """Whether there may be more to claim."""
 
 
+@own_work()
 def settle_and_claim(  # noqa: PLR0917 - an effect passes arguments by position
     session: Session,
     context: ConsumerContext,

@@ -24,7 +24,7 @@ from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSett
 from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, really_lost
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.engine import OURS
+from sqlaqueue.queue.engine import OURS, settlement
 from sqlaqueue.queue.portable import with_plain_form
 from sqlaqueue.statements.settle import settle_statement, with_run_details
 from sqlaqueue.statements.throttle import hold_back
@@ -253,7 +253,8 @@ class Settler:
             misuse = check_rows(session, self._spec, [one.job for one in finished], [one.run for one in finished])
             if misuse is not None:
                 raise misuse
-            with _not_the_handlers_error():
+            # Not before the flush: what it writes may depend on what the handler has read.
+            with _not_the_handlers_error(), settlement():
                 lost = self.settle(session, [one for one in finished if not is_deleted(one.job)])
                 # Their rows went with a flush of the handler, so there is nothing else to settle.
                 self.history.record(session, [one for one in finished if is_deleted(one.job) and one not in deleted])

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from sqlaqueue.consumer.sessions import connection_events
 from sqlaqueue.consumer.sessions.handler_misuse import ends_transaction
 from sqlaqueue.exc import HandlerMisuseError
+from sqlaqueue.queue.engine import OF_TEST
 
 _METHODS = ("commit", "rollback", "close")
 
@@ -23,7 +24,7 @@ class TransactionGuard:
     """
 
     def __init__(self) -> None:
-        self._watched: dict[sa.Connection, tuple[sa.RootTransaction | None, Any]] = {}
+        self._watched: dict[sa.Connection, tuple[sa.RootTransaction | None, Any, Any]] = {}
 
     def watch(self, connection: sa.Connection) -> None:
         """Guard a connection from now on."""
@@ -38,14 +39,16 @@ class TransactionGuard:
         # Not by the events of commit and rollback: an error in them would leave SQLAlchemy's transaction half ended.
         for name in _METHODS:
             connection.__dict__[name] = partial(_refuse, f"session.connection().{name}()")
-        self._watched[connection] = (connection.get_transaction(), execute)
+        info = connection.info
+        info[OF_TEST] = True
+        self._watched[connection] = (connection.get_transaction(), execute, info)
 
     def check(self) -> None:
         """Raise an error if a transaction was ended all the same, such as by ``get_transaction().commit()``.
 
         :raises HandlerMisuseError: if one was.
         """
-        if any(transaction is None or not transaction.is_active for transaction, _ in self._watched.values()):
+        if any(transaction is None or not transaction.is_active for transaction, *_ in self._watched.values()):
             raise _refusal("the object of the connection's transaction")
 
     def __enter__(self) -> Self:
@@ -56,7 +59,8 @@ class TransactionGuard:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Leave the connections as they were."""
-        for connection, (_, execute) in self._watched.items():
+        for connection, (_, execute, info) in self._watched.items():
+            info.pop(OF_TEST, None)
             connection_events.remove(connection, "before_cursor_execute", execute)
             for name in _METHODS:
                 del connection.__dict__[name]

@@ -27,7 +27,7 @@ except ImportError as missing:
     msg = "sqlaqueue.alembic needs Alembic 1.19.2 or newer, which has plug-ins: pip install 'sqlaqueue[alembic]'"
     raise ImportError(msg) from missing
 
-from sqlaqueue.alembic import other_engines
+from sqlaqueue.alembic import sqlite_queues
 from sqlaqueue.alembic.autogenerate import compare_queues, remember_table
 from sqlaqueue.alembic.operations import (  # noqa: F401 - the imports register them with Alembic
     implementations,
@@ -50,7 +50,7 @@ def setup(plugin: Plugin) -> None:
         compare_queues, "schema", "sqlaqueue", qualifier="postgresql", priority=DispatchPriority.LAST
     )
     plugin.add_autogenerate_comparator(
-        other_engines.compare_queues, "schema", "sqlaqueue", qualifier="sqlite", priority=DispatchPriority.LAST
+        sqlite_queues.compare_queues, "schema", "sqlaqueue", qualifier="sqlite", priority=DispatchPriority.LAST
     )
 
 

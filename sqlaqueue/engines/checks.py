@@ -10,7 +10,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
-from sqlaqueue.queue.backend import ForeignKey
+from sqlaqueue.queue.backend import ForeignKey, backend
 from sqlaqueue.queue.engine import engine_of_error
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
 
@@ -44,11 +44,10 @@ def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> No
 
 
 def missing_indexes(session: Any, spec: Spec) -> list[sa.Index]:
-    """Return the indexes of claims and rescues that are missing."""
-    connection = _connection(session)
-    indexes = sa.inspect(connection).get_indexes(spec.table.name, _schema(connection, spec.table))
-    known = {index["name"] for index in indexes}
-    return [index for index in spec.claim_indexes if index.name not in known]
+    """Return the indexes of claims and rescues, and of unique jobs, that are missing."""
+    known = _index_names(_connection(session), spec.table)
+    unique = _unique_index(spec)
+    return [index for index in [*spec.claim_indexes, *([] if unique is None else [unique])] if index.name not in known]
 
 
 def missing_index_advice(session: Any, spec: Spec) -> str | None:
@@ -56,14 +55,34 @@ def missing_index_advice(session: Any, spec: Spec) -> str | None:
     missing = missing_indexes(session, spec)
     if not missing:
         return None
-    names = ", ".join(str(index.name) for index in missing)
-    return f"{spec.model.__name__}: claims are slow without the indexes {names}; migrate with {UPDATE_COMMAND}"
+    unique, names = _unique_index(spec), ", ".join(str(index.name) for index in missing)
+    consequences = [
+        *(["claims are slow"] if any(index is not unique for index in missing) else []),
+        *(["jobs are not unique, and enqueue() fails"] if unique in missing else []),
+    ]
+    what = f"{', and '.join(consequences)}, without the indexes {names}"
+    return f"{spec.model.__name__}: {what}; migrate with {UPDATE_COMMAND}"
 
 
 def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
     """Return whether a table has an index of this name."""
-    indexes = sa.inspect(connection).get_indexes(table.name, _schema(connection, table))
-    return any(index["name"] == name for index in indexes)
+    return name in _index_names(connection, table)
+
+
+def _index_names(connection: Any, table: sa.Table) -> set[str | None]:
+    schema = _schema(connection, table)
+    if connection.dialect.name != "sqlite":
+        return {index["name"] for index in sa.inspect(connection).get_indexes(table.name, schema)}
+    # SQLAlchemy passes over indexes of expressions there.
+    catalog = sa.table("sqlite_master", sa.column("name"), sa.column("tbl_name"), sa.column("type"), schema=schema)
+    names = sa.select(catalog.c.name).where(catalog.c.type == "index", catalog.c.tbl_name == table.name)
+    return set(connection.execute(names).scalars())
+
+
+def _unique_index(spec: Spec) -> sa.Index | None:
+    name = backend().object_name("ix", spec.table.name, "queue", "unique")
+    unique = (index for index in spec.table.indexes if index.name == name)
+    return None if spec.config.unique is None else next(unique, None)
 
 
 def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> Iterable[ForeignKey]:

@@ -9,8 +9,11 @@ from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, CollectionAggregate, Grouping
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
+from sqlalchemy.util import memoized_property
 
+from sqlaqueue.engines.ours import is_ours, uses_our_tables, uses_zones
 from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
+from sqlaqueue.engines.types import undecorated
 from sqlaqueue.queue.portable import plain_form
 
 _Compiler: Any = object
@@ -22,6 +25,16 @@ class TranslatingCompiler(_Compiler):
 
     locks_apart = False
     """Whether a CTE that locks rows is executed before the statement, see :func:`~sqlaqueue.engines.steps.is_step`."""
+
+    @property
+    def translates(self) -> bool:
+        """Whether constructs that the dialect has as well are translated: in statements about tables of the library."""
+        known: bool | None = self.__dict__.get("_sqlaqueue_translates")
+        if known is None:
+            # Without a statement it compiles parts of a table, see TranslatingTableCompiler.
+            known = self.statement is None or uses_our_tables(self.statement)
+            self.__dict__["_sqlaqueue_translates"] = known
+        return known
 
     # -- what an engine has to give ------------------------------------------------------------------------
 
@@ -105,7 +118,10 @@ class TranslatingCompiler(_Compiler):
     def visit_cast(self, cast: Any, **options: Any) -> str:
         """Render the plain form, as above."""
         plain = plain_form(cast)
-        return str(self.process(plain, **options) if plain is not None else self.cast_to(cast, **options))
+        if plain is not None:
+            return str(self.process(plain, **options))
+        rendered: str = self.cast_to(cast, **options) if self.translates else super().visit_cast(cast, **options)
+        return rendered
 
     def cast_to(self, cast: Any, **options: Any) -> str:
         """Return the SQL of a CAST."""
@@ -136,11 +152,15 @@ class TranslatingCompiler(_Compiler):
             return str(self.process(plain, **options))
         if _is_any_of_array(binary):
             return self._any_of(binary, **options)
-        is_moment = isinstance(binary.left.type, sa.DateTime) and binary.operator in {operators.add, operators.sub}
-        if is_moment and isinstance(binary.right.type, sa.Interval):
+        is_moment = (
+            binary.operator in {operators.add, operators.sub}
+            and isinstance(undecorated(binary.left.type), sa.DateTime)
+            and self.translates
+        )
+        if is_moment and isinstance(undecorated(binary.right.type), sa.Interval):
             moment, seconds = (self.process(part, **options) for part in (binary.left, binary.right))
             return self.moved(moment, seconds if binary.operator is operators.add else f"-({seconds})")
-        if is_moment and binary.operator is operators.sub and isinstance(binary.right.type, sa.DateTime):
+        if is_moment and binary.operator is operators.sub and isinstance(undecorated(binary.right.type), sa.DateTime):
             return self._between(binary, **options)
         rendered: str = super().visit_binary(binary, *positional, **options)
         return rendered
@@ -168,14 +188,14 @@ class TranslatingCompiler(_Compiler):
 
     def visit_extract(self, extract: Any, **options: Any) -> str:
         """Translate the seconds of a moment, and those between two."""
-        if extract.field != "epoch":
+        if extract.field != "epoch" or not self.translates:
             rendered: str = super().visit_extract(extract, **options)
             return rendered
         inner = extract.expr
         while type(inner).__name__ == "Grouping":
             inner = inner.element
-        if isinstance(inner.type, sa.Interval) or (
-            isinstance(inner, BinaryExpression) and isinstance(inner.right.type, sa.DateTime)
+        if isinstance(undecorated(inner.type), sa.Interval) or (
+            isinstance(inner, BinaryExpression) and isinstance(undecorated(inner.right.type), sa.DateTime)
         ):
             # An interval is a number of seconds here.
             return str(self.process(inner, **options))
@@ -185,7 +205,11 @@ class TranslatingCompiler(_Compiler):
         return self.now(**options)
 
     visit_clock_timestamp_func = visit_statement_timestamp_func
-    visit_now_func = visit_statement_timestamp_func
+
+    def visit_now_func(self, function: Any, **options: Any) -> str:
+        """Translate the moment where it meets those in UTC; a program's others are the dialect's."""
+        translates = self.translates or (self.statement is not None and uses_zones(self.statement))
+        return self.now(**options) if translates else self._as_before(function, **options)
 
     def visit_to_timestamp_func(self, function: Any, **options: Any) -> str:  # noqa: D102 - as above
         return self.moved("'1970-01-01 00:00:00.000000'", self._arguments(function, **options)[0])
@@ -207,8 +231,27 @@ class TranslatingCompiler(_Compiler):
     def visit_jsonb_build_array_func(self, function: Any, **options: Any) -> str:  # noqa: D102 - as above
         return f"json_array({', '.join(self._arguments(function, **options))})"
 
+    def _as_before(self, function: Any, **options: Any) -> str:
+        """Return the call of a function as the dialect renders it."""
+        visit = getattr(super(), f"visit_{function.name}_func", None)
+        if visit is not None:
+            return str(visit(function, **options))
+        return f"{function.name}{self.function_argspec(function, **options)}"
+
     def _arguments(self, function: Any, **options: Any) -> list[str]:
         return [self.process(argument, **options) for argument in function.clauses]
+
+
+class TranslatingTableCompiler(_Compiler):
+    """Compiles tables and indexes, in which only expressions of the library's tables are translated."""
+
+    @memoized_property
+    def sql_compiler(self) -> Any:
+        """The compiler of expressions."""
+        compiler = super().sql_compiler
+        element = getattr(self.statement, "element", None)
+        compiler.__dict__["_sqlaqueue_translates"] = is_ours(getattr(element, "table", element))
+        return compiler
 
 
 def _is_any_of_array(binary: BinaryExpression[Any]) -> bool:

@@ -29,6 +29,9 @@ _steps: dict[bool, WeakKeyDictionary[Any, tuple[CTE, ...]]] = {False: WeakKeyDic
 def is_step(cte: CTE, *, locks_apart: bool = False) -> bool:
     """Return whether a CTE is executed before the statement, so that its rows are given as a parameter.
 
+    It is if it changes rows, or if several steps read it: after the first of them it would find other rows. The latter
+    is known only after :func:`steps_of` has looked at the whole statement.
+
     :param locks_apart: whether a CTE that locks rows is one, for a database that cannot lock within another statement.
     """
     return cte.element.is_dml or _SHARED in cte.__dict__ or (locks_apart and _locks(cte))
@@ -85,7 +88,7 @@ def _uses_of(cte: CTE, locks_apart: bool) -> tuple[frozenset[str], frozenset[str
     # To look for them takes longer than to execute a small step.
     known = cte.__dict__.setdefault(_USES, {})
     if locks_apart not in known:
-        names = frozenset(str(each.key) for each in _elements(cte.element) if isinstance(each, sa.BindParameter))
+        names = frozenset(str(each.key) for each in elements(cte.element) if isinstance(each, sa.BindParameter))
         others = (other for other in _ctes(cte.element) if is_step(other, locks_apart=locks_apart))
         known[locks_apart] = names, frozenset(str(rows_parameter(other).key) for other in others)
     uses: tuple[frozenset[str], frozenset[str]] = known[locks_apart]
@@ -104,7 +107,8 @@ def _children(element: Any) -> Iterator[Any]:
         yield table
 
 
-def _elements(statement: Any) -> Iterator[Any]:
+def elements(statement: Any) -> Iterator[Any]:
+    """Yield a statement and all elements in it."""
     seen, stack = set(), [statement]
     while stack:
         element = stack.pop()
@@ -116,7 +120,7 @@ def _elements(statement: Any) -> Iterator[Any]:
 
 
 def _ctes(statement: Any) -> Iterator[CTE]:
-    for element in _elements(statement):
+    for element in elements(statement):
         if isinstance(element, CTE) and element is not statement:
             yield element
 

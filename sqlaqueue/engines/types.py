@@ -18,6 +18,13 @@ def moment_text(moment: datetime) -> str:
     return moment.replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
+def undecorated(type_: Any) -> Any:
+    """Return the type that a TypeDecorator, or several, stand for; an Interval is returned as it is."""
+    while isinstance(type_, sa.types.TypeDecorator) and not isinstance(type_, sa.Interval):
+        type_ = type_.impl_instance
+    return type_
+
+
 class Span(sa.types.UserDefinedType[timedelta]):
     """A span of time, in seconds."""
 

@@ -6,7 +6,7 @@ imported :mod:`sqlaqueue.testing`, whose tables are those of tests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,11 +16,11 @@ from sqlaqueue.postgresql.ddl.attach import queue_of
 from sqlaqueue.queue.engine import notes_written_rows
 
 
-def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connection, sa.Table], Any]) -> None:
+def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connection, sa.Table, str], Any]) -> None:
     """Note something before the first INSERT of a transaction into the table of a queue.
 
-    :param key: the key of the notes in the ``info`` of the connection, by the names of tables.
-    :param read: returns what is noted.
+    :param key: the key of the notes in the ``info`` of the connection, by the names of tables with their schemas.
+    :param read: returns what is noted, given the table and its quoted name in the database.
     """
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -33,8 +33,9 @@ def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connecti
         if table is None or queue_of(table) is None:
             return
         notes = connection.connection.info.setdefault(key, {})
-        if table.name not in notes:
-            notes[table.name] = read(connection, table)
+        if table.fullname not in notes:
+            schemas = context.execution_options.get("schema_translate_map") or {}
+            notes[table.fullname] = read(connection, table, _quoted(connection, table, schemas))
 
     @event.listens_for(engine, "commit")
     @event.listens_for(engine, "rollback")
@@ -42,3 +43,9 @@ def note_before_inserts(engine: sa.Engine, key: str, read: Callable[[sa.Connecti
         # A connection that was lost has its info no more.
         if not connection.invalidated:
             connection.connection.info.pop(key, None)
+
+
+def _quoted(connection: sa.Connection, table: sa.Table, schemas: Mapping[str | None, str | None]) -> str:
+    preparer = connection.dialect.identifier_preparer
+    schema, name = schemas.get(table.schema, table.schema), preparer.quote(table.name)
+    return name if schema is None else f"{preparer.quote_schema(schema)}.{name}"

@@ -14,6 +14,7 @@ from sqlalchemy.sql.visitors import replacement_traverse
 
 from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.steps import is_step, rows_parameter
+from sqlaqueue.engines.types import undecorated
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
 from sqlaqueue.mariadb.types import binary_collation
@@ -69,7 +70,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     def visit_cte(self, cte: CTE, asfrom: bool = False, **options: Any) -> Any:  # noqa: FBT002 - SQLAlchemy's signature
         """Render a CTE in the place where it is read: an UPDATE or DELETE cannot begin with WITH."""
-        if cte.recursive:
+        if cte.recursive or not self.translates:
             return super().visit_cte(cte, asfrom=asfrom, **options)
         name = self.preparer.quote(str(cte.name))
         if not asfrom:
@@ -105,9 +106,10 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return read.with_hint(table, "FORCE INDEX (PRIMARY)")
 
     def _value(self, value: Any, column: Any) -> Any:
-        if isinstance(column.type, sa.LargeBinary):
+        type_ = undecorated(column.type)
+        if isinstance(type_, sa.LargeBinary):
             return sa.func.unhex(value, type_=column.type).label(column.key)
-        if isinstance(column.type, sa.String) and not isinstance(column.type, sa.Enum):
+        if isinstance(type_, sa.String) and not isinstance(type_, sa.Enum):
             return sa.collate(value, binary_collation(self.dialect)).label(column.key)
         return value.label(column.key)
 
@@ -171,8 +173,9 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     @staticmethod
     def _json_type(type_: Any) -> str:
+        plain = undecorated(type_)
         for known, rendered in _JSON_TYPES.items():
-            if isinstance(type_, known):
+            if isinstance(plain, known):
                 return rendered
         return _TEXT
 
@@ -209,7 +212,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     def returning_clause(self, stmt: Any, returning_cols: Any, **options: Any) -> str:
         """Render the parts of a change while its statement, after the ORM has translated it, is known."""
         rendered: str = super().returning_clause(stmt, returning_cols, **options)
-        if not stmt.is_insert:
+        if stmt.is_update or (stmt.is_delete and (self.translates or not self.dialect.is_mariadb)):
             self._sqlaqueue_parts = divided(self, stmt, returning_cols, rendered.removeprefix("RETURNING "))
         return rendered
 
@@ -257,9 +260,10 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     def cast_to(self, cast: Any, **options: Any) -> str:
         """Leave out the casts to types that the server does not have."""
-        target, inner = cast.type.dialect_impl(self.dialect), cast.clause
+        target, inner = undecorated(cast.type.dialect_impl(self.dialect)), cast.clause
+        plain = undecorated(cast.type)
         text = str(self.process(inner, **options))
-        if isinstance(inner.type, sa.Uuid) and isinstance(target, sa.String):
+        if isinstance(undecorated(inner.type), sa.Uuid) and isinstance(target, sa.String):
             text = f"REPLACE({text}, '-', '')"
             for place in (9, 14, 19, 24):
                 text = f"INSERT({text}, {place}, 0, '-')"
@@ -269,19 +273,21 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             return (
                 f"LEFT({text}, {length})" if length else f"CAST({text} AS CHAR CHARACTER SET utf8mb4) COLLATE {binary}"
             )
-        if isinstance(cast.type, sa.Integer):
+        if isinstance(plain, sa.Integer):
             return f"CAST({text} AS SIGNED)"
-        if isinstance(cast.type, sa.Float):
+        if isinstance(plain, sa.Float):
             return f"CAST({text} AS DOUBLE)"
         return text
 
     def visit_greatest_func(self, function: Any, **options: Any) -> str:
         """Render the greatest value; PostgreSQL passes over NULL, MariaDB returns it."""
-        return self._extreme("GREATEST", function, **options)
+        return (
+            self._extreme("GREATEST", function, **options) if self.translates else self._as_before(function, **options)
+        )
 
     def visit_least_func(self, function: Any, **options: Any) -> str:
         """Render the least value, as above."""
-        return self._extreme("LEAST", function, **options)
+        return self._extreme("LEAST", function, **options) if self.translates else self._as_before(function, **options)
 
     def _extreme(self, name: str, function: Any, **options: Any) -> str:
         first, *others = self._arguments(function, **options)
@@ -291,6 +297,8 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     def visit_concat_func(self, function: Any, **options: Any) -> str:
         """Render CONCAT(); a missing argument is an empty text."""
+        if not self.translates:
+            return self._as_before(function, **options)
         given = [f"COALESCE({each}, '')" for each in self._arguments(function, **options)]
         return f"CONCAT({', '.join(given)})"
 
@@ -340,7 +348,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         rows = function.__dict__[WRITTEN_ROWS]
         table = getattr(rows, "element", rows)
         names = [self.process(rows.c[key.key]) for key in table.primary_key]
-        return keys_place(names, f"{NEW}{table.name}", range(len(names)))
+        return keys_place(names, f"{NEW}{table.fullname}", range(len(names)))
 
     def visit_sqlaqueue_digest_func(self, function: Any, **options: Any) -> str:
         """Render a text that differs for rows that differ."""

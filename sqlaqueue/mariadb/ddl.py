@@ -12,13 +12,14 @@ from sqlalchemy.dialects.mysql.base import MySQLDDLCompiler, MySQLTypeCompiler
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BooleanClauseList
 
+from sqlaqueue.engines.compiler import TranslatingTableCompiler
+from sqlaqueue.engines.ours import is_moment_of_insert
 from sqlaqueue.engines.types import moment_text
 from sqlaqueue.mariadb.changes import conjuncts
 from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation
 from sqlaqueue.mariadb.unique import create_index, drop_index, is_unique_index
 
 _NOW = "(UTC_TIMESTAMP(6))"
-_MOMENTS = {"now", "statement_timestamp", "clock_timestamp"}
 _OURS = "sqlaqueue_"
 _LENGTHS = {"key": 512}
 """The characters of texts that are indexed, so that a key fits into the 3072 bytes that InnoDB allows."""
@@ -31,7 +32,7 @@ _MOMENT = re.compile(r"to_timestamp\((\d+)\)")
 _TableCompiler: Any = MySQLDDLCompiler
 
 
-class TableCompiler(_TableCompiler):
+class TableCompiler(TranslatingTableCompiler, _TableCompiler):
     """Translates tables and indexes."""
 
     def visit_create_index(self, create: Any, **options: Any) -> str:
@@ -63,7 +64,7 @@ class TableCompiler(_TableCompiler):
         """Render the default of a moment in UTC, and that of a span in seconds."""
         default = column.server_default
         if isinstance(default, sa.DefaultClause):
-            if getattr(default.arg, "name", None) in _MOMENTS:
+            if is_moment_of_insert(column):
                 return _NOW
             if getattr(default.arg, "name", None) == "current_setting":
                 # A setting of the transaction, which has no counterpart.

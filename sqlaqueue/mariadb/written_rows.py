@@ -13,9 +13,9 @@ def note_written_rows(engine: sa.Engine) -> None:
     note_before_inserts(engine, EARLIER, _keys)
 
 
-def _keys(connection: sa.Connection, table: sa.Table) -> list[tuple[object, ...]]:
-    preparer = connection.dialect.identifier_preparer
-    keys = ", ".join(preparer.quote(key.name) for key in table.primary_key)
-    query = f"SELECT {keys} FROM {preparer.format_table(table)}"  # noqa: S608 - the names are quoted
+def _keys(connection: sa.Connection, table: sa.Table, name: str) -> list[tuple[object, ...]]:
+    quote = connection.dialect.identifier_preparer.quote
+    keys = ", ".join(quote(key.name) for key in table.primary_key)
+    query = f"SELECT {keys} FROM {name}"  # noqa: S608 - the names are quoted
     # As the driver has them: they are given back to it.
     return [tuple(row) for row in connection.exec_driver_sql(query)]

@@ -21,6 +21,7 @@ from sqlalchemy.types import TypeDecorator, TypeEngine
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue import traceparent
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.portable import with_plain_form
 from sqlaqueue.queue.states import States
 
 
@@ -141,7 +142,8 @@ class Role:
             options["default"] = self.constant(states)
             options["server_default"] = sa.literal_column(literal_text(options["default"], type_))
         elif self.server_now:
-            options["server_default"] = sa.func.now()
+            now = sa.func.now()
+            options["server_default"] = with_plain_form(now, sa.func.statement_timestamp)
         elif self.from_trace:
             options["server_default"] = traceparent.server_default()
         return sa.Column(name, type_, **options)

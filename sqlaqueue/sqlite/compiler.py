@@ -9,8 +9,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.sqlite.base import SQLiteCompiler, SQLiteDDLCompiler, SQLiteTypeCompiler
 from sqlalchemy.sql.elements import _truncated_label
 
-from sqlaqueue.engines.compiler import TranslatingCompiler
-from sqlaqueue.engines.types import moment_text
+from sqlaqueue.engines.compiler import TranslatingCompiler, TranslatingTableCompiler
+from sqlaqueue.engines.ours import is_moment_of_insert
+from sqlaqueue.engines.types import moment_text, undecorated
 from sqlaqueue.queue.backend import SCHEDULE
 from sqlaqueue.queue.portable import plain_form
 from sqlaqueue.sqlite.schedules import NOW, span_in_seconds, translated_check
@@ -50,7 +51,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
     def value_in(self, rows: sa.FromClause, number: int, type_: Any) -> sa.ColumnElement[Any]:
         """Return the value; bytes are hexadecimal in the document."""
         value = sa.func.json_extract(rows.c.value, sa.literal_column(f"'$[{number}]'"), type_=type_)
-        return sa.func.sqlaqueue_bytes(value, type_=type_) if isinstance(type_, sa.LargeBinary) else value
+        return sa.func.sqlaqueue_bytes(value, type_=type_) if isinstance(undecorated(type_), sa.LargeBinary) else value
 
     def each_value(self, array: str) -> str:
         """Return a SELECT from ``json_each()``."""
@@ -58,7 +59,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
 
     def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
         """Give a SELECT a WHERE, without which SQLite takes ON CONFLICT for the condition of a join."""
-        if insert_stmt.select is not None and insert_stmt._post_values_clause is not None:  # noqa: SLF001 - not public
+        if self.translates and insert_stmt.select is not None and insert_stmt._post_values_clause is not None:  # noqa: SLF001 - not public
             rows = insert_stmt.select
             if not isinstance(rows, sa.Select):
                 rows = sa.select(rows.subquery("sqlaqueue_inserted"))
@@ -85,9 +86,11 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         target = cast.type.dialect_impl(self.dialect)
         if isinstance(target, sa.JSON):
             return f"json({self.process(cast.clause, **options)})"
-        if isinstance(target, sa.String) and isinstance(cast.clause.type, sa.Uuid):
+        target = undecorated(target)
+        if isinstance(target, sa.String) and isinstance(undecorated(cast.clause.type), sa.Uuid):
             return f"sqlaqueue_uuid_text({self.process(cast.clause, **options)})"
-        if isinstance(cast.type, sa.Integer | sa.Float | sa.String) and not isinstance(cast.type, sa.Enum):
+        plain = undecorated(cast.type)
+        if isinstance(plain, sa.Integer | sa.Float | sa.String) and not isinstance(plain, sa.Enum):
             rendered: str = SQLiteCompiler.visit_cast(self, cast, **options)
             return rendered
         return self.process(cast.clause, **options)
@@ -118,6 +121,8 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
 
     def visit_concat_func(self, function: Any, **options: Any) -> str:
         """Render the operator; a missing argument is an empty text."""
+        if not self.translates:
+            return self._as_before(function, **options)
         return "(" + " || ".join(f"coalesce({each}, '')" for each in self._arguments(function, **options)) + ")"
 
     def visit_table_valued_alias(self, element: Any, **options: Any) -> str:
@@ -145,7 +150,7 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         raise NotImplementedError(f"LATERAL {lateral_.name}")
 
 
-class TableCompiler(SQLiteDDLCompiler):
+class TableCompiler(TranslatingTableCompiler, SQLiteDDLCompiler):
     """Translates tables and indexes."""
 
     def visit_create_index(self, create: Any, *positional: Any, **options: Any) -> str:
@@ -165,11 +170,7 @@ class TableCompiler(SQLiteDDLCompiler):
     def get_column_default_string(self, column: sa.Column[Any]) -> str | None:
         """Render the default of a moment in the format of all other moments."""
         default = column.server_default
-        if isinstance(default, sa.DefaultClause) and getattr(default.arg, "name", None) in {
-            "now",
-            "statement_timestamp",
-            "clock_timestamp",
-        }:
+        if is_moment_of_insert(column):
             return f"({NOW})"
         if isinstance(column.type, sa.Interval) and isinstance(default, sa.DefaultClause):
             return span_in_seconds(str(default.arg))

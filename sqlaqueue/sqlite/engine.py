@@ -20,7 +20,16 @@ class SQLite(SharedEngine):
     name = "sqlite"
     title = "SQLite"
     no_strategy = "whose one write lock a held claim would keep until its transaction ends"
-    no_option: ClassVar[Mapping[str, str]] = dict.fromkeys(("limits", "rates", "order", "fair"), "")
+    no_option: ClassVar[Mapping[str, str]] = {
+        "limits": "which has no LATERAL, by which a claim counts the running jobs of each key",
+        "rates": "which has no LATERAL, by which a claim reserves the begin of a job for each key",
+        "order": "which has no LATERAL, by which a claim looks for the job before in each key",
+        "fair": "which has no LATERAL, by which a claim lets keys take turns",
+    }
+
+    def __init__(self, busy_timeout: float = 30) -> None:
+        self.busy_timeout = busy_timeout
+        """How many seconds a transaction waits for that of another connection."""
 
     sqlstate = staticmethod(errors.sqlstate)
     violated_constraint = staticmethod(errors.violated_constraint)

@@ -14,6 +14,7 @@ _CODES = {
     787: "23503",  # SQLITE_CONSTRAINT_FOREIGNKEY
     275: "23514",  # SQLITE_CONSTRAINT_CHECK
 }
+_TRIGGER = 1811  # SQLITE_CONSTRAINT_TRIGGER: RAISE() in a trigger, or a foreign key with RESTRICT
 _PRIMARY_CODES = {
     5: "40001",  # SQLITE_BUSY
     6: "40001",  # SQLITE_LOCKED
@@ -41,6 +42,8 @@ def sqlstate(error: DBAPIError) -> str | None:
     code = getattr(error.orig, "sqlite_errorcode", None)
     if code is None:
         return None
+    if code == _TRIGGER and "FOREIGN KEY" in str(error.orig):
+        return "23503"
     found = _CODES.get(code) or _PRIMARY_CODES.get(code & 0xFF)
     if found is None:
         text = str(error.orig)

@@ -13,6 +13,7 @@ from sqlaqueue.engines.notifications import channel_of_change, notify_within_pro
 from sqlaqueue.engines.prepare import is_prepared, replace_compilers
 from sqlaqueue.engines.steps import keys_in
 from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.functions import add_functions
@@ -23,16 +24,17 @@ from sqlaqueue.sqlite.written_rows import is_written_here, note_written_rows
 _OLDEST = (3, 35)
 
 
-def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
+def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
     """Prepare an engine, so that models with queues can be used with its sessions.
 
     Call it once, before the engine is used. It sets the file to write-ahead logging, in which readers and the writer
     do not wait for each other, and lets transactions begin with ``BEGIN IMMEDIATE`` where they begin with a write.
 
     :param engine: an Engine or an AsyncEngine.
-    :param busy_timeout: how many seconds a transaction waits for that of another connection before it raises an error.
-    :raises ConfigurationError: if the engine is for another database or has connected before, or SQLite is older than
-        3.35.
+    :param busy_timeout: how many seconds a transaction waits for that of another connection before it raises an error;
+        30 by default.
+    :raises ConfigurationError: if the engine is for another database or has connected before, SQLite is older than
+        3.35, or the engine has been prepared with another ``busy_timeout``.
     """
     sync: sa.Engine = getattr(engine, "sync_engine", engine)
     dialect: Any = sync.dialect
@@ -47,8 +49,15 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
         )
         raise ConfigurationError(msg)
     if is_prepared(sync):
+        prepared: Any = engine_of(dialect)
+        if busy_timeout not in {None, prepared.busy_timeout}:
+            msg = (
+                f"sqlaqueue.sqlite.prepare({engine!r}, busy_timeout={busy_timeout}): the engine has been prepared with "
+                f"busy_timeout={prepared.busy_timeout}; give it in the first call, and call prepare() once"
+            )
+            raise ConfigurationError(msg)
         return
-    other = SQLite()
+    other = SQLite() if busy_timeout is None else SQLite(busy_timeout)
     replace_compilers(
         sync,
         other,
@@ -63,7 +72,7 @@ def prepare(engine: Any, *, busy_timeout: float = 30) -> None:
         # The driver begins no transaction by itself.
         connection.isolation_level = None
         cursor = connection.cursor()
-        cursor.execute(f"PRAGMA busy_timeout = {int(busy_timeout * 1000)}")
+        cursor.execute(f"PRAGMA busy_timeout = {int(other.busy_timeout * 1000)}")
         cursor.execute("PRAGMA journal_mode = WAL")
         cursor.close()
         info = record.info

@@ -17,8 +17,7 @@ def note_written_rows(engine: sa.Engine) -> None:
     note_before_inserts(engine, _EARLIER, _rowids)
 
 
-def _rowids(connection: sa.Connection, table: sa.Table) -> frozenset[int]:
-    name = connection.dialect.identifier_preparer.format_table(table)
+def _rowids(connection: sa.Connection, _: sa.Table, name: str) -> frozenset[int]:
     query = f"SELECT rowid FROM {name}"  # noqa: S608 - the name is quoted
     return frozenset(connection.exec_driver_sql(query).scalars())
 

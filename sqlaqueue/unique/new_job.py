@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.exc import StatementError
+from sqlaqueue.queue.portable import with_plain_form
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key
 
@@ -125,7 +127,9 @@ def set_created_at(connection: sa.Connection, key: UniqueKey, jobs: Iterable[New
     column, now = key.spec.columns["created_at"], None
     for job in jobs:
         if column.default is None and job.given().get(job.mapper.get_property_by_column(column).key) is None:
-            now = now or connection.scalar(sa.select(sa.cast(sa.func.now(), column.type)))
+            plain = partial(sa.func.statement_timestamp, type_=column.type)
+            query = sa.select(with_plain_form(sa.cast(sa.func.now(), column.type), plain))
+            now = now or connection.scalar(query)
             job.set_value(column, now)
 
 

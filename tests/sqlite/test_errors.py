@@ -16,7 +16,8 @@ pytestmark = pytest.mark.once
 
 TABLE = """
 CREATE TABLE thing (
-  id integer PRIMARY KEY, name text UNIQUE, n integer NOT NULL CHECK (n > 0), other integer REFERENCES thing (id)
+  id integer PRIMARY KEY, name text UNIQUE, n integer NOT NULL CHECK (n > 0),
+  other integer REFERENCES thing (id) ON DELETE RESTRICT
 )
 """
 STATES = {
@@ -25,6 +26,8 @@ STATES = {
     "INSERT INTO thing VALUES (2, 'b', NULL, NULL)": ("23502", None, "n"),
     "INSERT INTO thing VALUES (2, 'b', 0, NULL)": ("23514", "", None),
     "INSERT INTO thing VALUES (2, 'b', 1, 9)": ("23503", "", None),
+    "DELETE FROM thing WHERE id = 1": ("23503", "", None),
+    "DELETE FROM thing WHERE id = 5": ("23000", None, None),
     "INSERT INTO missing VALUES (1)": ("42P01", None, None),
     "SELECT missing FROM thing": ("42703", None, None),
     "INSERT INTO thing (id, missing) VALUES (2, 1)": ("42703", None, None),
@@ -37,7 +40,10 @@ STATES = {
 @pytest.mark.parametrize("statement", STATES)
 def test_an_error_has_its_state(bench: SQLiteBench, statement: str) -> None:
     bench.execute(TABLE)
-    bench.execute("INSERT INTO thing VALUES (1, 'a', 1, NULL)")
+    bench.execute("INSERT INTO thing VALUES (1, 'a', 1, NULL), (4, 'd', 1, 1), (5, 'e', 1, NULL)")
+    bench.execute(
+        "CREATE TRIGGER kept BEFORE DELETE ON thing WHEN OLD.id = 5 BEGIN SELECT RAISE(ABORT, 'it is kept'); END"
+    )
     with bench.engine.connect() as connection:
         connection.exec_driver_sql("PRAGMA foreign_keys = ON")
         pages = connection.exec_driver_sql("PRAGMA page_count").scalar()

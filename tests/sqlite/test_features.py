@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlaqueue.sqlite
 from sqlaqueue import Constant, Consumer, Tick, admin, claim, complete, enqueue, fail, requeue, rescue, tick_of, wait
 from sqlaqueue.exc import ConfigurationError, JobExists
+from sqlaqueue.mapping.mixin import spec_of
+from sqlaqueue.queue.engine import checks_of
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from sqlaqueue.web import Access, Dashboard
 from tests.sqlite.features import HOURLY, Email, Hourly, Measured, Order, Waits, do_nothing, made
@@ -306,3 +309,60 @@ def test_a_programs_any_of_rows_is_not_translated(sessions: Sessions) -> None:
     """SQLite has no ANY, and refuses it as it always does."""
     with sessions() as session, pytest.raises(sa.exc.OperationalError):
         session.execute(sa.select(Email.id).where(Email.id != sa.all_(sa.select(Email.id).scalar_subquery())))
+
+
+def test_missing_indexes_are_named(sessions: Sessions) -> None:
+    with sessions() as session:
+        for model in (Order, Hourly):
+            assert checks_of(session).missing_indexes(session, spec_of(model)) == []
+        session.execute(sa.text("DROP INDEX ix_hourly_queue_unique"))
+        session.execute(sa.text("DROP INDEX ix_orders_queue_unique"))
+        session.execute(sa.text("DROP INDEX ix_orders_queue_claim"))
+        [missing] = checks_of(session).missing_indexes(session, spec_of(Hourly))
+        assert missing.name == "ix_hourly_queue_unique"
+        advice = checks_of(session).missing_index_advice(session, spec_of(Order))
+        assert advice is not None
+        assert "claims are slow, and jobs are not unique, and enqueue() fails, without the indexes" in advice
+        assert {"ix_orders_queue_claim,", "ix_orders_queue_unique;"} < set(advice.split())
+
+
+def test_rows_of_a_test_are_known_in_another_schema(tmp_path: Path) -> None:
+    """An attached file is a schema; both have a table of this name."""
+    made(tmp_path / "tenant.db").kw["bind"].dispose()
+    sessions = made(tmp_path / "jobs.db")
+    engine = sessions.kw["bind"]
+
+    @event.listens_for(engine, "begin")
+    def attach(connection: sa.Connection) -> None:
+        databases = {row[1] for row in connection.exec_driver_sql("PRAGMA database_list")}
+        if "tenant" not in databases:
+            driver: Any = connection.connection.driver_connection
+            driver.execute(f"ATTACH '{tmp_path}/tenant.db' AS tenant")
+
+    with sessions() as session:
+        session.add_all([Email(), Email()])
+        session.commit()
+    tenant = engine.execution_options(schema_translate_map={None: "tenant"})
+    with Session(tenant) as session:
+        session.add(Email())
+        session.flush()
+        assert [job.id for job in enqueued(session, Email)] == [1]
+    tenant.dispose()
+
+
+class Wrapped(sa.types.TypeDecorator[datetime]):
+    """A type of the application."""
+
+    impl = sa.DateTime(timezone=True)
+    cache_ok = True
+
+
+def test_moments_of_an_applications_type_are_calculated_with(sessions: Sessions) -> None:
+    with sessions() as session:
+        session.add(Email())
+        session.commit()
+        run_at = sa.type_coerce(Email.run_at, Wrapped())
+        hour = sa.literal(timedelta(hours=1), sa.Interval())
+        later = session.scalar(sa.select(sa.type_coerce(run_at + hour, sa.DateTime(timezone=True))))
+        assert later == session.scalars(sa.select(Email.run_at)).one() + timedelta(hours=1)
+        assert session.scalar(sa.select(sa.extract("epoch", (run_at + hour) - run_at))) == 3600

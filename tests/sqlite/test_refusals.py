@@ -212,6 +212,11 @@ def test_every_connection_is_set_up(tmp_path: Path) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
     sqlaqueue.sqlite.prepare(engine, busy_timeout=1.5)
     sqlaqueue.sqlite.prepare(engine)
+    sqlaqueue.sqlite.prepare(engine, busy_timeout=1.5)
+    with pytest.raises(
+        ConfigurationError, match=r"busy_timeout=30\): the engine has been prepared with busy_timeout=1\.5"
+    ):
+        sqlaqueue.sqlite.prepare(engine, busy_timeout=30)
     with engine.connect() as one, engine.connect() as two:
         for connection in (one, two):
             assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"

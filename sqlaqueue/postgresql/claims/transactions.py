@@ -72,9 +72,9 @@ def written_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
 
 
 def _inserted_here(rows: NamedFromClause) -> sa.ColumnElement[bool]:
-    table = getattr(rows, "element", rows)
+    table: Any = getattr(rows, "element", rows)
     rowid: sa.ColumnElement[int] = sa.literal_column(f"{rows.name}.rowid")
-    written = sa.func.sqlaqueue_written_here(sa.literal(table.name), rowid, type_=sa.Boolean())
+    written = sa.func.sqlaqueue_written_here(sa.literal(table.fullname), rowid, type_=sa.Boolean())
     # For an engine that knows rows by their keys.
     written.__dict__[WRITTEN_ROWS] = rows
     return written == sa.true()

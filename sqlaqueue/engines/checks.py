@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.backend import ForeignKey, backend
-from sqlaqueue.queue.engine import engine_of_error
+from sqlaqueue.queue.engine import engine_of, engine_of_error
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
 
 UPDATE_COMMAND = "`alembic revision --autogenerate` and `alembic upgrade head`"
@@ -19,8 +19,12 @@ _UNDEFINED = {"42P01", "42703"}
 
 
 def check_complete(session: Any, spec: Spec) -> None:
-    """Raise DatabaseNotReadyError if tables or columns of a queue are missing."""
+    """Raise DatabaseNotReadyError if tables or columns of a queue are missing, or a column cannot serve claims."""
     check_tables(session, [spec.table, *spec.side_tables.values()], spec.model.__name__)
+    connection = _connection(session)
+    other = engine_of(connection.dialect)
+    if other is not None:
+        other.check_columns(connection, spec)
 
 
 def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> None:
@@ -29,7 +33,7 @@ def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> No
     inspector = sa.inspect(connection)
     lacking = []
     for table in tables:
-        schema = _schema(connection, table)
+        schema = schema_of(connection, table)
         if not inspector.has_table(table.name, schema):
             lacking.append(f"the table {table.fullname}")
             continue
@@ -70,7 +74,7 @@ def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
 
 
 def _index_names(connection: Any, table: sa.Table) -> set[str | None]:
-    schema = _schema(connection, table)
+    schema = schema_of(connection, table)
     if connection.dialect.name != "sqlite":
         return {index["name"] for index in sa.inspect(connection).get_indexes(table.name, schema)}
     # SQLAlchemy passes over indexes of expressions there.
@@ -139,7 +143,7 @@ def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege])
 policies_for = grants_for
 
 
-def _schema(connection: Any, table: sa.Table) -> str | None:
+def schema_of(connection: Any, table: sa.Table) -> str | None:
     """Return the schema of a table, as the connection translates it."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
     schema: str | None = translated.get(table.schema, table.schema)

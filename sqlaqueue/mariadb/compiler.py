@@ -23,7 +23,8 @@ from sqlaqueue.postgresql.claims.transactions import WRITTEN_ROWS
 from sqlaqueue.queue.portable import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
-_TEXT = "LONGTEXT"
+_TEXT = "LONGTEXT CHARACTER SET utf8mb4"
+"""The type of texts in JSON; without a character set it would have that of the database."""
 _LEFT = "/*left*/"
 NOTIFICATIONS = "sqlaqueue_notifications"
 """The attribute of a compiled statement with the channels and texts that it sends when it is executed."""
@@ -132,7 +133,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     def each_value(self, array: str) -> str:
         """Return a SELECT from the table of a JSON array."""
-        values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value LONGTEXT PATH '$')) AS each_value"
+        values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value {_TEXT} PATH '$')) AS each_value"
         return f"SELECT value FROM {values}"  # noqa: S608 - the array is a parameter
 
     def visit_table_valued_alias(self, element: Any, **options: Any) -> str:

@@ -63,6 +63,10 @@ class OtherEngine(Protocol):
         """Raise ConfigurationError for a queue with options that the database cannot carry."""
         ...
 
+    def check_columns(self, connection: sa.Connection, spec: Any) -> None:
+        """Raise DatabaseNotReadyError if the columns of a queue's table, which exist, cannot serve claims."""
+        ...
+
     def created(self, table: sa.Table, connection: sa.Connection) -> None:
         """Create what belongs to a table of the library that has just been created."""
         ...

@@ -17,6 +17,7 @@ from sqlaqueue.engines.steps import is_step, rows_parameter
 from sqlaqueue.engines.types import undecorated
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
+from sqlaqueue.mariadb.lock_timeout import LOCK_TIMEOUT
 from sqlaqueue.mariadb.types import binary_collation
 from sqlaqueue.mariadb.unique import UniqueStatements, twins_hint, twins_table, unless_twin
 from sqlaqueue.postgresql.claims.transactions import WRITTEN_ROWS
@@ -338,6 +339,15 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         """Render the isolation level, and whether the server can be written to."""
         name = next(iter(function.clauses)).value
         rendered: str = _SETTINGS.get(name) or super().visit_current_setting_func(function, **options)
+        return rendered
+
+    def visit_set_config_func(self, _: Any, **options: Any) -> str:
+        """Render the value, and note that of ``lock_timeout``, see :mod:`sqlaqueue.mariadb.lock_timeout`."""
+        name, value, *_rest = _.clauses
+        if getattr(name, "value", None) != "lock_timeout" or not isinstance(value, sa.BindParameter) or self.isinsert:
+            return "NULL"
+        rendered: str = self.process(value, **options)
+        self.__dict__[LOCK_TIMEOUT] = self.bind_names[value]
         return rendered
 
     def visit_txid_current_func(self, _: Any, **__: Any) -> str:

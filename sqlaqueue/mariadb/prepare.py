@@ -16,6 +16,7 @@ from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.ddl import TableCompiler, TypeCompiler
 from sqlaqueue.mariadb.engine import MariaDB
 from sqlaqueue.mariadb.execution import execute
+from sqlaqueue.mariadb.lock_timeout import limit_lock_waits
 from sqlaqueue.mariadb.steps import run_step
 from sqlaqueue.mariadb.types import Moment
 from sqlaqueue.mariadb.unique import insert_unless_twin
@@ -74,6 +75,7 @@ def prepare(engine: Any) -> None:
     event.listen(sync, "do_execute", insert_unless_twin)
     event.listen(sync, "do_execute", execute)
     event.listen(sync, "after_cursor_execute", _notify)
+    limit_lock_waits(sync)
     note_written_rows(sync)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, run_step, locks_apart=True)

@@ -45,6 +45,9 @@ def _with_keys_only(cte: Any) -> Any:
     if not (statement.is_dml and statement.is_update):
         return statement
     keys = [*statement.table.primary_key]
+    if not statement._returning:  # noqa: SLF001 - not public
+        # So that it is divided: an UPDATE of joined tables might lock every row, and computes one value after another.
+        return statement.returning(*keys)
     if len(keys) >= len(cte.c) or not all(any(column.shares_lineage(key) for column in cte.c) for key in keys):
         return statement
     reduced = statement._clone()  # noqa: SLF001 - returning() only adds columns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 import sqlaqueue.mariadb
 from sqlaqueue import (
     Consumer,
+    Retry,
     admin,
     async_enqueue,
     cancel,
@@ -34,7 +36,7 @@ from sqlaqueue import (
 )
 from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
-from sqlaqueue.testing import fire_schedules, travel
+from sqlaqueue.testing import fire_schedules, travel, wait_until
 from tests.mariadb.unique_models import EVERY_SECOND, Base, Mail, Order, Waiting
 
 if TYPE_CHECKING:
@@ -196,16 +198,19 @@ def test_a_deadlock_is_raised_as_such(unique_engine: sa.Engine) -> None:
         session.rollback()
 
     with Session(unique_engine) as first, Session(unique_engine) as second:
-        enqueue(first, Order(key="a"))
-        enqueue(second, Order(key="b"))
-        threads = [threading.Thread(target=enqueue_crosswise, args=each) for each in ((first, "b"), (second, "a"))]
+        # Keys that no ended job has, behind whose entries in the index the server would lock others.
+        enqueue(first, Order(key="first"))
+        enqueue(second, Order(key="second"))
+        threads = [
+            threading.Thread(target=enqueue_crosswise, args=each) for each in ((first, "second"), (second, "first"))
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         # One of the two.
         assert [is_conflict(error) for error in errors] == [True]
-        assert enqueue(first, Order(key="a"))[0].created
+        assert enqueue(first, Order(key="first"))[0].created
 
 
 # -- Consumers, async sessions, schedules ------------------------------------------------------------------------------
@@ -228,6 +233,40 @@ def test_a_consumer_retries_beside_a_twin(unique_engine: sa.Engine) -> None:
         found = states(session, Mail)
         assert found.pop(1) == "cancelled"
         assert [*found.values()] == ["completed"]
+
+
+@pytest.mark.parametrize("end", ["retry", "rescue"])
+def test_a_consumer_does_not_wait_for_a_twin_that_is_not_committed(unique_engine: sa.Engine, end: str) -> None:
+    """The server's own limit, of 50 seconds, is longer than a lease; other jobs are settled meanwhile."""
+    sessions = sessionmaker(unique_engine)
+    with Session(unique_engine) as session, Session(unique_engine) as other:
+        session.add_all([Mail(id=1, key="b"), Mail(id=2, key="a")])
+        # InnoDB also locks the entry behind that of a twin, which would be that of the other job.
+        later = datetime.now(UTC) + timedelta(days=1)
+        session.add_all([Mail(id=number, key=f"between {number}", run_at=later) for number in range(10, 60)])
+        session.commit()
+
+        def add_twin() -> None:
+            other.add(Mail(id=3, key="b", run_at=later))
+            other.flush()
+
+        def handle(_: Session, job: Mail) -> None:
+            if job.id == 1 and end == "retry" and not other.in_transaction():
+                add_twin()
+            if job.attempts == 1 and end == "retry":
+                raise Retry(0)
+
+        if end == "rescue":
+            session.execute(extend(session.scalars(claim(Mail, 2)).all(), lease=0))
+            session.commit()
+            add_twin()
+        with Consumer(Mail, handle, sessions, poll_interval=0.1):
+            wait_until(sessions, (Mail, 2), "completed", timeout=30)
+            assert states(session, Mail)[1] == "processing"
+            other.commit()
+            wait_until(sessions, (Mail, 1), "cancelled", timeout=30)
+    with unique_engine.connect() as connection:
+        assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar() == 50
 
 
 def test_async_enqueue(mariadb: MariaDBServer, unique_tables: str, unique_engine: sa.Engine) -> None:

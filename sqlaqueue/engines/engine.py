@@ -25,6 +25,11 @@ class SharedEngine:
     no_option: ClassVar[Mapping[str, str]]
     """The options of a queue that are not available, each with the reason, which may be empty."""
 
+    needs_indexes: ClassVar[bool] = False
+    """Whether a claim names its index, and so raises an error without it."""
+    migrating: ClassVar[str] = "migrate with `alembic revision --autogenerate` and `alembic upgrade head`"
+    """How an existing table gets what it lacks, as an advice to people."""
+
     @property
     def checks(self) -> Checks:
         """The tables, columns and indexes that are missing."""

@@ -17,6 +17,7 @@ from sqlaqueue.engines.steps import is_step, rows_parameter
 from sqlaqueue.engines.types import undecorated
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
+from sqlaqueue.mariadb.inserts import ignoring_duplicates, in_order_of_assignment, is_ignoring
 from sqlaqueue.mariadb.lock_timeout import LOCK_TIMEOUT
 from sqlaqueue.mariadb.types import binary_collation
 from sqlaqueue.mariadb.unique import UniqueStatements, twins_hint, twins_table, unless_twin
@@ -221,19 +222,26 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     # -- inserts ---------------------------------------------------------------------------------------------------
 
     def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
-        """Render an INSERT that leaves existing rows as INSERT IGNORE, which returns new rows only."""
+        """Render an INSERT that leaves existing rows; some as INSERT IGNORE, see :mod:`sqlaqueue.mariadb.inserts`."""
         clause = insert_stmt._post_values_clause  # noqa: SLF001 - not public
-        ignores = getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing"
+        ignores = getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing" and is_ignoring(insert_stmt)
         # The only partial index is that of unique jobs.
         unless = ignores and clause.inferred_target_whereclause is not None and insert_stmt._returning  # noqa: SLF001 - as above
         if ignores and not unless:
             insert_stmt = insert_stmt.prefix_with("IGNORE")
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
-        return unless_twin(rendered, insert_stmt.table, self) if unless else rendered
+        if unless:
+            return unless_twin(rendered, insert_stmt.table, self)
+        return ignoring_duplicates(rendered, clause, insert_stmt.table) if ignores else rendered
 
     def visit_on_conflict_do_nothing(self, _: Any, **__: Any) -> str:
-        """Render nothing, as above."""
-        return ""
+        """Render a change that changes nothing. It ignores no other error, but it counts the existing rows."""
+        statement: Any = self.stack[-1]["selectable"]
+        if is_ignoring(statement):
+            return ""
+        table = statement.table
+        first = self.preparer.format_column(next(iter(table.primary_key or table.c)))
+        return f"ON DUPLICATE KEY UPDATE {first} = {self.preparer.format_table(table)}.{first}"
 
     def visit_on_conflict_do_update(self, clause: Any, **options: Any) -> str:
         """Render ON DUPLICATE KEY UPDATE."""
@@ -245,7 +253,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             return None
 
         condition = clause.update_whereclause
-        values = []
+        values: dict[Any, Any] = {}
         for name, given in dict(clause.update_values_to_set).items():
             column = statement.table.c[name] if isinstance(name, str) else name
             value: Any = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
@@ -253,10 +261,12 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
                 value = value._with_binary_element_type(column.type)  # noqa: SLF001 - as above
             if condition is not None:
                 value = sa.case((condition, value), else_=column)
-            translated: Any = replacement_traverse(value, {}, proposed)
-            rendered = self.process(translated.self_group(), **options)
-            values.append(f"{self.preparer.quote(column.name)} = {rendered}")
-        return f"ON DUPLICATE KEY UPDATE {', '.join(values)}"
+            values[column] = replacement_traverse(value, {}, proposed)
+        assignments = [
+            f"{self.preparer.quote(column.name)} = {self.process(values[column].self_group(), **options)}"
+            for column in in_order_of_assignment(values, statement.table)
+        ]
+        return f"ON DUPLICATE KEY UPDATE {', '.join(assignments)}"
 
     # -- functions -----------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
 from sqlaqueue.mariadb.autocommit import refuse_autocommit
+from sqlaqueue.mariadb.inserts import errors_of_ignored_rows
 
 MARK = "/*sqlaqueue"
 """The beginning of every text below."""
@@ -88,7 +89,8 @@ def execute(cursor: Any, statement: str, parameters: Any, context: Any) -> bool 
     """
     if MARK not in statement:
         return None
-    _Execution(cursor, context, parameters).run(statement)
+    with errors_of_ignored_rows(cursor, statement, context):
+        _Execution(cursor, context, parameters).run(statement)
     return True
 
 

@@ -69,6 +69,8 @@ def prepare(engine: Any) -> None:
         if dialect.is_mariadb:
             # A long list of keys would become a table, and the rows would not be found by the index.
             cursor.execute("SET SESSION in_predicate_conversion_threshold = 0")
+        # An INSERT IGNORE may have one for each row.
+        cursor.execute("SET SESSION max_error_count = 65535")
         cursor.close()
 
     event.listen(sync, "connect", connected)

@@ -55,6 +55,11 @@ class OtherEngine(Protocol):
     """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
 
     @property
+    def migrating(self) -> str:
+        """How an existing table gets what it lacks, as an advice to people."""
+        ...
+
+    @property
     def checks(self) -> Checks:
         """What the database lacks for a queue."""
         ...

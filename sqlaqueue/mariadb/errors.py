@@ -64,8 +64,7 @@ def sqlstate(error: DBAPIError) -> str | None:
 def violated_key(text: str) -> str | None:
     """Return the name of the unique index in the text of an error about a duplicate."""
     duplicate = _DUPLICATE.search(text)
-    # MySQL puts the name of the table before it.
-    return None if duplicate is None else duplicate["name"].rpartition(".")[2]
+    return None if duplicate is None else duplicate["name"]
 
 
 def violated_constraint(error: DBAPIError) -> str | None:

@@ -76,8 +76,12 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
 def check_ready(connection: sa.Connection, spec: QueueSpec) -> None:
     """Refuse a database that lacks tables, triggers, functions or privileges of the queue.
 
+    :raises ConfigurationError: if it cannot carry an option of the queue.
     :raises DatabaseNotReadyError: if something is missing; the message names the fix.
     """
+    other = engine_of(connection.dialect)
+    if other is not None:
+        other.check_supported(spec)
     _check_objects(connection, spec)
     _check_privileges(connection, spec)
 

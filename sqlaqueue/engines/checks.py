@@ -11,16 +11,20 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.queue.backend import ForeignKey, backend
-from sqlaqueue.queue.engine import engine_of_error
+from sqlaqueue.queue.engine import engine_of, engine_of_error
 from sqlaqueue.queue.strategy_protocol import RequiredPrivilege, Spec
 
-UPDATE_COMMAND = "`alembic revision --autogenerate` and `alembic upgrade head`"
-_UNDEFINED = {"42P01", "42703"}
+_UNDEFINED = {"42P01", "42703", "42P10"}
 
 
 def check_complete(session: Any, spec: Spec) -> None:
-    """Raise DatabaseNotReadyError if tables or columns of a queue are missing."""
-    check_tables(session, [spec.table, *spec.side_tables.values()], spec.model.__name__)
+    """Raise DatabaseNotReadyError for a table, a column or an index that is missing, or that cannot serve claims."""
+    name, connection = spec.model.__name__, _connection(session)
+    check_tables(session, [spec.table, *spec.side_tables.values()], name)
+    engine = _engine(connection)
+    if engine.needs_indexes:
+        _refuse_lack(session, name, [f"the index {index.name}" for index in missing_indexes(session, spec)])
+    engine.check_columns(connection, spec)
 
 
 def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> None:
@@ -29,16 +33,20 @@ def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> No
     inspector = sa.inspect(connection)
     lacking = []
     for table in tables:
-        schema = _schema(connection, table)
+        schema = schema_of(connection, table)
         if not inspector.has_table(table.name, schema):
             lacking.append(f"the table {table.fullname}")
             continue
         known = {column["name"] for column in inspector.get_columns(table.name, schema)}
         lacking += [f"the column {table.fullname}.{column.name}" for column in table.c if column.name not in known]
+    _refuse_lack(session, needed_by, lacking)
+
+
+def _refuse_lack(session: Any, needed_by: str, lacking: Sequence[str]) -> None:
     if lacking:
         msg = (
             f"the database lacks what {needed_by} needs: {', '.join(lacking)}; create it with "
-            f"Base.metadata.create_all(engine), or migrate with {UPDATE_COMMAND}"
+            f"Base.metadata.create_all(engine), or {_engine(_connection(session)).migrating}"
         )
         raise DatabaseNotReadyError(msg)
 
@@ -61,7 +69,7 @@ def missing_index_advice(session: Any, spec: Spec) -> str | None:
         *(["jobs are not unique, and enqueue() fails"] if unique in missing else []),
     ]
     what = f"{', and '.join(consequences)}, without the indexes {names}"
-    return f"{spec.model.__name__}: {what}; migrate with {UPDATE_COMMAND}"
+    return f"{spec.model.__name__}: {what}; {_engine(_connection(session)).migrating}"
 
 
 def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
@@ -70,7 +78,7 @@ def has_index(connection: sa.Connection, table: sa.Table, name: str) -> bool:
 
 
 def _index_names(connection: Any, table: sa.Table) -> set[str | None]:
-    schema = _schema(connection, table)
+    schema = schema_of(connection, table)
     if connection.dialect.name != "sqlite":
         return {index["name"] for index in sa.inspect(connection).get_indexes(table.name, schema)}
     # SQLAlchemy passes over indexes of expressions there.
@@ -91,15 +99,15 @@ def foreign_keys_to(connection: sa.Connection, table: sa.Table) -> Iterable[Fore
 
 
 def undefined_object_advice(error: BaseException, spec: Spec) -> str | None:
-    """Return how to fix an error about a table or a column that does not exist."""
-    other = engine_of_error(error) if isinstance(error, DBAPIError) else None
+    """Return how to fix an error about a table, a column or an index that does not exist."""
+    other: Any = engine_of_error(error) if isinstance(error, DBAPIError) else None
     if not isinstance(error, DBAPIError) or other is None or other.sqlstate(error) not in _UNDEFINED:
         return None
     # Drivers whose errors have a number give it before the text.
     text = error.orig.args[-1] if error.orig is not None else error
     return (
-        f"{text}, which {spec.model.__name__} needs; create it with Base.metadata.create_all(engine), or migrate with "
-        f"{UPDATE_COMMAND}"
+        f"{text}, which {spec.model.__name__} needs; create it with Base.metadata.create_all(engine), or "
+        f"{other.migrating}"
     )
 
 
@@ -139,11 +147,15 @@ def grants_for(connection: sa.Connection, required: Sequence[RequiredPrivilege])
 policies_for = grants_for
 
 
-def _schema(connection: Any, table: sa.Table) -> str | None:
+def schema_of(connection: Any, table: sa.Table) -> str | None:
     """Return the schema of a table, as the connection translates it."""
     translated = connection.get_execution_options().get("schema_translate_map") or {}
     schema: str | None = translated.get(table.schema, table.schema)
     return schema
+
+
+def _engine(connection: Any) -> Any:
+    return engine_of(connection.dialect)
 
 
 def _connection(session: Any) -> Any:

@@ -18,10 +18,17 @@ class SharedEngine:
 
     title: str
     """The name for people."""
+    inserts_all_or_none = False
+    """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
     no_strategy: ClassVar[str]
     """Why no other strategy is available, as it follows the name of the database."""
     no_option: ClassVar[Mapping[str, str]]
     """The options of a queue that are not available, each with the reason, which may be empty."""
+
+    needs_indexes: ClassVar[bool] = False
+    """Whether a claim names its index, and so raises an error without it."""
+    migrating: ClassVar[str] = "migrate with `alembic revision --autogenerate` and `alembic upgrade head`"
+    """How an existing table gets what it lacks, as an advice to people."""
 
     @property
     def checks(self) -> Checks:
@@ -59,3 +66,6 @@ class SharedEngine:
                     "statements as JSON; use a number, a text or a UUID"
                 )
                 raise ConfigurationError(msg)
+
+    def check_columns(self, connection: sa.Connection, spec: Any) -> None:
+        """Accept the columns as they are."""

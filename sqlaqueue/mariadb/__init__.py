@@ -5,8 +5,7 @@
     engine = create_engine("mariadb+pymysql://user:password@host/shop")
     sqlaqueue.mariadb.prepare(engine)
 
-Everything else is as with PostgreSQL, except for what is refused; each refusal names the reason. MySQL 8 has what the
-statements need, but has not been tested.
+Everything else is as with PostgreSQL, except for what is refused; each refusal names the reason. MySQL is refused.
 """
 
 from sqlaqueue.mariadb.prepare import prepare

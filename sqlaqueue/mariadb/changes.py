@@ -6,7 +6,7 @@ of the claim order, and those of a key by the primary key.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -22,19 +22,21 @@ from sqlaqueue.postgresql.ddl.attach import queue_of
 from sqlaqueue.queue.portable import plain_form
 
 BY_KEY = "FORCE INDEX (PRIMARY)"
+_RETURNED = f"{MARK} returned*/"
 
 
-def divided(compiler: Any, statement: Any, returned: str) -> str:
+def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str) -> str:
     """Return the parts of a change as one text.
 
     :param statement: an UPDATE or DELETE of one table by its primary key.
-    :param returned: the SQL of what it returns.
+    :param columns: what it returns.
+    :param returned: the SQL of it.
     """
     table: sa.Table = statement.table
     keys = [*table.primary_key]
     names = [compiler.process(key) for key in keys]
     locking, given, rest = _sources(statement, keys)
-    values: dict[Any, Any] = _values_of(statement) if statement.is_update else {}
+    values: dict[Any, Any] = _values_of(compiler, statement) if statement.is_update else {}
     computed = {column: value for column, value in values.items() if not _is_in_place(value, column, table)}
     parts: list[tuple[str, str]] = []
     if locking is not None:
@@ -42,32 +44,30 @@ def divided(compiler: Any, statement: Any, returned: str) -> str:
     if locking is not None or given is not None:
         rest = [sa.literal_column(keys_place(names)), *rest]
     rest += [sa.literal_column(keys_place(names, *step)) for step in _joined_steps(rest, keys)]
-    returns_keys = [column.key for column in _columns(statement)] == [key.key for key in keys]
+    returns_keys = [getattr(column, "key", None) for column in columns] == [key.key for key in keys]
     reads_first = statement.is_delete and (given is not None or not returns_keys)
     if reads_first:
         parts.append(("select", _select(compiler, table, keys, rest, returned)))
     elif computed or (given is None and locking is None) or len(rest) > 1:
-        shown = [value.label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed.values())]
+        shown = [Grouping(value).label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed.values())]
         parts.append(("select", _select(compiler, table, keys, rest, None, shown)))
     for number, column in enumerate(computed):
         values[column] = sa.literal_column(value_place(len(keys) + number), column.type)
-    # Not plain parameters: they would be named after their columns, as those of the whole statement are.
-    values = {
-        column: sa.type_coerce(value, column.type) if isinstance(value, sa.BindParameter) else value
-        for column, value in values.items()
-    }
-    changed: sa.ColumnElement[bool] = sa.literal_column(keys_place(names))
-    change: Any
+    changed = keys_place(names)
     if statement.is_update:
-        change = sa.update(table).values(values).where(changed).with_hint(BY_KEY, table)
+        target = f"{compiler.process(table, asfrom=True)} {BY_KEY}"
+        change = f"UPDATE {target} SET {_assignments(compiler, values)} WHERE {changed}"  # noqa: S608 - SQL of the compiler
     else:
-        change = sa.delete(table).where(changed)
-    parts.append(("change", compiler.process(change)))
+        change = compiler.process(sa.delete(table).where(sa.literal_column(changed)))
+    parts.append(("change", change))
     if returns_keys or statement.is_delete:
         returns = "rest" if reads_first else "keys"
     else:
         source = f"{compiler.process(table, asfrom=True)} {BY_KEY}"
-        parts.append(("read", f"SELECT {returned} FROM {source} WHERE {keys_place(names)}"))  # noqa: S608 - SQL of the compiler
+        # With a lock, which the transaction has already: at REPEATABLE READ another SELECT would not find the present
+        # version of a row that the UPDATE has left as it was. The order lets the server look the keys up.
+        read = f"SELECT {returned} FROM {source} WHERE {keys_place(names)} ORDER BY {', '.join(names)}"  # noqa: S608 - SQL of the compiler
+        parts.append(("read", f"{read} FOR UPDATE SKIP LOCKED"))
         returns = "read"
     return Divided(parts, returns, [key.name for key in keys], given).text()
 
@@ -81,7 +81,7 @@ def _select(
     shown: Sequence[Any] = (),
 ) -> str:
     """Return the SELECT that locks the rows of a change, in the order of their keys."""
-    columns = [*keys, *shown] if returned is None else [*keys, sa.literal_column(returned)]
+    columns = [*keys, *shown] if returned is None else [*keys, sa.literal_column(_RETURNED)]
     found = sa.select(*columns).where(*where)
     others = [each for each in found.get_final_froms() if each is not table]
     # The rows of steps are few, and each finds its row by the key.
@@ -92,7 +92,9 @@ def _select(
         found = found.with_hint(table, BY_KEY)
         if not others:
             found = found.order_by(*keys)
-    return str(compiler.process(found.with_for_update().correlate(None)))
+    rendered = str(compiler.process(found.with_for_update().correlate(None)))
+    # Not a part of what was rendered, which would double each percent sign in it.
+    return rendered if returned is None else rendered.replace(_RETURNED, returned)
 
 
 def _sources(statement: Any, keys: Sequence[Any]) -> tuple[Any, tuple[str, Sequence[int]] | None, list[Any]]:
@@ -171,14 +173,33 @@ def _joined_steps(conditions: Sequence[Any], keys: Sequence[Any]) -> Iterator[tu
             yield str(rows.name), [numbers[key.key] for key in keys]
 
 
-def _values_of(statement: Any) -> dict[Any, Any]:
+def _values_of(compiler: Any, statement: Any) -> dict[Any, Any]:
+    """Return the columns that an UPDATE sets, those that it does not name included, and their values."""
     table, ordered = statement.table, getattr(statement, "_ordered_values", None)
     given = dict(ordered) if ordered else dict(statement._values or {})  # noqa: SLF001 - not public
-    return {table.c[getattr(column, "key", column)]: value for column, value in given.items()}
+    values = {table.c[getattr(column, "key", column)]: value for column, value in given.items()}
+    for column in table.c:
+        if column in values:
+            continue
+        parameter, default = compiler.binds.get(column.key), column.onupdate
+        if getattr(parameter, "_is_crud", False):
+            # It gets its value when the statement is executed: from the caller, or from a function of the column.
+            values[column] = parameter
+        elif default is not None and default.is_clause_element:
+            values[column] = default.arg
+    return values
 
 
-def _columns(statement: Any) -> list[Any]:
-    return [column for each in statement._returning for column in getattr(each, "columns", [each])]  # noqa: SLF001 - not public
+def _assignments(compiler: Any, values: Mapping[Any, Any]) -> str:
+    """Return the SQL of the values that the rows get."""
+    assignments = []
+    for column, given in values.items():
+        value = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
+        if isinstance(value, sa.BindParameter) and compiler.binds.get(value.key) is not value:
+            # Not a plain parameter: it would be named after its column, as that of the whole statement is.
+            value = sa.type_coerce(value, column.type)
+        assignments.append(f"{compiler.preparer.format_column(column)}={compiler.process(value.self_group())}")
+    return ", ".join(assignments)
 
 
 def _is_in_place(value: Any, column: Any, table: sa.Table) -> bool:
@@ -189,7 +210,8 @@ def _is_in_place(value: Any, column: Any, table: sa.Table) -> bool:
     if not isinstance(value, sa.ClauseElement):
         return True
     for part in iterate(value):
-        if isinstance(part, SelectBase | CTE):
+        # What a text of the program reads is not known.
+        if isinstance(part, SelectBase | CTE | sa.TextClause) or getattr(part, "is_literal", False):
             return False
         if isinstance(part, sa.ColumnClause) and part.table is not None and not _is_one_of(part, [column]):
             return False

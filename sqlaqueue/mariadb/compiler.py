@@ -17,12 +17,17 @@ from sqlaqueue.engines.steps import is_step, rows_parameter
 from sqlaqueue.engines.types import undecorated
 from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
+from sqlaqueue.mariadb.inserts import ignoring_duplicates, in_order_of_assignment, is_ignoring
+from sqlaqueue.mariadb.lock_timeout import LOCK_TIMEOUT
 from sqlaqueue.mariadb.types import binary_collation
+from sqlaqueue.mariadb.unique import UniqueStatements, twins_hint, twins_table, unless_twin
 from sqlaqueue.postgresql.claims.transactions import WRITTEN_ROWS
 from sqlaqueue.queue.portable import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
-_TEXT = "LONGTEXT"
+_TEXT = "LONGTEXT CHARACTER SET utf8mb4"
+"""The type of texts in JSON; without a character set it would have that of the database."""
+_LEFT = "/*left*/"
 NOTIFICATIONS = "sqlaqueue_notifications"
 """The attribute of a compiled statement with the channels and texts that it sends when it is executed."""
 _SETTINGS = {
@@ -41,7 +46,7 @@ class _Rows(FunctionElement[Any]):
 _Compiler: Any = MySQLCompiler
 
 
-class StatementCompiler(TranslatingCompiler, _Compiler):
+class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     """Translates statements."""
 
     locks_apart = True
@@ -124,11 +129,13 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         array_type: Any = array.type
         values.type = array_type.element if hasattr(array_type, "element") else array_type.item_type
         values.expanding = True
-        return str(self.process(sa.literal_column(left, values.type).in_(values), **options))
+        rendered = str(self.process(sa.literal_column(_LEFT, values.type).in_(values), **options))
+        # Not a part of what was rendered, which would double each percent sign in it.
+        return rendered.replace(_LEFT, left, 1)
 
     def each_value(self, array: str) -> str:
         """Return a SELECT from the table of a JSON array."""
-        values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value LONGTEXT PATH '$')) AS each_value"
+        values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value {_TEXT} PATH '$')) AS each_value"
         return f"SELECT value FROM {values}"  # noqa: S608 - the array is a parameter
 
     def visit_table_valued_alias(self, element: Any, **options: Any) -> str:
@@ -183,6 +190,9 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
             hint = index_to_lock_by(select)
             if hint is not None:
                 select = select.with_hint(*hint)
+        searched = None if plain_form(select) is not None else twins_table(select)
+        if searched is not None:
+            select = select.with_hint(searched, twins_hint(searched))
         rendered: str = super().visit_select(select, *positional, **options)
         return rendered
 
@@ -206,22 +216,32 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         """Render the parts of a change while its statement, after the ORM has translated it, is known."""
         rendered: str = super().returning_clause(stmt, returning_cols, **options)
         if stmt.is_update or (stmt.is_delete and (self.translates or not self.dialect.is_mariadb)):
-            self._sqlaqueue_parts = divided(self, stmt, rendered.removeprefix("RETURNING "))
+            self._sqlaqueue_parts = divided(self, stmt, returning_cols, rendered.removeprefix("RETURNING "))
         return rendered
 
     # -- inserts ---------------------------------------------------------------------------------------------------
 
     def visit_insert(self, insert_stmt: Any, visited_bindparam: Any = None, visiting_cte: Any = None, **kw: Any) -> str:
-        """Render an INSERT that leaves existing rows as INSERT IGNORE, which returns new rows only."""
+        """Render an INSERT that leaves existing rows; some as INSERT IGNORE, see :mod:`sqlaqueue.mariadb.inserts`."""
         clause = insert_stmt._post_values_clause  # noqa: SLF001 - not public
-        if getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing":
+        ignores = getattr(clause, "__visit_name__", "") == "on_conflict_do_nothing" and is_ignoring(insert_stmt)
+        # The only partial index is that of unique jobs.
+        unless = ignores and clause.inferred_target_whereclause is not None and insert_stmt._returning  # noqa: SLF001 - as above
+        if ignores and not unless:
             insert_stmt = insert_stmt.prefix_with("IGNORE")
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
-        return rendered
+        if unless:
+            return unless_twin(rendered, insert_stmt.table, self)
+        return ignoring_duplicates(rendered, clause, insert_stmt.table) if ignores else rendered
 
     def visit_on_conflict_do_nothing(self, _: Any, **__: Any) -> str:
-        """Render nothing, as above."""
-        return ""
+        """Render a change that changes nothing. It ignores no other error, but it counts the existing rows."""
+        statement: Any = self.stack[-1]["selectable"]
+        if is_ignoring(statement):
+            return ""
+        table = statement.table
+        first = self.preparer.format_column(next(iter(table.primary_key or table.c)))
+        return f"ON DUPLICATE KEY UPDATE {first} = {self.preparer.format_table(table)}.{first}"
 
     def visit_on_conflict_do_update(self, clause: Any, **options: Any) -> str:
         """Render ON DUPLICATE KEY UPDATE."""
@@ -233,7 +253,7 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
             return None
 
         condition = clause.update_whereclause
-        values = []
+        values: dict[Any, Any] = {}
         for name, given in dict(clause.update_values_to_set).items():
             column = statement.table.c[name] if isinstance(name, str) else name
             value: Any = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
@@ -241,10 +261,12 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
                 value = value._with_binary_element_type(column.type)  # noqa: SLF001 - as above
             if condition is not None:
                 value = sa.case((condition, value), else_=column)
-            translated: Any = replacement_traverse(value, {}, proposed)
-            rendered = self.process(translated.self_group(), **options)
-            values.append(f"{self.preparer.quote(column.name)} = {rendered}")
-        return f"ON DUPLICATE KEY UPDATE {', '.join(values)}"
+            values[column] = replacement_traverse(value, {}, proposed)
+        assignments = [
+            f"{self.preparer.quote(column.name)} = {self.process(values[column].self_group(), **options)}"
+            for column in in_order_of_assignment(values, statement.table)
+        ]
+        return f"ON DUPLICATE KEY UPDATE {', '.join(assignments)}"
 
     # -- functions -----------------------------------------------------------------------------------------------
 
@@ -327,6 +349,15 @@ class StatementCompiler(TranslatingCompiler, _Compiler):
         """Render the isolation level, and whether the server can be written to."""
         name = next(iter(function.clauses)).value
         rendered: str = _SETTINGS.get(name) or super().visit_current_setting_func(function, **options)
+        return rendered
+
+    def visit_set_config_func(self, _: Any, **options: Any) -> str:
+        """Render the value, and note that of ``lock_timeout``, see :mod:`sqlaqueue.mariadb.lock_timeout`."""
+        name, value, *_rest = _.clauses
+        if getattr(name, "value", None) != "lock_timeout" or not isinstance(value, sa.BindParameter) or self.isinsert:
+            return "NULL"
+        rendered: str = self.process(value, **options)
+        self.__dict__[LOCK_TIMEOUT] = self.bind_names[value]
         return rendered
 
     def visit_txid_current_func(self, _: Any, **__: Any) -> str:

@@ -17,6 +17,7 @@ from sqlaqueue.engines.ours import has_spans, is_moment_of_insert
 from sqlaqueue.engines.types import moment_text
 from sqlaqueue.mariadb.changes import conjuncts
 from sqlaqueue.mariadb.types import MICROSECONDS, binary_collation
+from sqlaqueue.mariadb.unique import create_index, drop_index, is_unique_index
 
 _NOW = "(UTC_TIMESTAMP(6))"
 _OURS = "sqlaqueue_"
@@ -37,6 +38,8 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
     def visit_create_index(self, create: Any, **options: Any) -> str:
         """Render a partial index as one that begins with the columns of its predicate."""
         index = create.element
+        if is_unique_index(index):
+            return create_index(index, self, if_not_exists=create.if_not_exists)
         where = index.dialect_options["postgresql"]["where"]
         if where is None:
             rendered: str = super().visit_create_index(create, **options)
@@ -48,6 +51,13 @@ class TableCompiler(TranslatingTableCompiler, _TableCompiler):
             rendered = super().visit_create_index(create, **options)
         finally:
             index.expressions = expressions
+        return rendered
+
+    def visit_drop_index(self, drop: Any, **options: Any) -> str:
+        """Remove the column of unique jobs with its index."""
+        if is_unique_index(drop.element):
+            return drop_index(drop.element, self, if_exists=drop.if_exists)
+        rendered: str = super().visit_drop_index(drop, **options)
         return rendered
 
     def get_column_default_string(self, column: sa.Column[Any]) -> str | None:

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
 from sqlalchemy.pool import AssertionPool, SingletonThreadPool, StaticPool
 
+from sqlaqueue.engines.checks import schema_of
 from sqlaqueue.engines.engine import SharedEngine
-from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb import errors
 from sqlaqueue.mariadb.schedules import create_trigger
+from sqlaqueue.mariadb.unique import check_comparable
+
+_DIALECT = mysql.dialect()
+"""By which the types of columns are told apart."""
+
+_CHARACTER_SET = sa.text(
+    "SELECT character_set_name FROM information_schema.columns WHERE table_schema = COALESCE(:schema, DATABASE()) "
+    "AND table_name = :table AND column_name = :name"
+)
 
 
 class MariaDB(SharedEngine):
@@ -21,9 +32,15 @@ class MariaDB(SharedEngine):
     """
 
     title = "MariaDB"
+    inserts_all_or_none = True
     no_strategy = "where there are no triggers for messages, and held claims have not been tested"
+    migrating = (
+        "add what an existing table lacks by ALTER TABLE, as sqlalchemy.schema.CreateTable(Model.__table__)"
+        ".compile(engine) prints it, and its indexes by index.create(engine, checkfirst=True) for those of "
+        "Model.__table__.indexes"
+    )
+    needs_indexes = True
     no_option: ClassVar[Mapping[str, str]] = {
-        "unique": "which has no partial index",
         "limits": "where a claim cannot count the running jobs of a key",
         "rates": "where a claim cannot reserve the begin of a job",
         "order": "where a claim cannot wait for the job before",
@@ -37,6 +54,35 @@ class MariaDB(SharedEngine):
     violated_constraint = staticmethod(errors.violated_constraint)
     violated_column = staticmethod(errors.violated_column)
     violated_table = staticmethod(errors.violated_table)
+
+    def check_supported(self, spec: Any) -> None:
+        """Refuse a queue with options that MariaDB cannot carry.
+
+        :raises ConfigurationError: naming the class, the option and what to use instead.
+        """
+        super().check_supported(spec)
+        if spec.config.unique is not None:
+            check_comparable(spec, _DIALECT)
+
+    def check_columns(self, connection: sa.Connection, spec: Any) -> None:
+        """Refuse a key of texts in another character set than that of the statements.
+
+        The server converts such a column before it compares it, and uses no index: a settlement would read all rows,
+        and wait for the locks of other workers.
+
+        :raises DatabaseNotReadyError: naming the column and the fix.
+        """
+        schema = schema_of(connection, spec.table)
+        for key in spec.keys:
+            place = {"schema": schema, "table": spec.table.name, "name": key.name}
+            found = connection.execute(_CHARACTER_SET, place).scalar()
+            if found not in {None, "utf8mb4"}:
+                msg = (
+                    f"{spec.model.__name__}.{key.key}: the character set of the column {spec.table.name}.{key.name} is "
+                    f"{found}, for which statements with several keys use no index; change it by `ALTER TABLE "
+                    f"{spec.table.name} CONVERT TO CHARACTER SET utf8mb4`"
+                )
+                raise DatabaseNotReadyError(msg)
 
     def created(self, table: sa.Table, connection: sa.Connection) -> None:
         """Create the trigger of the table of schedules."""

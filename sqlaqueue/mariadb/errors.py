@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
+DUPLICATES = (1062, 1586)
 _STATES = {
     "08006": (2006, 2013, 2055, 4031),  # the connection is lost
     "08001": (2002, 2003, 2005),  # it cannot be made
@@ -14,7 +15,7 @@ _STATES = {
     "22003": (1264, 1690),
     "23502": (1048, 1364),
     "23503": (1216, 1217, 1451, 1452),
-    "23505": (1062, 1586),
+    "23505": DUPLICATES,
     "23514": (4025, 3819),
     "25006": (1290, 1792, 1836),
     "25P03": (1967,),
@@ -25,6 +26,7 @@ _STATES = {
     "40P01": (1213,),
     "42501": (1044, 1142, 1143, 1227, 1370),
     "42703": (1054,),
+    "42P10": (1176,),  # an index that a statement names does not exist
     "42P01": (1051, 1146),
     "53100": (1021, 1114, 3675),
     "53200": (1037, 1038, 1041),
@@ -59,13 +61,18 @@ def sqlstate(error: DBAPIError) -> str | None:
     return None if number is None else _BY_NUMBER.get(number)
 
 
+def violated_key(text: str) -> str | None:
+    """Return the name of the unique index in the text of an error about a duplicate."""
+    duplicate = _DUPLICATE.search(text)
+    return None if duplicate is None else duplicate["name"]
+
+
 def violated_constraint(error: DBAPIError) -> str | None:
     """Return the name of the violated index or constraint; None for other errors."""
     text = text_of(error)
-    duplicate = _DUPLICATE.search(text)
+    duplicate = violated_key(text)
     if duplicate is not None:
-        # MySQL puts the name of the table before it.
-        return duplicate["name"].rpartition(".")[2]
+        return duplicate
     found = _FOREIGN.search(text) or _CHECK.search(text)
     return None if found is None else found["name"]
 

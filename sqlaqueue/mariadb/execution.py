@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
+from sqlaqueue.mariadb.autocommit import refuse_autocommit
+from sqlaqueue.mariadb.inserts import errors_of_ignored_rows
+
 MARK = "/*sqlaqueue"
 """The beginning of every text below."""
 NEW = "!"
@@ -86,7 +89,8 @@ def execute(cursor: Any, statement: str, parameters: Any, context: Any) -> bool 
     """
     if MARK not in statement:
         return None
-    _Execution(cursor, context, parameters).run(statement)
+    with errors_of_ignored_rows(cursor, statement, context):
+        _Execution(cursor, context, parameters).run(statement)
     return True
 
 
@@ -103,6 +107,7 @@ class _Execution:
         if head is None:
             self.send(statement, None)
             return
+        refuse_autocommit(self.context.root_connection, self.context.compiled.statement)
         kinds, texts = head["kinds"].split(","), statement[head.end() :].split(_THEN)
         names = head["names"].split("|")
         width = len(names)

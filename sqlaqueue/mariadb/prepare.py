@@ -16,12 +16,14 @@ from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.ddl import TableCompiler, TypeCompiler
 from sqlaqueue.mariadb.engine import MariaDB
 from sqlaqueue.mariadb.execution import execute
+from sqlaqueue.mariadb.lock_timeout import limit_lock_waits
 from sqlaqueue.mariadb.steps import run_step
 from sqlaqueue.mariadb.types import Moment
+from sqlaqueue.mariadb.unique import insert_unless_twin
 from sqlaqueue.mariadb.written_rows import note_written_rows
 
 _DRIVERS = ("pymysql", "asyncmy")
-_OLDEST = {True: (10, 6), False: (8, 0, 1)}
+_OLDEST = (10, 6)
 _LEVEL = "READ COMMITTED"
 
 
@@ -33,7 +35,7 @@ def prepare(engine: Any) -> None:
 
     :param engine: an Engine with PyMySQL, or an AsyncEngine with asyncmy.
     :raises ConfigurationError: if the engine is for another database or driver, or has connected before. If the server
-        is MariaDB before 10.6 or MySQL before 8.0.1, the first connection raises it.
+        is MariaDB before 10.6 or MySQL, the first connection raises it.
     """
     sync: sa.Engine = getattr(engine, "sync_engine", engine)
     dialect: Any = sync.dialect
@@ -64,14 +66,17 @@ def prepare(engine: Any) -> None:
             dialect.set_isolation_level(connection, _LEVEL)
             dialect.default_isolation_level = _LEVEL
         cursor = connection.cursor()
-        if dialect.is_mariadb:
-            # A long list of keys would become a table, and the rows would not be found by the index.
-            cursor.execute("SET SESSION in_predicate_conversion_threshold = 0")
+        # A long list of keys would become a table, and the rows would not be found by the index.
+        cursor.execute("SET SESSION in_predicate_conversion_threshold = 0")
+        # An INSERT IGNORE may have one for each row.
+        cursor.execute("SET SESSION max_error_count = 65535")
         cursor.close()
 
     event.listen(sync, "connect", connected)
+    event.listen(sync, "do_execute", insert_unless_twin)
     event.listen(sync, "do_execute", execute)
     event.listen(sync, "after_cursor_execute", _notify)
+    limit_lock_waits(sync)
     note_written_rows(sync)
     notify_within_process(sync, channel_of_change)
     carry_out_statements(sync, other, run_step, locks_apart=True)
@@ -85,11 +90,12 @@ def _notify(
 
 
 def _check_version(dialect: Any) -> None:
-    version, oldest = dialect.server_version_info, _OLDEST[dialect.is_mariadb]
-    if version is not None and version[: len(oldest)] < oldest:
-        title = "MariaDB" if dialect.is_mariadb else "MySQL"
-        msg = (
-            f"sqlaqueue.mariadb: the server is {title} {'.'.join(map(str, version))}, which has no SKIP LOCKED; use "
-            "MariaDB 10.6 or newer"
-        )
+    version = dialect.server_version_info or ()
+    shown = ".".join(map(str, version))
+    if not dialect.is_mariadb:
+        lacks = "which has no INSERT .. RETURNING"
+        msg = f"sqlaqueue.mariadb: the server is MySQL {shown}, {lacks}; use MariaDB 10.6 or newer"
+        raise ConfigurationError(msg)
+    if version[: len(_OLDEST)] < _OLDEST:
+        msg = f"sqlaqueue.mariadb: the server is MariaDB {shown}, which has no SKIP LOCKED; use MariaDB 10.6 or newer"
         raise ConfigurationError(msg)

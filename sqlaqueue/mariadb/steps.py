@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql.selectable import CTE
 
 from sqlaqueue.engines.types import plain
+from sqlaqueue.mariadb.autocommit import refuse_autocommit
 from sqlaqueue.mariadb.execution import ROWS
 from sqlaqueue.queue.portable import plain_form
 
@@ -18,6 +19,7 @@ _statements: WeakKeyDictionary[CTE, Any] = WeakKeyDictionary()
 
 def run_step(connection: sa.Connection, cte: CTE, parameters: Mapping[str, Any]) -> list[list[Any]]:
     """Execute a step and return its rows, each value as JSON can represent it."""
+    refuse_autocommit(connection, cte.element)
     result = connection.execute(_statement_of(cte), parameters)
     rows: list[Any] = []
     if result.returns_rows:
@@ -43,6 +45,9 @@ def _with_keys_only(cte: Any) -> Any:
     if not (statement.is_dml and statement.is_update):
         return statement
     keys = [*statement.table.primary_key]
+    if not statement._returning:  # noqa: SLF001 - not public
+        # So that it is divided: an UPDATE of joined tables might lock every row, and computes one value after another.
+        return statement.returning(*keys)
     if len(keys) >= len(cte.c) or not all(any(column.shares_lineage(key) for column in cte.c) for key in keys):
         return statement
     reduced = statement._clone()  # noqa: SLF001 - returning() only adds columns

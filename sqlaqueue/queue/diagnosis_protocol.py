@@ -200,6 +200,10 @@ class Diagnosis(ServerFacts, Protocol):
         """Return the schemas in which the search path finds a queue's tables, if there are several."""
         ...
 
+    def on_shards(self, connection: sa.Connection, spec: Spec) -> bool:
+        """Return whether the rows of a queue are on shards, of which this server knows neither plans nor statistics."""
+        ...
+
     def whole_reads(self, connection: sa.Connection, claim: Any, tables: Sequence[sa.Table]) -> Sequence[TableRead]:
         """Return which of the tables a claim would read or sort whole, by its plan; nothing is executed."""
         ...

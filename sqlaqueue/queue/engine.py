@@ -51,6 +51,13 @@ class OtherEngine(Protocol):
     """The name of SQLAlchemy's dialect."""
     title: str
     """The name for people."""
+    inserts_all_or_none: bool
+    """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
+
+    @property
+    def migrating(self) -> str:
+        """How an existing table gets what it lacks, as an advice to people."""
+        ...
 
     @property
     def checks(self) -> Checks:
@@ -59,6 +66,10 @@ class OtherEngine(Protocol):
 
     def check_supported(self, spec: Any) -> None:
         """Raise ConfigurationError for a queue with options that the database cannot carry."""
+        ...
+
+    def check_columns(self, connection: sa.Connection, spec: Any) -> None:
+        """Raise DatabaseNotReadyError if the columns of a queue's table, which exist, cannot serve claims."""
         ...
 
     def created(self, table: sa.Table, connection: sa.Connection) -> None:

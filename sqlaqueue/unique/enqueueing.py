@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, make_transient
 from sqlalchemy.orm.attributes import instance_state
 
@@ -26,6 +27,23 @@ T = TypeVar("T")
 OnTwin = Literal["skip", "raise", "replace", "replace_keep_time"]
 
 _MOST_ROUNDS = 20
+
+
+@contextlib.contextmanager
+def _savepoint(connection: sa.Connection) -> Iterator[None]:
+    """Execute something in a savepoint, and raise its own error if the savepoint is gone by then."""
+    with own_work():
+        savepoint = connection.begin_nested()
+    try:
+        yield
+    except BaseException as error:
+        try:
+            savepoint.rollback()
+        except DBAPIError:
+            # After a deadlock, MariaDB has rolled back the transaction, and its savepoints with it.
+            raise error from None
+        raise
+    savepoint.commit()
 
 
 class Enqueued(NamedTuple, Generic[T]):
@@ -121,8 +139,7 @@ class Enqueueing:
         """
         level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
         if level != "AUTOCOMMIT":
-            with own_work():
-                return connection.begin_nested()
+            return _savepoint(connection)
         if self.on_twin != "skip":
             msg = f"enqueue(on_twin={self.on_twin!r}): it needs a transaction, and the engine has AUTOCOMMIT"
             raise StatementError(msg)

@@ -13,11 +13,15 @@ from sqlalchemy.orm.exc import UnmappedColumnError
 
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
 
 Row = dict[sa.Column[Any], Any]
 """The columns of a row that the database has computed, and its key."""
+
+_MOST_ROWS, _MOST_PARAMETERS = 500, 30_000
+"""The size of an INSERT of an engine that inserts all rows of a statement or none."""
 
 
 def insert_rows(connection: sa.Connection, key: UniqueKey, jobs: Sequence[NewJob]) -> dict[Key, Row]:
@@ -28,9 +32,19 @@ def insert_rows(connection: sa.Connection, key: UniqueKey, jobs: Sequence[NewJob
     spec = key.spec
     where = key.counts(spec.table) if spec.has("status") else None
     insert = backend().insert_unless(spec.table, None, unique=key.values(spec.table), where=where)
+    other = engine_of(connection.dialect)
+    all_or_none = other is not None and other.inserts_all_or_none
+    # Each batch is one statement.
+    most = min(_MOST_ROWS, _MOST_PARAMETERS // len(spec.table.c)) if all_or_none else len(jobs)
     rows: dict[Key, Row] = {}
     for given, some in _grouped(jobs, spec.table):
-        rows |= _insert(connection, insert, spec.keys, given, some)
+        for start in range(0, len(some), most):
+            batch = some[start : start + most]
+            found = _insert(connection, insert, spec.keys, given, batch)
+            if all_or_none and not found and len(batch) > 1:
+                for one in batch:
+                    found |= _insert(connection, insert, spec.keys, given, [one])
+            rows |= found
     return rows
 
 

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from sqlaqueue.exc import StatementError
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.queue.portable import with_plain_form
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.new_job import NewJob
@@ -36,8 +37,13 @@ _OF_THE_QUEUE = (
 
 def lock_waiting(connection: sa.Connection, key: UniqueKey, twins: Sequence[Key]) -> set[Key]:
     """Lock those of ``twins`` that wait, and return their keys; in the order of keys, as all that lock several."""
-    spec = key.spec
-    waiting = with_keys(spec, sa.select(*spec.keys), list(dict.fromkeys(twins))).where(spec.in_state("pending"))
+    spec, keys = key.spec, list(dict.fromkeys(twins))
+    if engine_of(connection.dialect) is None:
+        waiting = with_keys(spec, sa.select(*spec.keys), keys)
+    else:
+        # A join might lock rows that it only looks at.
+        waiting = sa.select(*spec.keys).where(spec.key_in(spec.keys, keys))
+    waiting = waiting.where(spec.in_state("pending"))
     locked = waiting.order_by(*spec.keys).with_for_update(of=spec.table, key_share=True)
     return {tuple(row) for row in connection.execute(backend().guarded(locked))}
 

@@ -12,6 +12,7 @@ from sqlaqueue.keys import Key
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
 from sqlaqueue.strategies.parts.columns import same
+from sqlaqueue.strategies.parts.unique_index import explaining_missing_index
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 
 _NUMBER = "sqlaqueue_number"
@@ -38,15 +39,16 @@ def search(connection: sa.Connection, key: UniqueKey, values: Sequence[Sequence[
     spec = key.spec
     columns = {column.key: (column.type, [row[place] for row in values]) for place, column in enumerate(key.stored)}
     given = backend().numbered_rows(columns, _NUMBER)
-    parts = key.values(given)
+    parts = key.as_one(given)
     found = sa.select(
         given.c[_NUMBER],
-        sa.func.min(given.c[_NUMBER]).over(partition_by=parts),
-        sa.func.row_number().over(order_by=[*parts, given.c[_NUMBER]]),
+        sa.func.min(given.c[_NUMBER]).over(partition_by=[parts]),
+        sa.func.row_number().over(order_by=[parts, given.c[_NUMBER]]),
         *spec.keys,
     ).select_from(given.outerjoin(spec.table, sa.and_(key.are_twins(spec.table, given), key.counts(spec.table))))
     found = found.where(backend().claims.planned_anew()).order_by(given.c[_NUMBER])
-    rows: Any = connection.execute(backend().guarded(found))
+    with explaining_missing_index(spec):
+        rows: Any = connection.execute(backend().guarded(found))
     # One for each: without the index there may be several twins, which the INSERT finds out.
     answers = {
         number: Found(None if twin[0] is None else tuple(twin), first - 1, order)

@@ -72,3 +72,24 @@ def execute(engine: sa.Engine, *statements: str) -> None:
     for statement in statements:
         with engine.begin() as connection:
             connection.exec_driver_sql(statement)
+
+
+def job_class(**config: Any) -> Any:
+    """Return a queue without a payload, whose key contains the column ``tenant``."""
+
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(**{"strategy": "update_status", "notify": False, **config})
+        id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+        tenant: Mapped[int] = mapped_column(primary_key=True)
+
+    return Job
+
+
+def placed(engine: sa.Engine, job: Any, *statements: str) -> Any:
+    job.metadata.create_all(engine)
+    execute(engine, *statements)
+    return job

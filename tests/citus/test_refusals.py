@@ -6,32 +6,17 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
+from sqlalchemy.orm import sessionmaker
 
-from sqlaqueue import Consumer, Distribution, Fair, Limit, QueueConfig, QueueMixin, Unique
+from sqlaqueue import Consumer, Distribution, Fair, Limit, Schedule, Unique
 from sqlaqueue.exc import DatabaseNotReadyError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks.placement import misplaced
-from tests.citus.models import DISTRIBUTE, execute
+from tests.citus.models import DISTRIBUTE, job_class, placed
 
 pytestmark = pytest.mark.once
 
 TENANT = Distribution("tenant", [1, 2])
-
-
-def job_class(**config: Any) -> Any:
-    """Return a queue whose key contains the column ``tenant``."""
-
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(QueueMixin, Base):
-        __tablename__ = "job"
-        __queue__ = QueueConfig(**{"strategy": "update_status", "notify": False, **config})
-        id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
-        tenant: Mapped[int] = mapped_column(primary_key=True)
-
-    return Job
 
 
 def refusal(engine: sa.Engine, job: Any, **options: Any) -> str:
@@ -43,12 +28,6 @@ def refusal(engine: sa.Engine, job: Any, **options: Any) -> str:
     assert "\n" not in text
     assert text.startswith("Job: ")
     return text
-
-
-def placed(engine: sa.Engine, job: Any, *statements: str) -> Any:
-    job.metadata.create_all(engine)
-    execute(engine, *statements)
-    return job
 
 
 def test_a_reference_table(engine: sa.Engine) -> None:
@@ -128,3 +107,17 @@ def test_options_on_shards(engine: sa.Engine, sharded_engine: sa.Engine, option:
         assert text is not None
         assert text.startswith("Job: job is on shards of Citus")
         assert option in text
+
+
+def test_triggers_in_a_distributed_schema(sharded_engine: sa.Engine) -> None:
+    with pytest.raises(
+        DatabaseNotReadyError, match=r"^job: Citus creates no triggers .* use QueueConfig.notify=False."
+    ):
+        job_class(notify=True).metadata.create_all(sharded_engine)
+
+
+def test_schedules_in_a_distributed_schema(sharded_engine: sa.Engine) -> None:
+    job = job_class()
+    Schedule("hourly", job, every=3600, values={"id": 1, "tenant": 1})
+    with pytest.raises(DatabaseNotReadyError, match=r"^sqlaqueue_schedule: Citus creates no triggers .* no schedules"):
+        job.metadata.create_all(sharded_engine)

@@ -1,116 +1,75 @@
-"""Measures rates on MariaDB beside a loop of plain PyMySQL: ``python -m tests.mariadb.rates``.
+"""``python -m tests.mariadb.rates`` prints the table of docs/mariadb.md.
 
 The server writes its log at each commit, as it does by default.
 """
 
 from __future__ import annotations
 
-import statistics
+import argparse
+import contextlib
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pymysql
 import sqlalchemy as sa
-from sqlalchemy.orm import Session, sessionmaker
 
-import sqlaqueue.mariadb
-from sqlaqueue import Consumer, claim, complete
+from tests.benchmarks.beside_raw.measures import Case, Make, Parts, cell, drains, enqueues, latency, medians, polled
+from tests.benchmarks.beside_raw.sides import Side
 from tests.mariadb.models import Base, Job
+from tests.mariadb.rate_sides import LibraryMariaDB, RawMariaDB, VerbsMariaDB
 from tests.mariadb.server import MariaDBServer
 
-_PICK = (
-    "SELECT id FROM job FORCE INDEX (ix_job_queue_claim) WHERE status = 'pending' AND run_at <= UTC_TIMESTAMP(6) "
-    "ORDER BY priority, run_at, id LIMIT %s FOR UPDATE SKIP LOCKED"
-)
-JOBS, ROUNDS, THREADS = 4000, 3, 2
+
+@contextlib.contextmanager
+def emptied(side: Side, engine: sa.Engine) -> Iterator[Parts]:
+    """Delete the jobs of the measurement before."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("SET foreign_key_checks = 0")
+        connection.exec_driver_sql(f"TRUNCATE {Job.__tablename__}")
+        connection.exec_driver_sql("SET foreign_key_checks = 1")
+    yield [side]
 
 
-def in_threads(work: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=work) for _ in range(THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def plain(server: MariaDBServer, name: str, batch: int) -> None:
-    """Claim and complete by plain PyMySQL, with a transaction for each of the two."""
-
-    def work() -> None:
-        connection = pymysql.connect(unix_socket=str(server.socket), user="root", database=name)
-        cursor = connection.cursor()
-        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        connection.commit()
-        while True:
-            cursor.execute(_PICK, (batch,))
-            keys = [key for (key,) in cursor.fetchall()]
-            if not keys:
-                break
-            cursor.execute("UPDATE job SET status = 'processing', attempts = attempts + 1 WHERE id IN %s", (keys,))
-            cursor.execute("SELECT * FROM job WHERE id IN %s", (keys,))
-            cursor.fetchall()
-            connection.commit()
-            cursor.execute(
-                "UPDATE job SET status = 'completed', finished_at = UTC_TIMESTAMP(6) WHERE id IN %s", (keys,)
-            )
-            connection.commit()
-        connection.close()
-
-    in_threads(work)
-
-
-def bare(engine: sa.Engine, batch: int) -> None:
-    """Claim and complete by the statements of the library."""
-
-    def work() -> None:
-        with Session(engine) as session:
-            while jobs := session.scalars(claim(Job, batch)).all():
-                session.commit()
-                session.execute(complete(jobs))
-                session.commit()
-
-    in_threads(work)
-
-
-def drain(engine: sa.Engine) -> None:
-    Consumer(Job, lambda _session, _job: None, sessionmaker(engine), concurrency=THREADS).drain()
+def cases(jobs: int, alone: Make, verbs: Make, ours: Make) -> Iterator[tuple[str, Case, list[Make]]]:
+    """Return what is measured, with the two sides."""
+    singles = min(50, jobs // 10)
+    for batch, number in ((1, jobs // 10), (25, jobs)):
+        for name, case in drains(number, batch, (1,)):
+            yield name.replace("drain,", "drain by `claim()` and `complete()`,"), case, [alone, verbs]
+    for name, case in (
+        *drains(jobs // 10, 1, (1,)),
+        *drains(jobs, 25, (1,)),
+        *drains(jobs, 100, (1, 2)),
+        *enqueues(jobs),
+        ("commit to handler in one process, median, ms", partial(latency, jobs=singles)),
+        *polled(singles),
+    ):
+        yield name, case, [alone, ours]
 
 
 def main() -> None:
-    """Print the median rate of each way, in jobs per second."""
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(prog="python -m tests.mariadb.rates", description=__doc__)
+    parser.add_argument("--jobs", type=int, default=10_000)
+    parser.add_argument("--repeat", type=int, default=3)
+    options = parser.parse_args()
+    say = sys.stdout.write
     with tempfile.TemporaryDirectory() as home, MariaDBServer(Path(home)) as server, server.database() as name:
-        engine = sa.create_engine(server.url(name), pool_size=THREADS + 4)
-        sqlaqueue.mariadb.prepare(engine)
+        url = server.url(name)
+        raw, verbs, ours = RawMariaDB(str(server.socket), name), VerbsMariaDB(url), LibraryMariaDB(url)
+        engine = ours.connect()
         Base.metadata.create_all(engine)
         with engine.begin() as connection:
-            connection.execute(sa.text("SET GLOBAL innodb_flush_log_at_trx_commit = 1"))
-        ways: dict[str, Callable[[], Any]] = {
-            "PyMySQL, 1 a claim": lambda: plain(server, name, 1),
-            "claim() and complete(), 1 a claim": lambda: bare(engine, 1),
-            "PyMySQL, 25 a claim": lambda: plain(server, name, 25),
-            "claim() and complete(), 25 a claim": lambda: bare(engine, 25),
-            "Consumer.drain()": lambda: drain(engine),
-        }
-        rates: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(ROUNDS):
-            for way, run in ways.items():
-                with engine.begin() as connection:
-                    connection.execute(sa.delete(Job))
-                    connection.execute(sa.insert(Job), [{"payload": "x"} for _ in range(JOBS)])
-                began = time.perf_counter()
-                run()
-                rates[way].append(JOBS / (time.perf_counter() - began))
-                with engine.connect() as connection:
-                    left = connection.scalar(sa.select(sa.func.count()).where(Job.status != "completed"))
-                    assert not left, f"{way}: {left} jobs are left"
+            connection.exec_driver_sql("SET GLOBAL innodb_flush_log_at_trx_commit = 1")
+        sides = [partial(emptied, side, engine) for side in (raw, verbs, ours)]
+        say("| | PyMySQL alone | sqlaqueue | ratio |\n| --- | --- | --- | --- |\n")
+        for what, case, both in cases(options.jobs, *sides):
+            alone, library = medians(case, both, options.repeat)
+            say(f"| {what} | {cell(what, alone)} | {cell(what, library)} | {library / alone:.2f} |\n")
+            sys.stdout.flush()
         engine.dispose()
-    for way, measured in rates.items():
-        sys.stdout.write(f"{way}: {statistics.median(measured):.0f} ({min(measured):.0f} to {max(measured):.0f})\n")
 
 
 if __name__ == "__main__":

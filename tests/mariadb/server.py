@@ -55,9 +55,13 @@ def _die_with_parent() -> None:
 
 
 class MariaDBServer:
-    """One server. Its databases are found by the socket, for which no user needs a password."""
+    """One server. Its databases are found by the socket, for which no user needs a password.
 
-    def __init__(self, home: Path) -> None:
+    :param settings: further options of the server.
+    """
+
+    def __init__(self, home: Path, *settings: str) -> None:
+        self._settings = settings
         self.home, self.socket = home, home / "socket"
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
@@ -80,7 +84,14 @@ class MariaDBServer:
     def start(self) -> None:
         """Start the server, and wait until it answers."""
         data, log = self.home / "data", self.home / "log"
-        command = [str(_find("mariadbd")), "--no-defaults", *self._as_user, f"--datadir={data}", *SETTINGS]
+        command = [
+            str(_find("mariadbd")),
+            "--no-defaults",
+            *self._as_user,
+            f"--datadir={data}",
+            *SETTINGS,
+            *self._settings,
+        ]
         command += [f"--socket={self.socket}", f"--pid-file={self.home / 'pid'}"]
         with log.open("ab") as output:
             self._process = subprocess.Popen(

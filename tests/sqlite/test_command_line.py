@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from sqlaqueue import Fail
+from sqlaqueue import Fail, Limit, QueueConfig, QueueMixin
 from tests.demo.commandline import fill, sqlaqueue
 from tests.sqlite.features import Email, made
 
@@ -17,6 +18,17 @@ EMAIL = "tests.sqlite.features:Email"
 
 def refuse(_: object, job: Email) -> None:
     raise Fail("no such address")
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Limited(QueueMixin, Base):
+    __tablename__ = "limited"
+    __queue__ = QueueConfig(limits=[Limit(2)])
+
+    id: Mapped[int] = mapped_column(primary_key=True)
 
 
 @pytest.fixture
@@ -48,6 +60,13 @@ def test_commands_of_postgresql_are_refused(url: str) -> None:
         result = sqlaqueue(command, EMAIL, "--url", url)
         assert result.returncode != 0
         assert "not available on SQLite" in result.stderr
+
+
+def test_workers_refuse_an_option_before_they_ask_for_its_table(url: str) -> None:
+    names = [f"tests.sqlite.test_command_line:{name}" for name in ("Limited", "refuse")]
+    result = sqlaqueue("worker", "=".join(names), "--url", url, "--drain")
+    assert result.returncode != 0
+    assert "Limited: QueueConfig(limits=...) is not available on SQLite" in result.stderr
 
 
 @pytest.mark.parametrize("path", ["nothing.db", ":memory:"])

@@ -122,6 +122,27 @@ def test_an_engine_that_is_not_prepared_is_refused_with_the_line(tmp_path: Path,
     engine.dispose()
 
 
+@pytest.mark.parametrize("option", ["limits", "rates", "order", "fair", "unique"])
+def test_an_engine_that_is_not_prepared_creates_no_index_that_needs_it(option: str) -> None:
+    config = {"unique": ({"unique": Unique("customer")}, ""), **REFUSED}[option][0]
+    engine = sa.create_engine("sqlite://")
+    with pytest.raises(ConfigurationError, match=rf"Job: .*{option}=.*call sqlaqueue\.sqlite\.prepare\(engine\)"):
+        make(**config).metadata.create_all(engine)
+    assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+
+
+def test_an_engine_that_is_not_prepared_creates_plain_tables() -> None:
+    """An application that tests with SQLite what has nothing to do with its queues."""
+    engine = sa.create_engine("sqlite://")
+    for strategy in ("update_status", "batch_select", "delete_returning"):
+        metadata = make(strategy=strategy).metadata
+        metadata.create_all(engine)
+        assert "job" in sa.inspect(engine).get_table_names()
+        metadata.drop_all(engine)
+    engine.dispose()
+
+
 def test_an_old_sqlite_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = sa.create_engine(f"sqlite:///{tmp_path / 'jobs.db'}")
     monkeypatch.setattr(engine.dialect.dbapi, "sqlite_version_info", (3, 34, 1))

@@ -13,6 +13,7 @@ from sqlaqueue.strategies.existing_messages import ExistingMessages
 KINDS = ("update_status", "batch_select", "delete_returning", "existing_messages", "rows_are_messages")
 KEEPING_ROWS = KINDS[:-1]
 BY_KEY = Unique("key")
+TEXT = sa.String().with_variant(sa.String(50), "mariadb")
 
 
 def make_job(kind: str, unique: Unique | None = BY_KEY, **options: Any) -> Any:
@@ -40,8 +41,8 @@ def make_job(kind: str, unique: Unique | None = BY_KEY, **options: Any) -> Any:
         __tablename__ = "job"
         __queue__ = QueueConfig(**options)
         id: Mapped[int] = mapped_column(primary_key=True)
-        key: Mapped[str | None]
-        note: Mapped[str | None]
+        key: Mapped[str | None] = mapped_column(TEXT)
+        note: Mapped[str | None] = mapped_column(TEXT)
 
     return Job
 

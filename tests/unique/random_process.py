@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session, sessionmaker
 
+import sqlaqueue.mariadb
 from sqlaqueue import Cancel, Consumer, Fail, JobExists, Retry, Snooze, Unique, admin, cancel, enqueue
 from sqlaqueue.consumer.core import intervals
 from tests.unique.models import make_job
@@ -41,6 +42,8 @@ def main() -> None:
     kind, unique = CONFIGURATIONS[name]
     job = make_job(kind, unique, max_attempts=4, lease=1)
     engine = sa.create_engine(url, pool_size=5)
+    if engine.dialect.name == "mariadb":
+        sqlaqueue.mariadb.prepare(engine)
     rng = random.Random(int(seed))
     with Path(file).open("a", buffering=1) as log:
         ROLES[role](engine, job, rng, log)

@@ -9,6 +9,7 @@ from sqlaqueue.admin.diagnosis.finding import Severity
 CODES: Mapping[str, tuple[Severity, ...]] = {
     # The examination itself.
     "check_failed": ("notice",),
+    "on_shards": ("notice",),
     # The server.
     "old_server": ("critical",),
     "server_in_recovery": ("critical",),

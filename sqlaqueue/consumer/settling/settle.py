@@ -24,8 +24,7 @@ from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSett
 from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, really_lost
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.engine import OURS, settlement
-from sqlaqueue.queue.portable import with_plain_form
+from sqlaqueue.queue.engine import OURS, engine_of, settlement
 from sqlaqueue.statements.settle import settle_statement, with_run_details
 from sqlaqueue.statements.throttle import hold_back
 from sqlaqueue.strategies import ClaimedJobs
@@ -169,9 +168,10 @@ class Settler:
         if lock_timeout is None and self._may_meet_twin(finished):
             lock_timeout = MOMENT
         if lock_timeout is not None:
-            # Engines without this setting wait as long as they always do.
-            limit = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
-            session.execute(with_plain_form(limit, lambda: sa.text("SELECT 1")), bind_arguments=self._bind)
+            limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
+            if engine_of(session.connection(bind_arguments=self._bind).dialect) is not None:
+                limit = sa.select(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
+            session.execute(limit, bind_arguments=self._bind)
         lost = self.settle(session, finished)
         if not any(one.uncertain for one in lost):
             return lost

@@ -12,13 +12,21 @@ import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.schema import DDLElement
 
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.postgresql.ddl.objects import Function, QueueObject, TriggerFunction
-from sqlaqueue.queue.engine import engine_of
+from sqlaqueue.queue.backend import SCHEDULE
+from sqlaqueue.queue.engine import PREPARED_BY, engine_of
 from sqlaqueue.queue.spec import QueueSpec
+
+_NO_TRIGGERS = "triggers are not supported on distributed tables"
+"""The error of Citus, which has no SQLSTATE of its own."""
 
 # Not in table.info, which Alembic writes into migrations as if it were source code.
 _OBJECTS = "_sqlaqueue_objects"
 _SPEC = "_sqlaqueue_spec"
+
+_WITH_INDEXES = ("unique", "limits", "rates", "order", "fair")
+"""The options of a queue whose indexes are written for PostgreSQL."""
 
 
 class _Queue:
@@ -76,8 +84,21 @@ def functions_of(spec: QueueSpec) -> Sequence[Function]:
 @event.listens_for(sa.Table, "before_create")
 def _check_supported(table: sa.Table, connection: sa.Connection, **_: Any) -> None:
     other, spec = engine_of(connection.dialect), queue_of(table)
-    if other is not None and spec is not None:
+    if spec is None:
+        return
+    if other is not None:
         other.check_supported(spec)
+        return
+    call = PREPARED_BY.get(connection.dialect.name)
+    used = [option for option in _WITH_INDEXES if getattr(spec.config, option)]
+    if call is not None and used:
+        # Their indexes have expressions and conditions, which another compiler refuses or leaves out: a unique index
+        # without its condition would forbid a job for ever, once it has had a twin.
+        msg = (
+            f"{spec.model.__name__}: the indexes of QueueConfig({used[0]}=...) cannot be created by an engine for "
+            f"{connection.dialect.name} that is not prepared; call {call} right after create_engine()"
+        )
+        raise ConfigurationError(msg)
 
 
 @event.listens_for(sa.Table, "after_create")
@@ -126,4 +147,15 @@ def _create_side_tables(tables: Sequence[sa.Table], connection: sa.Connection) -
 
 
 def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) -> None:
-    element.execute_if(dialect="postgresql")(table, connection)
+    try:
+        element.execute_if(dialect="postgresql")(table, connection)
+    except sa.exc.InternalError as error:
+        if _NO_TRIGGERS not in str(error.orig):
+            raise
+        instead = (
+            "so there are no schedules; declare them for a queue whose table is local or distributed by a column"
+            if table.name == SCHEDULE
+            else "so use QueueConfig(notify=False), or a local table"
+        )
+        msg = f"{table.fullname}: Citus creates no triggers in a distributed schema, {instead}"
+        raise DatabaseNotReadyError(msg) from error

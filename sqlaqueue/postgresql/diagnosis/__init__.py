@@ -16,7 +16,7 @@ from sqlaqueue.postgresql.diagnosis.missing import (
     missing_tables,
     split_schemas,
 )
-from sqlaqueue.postgresql.diagnosis.plans import disabled_plans, whole_reads
+from sqlaqueue.postgresql.diagnosis.plans import disabled_plans, on_shards, whole_reads
 from sqlaqueue.postgresql.diagnosis.refused import refused_states
 from sqlaqueue.postgresql.diagnosis.relations import literal, quoted, table_name
 from sqlaqueue.postgresql.diagnosis.server import notification_queue, server_state, server_time
@@ -43,6 +43,7 @@ __all__ = [
     "missing_defaults",
     "missing_tables",
     "notification_queue",
+    "on_shards",
     "probe_backends",
     "quoted",
     "read_only",

@@ -11,10 +11,12 @@ from typing import Any, Literal
 
 import sqlalchemy as sa
 
+from sqlaqueue.postgresql.catalog.citus import LOCAL, has_citus, placements
 from sqlaqueue.postgresql.catalog.index_definitions import plan_of
 from sqlaqueue.postgresql.catalog.plans import disabled_settings, table_size
 from sqlaqueue.postgresql.diagnosis.sql import name_of, sql_text
 from sqlaqueue.queue.diagnosis_protocol import PlannerSetting, TableRead
+from sqlaqueue.queue.spec import QueueSpec
 
 _SORTED = 1000
 """Number of rows up to which a claim may sort: several messages or jobs may be due at the same time."""
@@ -26,6 +28,11 @@ _RESETS = {
     "configuration file": "ALTER SYSTEM SET {name} = on;\nSELECT pg_reload_conf();",
 }
 """By the source of a setting."""
+
+
+def on_shards(connection: sa.Connection, spec: QueueSpec) -> bool:
+    """Return whether the rows of a queue are on shards of Citus."""
+    return bool(connection.scalar(sa.select(has_citus))) and placements(connection, [spec.table]) != [LOCAL]
 
 
 def whole_reads(connection: sa.Connection, claim: Any, tables: Sequence[sa.Table]) -> list[TableRead]:

@@ -56,7 +56,7 @@ def judge(spec: QueueSpec, key: UniqueKey, rows: AnySelect, *more: str) -> sa.CT
     first_twin = sa.select(key_text_of(spec, twin)).where(key.are_twins(twin, back), key.counts(twin), another).limit(1)
     mine, values = key_text_of(spec, back), key.values(back)
     order = [back.c[_COUNTS].desc(), *(back.c[column.key].desc() for column in (*_newest(spec), *spec.keys))]
-    newest = sa.func.first_value(mine).over(partition_by=[*values, back.c[_RETURNS]], order_by=order)
+    newest = sa.func.first_value(mine).over(partition_by=[key.as_one(back), back.c[_RETURNS]], order_by=order)
     competes = sa.and_(back.c[_RETURNS], ~back.c[_COUNTS], key.is_complete(values))
     place = sa.func.coalesce(first_twin.scalar_subquery(), sa.func.nullif(newest, mine), type_=sa.Text())
     return sa.select(

@@ -11,6 +11,7 @@ from sqlalchemy.sql.elements import conv
 
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.engine import engine_of_error
 from sqlaqueue.queue.retry_policies import seconds
 from sqlaqueue.queue.spec import QueueSpec, check_roles
 from sqlaqueue.queue.states import FINISHED
@@ -64,7 +65,7 @@ def names_unique_index(spec: QueueSpec, constraint: str) -> bool:
 
 @contextlib.contextmanager
 def explaining_missing_index(spec: QueueSpec) -> Iterator[None]:
-    """Explain the error of an INSERT that names the index, if the database lacks it.
+    """Explain the error of a statement that names the index, if the database lacks it.
 
     :raises DatabaseNotReadyError: with the fix.
     """
@@ -73,9 +74,11 @@ def explaining_missing_index(spec: QueueSpec) -> Iterator[None]:
     except DBAPIError as error:
         if backend().sqlstate(error) != _NO_SUCH_INDEX:
             raise
+        other = engine_of_error(error)
+        by_alembic = f". Run {backend().checks.UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic"
         msg = (
-            f"{spec.model.__name__}: the database lacks the index {index_name(spec.table)}, which makes jobs unique. "
-            f"Run {backend().checks.UPDATE_COMMAND}, where env.py has the plug-in sqlaqueue.alembic"
+            f"{spec.model.__name__}: the database lacks the index {index_name(spec.table)}, which makes jobs unique"
+            f"{by_alembic if other is None else f'; {other.migrating}'}"
         )
         raise DatabaseNotReadyError(msg) from error
 

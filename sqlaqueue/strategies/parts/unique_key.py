@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.spec import QueueSpec
+from sqlaqueue.queue.twin_comparison import same_unique_values, unique_values
 from sqlaqueue.queue.unique import Unique
 
 
@@ -62,9 +63,16 @@ class UniqueKey:
         """Return the condition that jobs of two tables have the same values."""
         pairs = zip(self.values(rows), self.values(others), strict=True)
         if self.config.nulls_distinct:
-            return sa.and_(*(one == other for one, other in pairs))
-        # Not IS NOT DISTINCT FROM, which cannot use an index.
-        return sa.and_(*(sa.or_(one == other, sa.and_(one.is_(None), other.is_(None))) for one, other in pairs))
+            same = sa.and_(*(one == other for one, other in pairs))
+        else:
+            # Not IS NOT DISTINCT FROM, which cannot use an index.
+            same = sa.and_(*(sa.or_(one == other, sa.and_(one.is_(None), other.is_(None))) for one, other in pairs))
+        key, nulls_distinct = rows.c[self.spec.keys[0].key], self.config.nulls_distinct
+        return same_unique_values(same, key, self.values(others), nulls_distinct=nulls_distinct)
+
+    def as_one(self, rows: sa.FromClause) -> sa.ColumnElement[Any]:
+        """Return the values of the jobs in ``rows``, to order and to group by."""
+        return unique_values(self.values(rows), nulls_distinct=self.config.nulls_distinct)
 
     @property
     def returns_from_runs(self) -> bool:

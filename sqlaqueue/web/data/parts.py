@@ -22,6 +22,7 @@ WITHOUT_SAVEPOINTS = "sqlaqueue_without_savepoints"
 The two statements of a savepoint take as long as many of the parts."""
 
 _PROBLEMS = {
+    "0A000": "The server does not execute this statement. Citus does not if a table is distributed by a column.",
     "57014": "Reading this took too long, so it was cancelled.",
     "55P03": "A table is locked by another session, so this cannot be read.",
     "42P01": "A table is missing. Run the migrations of the application: alembic upgrade head.",

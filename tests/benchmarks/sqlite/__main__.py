@@ -3,9 +3,33 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 
-from tests.benchmarks.sqlite.measure import cases, measure
+from tests.benchmarks.beside_raw.measures import Case, Parts, cell, drains, enqueues, latency, medians, polled
+from tests.benchmarks.sqlite.sides import LibrarySqlite, RawSqlite
+
+
+@contextlib.contextmanager
+def file(side: type[RawSqlite | LibrarySqlite], synchronous: str) -> Iterator[Parts]:
+    """Create a file."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = side(Path(directory) / "jobs.db", synchronous)
+        made.create()
+        yield [made]
+
+
+def cases(jobs: int) -> Iterator[tuple[str, Case]]:
+    """Return what is measured."""
+    singles = min(100, jobs // 10)
+    yield from drains(jobs, 20, (1, 2, 4))
+    yield from enqueues(jobs)
+    yield "commit to handler in one process, median, ms", partial(latency, jobs=singles)
+    yield from polled(singles)
 
 
 def main() -> None:
@@ -18,9 +42,9 @@ def main() -> None:
     say("| | `synchronous` | sqlite3 alone | sqlaqueue | ratio |\n| --- | --- | --- | --- | --- |\n")
     for name, case in cases(options.jobs):
         for mode in ("FULL", "NORMAL"):
-            alone, ours = measure(case, mode, options.repeat)
-            digits = 2 if "ms" in name else 0
-            say(f"| {name} | `{mode}` | {alone:,.{digits}f} | {ours:,.{digits}f} | {ours / alone:.2f} |\n")
+            sides = [partial(file, side, mode) for side in (RawSqlite, LibrarySqlite)]
+            alone, ours = medians(case, sides, options.repeat)
+            say(f"| {name} | `{mode}` | {cell(name, alone)} | {cell(name, ours)} | {ours / alone:.2f} |\n")
             sys.stdout.flush()
 
 

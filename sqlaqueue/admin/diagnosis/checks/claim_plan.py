@@ -24,12 +24,17 @@ _STALE = 0.2
 def check_claim_plan(examination: Examination) -> Iterator[Finding]:
     """Find claims whose plan reads or sorts a table that is not small, for a reason that can be removed.
 
+    The planner of a coordinator of Citus says nothing of the shards, which is a finding as well.
+
     A planner that knows better may read a table though there is an index: for instance if no job is due by far.
     """
     facts, small = backend().diagnosis, examination.thresholds.small_table
     for spec in examination.specs:
         claim = claim_of(spec)
         if claim is None:
+            continue
+        if facts.on_shards(examination.connection, spec):
+            yield _on_shards(spec)
             continue
         reads = facts.whole_reads(examination.connection, claim, spec.strategy.locked_tables(spec))
         large = sorted((read for read in reads if read.rows > small), key=lambda read: -read.rows)
@@ -47,6 +52,16 @@ def check_claim_plan(examination: Examination) -> Iterator[Finding]:
             fixes=(fix,) if fix else (),
             facts={"tables": [read.table for read in large], "rows": large[0].rows},
         )
+
+
+def _on_shards(spec: QueueSpec) -> Finding:
+    return Finding(
+        severity="notice",
+        code="on_shards",
+        queue=spec.name,
+        summary=f"The jobs of {spec.name} are on shards of Citus, whose dead rows, statistics and plans are not known.",
+        consequence="What slows down the claims there is not found.",
+    )
 
 
 def _reason(examination: Examination, spec: QueueSpec, reads: Sequence[TableRead]) -> tuple[str, str]:

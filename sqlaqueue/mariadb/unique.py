@@ -1,0 +1,233 @@
+"""Unique jobs: a generated column where PostgreSQL has a partial index.
+
+The column has a digest of the unique values of a job that counts, and is NULL for any other job, which a unique index
+passes over. Texts are compared in it byte by byte, and may be of any length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.sql.visitors import iterate
+
+from sqlaqueue.exc import ConfigurationError
+from sqlaqueue.mariadb.errors import number_of, violated_constraint
+from sqlaqueue.postgresql.ddl.attach import queue_of
+from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.portable import plain_form
+from sqlaqueue.queue.twin_comparison import SameUniqueValues, UniqueValues
+
+COLUMN = "sqlaqueue_unique"
+"""The generated column. It is invisible, so that ``SELECT *`` does not return it."""
+_TYPE = "BINARY(32)"
+_TEXT = "CHAR CHARACTER SET utf8mb4"
+_NULL = "X'00'"
+_DUPLICATE = 1062
+_COMMITTED = {"READ-COMMITTED", "READ-UNCOMMITTED"}
+_UNLESS = re.compile(r"/\*sqlaqueue unless (?P<index>.*?) returns (?P<nothing>.*?)\*/ ", re.DOTALL)
+
+Process = Callable[..., str]
+
+
+def index_name(table: sa.Table) -> str:
+    """Return the name of the index that makes the jobs of a table unique."""
+    return backend().object_name("ix", table.name, "queue", "unique")
+
+
+def is_unique_index(index: sa.Index) -> bool:
+    """Return whether an index makes the jobs of a queue unique.
+
+    :raises ConfigurationError: for one of a migration, which does not tell the types of its columns.
+    """
+    if index.table is None or index.name != index_name(index.table):
+        return False
+    if queue_of(index.table) is None:
+        msg = (
+            f"the index {index.name} on MariaDB is one of a generated column, which depends on the types of the "
+            "attributes in Unique(...); create it by op.execute() with the text of "
+            "sqlalchemy.schema.CreateIndex(index).compile(engine), where the index is that of Model.__table__.indexes"
+        )
+        raise ConfigurationError(msg)
+    return True
+
+
+# -- the digest --------------------------------------------------------------------------------------------------------
+
+
+def digest(values: Sequence[Any], process: Process, dialect: sa.Dialect, *, nulls_distinct: bool) -> str:
+    """Return the SQL of the digest of some values; NULL if one of them is, unless two NULLs are equal.
+
+    :param process: returns the SQL of an expression.
+    """
+    parts = [f"UNHEX(SHA2({_comparable(value, process(value), dialect)}, 256))" for value in values]
+    if not nulls_distinct:
+        parts = [f"COALESCE({part}, {_NULL})" for part in parts]
+    return parts[0] if len(parts) == 1 else f"UNHEX(SHA2(CONCAT({', '.join(parts)}), 256))"
+
+
+def _comparable(value: Any, text: str, dialect: sa.Dialect) -> str:
+    """Return the SQL of a text that is the same for values of a column that are equal, and for no others."""
+    # A period is a number here.
+    written = None if plain_form(value) is not None else comparable_text(value.type, text, dialect)
+    return f"CAST({text} AS {_TEXT})" if written is None else written
+
+
+def comparable_text(type_: Any, text: str, dialect: sa.Dialect) -> str | None:
+    """Return the SQL of a text for a value of a type; None for a type by which jobs cannot be unique."""
+    kind = type_.dialect_impl(dialect)
+    while hasattr(kind, "impl_instance") and kind.impl_instance is not kind:
+        kind = kind.impl_instance.dialect_impl(dialect)
+    if isinstance(type_, sa.Interval) or isinstance(kind, sa.Float):
+        return None
+    if isinstance(type_, sa.Uuid) or isinstance(kind, sa.Uuid):
+        return f"LOWER(REPLACE(CAST(RTRIM({text}) AS {_TEXT}), '-', ''))"
+    if isinstance(kind, sa.String):
+        # A setting of the session says whether spaces follow a CHAR, so the server requires RTRIM.
+        return f"CONVERT({f'RTRIM({text})' if isinstance(kind, sa.CHAR) else text} USING utf8mb4)"
+    # A given value may have more digits than the column.
+    if isinstance(kind, sa.DateTime):
+        text = f"CAST({text} AS DATETIME({getattr(kind, 'fsp', None) or 0}))"
+    elif isinstance(kind, sa.Numeric):
+        text = f"CAST({text} AS DECIMAL({kind.precision or 10}, {kind.scale or 0}))"
+    elif not isinstance(kind, sa.Integer | sa.Boolean | sa.Date):
+        return None
+    return f"CAST({text} AS {_TEXT})"
+
+
+def check_comparable(spec: Any, dialect: sa.Dialect) -> None:
+    """Refuse attributes by which jobs cannot be unique here.
+
+    :raises ConfigurationError: naming the class, the attribute and what to use instead.
+    """
+    for name in spec.config.unique.attributes:
+        type_ = spec.mapper.columns[name].type
+        if comparable_text(type_, "", dialect) is None:
+            msg = (
+                f"{spec.model.__name__}: Unique({name!r}) is not available on MariaDB, where values of type "
+                f"{type_!r} that are equal may be stored in several ways; use a text, a whole number, a Numeric, a "
+                f"moment, a date or a UUID for {spec.model.__name__}.{name}"
+            )
+            raise ConfigurationError(msg)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+def create_index(index: sa.Index, compiler: Any, *, if_not_exists: bool) -> str:
+    """Return the statement that adds the column and its index."""
+
+    def process(value: Any) -> str:
+        return str(compiler.sql_compiler.process(value, include_table=False, literal_binds=True))
+
+    options = index.dialect_options["postgresql"]
+    nulls_distinct = not options["nulls_not_distinct"]
+    value = digest([*index.expressions], process, compiler.dialect, nulls_distinct=nulls_distinct)
+    value = f"CASE WHEN {process(options['where'])} THEN {value} END"
+    table, name = compiler.preparer.format_table(index.table), compiler.preparer.format_index(index)
+    unless = "IF NOT EXISTS " if if_not_exists else ""
+    return (
+        f"ALTER TABLE {table} ADD COLUMN {unless}{COLUMN} {_TYPE} GENERATED ALWAYS AS ({value}) VIRTUAL INVISIBLE, "
+        f"ADD UNIQUE INDEX {unless}{name} ({COLUMN})"
+    )
+
+
+def drop_index(index: sa.Index, compiler: Any, *, if_exists: bool) -> str:
+    """Return the statement that removes the index and its column."""
+    table, name = compiler.preparer.format_table(index.table), compiler.preparer.format_index(index)
+    only = "IF EXISTS " if if_exists else ""
+    return f"ALTER TABLE {table} DROP INDEX {only}{name}, DROP COLUMN {only}{COLUMN}"
+
+
+# -- statements --------------------------------------------------------------------------------------------------------
+
+
+class UniqueStatements:
+    """What the compiler of statements does about unique jobs."""
+
+    dialect: Any
+    process: Any
+
+    def visit_sqlaqueue_same_unique_values(self, element: SameUniqueValues, **options: Any) -> str:
+        """Compare the digest of a row with that of other values."""
+        _, key, *others = element.clauses
+        mine: Any = sa.column(COLUMN)
+        mine.table = key.table
+        return f"{self.process(mine, **options)} = {self._digest(element, others, **options)}"
+
+    def visit_sqlaqueue_unique_values(self, element: UniqueValues, **options: Any) -> str:
+        """Order and group by the digest: of a long text, only the beginning would count."""
+        return self._digest(element, [*element.clauses], **options)
+
+    def _digest(self, element: Any, values: Sequence[Any], **options: Any) -> str:
+        def process(value: Any) -> str:
+            return str(self.process(value, **options))
+
+        return digest(values, process, self.dialect, nulls_distinct=element.nulls_distinct)
+
+    def visit_sqlaqueue_period_func(self, function: Any, **options: Any) -> str:
+        """Render the number of a period: one before the origin is negative, and DIV would cut it off upwards."""
+        moment, milliseconds, origin = (self.process(argument, **options) for argument in function.clauses)
+        since = f"(TIMESTAMPDIFF(MICROSECOND, TIMESTAMP '1970-01-01 00:00:00', {moment}) - {origin} * 1000)"
+        length = f"({milliseconds} * 1000)"
+        return f"({since} DIV {length} - ({since} MOD {length} < 0))"
+
+
+def twins_table(select: Any) -> Any:
+    """Return the table of a SELECT in which twins are looked for; None for any other SELECT."""
+    joined = (each.onclause for each in _joins(select._from_obj))  # noqa: SLF001 - not public
+    for condition in [*select._where_criteria, *joined]:  # noqa: SLF001 - as above
+        for part in iterate(condition):
+            if isinstance(part, SameUniqueValues):
+                _, key, *_ = part.clauses
+                return key.table
+    return None
+
+
+def twins_hint(table: Any) -> str:
+    """Return the hint of the index of twins: a search without it raises an error, as jobs are not unique then."""
+    return f"FORCE INDEX (`{index_name(getattr(table, 'element', table))}`)"
+
+
+def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
+    for each in froms:
+        if isinstance(each, sa.Join):
+            yield each
+            yield from _joins([each.left, each.right])
+
+
+# -- INSERT .. ON CONFLICT DO NOTHING ----------------------------------------------------------------------------------
+
+
+def unless_twin(statement: str, table: sa.Table, compiler: Any) -> str:
+    """Return an INSERT that :func:`insert_unless_twin` executes.
+
+    :param statement: the INSERT, with RETURNING.
+    """
+    returned = statement.rpartition(" RETURNING ")[2]
+    nothing = f"SELECT {returned} FROM {compiler.preparer.format_table(table)} WHERE 1 = 0"  # noqa: S608 - SQL of the compiler
+    return f"/*sqlaqueue unless {index_name(table)} returns {nothing}*/ {statement}"
+
+
+def insert_unless_twin(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
+    """Execute an INSERT that inserts nothing if one of its rows has a twin; None for any other statement.
+
+    The error of any other index is raised, as is that of a transaction whose snapshot is older than the twin: it could
+    not find it. It is a listener of the event ``do_execute``.
+    """
+    head = _UNLESS.match(statement)
+    if head is None:
+        return None
+    try:
+        cursor.execute(statement, parameters)
+    except Exception as raised:
+        error: Any = raised
+        if number_of(error) != _DUPLICATE or violated_constraint(error) != head["index"]:
+            raise
+        cursor.execute("SELECT @@tx_isolation")
+        if cursor.fetchone()[0] not in _COMMITTED:
+            raise
+        cursor.execute(head["nothing"])
+    return True

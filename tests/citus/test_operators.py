@@ -1,0 +1,189 @@
+"""Options of queues, and what operators see of them, on each place that Citus has for a table."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import Consumer, Distribution, Schedule, admin, tick_of, wait
+from sqlaqueue.consumer.core import intervals
+from sqlaqueue.exc import ConfigurationError, WaitTimeout
+from sqlaqueue.web import Dashboard
+from tests.citus.cluster import CitusDatabase
+from tests.citus.conftest import engine_of, schema_in
+from tests.citus.models import DISTRIBUTE, job_class, placed
+from tests.consumer.processes import wait_until
+from tests.web.conftest import client, everything
+
+pytestmark = pytest.mark.once
+
+PLACES = ("local", "schema", "distributed")
+OPTIONS: dict[str, dict[str, Any]] = {"distributed": {"distribution": Distribution("tenant", [1, 2])}}
+CANNOT = "Citus does not if a table is distributed by a column"
+
+
+@pytest.fixture(params=PLACES)
+def place(request: pytest.FixtureRequest) -> str:
+    """Where the tables of a queue are."""
+    return str(request.param)
+
+
+@pytest.fixture
+def own_engine(citus_database: CitusDatabase, place: str) -> Iterator[sa.Engine]:
+    with schema_in(citus_database, sharded=place == "schema") as own, engine_of(own) as engine:
+        yield engine
+
+
+class Queue:
+    """A queue in its place."""
+
+    def __init__(self, engine: sa.Engine, place: str, job: Any) -> None:
+        self.job = placed(engine, job, *(DISTRIBUTE if place == "distributed" else ()))
+        self.sessions = sessionmaker(engine)
+        self._options = {"poll_interval": 0.05, **OPTIONS.get(place, {})}
+
+    def enqueue(self, keys: range, tenant: int = 1) -> None:
+        with self.sessions() as session:
+            session.add_all(self.job(id=key, tenant=tenant) for key in keys)
+            session.commit()
+
+    def consumer(self, handler: Any = lambda session, job: None, **options: Any) -> Consumer[Any]:
+        return Consumer(self.job, handler, self.sessions, **(self._options | options))
+
+
+def odd_keys_fail(session: Session, job: Any) -> None:
+    if job.id % 2:
+        raise ValueError("odd")
+
+
+def test_retention(own_engine: sa.Engine, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intervals, "RETENTION", 0.1)
+    queue = Queue(own_engine, place, job_class(retention={"completed": 1}))
+    queue.enqueue(range(3))
+    if place == "distributed":
+        with pytest.raises(ConfigurationError, match="Job has retention in its QueueConfig"):
+            queue.consumer()
+        return
+    with queue.consumer(), queue.sessions() as session:
+        wait_until(lambda: session.scalar(sa.select(sa.func.count()).select_from(queue.job)) == 0)
+
+
+@pytest.mark.parametrize("place", ["local"], indirect=True)
+def test_the_attempt_history(own_engine: sa.Engine, place: str) -> None:
+    queue = Queue(own_engine, place, job_class(attempt_history=timedelta(days=1), max_attempts=1))
+    queue.enqueue(range(1, 3))
+    queue.consumer(odd_keys_fail).drain()
+    with queue.sessions() as session:
+        outcomes = {key: [each.outcome for each in admin.attempts(session, queue.job, (key, 1))] for key in (1, 2)}
+    assert outcomes == {1: ["failed"], 2: ["completed"]}
+
+
+@pytest.mark.parametrize("place", ["local", "distributed"], indirect=True)
+@pytest.mark.parametrize("skip_unfinished", [False, True])
+def test_schedules(own_engine: sa.Engine, place: str, *, skip_unfinished: bool) -> None:
+    """The tables of schedules are local ones on the coordinator, wherever the jobs are."""
+    job, keys = job_class(), itertools.count()
+    schedule = Schedule(
+        "each-second", job, every=1, make=lambda tick: job(id=next(keys), tenant=2), skip_unfinished=skip_unfinished
+    )
+    queue, ran = Queue(own_engine, place, job), list[Any]()
+    with queue.consumer(lambda session, job: ran.append(tick_of(session, job)), schedules=[schedule]):
+        wait_until(lambda: len(ran) >= 2)
+    assert {tick.schedule for tick in ran} == {"each-second"}
+    assert len({tick.at for tick in ran}) == len(ran)
+
+
+def test_wait(own_engine: sa.Engine, place: str) -> None:
+    queue = Queue(own_engine, place, job_class(max_attempts=1))
+    queue.enqueue(range(1, 3))
+    with queue.sessions() as session:
+        jobs = session.scalars(sa.select(queue.job).order_by(queue.job.id)).all()
+    with pytest.raises(WaitTimeout):
+        wait(queue.sessions, jobs[0], timeout=0.1)
+    with queue.consumer(odd_keys_fail):
+        assert [wait(queue.sessions, job, timeout=30).state for job in jobs] == ["failed", "completed"]
+    assert wait(queue.sessions, jobs[1], timeout=30).state == "completed", "it had ended before"
+
+
+def test_the_doctor(own_engine: sa.Engine, place: str) -> None:
+    queue = Queue(own_engine, place, job_class())
+    queue.enqueue(range(300))
+    of_the_server = {"fsync_off", "full_page_writes_off", "synchronous_commit_off", "small_lock_table"}
+    with queue.sessions() as session:
+        found = {each.code for each in admin.doctor(session, queue.job, deep=True)} - of_the_server
+    assert found == (set() if place == "local" else {"on_shards"})
+
+
+def test_the_doctor_sees_an_altered_index(own_engine: sa.Engine, place: str) -> None:
+    queue = Queue(own_engine, place, job_class())
+    with own_engine.begin() as connection:
+        connection.exec_driver_sql("DROP INDEX ix_job_queue_claim")
+        connection.exec_driver_sql(
+            "CREATE INDEX ix_job_queue_claim ON job (priority, run_at, id, tenant) WHERE status = 'failed'"
+        )
+    with queue.sessions() as session:
+        found = [each.summary for each in admin.doctor(session, queue.job) if each.code == "altered_index"]
+    assert len(found) == 1
+    assert "ix_job_queue_claim" in found[0]
+
+
+def test_what_operators_read_and_change(own_engine: sa.Engine, place: str) -> None:
+    queue = Queue(own_engine, place, job_class(max_attempts=1))
+    queue.enqueue(range(6))
+    queue.consumer(odd_keys_fail).drain()
+    queue.enqueue(range(10, 12), tenant=2)
+    job = queue.job
+    with queue.sessions() as session:
+        stats = admin.stats(session, job)
+        assert (stats.due, stats.states["failed"], stats.states["completed"]) == (2, 3, 3)
+        assert not stats.missing_indexes
+        assert [group.count for group in admin.failures(session, job)] == [3]
+        assert len(admin.jobs(session, job)) == 8
+        assert "pending" in str(admin.explain_job(session, job, (10, 2)))
+        # These look for the keys first, so the select need not name a tenant.
+        assert len(admin.cancel(session, sa.select(job).where(job.status == "pending")).cancelled) == 2
+        assert admin.requeue(session, sa.select(job).where(job.status == "failed")) == 3
+        session.commit()
+        assert admin.stats(session, job).states["pending"] == 3
+
+
+def test_the_dashboard(own_engine: sa.Engine, place: str) -> None:
+    """It lists jobs everywhere. Of a distributed table it neither counts due jobs nor explains claims, and says so."""
+    queue = Queue(own_engine, place, job_class(max_attempts=1))
+    queue.enqueue(range(6))
+    queue.consumer(odd_keys_fail).drain()
+    queue.enqueue(range(10, 14), tenant=2)
+    pages = {
+        "": 0,
+        "queues/job": 0,
+        "queues/job/claim": 0,
+        "queues/job/jobs": 10,
+        "queues/job/jobs?state=failed": 3,
+        "queues/job/jobs?state=pending": 4,
+        "queues/job/jobs?state=due": 4,
+        "queues/job/jobs?state=completed": 3,
+        "queues/job/job?key=1%2C1": 0,
+    }
+
+    async def read() -> dict[str, str]:
+        async with client(Dashboard([queue.job], queue.sessions, access=everything)) as browser:
+            answers = {page: await browser.get(f"/{page}") for page in pages}
+        assert {answer.status_code for answer in answers.values()} == {200}
+        return {page: answer.text for page, answer in answers.items()}
+
+    texts = asyncio.run(read())
+    cannot = {page for page, text in texts.items() if CANNOT in text}
+    everywhere = {page for page in pages if "?key" not in page}
+    assert cannot == (everywhere if place == "distributed" else set())
+    for page, text in texts.items():
+        assert "SQLSTATE" not in text
+        if "/jobs" in page and not (place == "distributed" and page.endswith("due")):
+            assert len(set(re.findall(r"job\?key=([\d%C]+)", text))) == pages[page], page

@@ -44,7 +44,10 @@ def subscribe(engine: sa.Engine, deliver: _Deliver) -> Callable[[], None]:
 
     def end() -> None:
         with _lock:
-            _subscribers[database].remove(deliver)
+            delivers = _subscribers.get(database, [])
+            # A forked child has none of its parent's.
+            if deliver in delivers:
+                delivers.remove(deliver)
 
     return end
 
@@ -109,9 +112,11 @@ def send(info: Any, channel: str, text: str) -> None:
     info.setdefault(_PENDING, []).append((channel, str(text)))
 
 
-def clear_in_child() -> None:
-    """Forget the subscribers of the parent process."""
+def _after_fork_in_child() -> None:
+    """Forget the subscribers of the parent process, and the lock, which a thread may have that is missing here."""
+    global _lock  # noqa: PLW0603 - nothing else replaces it
+    _lock = threading.Lock()
     _subscribers.clear()
 
 
-os.register_at_fork(after_in_child=clear_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, relationship
 
+import sqlaqueue.sqlite
 from sqlaqueue import Constant, QueueConfig, QueueMixin
 
 STRATEGIES = ("update_status", "delete_returning", "batch_select")
@@ -58,3 +59,10 @@ def models(strategy: str, *, notify: bool = True) -> Models:
         note: Mapped[str | None]
 
     return Models(Base, Job, Owner, Effect)
+
+
+def prepared(engine: Any) -> Any:
+    """Prepare an engine whose database is not PostgreSQL, and return it."""
+    if engine.dialect.name == "sqlite":
+        sqlaqueue.sqlite.prepare(engine)
+    return engine

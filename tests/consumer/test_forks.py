@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import pytest
 
@@ -10,11 +11,17 @@ from tests.consumer.bench import Bench, wait_until
 
 pytestmark = pytest.mark.once
 
-WAYS = ["return", "raise", "exit", "commit", "statement", "suspend"]
+ENDS = {"return": 0, "raise": 1, "exit": 7, "commit": 1, "statement": 1, "suspend": 0}
+"""The ways in which a child leaves the handler, and the exit code of each."""
 
 
 def test_a_child_that_returns_from_the_handler_is_ended(bench: Bench) -> None:
-    keys = [bench.enqueue(1, payload=way)[0] for way in WAYS for _ in range(2)]
+    children_are_ended(bench, ENDS)
+
+
+def children_are_ended(bench: Bench, ends: Mapping[str, int]) -> None:
+    """Assert that the children end with these codes, and that their parent does its jobs."""
+    keys = [bench.enqueue(1, payload=way)[0] for way in ends for _ in range(2)]
     with bench.worker("forking", concurrency=2) as worker:
         wait_until(lambda: worker.has_ended or bench.states() == {"completed": len(keys)})
         assert not worker.has_ended, worker.lines[-20:]
@@ -23,7 +30,6 @@ def test_a_child_that_returns_from_the_handler_is_ended(bench: Bench) -> None:
     assert bench.effects() == dict.fromkeys(keys, 1)
     assert set(bench.attempts().values()) == {1}
     codes = Counter(worker.said("copy ended:"))
-    ends = {"return": 0, "raise": 1, "exit": 7, "commit": 1, "statement": 1, "suspend": 0}
     assert codes == {f"{way} {code}": 2 for way, code in ends.items()}
     bench.assert_tidy()
 

@@ -19,7 +19,7 @@ from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.core import intervals
 from tests.consumer import handlers
 from tests.consumer.handler_io import for_async, for_sync
-from tests.consumer.models import models
+from tests.consumer.models import models, prepared
 
 EVENTS = ("claimed", "completed", "retried", "failed", "cancelled", "released", "rescued", "lease_lost")
 
@@ -85,7 +85,7 @@ def prepare(kind: Any, order: Any, handler: Any, session_factory: Any) -> Any:
 
 def serve(order: Any) -> None:
     """Run Consumers: the last one in this thread, others in threads of their own."""
-    engine = sa.create_engine(order["url"], pool_size=order["pool"])
+    engine = prepared(sa.create_engine(order["url"], pool_size=order["pool"]))
     handler = for_sync(getattr(handlers, order["handler"]))
     *others, mine = [prepare(Consumer, order, handler, sessionmaker(engine)) for _ in range(order["consumers"])]
 
@@ -104,7 +104,7 @@ def serve(order: Any) -> None:
 
 async def serve_async(order: Any) -> None:
     """Run Consumers in one event loop."""
-    engine = create_async_engine(order["url"], pool_size=order["pool"])
+    engine = prepared(create_async_engine(order["url"], pool_size=order["pool"]))
     handler = for_async(getattr(handlers, order["handler"]))
 
     async def run(consumer: Any) -> None:

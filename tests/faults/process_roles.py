@@ -20,14 +20,13 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-import sqlaqueue.sqlite
 from sqlaqueue import AsyncConsumer, Consumer
 from sqlaqueue.consumer.claiming import scan_cursor
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.consumer.core.events import EventName
 from tests.consumer.conftest import Supply
 from tests.consumer.handler_io import for_async, for_sync
-from tests.consumer.models import models
+from tests.consumer.models import models, prepared
 from tests.faults.history import Recorder
 from tests.faults.mutants import MUTANTS
 from tests.servers import Server
@@ -108,13 +107,6 @@ class PayloadHandler:
                 os._exit(EXITED_BY_JOB)
             case "disconnect":
                 await io.execute(sa.text("SELECT pg_terminate_backend(pg_backend_pid())"))
-
-
-def prepared(engine: Any) -> Any:
-    """Prepare an engine whose database is not PostgreSQL, and return it."""
-    if engine.dialect.name == "sqlite":
-        sqlaqueue.sqlite.prepare(engine)
-    return engine
 
 
 def run_worker(parameters: Any) -> None:

@@ -3,7 +3,8 @@
 A child that executes another program or exits within the handler is left alone, and so are the workers of
 ``multiprocessing``. A child that returns from the handler would settle the job, claim others and use the sockets of its
 parent, so it is ended. Until then each socket of a handler's session is replaced in the child by one that is closed at
-the other end, so that nothing reaches the server, and the engine gets an empty pool.
+the other end, so that nothing reaches the server, and the engine gets an empty pool. A file of SQLite has no socket, so
+there it is the statements of the session that are refused.
 """
 
 from __future__ import annotations
@@ -115,10 +116,12 @@ def _disconnect(session: Session) -> None:
 
     event.listen(session, "after_begin", refuse)
     for connection in _connections(session):
-        if not connection.invalidated and not connection.closed:
-            _replace_socket(connection.connection.driver_connection)
         for name in _STATEMENTS:
             event.listen(connection, name, refuse)
+        if not connection.invalidated and not connection.closed:
+            number = _socket_of(connection.connection.driver_connection)
+            if number is not None:
+                _replace_socket(number)
 
 
 def _connections(session: Session) -> Iterator[sa.Connection]:
@@ -133,10 +136,21 @@ def _connections(session: Session) -> Iterator[sa.Connection]:
         transaction = transaction.parent
 
 
-def _replace_socket(driver: Any) -> None:
+def _socket_of(driver: Any) -> int | None:
+    """Return the number of a connection's socket; None if it has none, as on SQLite."""
+    if hasattr(driver, "fileno"):
+        return int(driver.fileno())
+    transport = getattr(driver, "_transport", None)
+    if transport is not None:
+        # Of asyncpg and asyncmy.
+        return int(transport.get_extra_info("socket").fileno())
+    plain = getattr(driver, "_sock", None)
+    # Of PyMySQL, otherwise.
+    return None if plain is None else int(plain.fileno())
+
+
+def _replace_socket(number: int) -> None:
     """Replace the socket of a connection by one whose other end is closed; the parent's is unchanged."""
-    transport = getattr(driver, "_transport", None)  # asyncpg has no fileno()
-    number = driver.fileno() if transport is None else transport.get_extra_info("socket").fileno()
     mine, other = socket.socketpair()
     other.close()
     os.dup2(mine.fileno(), number, inheritable=False)

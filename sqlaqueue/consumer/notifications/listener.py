@@ -163,5 +163,11 @@ def reconnect(engine: sa.Engine) -> None:
             listener.reconnect()
 
 
-# A forked child has a copy of the connection, but not the thread.
-os.register_at_fork(after_in_child=_listeners.clear)
+def _after_fork_in_child() -> None:
+    """Forget the listeners, whose connections belong to the parent, and the lock, which a missing thread may have."""
+    global _lock  # noqa: PLW0603 - nothing else replaces it
+    _lock = threading.Lock()
+    _listeners.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,133 @@
+"""Processes that fork while a Consumer runs: a child has nothing of its parent's connections, locks and Consumers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.orm import Session, sessionmaker
+
+from sqlaqueue import Consumer
+from sqlaqueue.consumer.notifications import in_process, listener
+from sqlaqueue.engines import notifications
+from tests.consumer.models import models, prepared
+from tests.consumer.processes import wait_until
+from tests.consumer.test_forks import (
+    ENDS,
+    children_are_ended,
+    test_children_that_exit_in_the_handler_are_left_alone,
+)
+
+if TYPE_CHECKING:
+    from tests.sqlite.bench import SQLiteBench
+
+__all__ = ["test_children_that_exit_in_the_handler_are_left_alone"]
+
+pytestmark = pytest.mark.once
+
+
+def test_a_child_that_returns_from_the_handler_is_ended(bench: SQLiteBench) -> None:
+    # A statement of aiosqlite waits for its thread, which the child has not, so the loop goes on and the child ends.
+    children_are_ended(bench, ENDS | {"statement": 1 if bench.api == "sync" else 0})
+
+
+def code_of_child(work: Callable[[], None]) -> int:
+    """Do something in a forked child, for ten seconds at the most, and return its exit code."""
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            signal.alarm(10)
+            work()
+            code = 0
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def enqueue_and_drain(path: Path) -> None:
+    """Do so with an engine and a Consumer of this process, and count the jobs that it has run."""
+    engine, job = prepared(sa.create_engine(f"sqlite:///{path}")), models("update_status").job
+    with Session(engine) as session:
+        session.add_all(job(payload="child") for _ in range(3))
+        session.commit()
+    ran: list[Any] = []
+    mine = sa.select(job).where(job.payload == "child")
+    Consumer(mine, lambda session, job: ran.append(job.id), sessionmaker(engine)).drain()
+    assert len(ran) == 3
+
+
+@pytest.mark.parametrize("api", ["sync"])
+def test_a_child_beside_a_consumer_has_its_own(bench: SQLiteBench) -> None:
+    """The parent's Consumer goes on, and its end in the child, where its threads are missing, disturbs nothing."""
+    ran: list[Any] = []
+    of_parent = sa.select(bench.Job).where(sa.func.coalesce(bench.Job.payload, "") != "child")
+    consumer = Consumer(of_parent, lambda session, job: ran.append(job.id), bench.sessions, poll_interval=3600)
+    with consumer:
+        time.sleep(0.2)
+        for round_ in range(1, 4):
+            assert code_of_child(lambda: enqueue_and_drain(bench.file.path)) == 0
+            bench.enqueue(1, payload="parent")
+            wait_until(lambda round_=round_: len(ran) == round_, "the parent's Consumer is woken")
+    assert bench.states() == {"completed": 12}
+
+
+@pytest.mark.parametrize("api", ["sync"])
+@pytest.mark.parametrize("lock", [notifications, listener], ids=lambda module: module.__name__.rpartition(".")[2])
+def test_a_lock_that_was_held_at_the_fork(bench: SQLiteBench, lock: Any) -> None:
+    """A thread of the parent has it, which the child has not, so nothing would release it there."""
+    taken, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with lock._lock:
+            taken.set()
+            may_end.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    taken.wait()
+
+    def work() -> None:
+        enqueue_and_drain(bench.file.path)
+        # That of PostgreSQL is not taken on a file.
+        assert lock._lock.acquire(timeout=5)
+
+    try:
+        assert code_of_child(work) == 0
+    finally:
+        may_end.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("api", ["sync"])
+def test_subscriptions_stay_with_the_parent(bench: SQLiteBench) -> None:
+    """In the child, the end of one does not fail, and nothing is delivered to the parent's subscribers."""
+
+    class Subscriber:
+        def receive(self, payload: Any) -> None:
+            raise AssertionError
+
+    subscriber: Any = Subscriber()
+
+    def work() -> None:
+        in_process.unsubscribe(subscriber)
+        engine = prepared(sa.create_engine(bench.file.url()))
+        end = notifications.subscribe(engine, lambda *_: None)
+        end()
+        end_of_parent()
+        enqueue_and_drain(bench.file.path)
+
+    in_process.subscribe(bench.engine, "sqlaqueue_job", subscriber)
+    end_of_parent = notifications.subscribe(bench.engine, lambda *_: None)
+    try:
+        assert code_of_child(work) == 0
+    finally:
+        end_of_parent()
+        in_process.unsubscribe(subscriber)

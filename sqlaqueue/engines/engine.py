@@ -27,7 +27,7 @@ class SharedEngine:
 
     needs_indexes: ClassVar[bool] = False
     """Whether a claim names its index, and so raises an error without it."""
-    migrating: ClassVar[str] = "migrate with `alembic revision --autogenerate` and `alembic upgrade head`"
+    migrating: str = "migrate with `alembic revision --autogenerate` and `alembic upgrade head`"
     """How an existing table gets what it lacks, as an advice to people."""
 
     @property

@@ -37,14 +37,16 @@ class Span(sa.types.UserDefinedType[timedelta]):
         return lambda value: value.total_seconds() if isinstance(value, timedelta) else value
 
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
-        read: Any = sa.Interval().dialect_impl(dialect).result_processor(dialect, coltype)
+        interval: Any = sa.Interval().dialect_impl(dialect)
+        read = interval.result_processor(dialect, coltype)
 
         def process(value: Any) -> timedelta | None:
             if value is None or isinstance(value, timedelta):
                 return value
-            is_moment = isinstance(value, str | datetime) and read is not None
-            span: timedelta = read(value) if is_moment else timedelta(seconds=float(value))
-            return span
+            if read is not None and issubclass(type(value), str | datetime):
+                span: timedelta = read(value)
+                return span
+            return timedelta(seconds=float(value))
 
         return process
 

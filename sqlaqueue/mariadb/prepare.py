@@ -17,7 +17,7 @@ from sqlaqueue.mariadb.ddl import TableCompiler, TypeCompiler
 from sqlaqueue.mariadb.engine import MariaDB
 from sqlaqueue.mariadb.execution import execute
 from sqlaqueue.mariadb.lock_timeout import limit_lock_waits
-from sqlaqueue.mariadb.steps import run_step
+from sqlaqueue.mariadb.steps import forget_rows, run_step
 from sqlaqueue.mariadb.types import Moment
 from sqlaqueue.mariadb.unique import insert_unless_twin
 from sqlaqueue.mariadb.written_rows import note_written_rows
@@ -79,7 +79,7 @@ def prepare(engine: Any) -> None:
     limit_lock_waits(sync)
     note_written_rows(sync)
     notify_within_process(sync, channel_of_change)
-    carry_out_statements(sync, other, run_step, locks_apart=True)
+    carry_out_statements(sync, other, run_step, locks_apart=True, forget=forget_rows)
 
 
 def _notify(

@@ -31,6 +31,13 @@ def run_step(connection: sa.Connection, cte: CTE, parameters: Mapping[str, Any])
     return [[plain(value) for value in row] for row in rows]
 
 
+def forget_rows(connection: sa.Connection) -> None:
+    """Drop the rows of the steps of a statement that has ended."""
+    # A connection that was lost has its info no more, and one that is closed has none.
+    if not (connection.invalidated or connection.closed):
+        connection.connection.info.pop(ROWS, None)
+
+
 def _statement_of(cte: CTE) -> Any:
     found = _statements.get(cte)
     if found is None:

@@ -51,13 +51,10 @@ class OtherEngine(Protocol):
     """The name of SQLAlchemy's dialect."""
     title: str
     """The name for people."""
+    migrating: str
+    """How an existing table gets what it lacks, as an advice to people."""
     inserts_all_or_none: bool
     """Whether an INSERT of several jobs, one of which has a twin, inserts none of them."""
-
-    @property
-    def migrating(self) -> str:
-        """How an existing table gets what it lacks, as an advice to people."""
-        ...
 
     @property
     def checks(self) -> Checks:

@@ -150,7 +150,11 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
         raise NotImplementedError(f"LATERAL {lateral_.name}")
 
 
-class TableCompiler(TranslatingTableCompiler, SQLiteDDLCompiler):
+_TableCompiler: Any = SQLiteDDLCompiler
+"""Without its types, whose ``sql_compiler`` has not the type of the one that is replaced."""
+
+
+class TableCompiler(TranslatingTableCompiler, _TableCompiler):
     """Translates tables and indexes."""
 
     def visit_create_index(self, create: Any, *positional: Any, **options: Any) -> str:

@@ -115,6 +115,45 @@ def test_an_idle_consumer_of_the_process_is_woken(engine: sa.Engine, sessions: s
     assert not thread.is_alive()
 
 
+def test_an_idle_async_consumer_of_the_process_is_woken(url: Callable[[str], str], engine: sa.Engine) -> None:
+    """By a session of asyncmy, and by one of PyMySQL in a thread. Its next poll would be long after the deadline."""
+
+    async def use() -> None:
+        own = create_async_engine(url("mariadb+asyncmy"))
+        sqlaqueue.mariadb.prepare(own)
+        done: asyncio.Queue[int] = asyncio.Queue()
+
+        async def handle(_: Any, job: Job) -> None:
+            done.put_nowait(job.id)
+
+        async def add_async(key: int) -> None:
+            async with async_sessionmaker(own)() as session:
+                session.add(Job(id=key))
+                await session.commit()
+
+        def add(key: int) -> None:
+            with Session(engine) as session:
+                session.add(Job(id=key))
+                session.commit()
+
+        consumer = AsyncConsumer(Job, handle, async_sessionmaker(own), poll_interval=10 * DEADLINE)
+        await add_async(1)
+        running = asyncio.create_task(consumer.run())
+        assert await asyncio.wait_for(done.get(), DEADLINE) == 1
+        # It polls once more, and finds nothing.
+        await asyncio.sleep(0.5)
+        await add_async(2)
+        assert await asyncio.wait_for(done.get(), DEADLINE) == 2
+        await asyncio.sleep(0.5)
+        await asyncio.to_thread(add, 3)
+        assert await asyncio.wait_for(done.get(), DEADLINE) == 3
+        consumer.stop()
+        await asyncio.wait_for(running, DEADLINE)
+        await own.dispose()
+
+    asyncio.run(use())
+
+
 class Workers:
     """Worker processes and the history of what they do."""
 

@@ -138,3 +138,21 @@ def test_what_is_returned_is_what_was_locked(engine: sa.Engine, level: str) -> N
         assert session.execute(same).all() == [(2, "new")]
         gone = sa.delete(Job).where(Job.id == 3).returning(Job.id, Job.payload)
         assert session.execute(gone).all() == [(3, "new")]
+
+
+def test_the_rows_of_a_statement_are_forgotten_when_it_has_ended(engine: sa.Engine) -> None:
+    """They would be kept as long as the connection is, however many they are."""
+    enqueue(engine, *(Pair(site="a", number=n) for n in range(1, 6)))
+    with Session(engine) as session:
+        info = session.connection().connection.info
+        kept = info.copy()
+        assert len(session.scalars(claim(Pair, 2)).all()) == 2
+        assert info == kept
+        # Its first steps succeed, and a later one fails.
+        session.execute(sa.text("RENAME TABLE sqlaqueue_control TO renamed"))
+        try:
+            with pytest.raises(sa.exc.DBAPIError, match="sqlaqueue_control"):
+                session.execute(cancel(Pair))
+            assert info == kept
+        finally:
+            session.execute(sa.text("RENAME TABLE renamed TO sqlaqueue_control"))

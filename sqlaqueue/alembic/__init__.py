@@ -27,7 +27,7 @@ except ImportError as missing:
     msg = "sqlaqueue.alembic needs Alembic 1.19.2 or newer, which has plug-ins: pip install 'sqlaqueue[alembic]'"
     raise ImportError(msg) from missing
 
-from sqlaqueue.alembic import sqlite_queues
+from sqlaqueue.alembic import mariadb_queues, sqlite_queues
 from sqlaqueue.alembic.autogenerate import compare_queues, remember_table
 from sqlaqueue.alembic.operations import (  # noqa: F401 - the imports register them with Alembic
     implementations,
@@ -52,6 +52,10 @@ def setup(plugin: Plugin) -> None:
     plugin.add_autogenerate_comparator(
         sqlite_queues.compare_queues, "schema", "sqlaqueue", qualifier="sqlite", priority=DispatchPriority.LAST
     )
+    for name in ("mariadb", "mysql"):
+        plugin.add_autogenerate_comparator(
+            mariadb_queues.refuse_queues, "schema", "sqlaqueue", qualifier=name, priority=DispatchPriority.FIRST
+        )
 
 
 Plugin.setup_plugin_from_module(sys.modules[__name__], NAME)

@@ -136,10 +136,10 @@ def test_an_engine_that_is_not_prepared_creates_plain_tables() -> None:
     """An application that tests with SQLite what has nothing to do with its queues."""
     engine = sa.create_engine("sqlite://")
     for strategy in ("update_status", "batch_select", "delete_returning"):
-        metadata = make(strategy=strategy).metadata
-        metadata.create_all(engine)
+        table = make(strategy=strategy).__table__
+        table.create(engine)
         assert "job" in sa.inspect(engine).get_table_names()
-        metadata.drop_all(engine)
+        table.drop(engine)
     engine.dispose()
 
 

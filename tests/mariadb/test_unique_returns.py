@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
 from sqlalchemy.exc import IntegrityError, OperationalError
@@ -37,7 +36,7 @@ from sqlaqueue import (
 from sqlaqueue.consumer.core.database_errors import is_conflict
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.testing import fire_schedules, travel, wait_until
-from tests.mariadb.unique_models import EVERY_SECOND, Base, Mail, Order, Waiting
+from tests.mariadb.unique_models import EVERY_SECOND, Mail, Order, Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -320,20 +319,6 @@ def test_the_column_is_not_seen_by_programs(unique_engine: sa.Engine) -> None:
     with unique_engine.connect() as connection:
         assert "sqlaqueue_unique" not in connection.exec_driver_sql("SELECT * FROM orders").keys()  # noqa: SIM118 - a Result
         connection.exec_driver_sql("SELECT sqlaqueue_unique FROM orders")
-
-
-def test_autogenerate_leaves_the_column(unique_engine: sa.Engine) -> None:
-    """With the function that the documentation gives for env.py."""
-
-    def include_object(_: Any, name: str | None, kind: str, *__: Any) -> bool:
-        if kind == "index":
-            return not (name or "").endswith("_queue_unique")
-        return not (kind == "column" and name == "sqlaqueue_unique")
-
-    with unique_engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"include_object": include_object})
-        found = compare_metadata(context, Base.metadata)
-        assert not [each for each in found if "unique" in str(each)]
 
 
 def test_a_migration_cannot_create_the_index_without_its_types(unique_engine: sa.Engine) -> None:

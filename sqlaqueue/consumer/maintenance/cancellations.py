@@ -84,12 +84,16 @@ def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
     )
 
     def without_using() -> Any:
-        # RETURNING has the columns of the deleted rows only.
+        # RETURNING has the columns of the deleted rows only. In a CTE, as SQLAlchemy 2.0.32 does not compile a
+        # parameter of several tuples that is used more than once.
+        named = sa.select(*mine.c, key.label("named_key")).cte("named")
         keys = [
-            sa.select(mine.c[column.key]).where(control.c.key == key).correlate(control).scalar_subquery()
+            sa.select(named.c[column.key]).where(control.c.key == named.c.named_key).correlate(control).scalar_subquery()
             for column in spec.keys
         ]
-        mine_only = sa.delete(control).where(control.c.queue == spec.name, control.c.key.in_(sa.select(key)))
+        mine_only = sa.delete(control).where(
+            control.c.queue == spec.name, control.c.key.in_(sa.select(named.c.named_key))
+        )
         return mine_only.returning(*keys, age)
 
     return with_plain_form(taken, without_using)

@@ -24,7 +24,7 @@ def check_complete(session: Any, spec: Spec) -> None:
     engine = _engine(connection)
     if engine.needs_indexes:
         _refuse_lack(session, name, [f"the index {index.name}" for index in missing_indexes(session, spec)])
-    engine.check_columns(connection, spec)
+    engine.check_storage(connection, spec)
 
 
 def check_tables(session: Any, tables: Sequence[sa.Table], needed_by: str) -> None:

@@ -67,5 +67,5 @@ class SharedEngine:
                 )
                 raise ConfigurationError(msg)
 
-    def check_columns(self, connection: sa.Connection, spec: Any) -> None:
-        """Accept the columns as they are."""
+    def check_storage(self, connection: sa.Connection, spec: Any) -> None:
+        """Accept the tables as they are."""

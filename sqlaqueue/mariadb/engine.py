@@ -19,9 +19,13 @@ from sqlaqueue.mariadb.unique import check_comparable
 _DIALECT = mysql.dialect()
 """By which the types of columns are told apart."""
 
+_STORAGE_ENGINE = sa.text(
+    "SELECT engine FROM information_schema.tables "
+    "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table"
+)
 _CHARACTER_SET = sa.text(
-    "SELECT character_set_name FROM information_schema.columns WHERE table_schema = COALESCE(:schema, DATABASE()) "
-    "AND table_name = :table AND column_name = :name"
+    "SELECT character_set_name FROM information_schema.columns "
+    "WHERE table_schema = COALESCE(:schema, DATABASE()) AND table_name = :table AND column_name = :name"
 )
 
 
@@ -64,18 +68,24 @@ class MariaDB(SharedEngine):
         if spec.config.unique is not None:
             check_comparable(spec, _DIALECT)
 
-    def check_columns(self, connection: sa.Connection, spec: Any) -> None:
-        """Refuse a key of texts in another character set than that of the statements.
+    def check_storage(self, connection: sa.Connection, spec: Any) -> None:
+        """Refuse tables without transactions, and a key of texts in another character set than that of the statements.
 
         The server converts such a column before it compares it, and uses no index: a settlement would read all rows,
         and wait for the locks of other workers.
 
-        :raises DatabaseNotReadyError: naming the column and the fix.
+        :raises DatabaseNotReadyError: naming the table or column and the fix.
         """
-        schema = schema_of(connection, spec.table)
+        for table in (spec.table, *spec.side_tables.values()):
+            engine = connection.execute(_STORAGE_ENGINE, _place(connection, table)).scalar()
+            if engine != "InnoDB":
+                msg = (
+                    f"{spec.model.__name__}: the storage engine of the table {table.name} is {engine}, which has no "
+                    f"transactions and no locks of rows; change it by `ALTER TABLE {table.name} ENGINE = InnoDB`"
+                )
+                raise DatabaseNotReadyError(msg)
         for key in spec.keys:
-            place = {"schema": schema, "table": spec.table.name, "name": key.name}
-            found = connection.execute(_CHARACTER_SET, place).scalar()
+            found = connection.execute(_CHARACTER_SET, _place(connection, spec.table, key.name)).scalar()
             if found not in {None, "utf8mb4"}:
                 msg = (
                     f"{spec.model.__name__}.{key.key}: the character set of the column {spec.table.name}.{key.name} is "
@@ -99,3 +109,9 @@ class MariaDB(SharedEngine):
                 "so handlers would commit and roll back each other's work; make the engine without poolclass="
             )
             raise ConfigurationError(msg)
+
+
+def _place(connection: sa.Connection, table: sa.Table, column: str | None = None) -> dict[str, str | None]:
+    """Return the parameters of a query about a table or a column."""
+    place = {"schema": schema_of(connection, table), "table": table.name}
+    return place if column is None else {**place, "name": column}

@@ -65,8 +65,8 @@ class OtherEngine(Protocol):
         """Raise ConfigurationError for a queue with options that the database cannot carry."""
         ...
 
-    def check_columns(self, connection: sa.Connection, spec: Any) -> None:
-        """Raise DatabaseNotReadyError if the columns of a queue's table, which exist, cannot serve claims."""
+    def check_storage(self, connection: sa.Connection, spec: Any) -> None:
+        """Raise DatabaseNotReadyError if the tables of a queue, which exist, are stored so that claims cannot work."""
         ...
 
     def created(self, table: sa.Table, connection: sa.Connection) -> None:

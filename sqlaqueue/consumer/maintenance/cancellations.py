@@ -88,7 +88,10 @@ def _take(spec: QueueSpec, keys: Sequence[Key]) -> sa.Executable:
         # parameter of several tuples that is used more than once.
         named = sa.select(*mine.c, key.label("named_key")).cte("named")
         keys = [
-            sa.select(named.c[column.key]).where(control.c.key == named.c.named_key).correlate(control).scalar_subquery()
+            sa.select(named.c[column.key])
+            .where(control.c.key == named.c.named_key)
+            .correlate(control)
+            .scalar_subquery()
             for column in spec.keys
         ]
         mine_only = sa.delete(control).where(

@@ -1,4 +1,4 @@
-"""Queues in a database whose character set is not that of the statements, as those of old servers are."""
+"""Tables of old servers: in another character set than that of the statements, or of another storage engine."""
 
 from __future__ import annotations
 
@@ -76,3 +76,12 @@ def test_a_key_of_another_character_set_is_refused(engine: sa.Engine) -> None:
         session.add(File(path="\N{SNOWMAN}"))
         session.commit()
     assert consumer.drain() == 1
+
+
+@pytest.mark.parametrize("table", ["file", "sqlaqueue_control"])
+def test_a_table_without_transactions_is_refused(engine: sa.Engine, table: str) -> None:
+    """A claim locks no row there, and a rollback undoes nothing."""
+    with engine.begin() as connection:
+        connection.execute(sa.text(f"ALTER TABLE {table} ENGINE = Aria TRANSACTIONAL = 0"))
+    with pytest.raises(DatabaseNotReadyError, match=rf"File: .*{table} is Aria.*ALTER TABLE {table} ENGINE = InnoDB"):
+        Consumer(File, lambda *_: None, sessionmaker(engine)).drain()

@@ -34,8 +34,9 @@ pytestmark = pytest.mark.once
 
 
 def test_a_child_that_returns_from_the_handler_is_ended(bench: SQLiteBench) -> None:
-    # A statement of aiosqlite waits for its thread, which the child has not, so the loop goes on and the child ends.
-    children_are_ended(bench, ENDS | {"statement": 1 if bench.api == "sync" else 0})
+    # SQLAlchemy 2.1 waits for the thread of aiosqlite first, which the child has not, so the loop goes on and ends it.
+    waits = bench.api == "async" and not sa.__version__.startswith("2.0.")
+    children_are_ended(bench, ENDS | {"statement": 0 if waits else 1})
 
 
 def code_of_child(work: Callable[[], None]) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import event
+from sqlalchemy.exc import InternalError
 from sqlalchemy.schema import DDLElement
 
 from sqlaqueue.exc import DatabaseNotReadyError
@@ -133,7 +134,7 @@ def _create_side_tables(tables: Sequence[sa.Table], connection: sa.Connection) -
 def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) -> None:
     try:
         element.execute_if(dialect="postgresql")(table, connection)
-    except sa.exc.InternalError as error:
+    except InternalError as error:
         if _NO_TRIGGERS not in str(error.orig):
             raise
         instead = (

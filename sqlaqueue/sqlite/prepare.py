@@ -16,6 +16,7 @@ from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeCompiler
 from sqlaqueue.sqlite.engine import SQLite
+from sqlaqueue.sqlite.forks import refuse_files_of_parent
 from sqlaqueue.sqlite.functions import add_functions
 from sqlaqueue.sqlite.transactions import begin_when_needed
 from sqlaqueue.sqlite.types import Moment
@@ -79,6 +80,7 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
         add_functions(connection, lambda channel, text: send(info, channel, text), is_written_here(info))
 
     event.listen(sync, "connect", connected)
+    refuse_files_of_parent(sync)
     begin_when_needed(sync)
     note_written_rows(sync)
     notify_within_process(sync, channel_of_change)

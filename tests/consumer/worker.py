@@ -104,7 +104,9 @@ def serve(order: Any) -> None:
 
 async def serve_async(order: Any) -> None:
     """Run Consumers in one event loop."""
-    engine = prepared(create_async_engine(order["url"], pool_size=order["pool"]))
+    # Named, since before SQLAlchemy 2.0.38 aiosqlite had no pool.
+    pool = {"poolclass": sa.AsyncAdaptedQueuePool, "pool_size": order["pool"]}
+    engine = prepared(create_async_engine(order["url"], **pool))
     handler = for_async(getattr(handlers, order["handler"]))
 
     async def run(consumer: Any) -> None:

@@ -66,12 +66,13 @@ def test_a_handler_that_locks_its_row_blocks_no_heartbeat(leased: Bench) -> None
         started.release()
         await io.wait(go_on)
 
-    with leased.consumer(work, lease=1, concurrency=3).running() as server:
+    # Longer than a busy machine may stop a process for: a lease that expires is rescued.
+    with leased.consumer(work, lease=4, concurrency=3).running() as server:
         assert all(started.acquire(timeout=30) for _ in range(3))
         with leased.consumer().running() as other:
             end = leased.row(keys[0]).lease_expires_at
             wait_until(lambda: leased.execute("SELECT clock_timestamp() > :end", end=end))
-            wait_until(beats(leased, keys[2], 3))
+            wait_until(beats(leased, keys[2], 2))
             go_on.set()
             wait_until(lambda: leased.states() == {"completed": 3})
     assert server.told("rescued", "lease_lost") == other.told("rescued", "lease_lost", "completed") == []

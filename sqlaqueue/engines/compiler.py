@@ -80,6 +80,8 @@ class TranslatingCompiler(_Compiler):
         return rendered
 
     def _substitute(self, cte: CTE) -> CTE:
+        if not self.translates:
+            return cte
         plain = plain_form(cte)
         if plain is not None:
             return plain  # type: ignore[return-value] # the plain form of a CTE is one

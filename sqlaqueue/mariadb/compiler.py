@@ -87,7 +87,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         return f"({self.process(getattr(rows, 'element', rows), asfrom=True, **options)}) AS {name}"
 
     def _substitute(self, cte: CTE) -> Any:
-        if not is_step(cte, locks_apart=True):
+        if not self.translates or not is_step(cte, locks_apart=True):
             return super()._substitute(cte)
         element: Any = cte.element
         if element.is_dml and element.is_update:

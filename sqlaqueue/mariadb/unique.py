@@ -24,7 +24,8 @@ COLUMN = "sqlaqueue_unique"
 """The generated column. It is invisible, so that ``SELECT *`` does not return it."""
 _TYPE = "BINARY(32)"
 _TEXT = "CHAR CHARACTER SET utf8mb4"
-_NULL = "X'00'"
+_NULL = f"X'{'00' * 32}'"
+"""What stands for NULL: as long as a digest, since BINARY is compared with all its bytes."""
 _DUPLICATE = 1062
 _COMMITTED = {"READ-COMMITTED", "READ-UNCOMMITTED"}
 _UNLESS = re.compile(r"/\*sqlaqueue unless (?P<index>.*?) returns (?P<nothing>.*?)\*/ ", re.DOTALL)

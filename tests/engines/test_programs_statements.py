@@ -58,6 +58,7 @@ BOTH = [
     sa.select(NOTE).where(n.at < sa.func.now(), n.day == date(2026, 1, 1), n.text.in_(["a", "b"])),
     sa.select(RECENT).where(RECENT.c.text.like("a%")),
     sa.select(NOTE).with_for_update(),
+    sa.select(sa.select(n.id).with_for_update().cte("locked")),
     sa.select(n.text).union(sa.select(COPY.c.text)).order_by("text"),
     sa.select(sa.case((n.id > 1, sa.func.now()), else_=n.at)),
     sa.insert(NOTE).values(text="a", at=sa.func.now()),

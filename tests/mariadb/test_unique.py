@@ -23,7 +23,7 @@ from sqlaqueue import (
     enqueue,
 )
 from sqlaqueue.exc import ConfigurationError
-from tests.mariadb.unique_models import Color, Customer, Mail, Order, Report, Typed
+from tests.mariadb.unique_models import Color, Customer, Mail, Order, Report, Single, Typed
 
 if TYPE_CHECKING:
     from tests.mariadb.server import MariaDBServer
@@ -160,6 +160,15 @@ def test_errors_of_other_constraints_are_raised(unique_engine: sa.Engine) -> Non
         with pytest.raises(sa.exc.DataError):
             enqueue(session, [Order(key="c", note="n" * 51)])
     assert count(unique_engine, Order) == 1
+
+
+def test_null_is_a_value_like_others(unique_engine: sa.Engine) -> None:
+    with Session(unique_engine) as session:
+        jobs = [Single(key=None), Single(key=0), Single(key=None)]
+        assert [each.created for each in enqueue(session, jobs)] == [True, True, False]
+        session.commit()
+        assert not enqueue(session, Single(key=None))[0].created
+        session.rollback()
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])

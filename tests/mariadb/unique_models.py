@@ -54,6 +54,16 @@ class Waiting(QueueMixin, Base):
     key: Mapped[str] = mapped_column(sa.String(50))
 
 
+class Single(QueueMixin, Base):
+    """Unique by one attribute, whose NULLs are equal."""
+
+    __tablename__ = "single"
+    __queue__ = QueueConfig(unique=Unique("key", nulls_distinct=False))
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    key: Mapped[int | None]
+
+
 class Report(QueueMixin, Base):
     """Unique for an hour, by several columns of which some may be NULL; two NULLs are equal."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.sql import operators
@@ -251,15 +252,24 @@ class TranslatingCompiler(_Compiler):
     def visit_to_timestamp_func(self, function: Any, **options: Any) -> str:  # noqa: D102 - as above
         return self.moved("'1970-01-01 00:00:00.000000'", self._arguments(function, **options)[0])
 
-    def visit_set_config_func(self, _: Any, **__: Any) -> str:
+    def visit_set_config_func(self, function: Any, **options: Any) -> str:
         """Render NULL: the engine has no setting of this name, and each caller may do without it."""
         return "NULL"
 
-    def visit_current_setting_func(self, function: Any, **_: Any) -> str:
-        """Render what PostgreSQL's setting would be by default, and NULL for one without a counterpart."""
-        name = next(iter(function.clauses)).value
-        value = {"transaction_isolation": "'read committed'", "transaction_read_only": "'off'"}.get(name)
-        return "NULL" if value is None else value
+    settings: ClassVar[Mapping[str, str]] = {
+        "transaction_isolation": "'read committed'",
+        "transaction_read_only": "'off'",
+    }
+    """The SQL of PostgreSQL's settings that have a counterpart, by their names."""
+
+    def visit_current_setting_func(self, function: Any, **options: Any) -> str:
+        """Render the counterpart of PostgreSQL's setting, and NULL for one without.
+
+        The server compares the name, which is a parameter: statements that differ in it only are compiled once.
+        """
+        name = self._arguments(function, **options)[0]
+        cases = " ".join(f"WHEN '{known}' THEN {rendered}" for known, rendered in self.settings.items())
+        return f"CASE {name} {cases} END"
 
     def visit_pg_is_in_recovery_func(self, _: Any, **__: Any) -> str:
         """Render false: no replica is known to be one."""

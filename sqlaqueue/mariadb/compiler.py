@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import sqlalchemy as sa
 from sqlalchemy.dialects.mysql.base import MySQLCompiler
@@ -29,11 +30,7 @@ _TEXT = "LONGTEXT CHARACTER SET utf8mb4"
 """The type of texts in JSON; without a character set it would have that of the database."""
 _LEFT = "/*left*/"
 NOTIFICATIONS = "sqlaqueue_notifications"
-"""The attribute of a compiled statement with the channels and texts that it sends when it is executed."""
-_SETTINGS = {
-    "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
-    "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
-}
+"""The attribute of a compiled statement with the names of the parameters of what it sends when it is executed."""
 
 
 class _Rows(FunctionElement[Any]):
@@ -49,6 +46,10 @@ _Compiler: Any = MySQLCompiler
 class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     """Translates statements."""
 
+    settings: ClassVar[Mapping[str, str]] = {
+        "transaction_isolation": "LOWER(REPLACE(@@tx_isolation, '-', ' '))",
+        "transaction_read_only": "IF(@@tx_read_only OR @@read_only, 'on', 'off')",
+    }
     locks_apart = True
 
     # -- moments -------------------------------------------------------------------------------------------
@@ -345,19 +346,15 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         value = ordered.element if direction is not None else ordered
         return f"{self.process(value, **options)} {condition}, {text}"
 
-    def visit_current_setting_func(self, function: Any, **options: Any) -> str:
-        """Render the isolation level, and whether the server can be written to."""
-        name = next(iter(function.clauses)).value
-        rendered: str = _SETTINGS.get(name) or super().visit_current_setting_func(function, **options)
-        return rendered
-
-    def visit_set_config_func(self, _: Any, **options: Any) -> str:
-        """Render the value, and note that of ``lock_timeout``, see :mod:`sqlaqueue.mariadb.lock_timeout`."""
-        name, value, *_rest = _.clauses
-        if getattr(name, "value", None) != "lock_timeout" or not isinstance(value, sa.BindParameter) or self.isinsert:
+    def visit_set_config_func(self, function: Any, **options: Any) -> str:
+        """Render the value, and note the names of the parameters, see :mod:`sqlaqueue.mariadb.lock_timeout`."""
+        name, value, *_ = function.clauses
+        # An INSERT restores a limit, which is in force until the end of its transaction.
+        if self.isinsert or not all(isinstance(each, sa.BindParameter) for each in (name, value)):
             return "NULL"
+        self.process(name, **options)
         rendered: str = self.process(value, **options)
-        self.__dict__[LOCK_TIMEOUT] = self.bind_names[value]
+        self.__dict__[LOCK_TIMEOUT] = self.bind_names[name], self.bind_names[value]
         return rendered
 
     def visit_txid_current_func(self, _: Any, **__: Any) -> str:
@@ -375,11 +372,14 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         """Render a text that differs for rows that differ."""
         return f"SHA2(JSON_ARRAY({', '.join(self._arguments(function, **options))}), 256)"
 
-    def visit_pg_notify_func(self, function: Any, **_: Any) -> str:
-        """Render NULL, as the server sends no notifications, and note what is to be sent within this process."""
-        sent = [getattr(argument, "value", None) for argument in function.clauses]
-        if all(isinstance(value, str) for value in sent):
-            self.__dict__.setdefault(NOTIFICATIONS, []).append(tuple(sent))
+    def visit_pg_notify_func(self, function: Any, **options: Any) -> str:
+        """Render NULL, as the server sends no notifications, and note the parameters of what this process sends."""
+        sent = [*function.clauses]
+        if all(isinstance(argument, sa.BindParameter) for argument in sent):
+            for argument in sent:
+                self.process(argument, **options)
+            names = tuple(self.bind_names[argument] for argument in sent)
+            self.__dict__.setdefault(NOTIFICATIONS, []).append(names)
         return "NULL"
 
     def visit_lateral(self, lateral_: Any, **kw: Any) -> str:

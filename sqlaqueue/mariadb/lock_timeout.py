@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import event
 
 LOCK_TIMEOUT = "sqlaqueue_lock_timeout"
-"""The attribute of a compiled statement with the name of the parameter that holds the time."""
+"""The attribute of a compiled statement with the names of the parameters that hold a setting's name and its value."""
 _FORMER = "sqlaqueue_former_lock_timeout"
 """The entry in the ``info`` of a connection with the setting of the program."""
 _TIME = re.compile(r"(?P<number>\d+)(?P<unit>ms|s|)$")
@@ -39,17 +39,19 @@ def limit_lock_waits(engine: sa.Engine) -> None:
     def limit(
         connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
     ) -> None:
-        name = getattr(getattr(context, "compiled", None), LOCK_TIMEOUT, None)
-        if name is None:
+        names = getattr(getattr(context, "compiled", None), LOCK_TIMEOUT, None)
+        if names is None:
             return
-        info, wanted = connection.connection.info, seconds_of(context.compiled_parameters[0].get(name))
-        own = connection.connection.cursor()
+        setting, time = (context.compiled_parameters[0].get(name) for name in names)
+        if setting != "lock_timeout":
+            return
+        info, wanted = connection.connection.info, seconds_of(time)
+        # By the connection, which knows the errors of the driver.
         if _FORMER not in info:
-            own.execute("SELECT @@innodb_lock_wait_timeout")
-            [info[_FORMER]] = own.fetchone() or [None]
+            info[_FORMER] = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar()
         former = info[_FORMER]
-        own.execute(f"SET SESSION innodb_lock_wait_timeout = {former if wanted is None else min(wanted, former)}")
-        own.close()
+        seconds = former if wanted is None else min(wanted, former)
+        connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {seconds}")
 
     @event.listens_for(engine, "commit")
     @event.listens_for(engine, "rollback")

@@ -85,7 +85,8 @@ def prepare(engine: Any) -> None:
 def _notify(
     connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
 ) -> None:
-    for channel, text in getattr(getattr(context, "compiled", None), NOTIFICATIONS, ()):
+    for names in getattr(getattr(context, "compiled", None), NOTIFICATIONS, ()):
+        channel, text = (context.compiled_parameters[0][name] for name in names)
         send(connection.connection.info, channel, text)
 
 

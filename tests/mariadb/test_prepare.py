@@ -18,6 +18,7 @@ from sqlalchemy.pool import StaticPool
 import sqlaqueue.mariadb
 from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, claim
 from sqlaqueue.consumer.core.database_errors import is_conflict, is_connection_lost, is_lock_or_timeout
+from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
 from sqlaqueue.queue.backend import backend
@@ -280,3 +281,26 @@ def test_a_span_in_a_column_of_the_program_is_as_before(url: Callable[[str], str
         assert found == [datetime(2026, 1, 1, 1, 30, tzinfo=UTC)] * 2
         table.drop(connection)
     before.dispose()
+
+
+def test_a_statement_that_is_compiled_once_serves_other_parameters(engine: sa.Engine) -> None:
+    """SQLAlchemy's cache knows the statement, not the name of the setting or of the channel."""
+    sent: list[tuple[str, str]] = []
+    end = subscribe(engine, lambda channel, text: sent.append((channel, text)))
+    with engine.connect() as connection:
+
+        def call(name: str, *arguments: Any) -> Any:
+            return connection.scalar(sa.select(getattr(sa.func, name)(*arguments)))
+
+        names = ("lock_timeout", "transaction_read_only", "transaction_isolation")
+        assert [call("current_setting", name) for name in names] == [None, "off", "read committed"]
+        before = connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar()
+        for name, seconds in (("idle_in_transaction_session_timeout", before), ("lock_timeout", 2)):
+            call("set_config", name, "2s", sa.true())
+            assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar() == seconds
+        for channel, text in (("a", "x"), ("b", "y")):
+            call("pg_notify", channel, text)
+        connection.commit()
+        assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar() == before
+    end()
+    assert sent == [("a", "x"), ("b", "y")]

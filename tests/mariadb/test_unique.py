@@ -246,7 +246,7 @@ def test_a_finished_job_counts_if_configured(unique_engine: sa.Engine) -> None:
         for model, counts in ((Order, False), (Report, True)):
             key: dict[str, Any] = {"key": "a"} if model is Order else {"kind": "a"}
             numbers = iter(range(5))
-            made: Any = lambda: model(**key, **({} if model is Order else {"site": "x", "number": next(numbers)}))  # noqa: B023, E731
+            made: Any = lambda: model(**key, **({} if model is Order else {"site": "x", "number": next(numbers)}))  # noqa: B023, E731 - called within the round
             enqueue(session, made())
             session.commit()
             session.execute(complete(session.scalars(claim(model, 1)).all()))
@@ -271,7 +271,10 @@ OTHER_VALUES: dict[str, Any] = {
 
 
 def typed(**values: Any) -> Typed:
-    moments = {"at": datetime(2026, 1, 1, tzinfo=UTC), "second": datetime(2026, 1, 1, 0, 0, 0, 700000)}  # noqa: DTZ001
+    moments: dict[str, Any] = {
+        "at": datetime(2026, 1, 1, tzinfo=UTC),
+        "second": datetime(2026, 1, 1, 0, 0, 0, 700000),  # noqa: DTZ001 - the column has no time zone
+    }
     return Typed(**{**moments, **values})
 
 

@@ -24,7 +24,7 @@ from sqlaqueue.consumer.settling.outcomes import COMPLETED, FinishedRun, NotSett
 from sqlaqueue.consumer.settling.uncertain_commits import commit_settlements, really_lost
 from sqlaqueue.keys import Key, key_text, key_value, keys_by_token, keys_from
 from sqlaqueue.log import fields, logger
-from sqlaqueue.queue.engine import OURS, engine_of, settlement
+from sqlaqueue.queue.engine import OURS, engine_of, may_be_other_engine, settlement
 from sqlaqueue.statements.settle import settle_statement, with_run_details
 from sqlaqueue.statements.throttle import hold_back
 from sqlaqueue.strategies import ClaimedJobs
@@ -169,7 +169,7 @@ class Settler:
             lock_timeout = MOMENT
         if lock_timeout is not None:
             limit: Any = sa.text(f"SET LOCAL lock_timeout = '{lock_timeout}'").execution_options(**{OURS: True})
-            if engine_of(session.connection(bind_arguments=self._bind).dialect) is not None:
+            if may_be_other_engine() and engine_of(session.connection(bind_arguments=self._bind).dialect) is not None:
                 limit = sa.select(sa.func.set_config("lock_timeout", lock_timeout, sa.true()))
             session.execute(limit, bind_arguments=self._bind)
         lost = self.settle(session, finished)

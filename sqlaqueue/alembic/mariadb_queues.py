@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
 from alembic.autogenerate.api import AutogenContext
 from alembic.operations import ops as alembic_ops
 from alembic.util import PriorityDispatchResult
@@ -25,11 +24,9 @@ def refuse_queues(
 
     :raises ConfigurationError: naming the tables and what to do instead.
     """
-    metadata = context.metadata
-    tables = metadata.tables.values() if isinstance(metadata, sa.MetaData) else []
     found = [
-        str(table.name)
-        for table in tables
+        table.name
+        for table in context.sorted_tables
         if (queue_of(table) is not None or table.name.startswith(_OURS))
         and context.run_object_filters(table, table.name, "table", False, None)  # noqa: FBT003 - Alembic passes it so
     ]

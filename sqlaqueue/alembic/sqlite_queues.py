@@ -28,10 +28,10 @@ def compare_queues(
 
     :raises ConfigurationError: if the engine is not prepared.
     """
-    metadata, connection = context.metadata, context.connection
-    if not isinstance(metadata, sa.MetaData) or connection is None:
+    connection = context.connection
+    if connection is None:
         return PriorityDispatchResult.CONTINUE
-    tables = [table for table in metadata.tables.values() if queue_of(table) is not None]
+    tables = [table for table in context.sorted_tables if queue_of(table) is not None]
     if tables and engine_of(connection.dialect) is None:
         call = PREPARED_BY[connection.dialect.name]
         msg = f"env.py: the engine is not prepared for queues; call {call} before it connects"

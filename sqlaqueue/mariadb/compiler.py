@@ -232,7 +232,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             insert_stmt = insert_stmt.prefix_with("IGNORE")
         rendered: str = super().visit_insert(insert_stmt, visited_bindparam, visiting_cte, **kw)
         if unless:
-            return unless_twin(rendered, insert_stmt.table, self)
+            return unless_twin(rendered, insert_stmt.table)
         return ignoring_duplicates(rendered, clause, insert_stmt.table) if ignores else rendered
 
     def visit_on_conflict_do_nothing(self, _: Any, **__: Any) -> str:

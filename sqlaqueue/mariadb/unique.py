@@ -28,7 +28,7 @@ _NULL = f"X'{'00' * 32}'"
 """What stands for NULL: as long as a digest, since BINARY is compared with all its bytes."""
 _DUPLICATE = 1062
 _COMMITTED = {"READ-COMMITTED", "READ-UNCOMMITTED"}
-_UNLESS = re.compile(r"/\*sqlaqueue unless (?P<index>.*?) returns (?P<nothing>.*?)\*/ ", re.DOTALL)
+_UNLESS = re.compile(r"/\*sqlaqueue unless (?P<index>.*?)\*/ ", re.DOTALL)
 
 Process = Callable[..., str]
 
@@ -202,21 +202,20 @@ def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
 # -- INSERT .. ON CONFLICT DO NOTHING ----------------------------------------------------------------------------------
 
 
-def unless_twin(statement: str, table: sa.Table, compiler: Any) -> str:
+def unless_twin(statement: str, table: sa.Table) -> str:
     """Return an INSERT that :func:`insert_unless_twin` executes.
 
     :param statement: the INSERT, with RETURNING.
     """
-    returned = statement.rpartition(" RETURNING ")[2]
-    nothing = f"SELECT {returned} FROM {compiler.preparer.format_table(table)} WHERE 1 = 0"  # noqa: S608 - SQL of the compiler
-    return f"/*sqlaqueue unless {index_name(table)} returns {nothing}*/ {statement}"
+    return f"/*sqlaqueue unless {index_name(table)}*/ {statement}"
 
 
 def insert_unless_twin(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
-    """Execute an INSERT that inserts nothing if one of its rows has a twin; None for any other statement.
+    """Execute an INSERT that inserts and returns nothing if one of its rows has a twin; None for any other statement.
 
-    The error of any other index is raised, as is that of a transaction whose snapshot is older than the twin: it could
-    not find it. It is a listener of the event ``do_execute``.
+    The error of any other index is raised. So is that of a twin under REPEATABLE READ and above, where the snapshot of
+    the transaction may be older than the twin, and a search would not find it. It is a listener of the event
+    ``do_execute``.
     """
     head = _UNLESS.match(statement)
     if head is None:
@@ -230,5 +229,7 @@ def insert_unless_twin(cursor: Any, statement: str, parameters: Any, context: An
         cursor.execute("SELECT @@tx_isolation")
         if cursor.fetchone()[0] not in _COMMITTED:
             raise
-        cursor.execute(head["nothing"])
+        # SQLAlchemy reads the description of the cursor: as many columns as the INSERT returns.
+        columns = ", ".join(["NULL"] * len(context.compiled._result_columns))  # noqa: SLF001 - not public
+        cursor.execute(f"SELECT {columns} FROM DUAL WHERE 1 = 0")  # noqa: S608 - only NULLs
     return True

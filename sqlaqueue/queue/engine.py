@@ -17,7 +17,10 @@ OURS = "sqlaqueue_statement"
 """The execution option of statements of the library."""
 
 WRITES_LATER = "sqlaqueue_writes_later"
-"""The execution option of a query of the library whose transaction writes later."""
+"""The execution option of a query of the library whose transaction writes later.
+
+A transaction that it begins takes the write lock of SQLite, as one that begins with a write does.
+"""
 
 OF_TEST = "sqlaqueue_of_test"
 """The key in the ``info`` of a connection whose transaction is that of a test, in which handlers run."""
@@ -25,7 +28,8 @@ OF_TEST = "sqlaqueue_of_test"
 OWN_WORK: ContextVar[bool] = ContextVar("sqlaqueue_own_work", default=False)
 """Whether the library executes statements for itself: in a transaction of its own, or as the steps of a statement.
 
-All of them are the library's, marked or not. A transaction that such a statement begins writes, even if it reads first.
+All of them are the library's, marked or not. A transaction that one of them begins takes the write lock of SQLite, even
+if it reads first, as it writes later.
 """
 
 SETTLES: ContextVar[bool] = ContextVar("sqlaqueue_settles", default=False)
@@ -172,7 +176,7 @@ def notes_written_rows() -> bool:
 
 @contextlib.contextmanager
 def own_work() -> Iterator[None]:
-    """Execute the statements of the block as the library's, and begin transactions that write."""
+    """Execute the statements of the block as the library's own work; see :data:`OWN_WORK`."""
     token = OWN_WORK.set(True)
     try:
         yield

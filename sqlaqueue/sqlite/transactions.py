@@ -43,20 +43,23 @@ def begin_when_needed(engine: sa.Engine) -> None:
                 if info.get(OF_TEST) and driver.in_transaction:
                     # A handler that begins so works in the transaction of the test.
                     return "SELECT 1", ()
-                # Of the program, or what follows below; what an earlier transaction has done says nothing of this one.
+                # Of the program, or of this function below. The entry is that of the transaction before.
                 info.pop(_ONLY_READS, None)
             return statement, parameters
-        # A savepoint that begins a transaction is set for writes.
-        reads = not OWN_WORK.get() and _is_read(text, context)
+        # A SAVEPOINT does not read either: one that begins a transaction is set for what it writes.
+        reads = _is_read(text, context)
+        locks = not reads or OWN_WORK.get() or _writes_later(context)
         if not driver.in_transaction:
             if not _is_autocommit(connection):
-                connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-                info[_ONLY_READS] = reads
-        elif not reads and info.get(_ONLY_READS) and not text.startswith("SAVEPOINT"):
-            info[_ONLY_READS] = False
-            if SETTLES.get() and not connection.in_nested_transaction():
+                connection.exec_driver_sql("BEGIN IMMEDIATE" if locks else "BEGIN")
+                info[_ONLY_READS] = not locks
+        elif info.get(_ONLY_READS) and not text.startswith("SAVEPOINT"):
+            if locks and SETTLES.get() and not connection.in_nested_transaction():
+                info[_ONLY_READS] = False
                 connection.exec_driver_sql("COMMIT")
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
+            elif not reads:
+                info[_ONLY_READS] = False
         return statement, parameters
 
 
@@ -69,12 +72,13 @@ def _is_autocommit(connection: sa.Connection) -> bool:
     return bool(levels[0] == "AUTOCOMMIT")
 
 
+def _writes_later(context: Any) -> bool:
+    return context is not None and WRITES_LATER in context.execution_options
+
+
 def _is_read(text: str, context: Any) -> bool:
-    if context is not None:
-        if context.isinsert or context.isupdate or context.isdelete or context.isddl:
-            return False
-        if WRITES_LATER in context.execution_options:
-            return False
+    if context is not None and (context.isinsert or context.isupdate or context.isdelete or context.isddl):
+        return False
     if text.startswith("WITH") and (context is None or context.compiled is None or context.is_text):
         return _WRITES.search(text) is None
     return text.startswith(_READS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,13 +34,16 @@ def insert_rows(connection: sa.Connection, key: UniqueKey, jobs: Sequence[NewJob
     insert = backend().insert_unless(spec.table, None, unique=key.values(spec.table), where=where)
     other = engine_of(connection.dialect)
     all_or_none = other is not None and other.inserts_all_or_none
-    # Each batch is one statement.
-    most = min(_MOST_ROWS, _MOST_PARAMETERS // len(spec.table.c)) if all_or_none else len(jobs)
+    most, options = len(jobs), {}
+    if all_or_none:
+        most = min(_MOST_ROWS, _MOST_PARAMETERS // len(spec.table.c))
+        # Each batch is one statement, whatever the page size of the program's engine is.
+        options = {"insertmanyvalues_page_size": most}
     rows: dict[Key, Row] = {}
     for given, some in _grouped(jobs, spec.table):
         for start in range(0, len(some), most):
             batch = some[start : start + most]
-            found = _insert(connection, insert, spec.keys, given, batch)
+            found = _insert(connection, insert, spec.keys, given, batch, options)
             if all_or_none and not found and len(batch) > 1:
                 for one in batch:
                     found |= _insert(connection, insert, spec.keys, given, [one])
@@ -109,6 +112,7 @@ def _insert(
     keys: Sequence[sa.Column[Any]],
     given: Sequence[sa.Column[Any]],
     values: list[dict[str, Any]],
+    options: Mapping[str, Any] | None = None,
 ) -> dict[Key, Row]:
     table: sa.Table = insert.table  # type: ignore[assignment] # the caller has given a Table
     computed = any(isinstance(value, sa.ClauseElement) for value in values[0].values())
@@ -116,7 +120,11 @@ def _insert(
     returned = [column for column in table.c if column in keys or column not in known]
     statement = backend().guarded(insert.returning(*returned))
     # With its values in the statement one row may contain expressions.
-    found = connection.execute(statement.values(values[0])) if computed else connection.execute(statement, values)
+    found = (
+        connection.execute(statement.values(values[0]))
+        if computed
+        else connection.execute(statement, values, execution_options=options)
+    )
     rows = [dict(zip(returned, row, strict=True)) for row in found]
     return {tuple(row[column] for column in keys): row for row in rows}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -12,7 +11,7 @@ from sqlalchemy.orm import Mapper
 from sqlalchemy.orm.attributes import instance_state, set_committed_value
 
 from sqlaqueue.exc import StatementError
-from sqlaqueue.queue.portable import with_plain_form
+from sqlaqueue.queue.engine import engine_of
 from sqlaqueue.strategies.parts.unique_key import UniqueKey
 from sqlaqueue.unique.relationships import Relationships, set_foreign_key
 
@@ -127,10 +126,15 @@ def set_created_at(connection: sa.Connection, key: UniqueKey, jobs: Iterable[New
     column, now = key.spec.columns["created_at"], None
     for job in jobs:
         if column.default is None and job.given().get(job.mapper.get_property_by_column(column).key) is None:
-            plain = partial(sa.func.statement_timestamp, type_=column.type)
-            query = sa.select(with_plain_form(sa.cast(sa.func.now(), column.type), plain))
-            now = now or connection.scalar(query)
+            now = now or connection.scalar(sa.select(_now(connection, column)))
             job.set_value(column, now)
+
+
+def _now(connection: sa.Connection, column: sa.Column[Any]) -> sa.ColumnElement[Any]:
+    if engine_of(connection.dialect) is None:
+        return sa.cast(sa.func.now(), column.type)
+    # Other engines translate this function wherever it is, but now() of a program's statements as before.
+    return sa.func.statement_timestamp(type_=column.type)
 
 
 class _DefaultContext:

@@ -44,7 +44,8 @@ engine = sa.create_engine(context.config.attributes["url"])
 sqlaqueue.mariadb.prepare(engine)
 with engine.connect() as connection:
     options = {"include_object": include_object} if excluding else {}
-    context.configure(connection=connection, target_metadata=Base.metadata, **options)
+    metadata = [sa.MetaData(), Base.metadata] if context.config.attributes["several"] else Base.metadata
+    context.configure(connection=connection, target_metadata=metadata, **options)
     with context.begin_transaction():
         context.run_migrations()
 engine.dispose()
@@ -66,7 +67,7 @@ def database(mariadb: MariaDBServer) -> Iterator[str]:
 def project(mariadb: MariaDBServer, database: str, tmp_path: Path, request: pytest.FixtureRequest) -> Config:
     config = Config(tmp_path / "alembic.ini", stdout=io.StringIO())
     config.set_main_option("script_location", str(tmp_path / "migrations"))
-    config.attributes |= {"url": mariadb.url(database, request.param), "excluding": True}
+    config.attributes |= {"url": mariadb.url(database, request.param), "excluding": True, "several": False}
     command.init(config, str(tmp_path / "migrations"))
     (tmp_path / "migrations" / "env.py").write_text(ENV)
     return config
@@ -77,8 +78,9 @@ def revise(project: Config, name: str, *, autogenerate: bool = True) -> Path:
     return Path(script.path)
 
 
-def test_queues_are_refused(project: Config) -> None:
-    project.attributes["excluding"] = False
+@pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
+def test_queues_are_refused(project: Config, several: bool) -> None:
+    project.attributes |= {"excluding": False, "several": several}
     said = r"the tables of queues on MariaDB \(by_uuid, job, .*sqlaqueue_attempt.*\); exclude them by include_object"
     with pytest.raises(ConfigurationError, match=said):
         revise(project, "create")

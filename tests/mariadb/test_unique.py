@@ -119,7 +119,8 @@ def test_replacing_locks_the_twins_only(unique_engine: sa.Engine) -> None:
         assert session.scalar(sa.select(sa.func.count()).where(Order.note == "new")) == 2
 
 
-def test_many_jobs_of_which_one_has_a_twin_by_then(unique_engine: sa.Engine) -> None:
+@pytest.mark.parametrize("page_size", [1000, 100])
+def test_many_jobs_of_which_one_has_a_twin_by_then(unique_engine: sa.Engine, page_size: int) -> None:
     """An INSERT of many rows inserts none of them if one has a twin; they are inserted one by one then."""
     sizes: list[int] = []
     twins: list[str] = []
@@ -134,7 +135,7 @@ def test_many_jobs_of_which_one_has_a_twin_by_then(unique_engine: sa.Engine) -> 
                     other.add(Order(key=twins[0], note="twin"))
                     other.commit()
 
-    with Session(unique_engine) as session:
+    with Session(unique_engine.execution_options(insertmanyvalues_page_size=page_size)) as session:
         jobs = [Order(key=f"k{number}") for number in range(1200)]
         sa.event.listen(unique_engine, "before_cursor_execute", insert_twin)
         try:
@@ -143,6 +144,7 @@ def test_many_jobs_of_which_one_has_a_twin_by_then(unique_engine: sa.Engine) -> 
             sa.event.remove(unique_engine, "before_cursor_execute", insert_twin)
         assert sizes == [500, *[1] * 500, 500, 200]
         assert [(each.job.key, each.job.note) for each in result if not each.created] == [(twins[0], "twin")]
+        assert {each.job.made_by for each in result} == {"app!"}
         session.commit()
     assert count(unique_engine, Order) == 1200
 

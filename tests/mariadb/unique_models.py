@@ -23,6 +23,16 @@ class Customer(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
+class Exclaimed(sa.TypeDecorator[str]):
+    """A text that SQL completes when it is read."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def column_expression(self, column: sa.ColumnElement[str]) -> sa.ColumnElement[str]:
+        return sa.func.concat(column, sa.literal("!"), type_=self)
+
+
 class Order(QueueMixin, Base):
     """Unique by a key of a length that no index could have."""
 
@@ -32,6 +42,7 @@ class Order(QueueMixin, Base):
     id: Mapped[int] = mapped_column(sa.BigInteger, primary_key=True)
     key: Mapped[str | None] = mapped_column(sa.Text)
     note: Mapped[str | None] = mapped_column(sa.String(50))
+    made_by: Mapped[str] = mapped_column(Exclaimed(50), server_default="app")
 
 
 class Mail(QueueMixin, Base):

@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from sqlaqueue.queue.engine import WRITES_LATER
 from tests.consumer.processes import wait_until
 
 if TYPE_CHECKING:
@@ -69,6 +70,29 @@ def test_a_handler_that_only_reads_is_settled_beside_other_commits(bench: SQLite
     assert sorted(calls) == keys, "a settlement was refused the lock, so the handler ran again"
     assert bench.states() == Counter(completed=3)
     assert bench.effects() == dict.fromkeys(keys, 1)
+
+
+def test_a_handler_that_has_looked_for_rows_to_change_in_vain_is_settled_beside_other_commits(
+    bench: SQLiteBench,
+) -> None:
+    """Such a query takes the lock where it begins a transaction. After a read it is another read."""
+    [key] = bench.enqueue(1)
+    calls: list[int] = []
+    effects = sa.select(sa.func.count()).select_from(bench.Effect)
+
+    async def handle(io: Any, job: Any) -> None:
+        calls.append(job.id)
+        await io.scalar(effects)
+        await io.scalar(effects.execution_options(**{WRITES_LATER: True}))
+        await commit_beside(bench, io, job.id)
+
+    server = bench.consumer(handle)
+    with server.running():
+        wait_until(
+            lambda: bench.states() == Counter(completed=1) or len(calls) > 1, "the job is completed, or runs again"
+        )
+    assert calls == [key], "the settlement was refused the lock, so the handler ran again"
+    assert bench.states() == Counter(completed=1)
 
 
 @pytest.mark.parametrize("api", ["sync"])

@@ -30,7 +30,8 @@ engine = sa.create_engine(context.config.get_main_option("sqlalchemy.url"))
 if context.config.attributes["prepared"]:
     sqlaqueue.sqlite.prepare(engine)
 with engine.connect() as connection:
-    context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+    metadata = [sa.MetaData(), Base.metadata] if context.config.attributes["several"] else Base.metadata
+    context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
     with context.begin_transaction():
         context.run_migrations()
 engine.dispose()
@@ -42,7 +43,7 @@ def project(tmp_path: Path) -> Config:
     config = Config(tmp_path / "alembic.ini", stdout=io.StringIO())
     config.set_main_option("script_location", str(tmp_path / "migrations"))
     config.set_main_option("sqlalchemy.url", f"sqlite:///{tmp_path}/jobs.db")
-    config.attributes["prepared"] = True
+    config.attributes |= {"prepared": True, "several": False}
     command.init(config, str(tmp_path / "migrations"))
     (tmp_path / "migrations" / "env.py").write_text(ENV)
     return config
@@ -64,7 +65,9 @@ def schema(path: Path) -> set[str]:
     return {text for text in texts if "INDEX" in text or "TRIGGER" in text}
 
 
-def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Path) -> None:
+@pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
+def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Path, several: bool) -> None:
+    project.attributes["several"] = several
     revise(project, "create")
     command.upgrade(project, "head")
     made = sa.create_engine(f"sqlite:///{tmp_path}/made.db")
@@ -79,7 +82,8 @@ def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Pa
     assert schema(tmp_path / "jobs.db") == set()
 
 
-def test_an_engine_that_is_not_prepared_is_refused(project: Config) -> None:
-    project.attributes["prepared"] = False
+@pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
+def test_an_engine_that_is_not_prepared_is_refused(project: Config, several: bool) -> None:
+    project.attributes |= {"prepared": False, "several": several}
     with pytest.raises(ConfigurationError, match=r"env.py: .* call sqlaqueue.sqlite.prepare\(engine\)"):
         revise(project, "create")

@@ -23,6 +23,7 @@ from sqlaqueue.queue.portable import plain_form
 
 BY_KEY = "FORCE INDEX (PRIMARY)"
 _RETURNED = f"{MARK} returned*/"
+"""Stands for the SQL of what is returned, until the SELECT around it is rendered."""
 
 
 def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str) -> str:
@@ -38,6 +39,7 @@ def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str
     locking, given, rest = _sources(statement, keys)
     values: dict[Any, Any] = _values_of(compiler, statement) if statement.is_update else {}
     computed = {column: value for column, value in values.items() if not _is_in_place(value, column, table)}
+    limit = _limit_of(compiler, statement)
     parts: list[tuple[str, str]] = []
     if locking is not None:
         parts.append(("lock", compiler.process(locking.correlate(None))))
@@ -47,10 +49,10 @@ def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str
     returns_keys = [getattr(column, "key", None) for column in columns] == [key.key for key in keys]
     reads_first = statement.is_delete and (given is not None or not returns_keys)
     if reads_first:
-        parts.append(("select", _select(compiler, table, keys, rest, returned)))
-    elif computed or (given is None and locking is None) or len(rest) > 1:
+        parts.append(("select", _select(compiler, table, keys, rest, returned, limit=limit)))
+    elif computed or (given is None and locking is None) or len(rest) > 1 or limit is not None:
         shown = [Grouping(value).label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed.values())]
-        parts.append(("select", _select(compiler, table, keys, rest, None, shown)))
+        parts.append(("select", _select(compiler, table, keys, rest, None, shown, limit=limit)))
     for number, column in enumerate(computed):
         values[column] = sa.literal_column(value_place(len(keys) + number), column.type)
     changed = keys_place(names)
@@ -79,10 +81,12 @@ def _select(
     where: Sequence[Any],
     returned: str | None,
     shown: Sequence[Any] = (),
+    *,
+    limit: str | None = None,
 ) -> str:
     """Return the SELECT that locks the rows of a change, in the order of their keys."""
     columns = [*keys, *shown] if returned is None else [*keys, sa.literal_column(_RETURNED)]
-    found = sa.select(*columns).where(*where)
+    found = sa.select(*columns).where(*where).limit(None if limit is None else sa.literal_column(limit, sa.Integer))
     others = [each for each in found.get_final_froms() if each is not table]
     # The rows of steps are few, and each finds its row by the key.
     found = found.select_from(*others, table) if others else found.select_from(table)
@@ -95,6 +99,15 @@ def _select(
     rendered = str(compiler.process(found.with_for_update().correlate(None)))
     # Not a part of what was rendered, which would double each percent sign in it.
     return rendered if returned is None else rendered.replace(_RETURNED, returned)
+
+
+def _limit_of(compiler: Any, statement: Any) -> str | None:
+    """Return the SQL of the number of rows to which a program has limited a change, by ``mysql.limit()``."""
+    kind = "update" if statement.is_update else "delete"
+    # SQLAlchemy 2.0 has the second name.
+    render = getattr(compiler, f"{kind}_post_criteria_clause", None) or getattr(compiler, f"{kind}_limit_clause")
+    rendered = render(statement) or ""
+    return rendered.removeprefix("LIMIT ") if rendered.startswith("LIMIT ") else None
 
 
 def _sources(statement: Any, keys: Sequence[Any]) -> tuple[Any, tuple[str, Sequence[int]] | None, list[Any]]:

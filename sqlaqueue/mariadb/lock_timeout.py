@@ -55,7 +55,10 @@ def limit_lock_waits(engine: sa.Engine) -> None:
 
     @event.listens_for(engine, "commit")
     @event.listens_for(engine, "rollback")
-    def restore(connection: sa.Connection) -> None:
+    # Once a transaction is prepared, the server accepts no other statement.
+    @event.listens_for(engine, "prepare_twophase")
+    @event.listens_for(engine, "rollback_twophase")
+    def restore(connection: sa.Connection, *_: Any) -> None:
         former = None if connection.invalidated else connection.connection.info.pop(_FORMER, None)
         if former is None:
             return

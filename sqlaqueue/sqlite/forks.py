@@ -52,6 +52,7 @@ def refuse_files_of_parent(engine: sa.Engine) -> None:
 
     event.listen(engine, "connect", opened)
     event.listen(engine, "close", closed)
+    event.listen(engine, "close_detached", closed)
     for name in ("do_connect", "before_cursor_execute", "commit"):
         event.listen(engine, name, check)
 

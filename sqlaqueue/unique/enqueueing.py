@@ -36,12 +36,10 @@ def _savepoint(connection: sa.Connection) -> Iterator[None]:
         savepoint = connection.begin_nested()
     try:
         yield
-    except BaseException as error:
-        try:
+    except BaseException:
+        # After a deadlock, MariaDB has rolled back the transaction, and its savepoints with it.
+        with contextlib.suppress(DBAPIError):
             savepoint.rollback()
-        except DBAPIError:
-            # After a deadlock, MariaDB has rolled back the transaction, and its savepoints with it.
-            raise error from None
         raise
     savepoint.commit()
 

@@ -43,7 +43,7 @@ def insert_rows(connection: sa.Connection, key: UniqueKey, jobs: Sequence[NewJob
     for given, some in _grouped(jobs, spec.table):
         for start in range(0, len(some), most):
             batch = some[start : start + most]
-            found = _insert(connection, insert, spec.keys, given, batch, options)
+            found = _insert(connection, insert, spec.keys, given, batch, options=options)
             if all_or_none and not found and len(batch) > 1:
                 for one in batch:
                     found |= _insert(connection, insert, spec.keys, given, [one])
@@ -112,6 +112,7 @@ def _insert(
     keys: Sequence[sa.Column[Any]],
     given: Sequence[sa.Column[Any]],
     values: list[dict[str, Any]],
+    *,
     options: Mapping[str, Any] | None = None,
 ) -> dict[Key, Row]:
     table: sa.Table = insert.table  # type: ignore[assignment] # the caller has given a Table

@@ -79,7 +79,7 @@ def revise(project: Config, name: str, *, autogenerate: bool = True) -> Path:
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
-def test_queues_are_refused(project: Config, several: bool) -> None:
+def test_queues_are_refused(project: Config, *, several: bool) -> None:
     project.attributes |= {"excluding": False, "several": several}
     said = r"the tables of queues on MariaDB \(by_uuid, job, .*sqlaqueue_attempt.*\); exclude them by include_object"
     with pytest.raises(ConfigurationError, match=said):

@@ -304,3 +304,18 @@ def test_a_statement_that_is_compiled_once_serves_other_parameters(engine: sa.En
         assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar() == before
     end()
     assert sent == [("a", "x"), ("b", "y")]
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback", "rollback_unprepared"])
+def test_the_limit_of_lock_waits_ends_with_a_transaction_of_two_phases(engine: sa.Engine, end: str) -> None:
+    setting = "SELECT @@innodb_lock_wait_timeout"
+    with engine.connect() as connection:
+        before = connection.exec_driver_sql(setting).scalar()
+        connection.rollback()
+        transaction = connection.begin_twophase()
+        connection.execute(sa.select(sa.func.set_config("lock_timeout", "2s", sa.true())))
+        assert connection.exec_driver_sql(setting).scalar() == 2
+        if end != "rollback_unprepared":
+            transaction.prepare()
+        (transaction.commit if end == "commit" else transaction.rollback)()
+        assert connection.exec_driver_sql(setting).scalar() == before

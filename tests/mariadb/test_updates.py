@@ -169,6 +169,20 @@ def test_expressions_that_are_returned(photos: sa.Engine) -> None:
         assert session.execute(sa.delete(Photo).where(Photo.id == 3).returning(label)).all() == [("6%s %(x)s%",)]
 
 
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_limit_counts(photos: sa.Engine, number: int) -> None:
+    limited = {"mariadb_limit": number}
+    update = sa.update(PHOTO).values(size=PHOTO.c.size + 10).with_dialect_options(**limited)
+    delete = sa.delete(PHOTO).where(PHOTO.c.size > 10).with_dialect_options(**limited)
+    with photos.begin() as connection:
+        updated = connection.scalars(update.returning(PHOTO.c.size)).all()
+        assert updated == [11, 12][:number]
+        assert connection.scalar(sa.select(sa.func.count()).where(PHOTO.c.size > 10)) == number
+        connection.execute(sa.update(PHOTO).values(size=20))
+        assert len(connection.scalars(delete.returning(PHOTO.c.size)).all()) == number
+        assert connection.scalar(sa.select(sa.func.count()).select_from(PHOTO)) == 3 - number
+
+
 def test_an_array_is_searched_for_an_expression_with_a_percent_sign(photos: sa.Engine) -> None:
     wanted = sa.bindparam("wanted", ["1%", "3%"], type_=sa.ARRAY(sa.String))
     with Session(photos) as session:

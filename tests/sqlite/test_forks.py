@@ -98,6 +98,8 @@ def test_a_file_that_the_parent_has_open_is_refused(bench: SQLiteBench) -> None:
 @pytest.mark.parametrize("api", ["sync"])
 def test_a_file_that_the_parent_has_closed_is_not_refused(bench: SQLiteBench) -> None:
     bench.enqueue()
+    with bench.engine.connect() as connection:
+        connection.detach()
     bench.engine.dispose()
     assert code_of_child(lambda: enqueue_and_drain(bench.file.path)) == 0
     assert bench.states() == {"pending": 1, "completed": 3}

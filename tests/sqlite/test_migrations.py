@@ -66,7 +66,7 @@ def schema(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
-def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Path, several: bool) -> None:
+def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Path, *, several: bool) -> None:
     project.attributes["several"] = several
     revise(project, "create")
     command.upgrade(project, "head")
@@ -83,7 +83,7 @@ def test_migrations_create_what_create_all_creates(project: Config, tmp_path: Pa
 
 
 @pytest.mark.parametrize("several", [False, True], ids=["one_metadata", "several"])
-def test_an_engine_that_is_not_prepared_is_refused(project: Config, several: bool) -> None:
+def test_an_engine_that_is_not_prepared_is_refused(project: Config, *, several: bool) -> None:
     project.attributes |= {"prepared": False, "several": several}
     with pytest.raises(ConfigurationError, match=r"env.py: .* call sqlaqueue.sqlite.prepare\(engine\)"):
         revise(project, "create")

@@ -24,7 +24,11 @@ _Compiler: Any = object
 
 
 class TranslatingCompiler(_Compiler):
-    """Compiles statements that are written for PostgreSQL. A subclass names the compiler of its dialect beside it."""
+    """Compiles statements that are written for PostgreSQL. A subclass names the compiler of its dialect beside it.
+
+    No method may choose what it renders by the value of a parameter: SQLAlchemy executes what was compiled once with
+    other values as well.
+    """
 
     locks_apart = False
     """Whether a CTE that locks rows is executed before the statement, see :func:`~sqlaqueue.engines.steps.is_step`."""
@@ -182,7 +186,7 @@ class TranslatingCompiler(_Compiler):
             self.__dict__[_IN_SPAN] = before
 
     def visit_bindparam(self, bindparam: Any, *positional: Any, **options: Any) -> str:
-        """Give a span in seconds where it meets a moment, or a column of the library."""
+        """Send a span as a number of seconds where it is added to a moment, or meets a column of the library."""
         if isinstance(bindparam.type, sa.Interval) and (self.__dict__.get(_IN_SPAN) or self._has_spans):
             # SQLAlchemy finds the value of the original by the key.
             bindparam = bindparam._clone(maintain_key=True)  # noqa: SLF001 - not public

@@ -29,6 +29,7 @@ NOW = "UTC_TIMESTAMP(6)"
 _TEXT = "LONGTEXT CHARACTER SET utf8mb4"
 """The type of texts in JSON; without a character set it would have that of the database."""
 _LEFT = "/*left*/"
+"""Stands for the SQL of a value that is searched for, until the condition around it is rendered."""
 NOTIFICATIONS = "sqlaqueue_notifications"
 """The attribute of a compiled statement with the names of the parameters of what it sends when it is executed."""
 

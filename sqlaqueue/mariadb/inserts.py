@@ -26,9 +26,10 @@ _INTEGRITY = {1048, 1216, 1364, 1452}
 
 
 def is_ignoring(insert: Any) -> bool:
-    """Return whether an INSERT with DO NOTHING is an INSERT IGNORE.
+    """Return whether an INSERT with DO NOTHING becomes an INSERT IGNORE, and not ON DUPLICATE KEY UPDATE.
 
-    One of a SELECT is: the column of another assignment could be that of the SELECT.
+    One with RETURNING does, as the other form returns the existing rows as well. So does one of a SELECT, as the other
+    form needs a column of the table, whose name the SELECT may have too.
     """
     return bool(insert._returning) or insert.select is not None  # noqa: SLF001 - not public
 

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.once
 
 ENV = """
+import contextlib
+
 import sqlalchemy as sa
 from alembic import context
 
@@ -42,13 +44,14 @@ def include_object(object_, name, type_, reflected, compare_to):
 excluding = context.config.attributes["excluding"]
 engine = sa.create_engine(context.config.attributes["url"])
 sqlaqueue.mariadb.prepare(engine)
-with engine.connect() as connection:
+with contextlib.ExitStack() as stack:
+    stack.callback(engine.dispose)
+    connection = stack.enter_context(engine.connect())
     options = {"include_object": include_object} if excluding else {}
     metadata = [sa.MetaData(), Base.metadata] if context.config.attributes["several"] else Base.metadata
     context.configure(connection=connection, target_metadata=metadata, **options)
     with context.begin_transaction():
         context.run_migrations()
-engine.dispose()
 """
 CREATE = """
     from tests.mariadb.models import Base, ByUuid, Job, Pair, Report

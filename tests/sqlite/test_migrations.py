@@ -20,6 +20,8 @@ from tests.sqlite.features import Base
 pytestmark = pytest.mark.once
 
 ENV = """
+import contextlib
+
 import sqlalchemy as sa
 from alembic import context
 
@@ -29,12 +31,13 @@ from tests.sqlite.features import Base
 engine = sa.create_engine(context.config.get_main_option("sqlalchemy.url"))
 if context.config.attributes["prepared"]:
     sqlaqueue.sqlite.prepare(engine)
-with engine.connect() as connection:
+with contextlib.ExitStack() as stack:
+    stack.callback(engine.dispose)
+    connection = stack.enter_context(engine.connect())
     metadata = [sa.MetaData(), Base.metadata] if context.config.attributes["several"] else Base.metadata
     context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
     with context.begin_transaction():
         context.run_migrations()
-engine.dispose()
 """
 
 

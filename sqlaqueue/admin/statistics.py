@@ -75,6 +75,7 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
     )
     running = sum(len(consumer.running) for consumer in live)
     by_row = not spec.strategy.holds_transaction
+    connection = session.connection(bind_arguments=bind_arguments(model))
     return Stats(
         queue=spec.name,
         strategy=spec.strategy.name,
@@ -87,12 +88,7 @@ def stats(session: Session, model: type[Any], *, finished: bool = True) -> Stats
         and bool(session.scalar(paused(model), bind_arguments=bind_arguments(model))),
         consumers=len(live),
         at_limit=[*keys_at_limit(session, spec)],
-        missing_indexes=[
-            str(index.name)
-            for index in checks_of(session).missing_indexes(
-                session.connection(bind_arguments=bind_arguments(model)), spec
-            )
-        ],
+        missing_indexes=[str(index.name) for index in checks_of(connection).missing_indexes(connection, spec)],
         expired_leases=_expired_leases(session, model, spec),
     )
 

@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, UnboundExecutionError
 
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.backend import Checks, backend
@@ -132,26 +132,30 @@ def may_be_other_engine() -> bool:
     return bool(_drivers)
 
 
-def refuse_other_engines(session: Any, what: str) -> None:
-    """Refuse a session whose engine is prepared for another database than PostgreSQL.
+def refuse_other_engines(session: Any, what: str, *mappers: Any) -> None:
+    """Refuse queues whose engine is prepared for another database than PostgreSQL.
 
     :param what: what reads the catalogs of PostgreSQL, for the error's text.
+    :param mappers: those of the queues, as a session may have an engine for each class. Queues without an engine are
+        passed over: the statements about them raise the error of SQLAlchemy.
     :raises ConfigurationError: naming the database.
     """
     if not _drivers:
         return
-    other = engine_of(getattr(session, "sync_session", session).get_bind().dialect)
-    if other is not None:
-        msg = f"{what} reads the catalogs and statistics of PostgreSQL, and is not available on {other.title}"
-        raise ConfigurationError(msg)
+    for mapper in mappers:
+        try:
+            bind = getattr(session, "sync_session", session).get_bind(mapper)
+        except UnboundExecutionError:
+            continue
+        other = engine_of(bind.dialect)
+        if other is not None:
+            msg = f"{what} reads the catalogs and statistics of PostgreSQL, and is not available on {other.title}"
+            raise ConfigurationError(msg)
 
 
-def checks_of(bound: Any) -> Checks:
-    """Return the checks of the database to which a Session or Connection belongs."""
-    if not _drivers:
-        return backend().checks
-    bind = bound.get_bind() if hasattr(bound, "get_bind") else bound
-    other = engine_of(bind.dialect)
+def checks_of(connection: sa.Connection) -> Checks:
+    """Return the checks of the database to which a connection belongs."""
+    other = engine_of(connection.dialect)
     return backend().checks if other is None else other.checks
 
 

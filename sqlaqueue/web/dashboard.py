@@ -121,7 +121,8 @@ class Dashboard:
             raise ConfigurationError(msg)
         self._access = access
         self._settings = Settings.of(models, redact, links, origins)
-        self._database = Database(session_factory, type(self).__name__)
+        mappers = [queue.spec.mapper for queue in self._settings.queues.values()]
+        self._database = Database(session_factory, type(self).__name__, mappers)
         self._renderer = Renderer()
         self._state: dict[str, Any] = {}
         self._router = Router(self._routes(), redirect_slashes=False, default=self._not_found)

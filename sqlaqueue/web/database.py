@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -61,15 +61,17 @@ class Database:
 
     :param session_factory: creates sessions: a ``sessionmaker``, whose sessions are used in threads, or an
         ``async_sessionmaker``, whose sessions are used in the event loop.
+    :param what: the class of the dashboard, for the texts of errors.
+    :param mappers: those of the queues.
     :raises ConfigurationError: if it is not a session factory, or its database is not PostgreSQL.
     """
 
-    def __init__(self, session_factory: Callable[[], Any], what: str) -> None:
+    def __init__(self, session_factory: Callable[[], Any], what: str, mappers: Iterable[Any]) -> None:
         self.is_async = makes_async(session_factory)
         """Whether its sessions are AsyncSessions."""
         self.sessions = resolve_factory(session_factory, what, is_async=self.is_async)
         if may_be_other_engine():
-            refuse_other_engines(self.sessions(), what)
+            refuse_other_engines(self.sessions(), what, *mappers)
         self._failures = _Failures()
         # One for each event loop: a test, or a server with threads, may use several.
         self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("sqlaqueue_dashboard_sessions")

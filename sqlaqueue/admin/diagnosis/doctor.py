@@ -129,7 +129,7 @@ def examine(
     specs = list(dict.fromkeys(select_jobs(model, "doctor").spec for model in models))
     if not specs:
         raise StatementError("doctor(): name at least one queue class, as in doctor(session, Email)")
-    refuse_other_engines(session, "doctor()")
+    refuse_other_engines(session, "doctor()", *(spec.mapper for spec in specs))
     found: list[Finding] = []
     # Rows of a replica may be old, and its catalogs say nothing of the primary's transactions.
     with routing_to_primary(session):

@@ -12,7 +12,7 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.selectable import CTE
 from sqlalchemy.util import memoized_property
 
-from sqlaqueue.engines.ours import is_ours, is_span_of_program, uses_our_tables, uses_spans, uses_zones
+from sqlaqueue.engines.ours import is_ours, is_span_of_program, is_translated, uses_spans, uses_zones
 from sqlaqueue.engines.steps import is_step, keys_in, rows_parameter
 from sqlaqueue.engines.types import Span, undecorated
 from sqlaqueue.queue.portable import plain_form
@@ -35,11 +35,11 @@ class TranslatingCompiler(_Compiler):
 
     @property
     def translates(self) -> bool:
-        """Whether constructs that the dialect has as well are translated: in statements about tables of the library."""
+        """Whether constructs that the dialect has as well are translated, see :func:`is_translated`."""
         known: bool | None = self.__dict__.get("_sqlaqueue_translates")
         if known is None:
             # Without a statement it compiles parts of a table, see TranslatingTableCompiler.
-            known = self.statement is None or uses_our_tables(self.statement)
+            known = self.statement is None or is_translated(self.statement)
             self.__dict__["_sqlaqueue_translates"] = known
         return known
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.sql.functions import FunctionElement
 
 from sqlaqueue.engines.steps import elements
 from sqlaqueue.engines.types import undecorated
@@ -15,6 +16,7 @@ from sqlaqueue.postgresql.ddl.attach import queue_of
 from sqlaqueue.queue.portable import plain_form
 
 _PREFIX = "sqlaqueue_"
+_CLOCKS = frozenset({"statement_timestamp", "clock_timestamp"})
 
 
 def is_ours(table: Any) -> bool:
@@ -22,12 +24,17 @@ def is_ours(table: Any) -> bool:
     return isinstance(table, sa.Table) and (table.name.startswith(_PREFIX) or queue_of(table) is not None)
 
 
-def uses_our_tables(statement: Any) -> bool:
-    """Return whether a statement reads or changes such a table.
+def is_translated(statement: Any) -> bool:
+    """Return whether a statement is about such a table, or calls the clock of the library.
 
-    Nothing else decides, as SQLAlchemy caches what a statement is compiled to by its structure.
+    A program does not call it, as the functions are PostgreSQL's. Nothing else decides: SQLAlchemy caches what a
+    statement is compiled to by its structure.
     """
-    return any(is_ours(getattr(each, "table", each)) for each in elements(statement))
+    return any(is_ours(getattr(each, "table", each)) or _is_clock(each) for each in elements(statement))
+
+
+def _is_clock(element: Any) -> bool:
+    return isinstance(element, FunctionElement) and element.name in _CLOCKS
 
 
 def has_spans(column: Any) -> bool:
@@ -78,4 +85,4 @@ def is_moment_of_insert(column: sa.Column[Any]) -> bool:
     name = getattr(default, "name", None)
     if name == "now":
         return plain_form(default) is not None or has_zone(column.type)
-    return name in {"statement_timestamp", "clock_timestamp"}
+    return name in _CLOCKS

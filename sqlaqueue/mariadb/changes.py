@@ -104,9 +104,10 @@ def _select(
 def _limit_of(compiler: Any, statement: Any) -> str | None:
     """Return the SQL of the number of rows to which a program has limited a change, by ``mysql.limit()``."""
     kind = "update" if statement.is_update else "delete"
-    # SQLAlchemy 2.0 has the second name.
-    render = getattr(compiler, f"{kind}_post_criteria_clause", None) or getattr(compiler, f"{kind}_limit_clause")
-    rendered = render(statement) or ""
+    # SQLAlchemy 2.0 has the second name, and its first versions limit no DELETE.
+    names = (f"{kind}_post_criteria_clause", f"{kind}_limit_clause")
+    render = next((getattr(compiler, name) for name in names if hasattr(compiler, name)), None)
+    rendered = (None if render is None else render(statement)) or ""
     return rendered.removeprefix("LIMIT ") if rendered.startswith("LIMIT ") else None
 
 

@@ -132,7 +132,9 @@ def run_worker(parameters: Any) -> None:
 
 
 async def _run_async_worker(parameters: Any, handler: PayloadHandler, recorder: Recorder) -> None:
-    engine = prepared(create_async_engine(parameters["url"], pool_size=parameters["pool_size"]))
+    # Named, since before SQLAlchemy 2.0.38 aiosqlite had no pool.
+    pool = {"poolclass": sa.AsyncAdaptedQueuePool, "pool_size": parameters["pool_size"]}
+    engine = prepared(create_async_engine(parameters["url"], **pool))
     arguments = _consumer_arguments(parameters, for_async(handler), async_sessionmaker(engine))
     consumer = AsyncConsumer(*arguments, **parameters["options"])
     _record_events(consumer, parameters, recorder)

@@ -103,19 +103,19 @@ def test_a_cancellation_is_announced_within_the_process(
 def test_retention_deletes_what_is_old(
     engine: sa.Engine, sessions: sessionmaker[Session], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And nothing younger, not even by an hour; the next batch begins with what has become old since."""
     monkeypatch.setattr(intervals, "RETENTION", 0.2)
     with sessions() as session:
         session.add_all([Job(id=n) for n in range(1, 21)])
         session.commit()
         Consumer(Job, lambda *_: None, sessions).drain()
-        session.execute(
-            sa.update(Job)
-            .where(Job.id > 5)
-            .values(finished_at=sa.func.now() - sa.literal(timedelta(days=2), sa.Interval()))
-        )
+        becomes_old = timedelta(hours=24) - timedelta(seconds=2)
+        age = sa.case((Job.id > 5, timedelta(hours=25)), (Job.id == 1, becomes_old), else_=timedelta(hours=23))
+        session.execute(sa.update(Job).values(finished_at=sa.func.now() - age))
         session.commit()
         with running(Consumer(Job, lambda *_: None, sessions, poll_interval=0.1)):
-            wait_until(lambda: (session.rollback(), session.scalar(sa.select(sa.func.count(Job.id))))[1] == 5)
+            wait_until(lambda: (session.rollback(), session.scalar(sa.select(sa.func.count(Job.id))))[1] == 4)
+        assert session.scalars(sa.select(Job.id)).all() == [2, 3, 4, 5]
 
 
 def test_what_operators_read(engine: sa.Engine, sessions: sessionmaker[Session]) -> None:

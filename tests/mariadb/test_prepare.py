@@ -22,6 +22,7 @@ from sqlaqueue.engines.notifications import subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
 from sqlaqueue.queue.backend import backend
+from sqlaqueue.queue.spec import clock
 from tests.mariadb.models import Base, ByUuid, Child, Job
 from tests.mariadb.server import MariaDBServer
 
@@ -319,3 +320,12 @@ def test_the_limit_of_lock_waits_ends_with_a_transaction_of_two_phases(engine: s
             transaction.prepare()
         (transaction.commit if end == "commit" else transaction.rollback)()
         assert connection.exec_driver_sql(setting).scalar() == before
+
+
+def test_the_clock_of_the_library_in_a_statement_without_tables(engine: sa.Engine) -> None:
+    """It has the arithmetic of moments as well, though nothing else tells such a statement from a program's."""
+    day = timedelta(days=1)
+    query = sa.select(clock(), sa.cast(clock() - day, sa.DateTime(timezone=True)))
+    with engine.connect() as connection:
+        now, before = connection.execute(query).one()
+    assert abs(now - day - before) < timedelta(seconds=1)

@@ -69,7 +69,9 @@ class FileServer(SyncServer):
 class AsyncFileServer(AsyncServer):
     def __init__(self, bench: Bench, model: Any, handler: Handler, engine: Any, session: Any, options: Any) -> None:
         Server.__init__(self, bench)
-        self.engine = create_async_engine(bench.database.url("asyncpg"), **pool_of(options, engine))
+        # Named, since before SQLAlchemy 2.0.38 aiosqlite had no pool.
+        pool = {"poolclass": sa.AsyncAdaptedQueuePool, **pool_of(options, engine)}
+        self.engine = create_async_engine(bench.database.url("asyncpg"), **pool)
         sqlaqueue.sqlite.prepare(self.engine)
         self.session = async_sessionmaker(self.engine, **session)
         self.consumer = AsyncConsumer(model, for_async(handler, self.given_up), self.session, **options)

@@ -18,6 +18,7 @@ from sqlaqueue import Constant, Consumer, Tick, admin, claim, complete, enqueue,
 from sqlaqueue.exc import ConfigurationError, JobExists
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.engine import checks_of
+from sqlaqueue.queue.spec import clock
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from sqlaqueue.web import Access, Dashboard
 from tests.sqlite.features import HOURLY, Email, Hourly, Measured, Order, Waits, do_nothing, made
@@ -135,9 +136,17 @@ def test_attempts_are_kept_and_finished_jobs_deleted(sessions: Sessions) -> None
         assert [(each.attempt, each.outcome) for each in attempts] == [(2, "completed"), (1, "retried")]
         travel(session, timedelta(days=2))
         session.commit()
-    consumer = Consumer(Order, handle, sessions)
-    with consumer:
+    with Consumer(Order, handle, sessions):
         _until(lambda: not states(sessions, Order))
+
+
+def test_the_clock_of_the_library_in_a_statement_without_tables(sessions: Sessions) -> None:
+    """It has the arithmetic of moments as well, though nothing else tells such a statement from a program's."""
+    day = timedelta(days=1)
+    query = sa.select(clock(), sa.cast(clock() - day, sa.DateTime(timezone=True)))
+    with sessions() as session:
+        now, before = session.execute(query).one()
+    assert abs(now - day - before) < timedelta(seconds=1)
 
 
 # -- schedules -----------------------------------------------------------------------------------------------------
@@ -313,14 +322,15 @@ def test_a_programs_any_of_rows_is_not_translated(sessions: Sessions) -> None:
 
 def test_missing_indexes_are_named(sessions: Sessions) -> None:
     with sessions() as session:
+        connection = session.connection()
         for model in (Order, Hourly):
-            assert checks_of(session).missing_indexes(session, spec_of(model)) == []
+            assert checks_of(connection).missing_indexes(connection, spec_of(model)) == []
         session.execute(sa.text("DROP INDEX ix_hourly_queue_unique"))
         session.execute(sa.text("DROP INDEX ix_orders_queue_unique"))
         session.execute(sa.text("DROP INDEX ix_orders_queue_claim"))
-        [missing] = checks_of(session).missing_indexes(session, spec_of(Hourly))
+        [missing] = checks_of(connection).missing_indexes(connection, spec_of(Hourly))
         assert missing.name == "ix_hourly_queue_unique"
-        advice = checks_of(session).missing_index_advice(session, spec_of(Order))
+        advice = checks_of(connection).missing_index_advice(connection, spec_of(Order))
         assert advice is not None
         assert "claims are slow, and jobs are not unique, and enqueue() fails, without the indexes" in advice
         assert {"ix_orders_queue_claim,", "ix_orders_queue_unique;"} < set(advice.split())

@@ -324,15 +324,15 @@ def _is_any_of_array(binary: BinaryExpression[Any]) -> bool:
 def _read_again(cte: CTE, returned: Any) -> Any:
     """Return a SELECT of the rows that an UPDATE has changed."""
     table = cte.element.table  # type: ignore[attr-defined] # as above
-    columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.key) for column in cte.c]
+    columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.name) for column in cte.c]
     rows = returned.subquery(f"{cte.name}_keys")
-    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.key] for key in keys_in(cte)]
+    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.name] for key in keys_in(cte)]
     return sa.select(*columns).select_from(table.join(rows, sa.and_(*same)))
 
 
 def _from_document(compiler: TranslatingCompiler, cte: CTE) -> Any:
     rows = compiler.rows_in(rows_parameter(cte), f"{cte.name}_rows")
     columns: list[Any] = [
-        compiler.value_in(rows, number, column.type).label(column.key) for number, column in enumerate(cte.c)
+        compiler.value_in(rows, number, column.type).label(column.name) for number, column in enumerate(cte.c)
     ]
     return sa.select(*(columns or [sa.literal_column("1")])).select_from(rows)

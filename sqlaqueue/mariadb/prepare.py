@@ -10,12 +10,12 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from sqlaqueue.engines.events import carry_out_statements
 from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
-from sqlaqueue.engines.prepare import is_prepared, replace_compilers
+from sqlaqueue.engines.prepare import is_prepared, replace_compilers, whole_engine
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.ddl import TableCompiler, TypeCompiler
 from sqlaqueue.mariadb.engine import MariaDB
-from sqlaqueue.mariadb.execution import execute
+from sqlaqueue.mariadb.execution import execute, execute_each
 from sqlaqueue.mariadb.lock_timeout import limit_lock_waits
 from sqlaqueue.mariadb.steps import forget_rows, run_step
 from sqlaqueue.mariadb.types import Moment
@@ -37,7 +37,7 @@ def prepare(engine: Any) -> None:
     :raises ConfigurationError: if the engine is for another database or driver, or has connected before. If the server
         is MariaDB before 10.6 or MySQL, the first connection raises it.
     """
-    sync: sa.Engine = getattr(engine, "sync_engine", engine)
+    sync = whole_engine(engine)
     dialect: Any = sync.dialect
     if dialect.name not in {"mariadb", "mysql"} or dialect.driver not in _DRIVERS:
         msg = (
@@ -75,6 +75,7 @@ def prepare(engine: Any) -> None:
     event.listen(sync, "connect", connected)
     event.listen(sync, "do_execute", insert_unless_twin)
     event.listen(sync, "do_execute", execute)
+    event.listen(sync, "do_executemany", execute_each)
     event.listen(sync, "after_cursor_execute", _notify)
     limit_lock_waits(sync)
     note_written_rows(sync)

@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 from sqlaqueue.engines.events import carry_out_statements
 from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
-from sqlaqueue.engines.prepare import is_prepared, replace_compilers
+from sqlaqueue.engines.prepare import is_prepared, replace_compilers, whole_engine
 from sqlaqueue.engines.steps import keys_in
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.engine import engine_of
@@ -37,7 +37,7 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
     :raises ConfigurationError: if the engine is for another database or has connected before, SQLite is older than
         3.35, or the engine has been prepared with another ``busy_timeout``.
     """
-    sync: sa.Engine = getattr(engine, "sync_engine", engine)
+    sync = whole_engine(engine)
     dialect: Any = sync.dialect
     if dialect.name != "sqlite":
         msg = f"sqlaqueue.sqlite.prepare({engine!r}): the engine is for {dialect.name}; use create_engine('sqlite:///...')"

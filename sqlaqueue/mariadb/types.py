@@ -46,10 +46,17 @@ class Moment(mysql.DATETIME):
         self.timezone = timezone
 
     def bind_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - the base class says it
-        return lambda value: moment_text(value) if isinstance(value, datetime) else value
+        def process(value: Any) -> Any:
+            if not isinstance(value, datetime):
+                return value
+            # Without a time zone as the drivers do, which leave out that of the value.
+            return moment_text(value if self.timezone else value.replace(tzinfo=None))
+
+        return process
 
     def literal_processor(self, dialect: sa.Dialect) -> Any:  # noqa: D102 - as above
-        return lambda value: f"'{moment_text(value)}'"
+        process = self.bind_processor(dialect)
+        return lambda value: f"'{process(value)}'"
 
     def result_processor(self, dialect: sa.Dialect, coltype: object) -> Any:  # noqa: D102 - as above
         zone = UTC if self.timezone else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -41,6 +41,21 @@ class Visit(QueueMixin, Base):
     day: Mapped[date] = mapped_column("visit_day", primary_key=True)
     at: Mapped[datetime] = mapped_column("visit_at", sa.DateTime(timezone=True), primary_key=True)
     place: Mapped[str] = mapped_column("visit_place", sa.String(20), primary_key=True)
+
+
+class Local(QueueMixin, Base):
+    __tablename__ = "local"
+    __queue__ = QueueConfig(columns={"run_at": "at"})
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(sa.DateTime)
+
+
+class Note(Base):
+    __tablename__ = "note"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    at: Mapped[datetime] = mapped_column(sa.DateTime)
 
 
 def test_an_engine_with_options_is_prepared_with_the_one_it_was_made_from(place: Place) -> None:
@@ -128,4 +143,24 @@ def test_a_lock_in_a_programs_cte_is_refused(place: Place) -> None:
             with pytest.raises(StatementError, match="the CTE picked changes or locks rows of a queue, which mariadb"):
                 session.execute(statement)
             session.rollback()
+    engine.dispose()
+
+
+def test_a_moment_with_a_time_zone_in_a_queues_column_without_one(place: Place) -> None:
+    """It is compared with the clock in UTC. A column of another table has what the driver makes of it."""
+    engine = place.engine()
+    Base.metadata.create_all(engine)
+    local = datetime.now(timezone(timedelta(hours=5)))
+    with Session(engine) as session:
+        session.add_all(
+            [Local(at=local - timedelta(seconds=1)), Local(at=local + timedelta(minutes=5)), Note(at=local)]
+        )
+        session.commit()
+        (job,) = session.scalars(claim(Local, 2)).all()
+        session.execute(retry([job], at=local + timedelta(minutes=1)))
+        session.commit()
+        assert session.scalar(claim(Local, 1)) is None
+        wanted = sa.select(sa.func.count()).where(Local.at <= local + timedelta(minutes=2))
+        assert session.scalar(wanted) == 1
+        assert session.scalar(sa.select(Note.at)).hour == local.hour
     engine.dispose()

@@ -18,7 +18,7 @@ from sqlalchemy.pool import StaticPool
 import sqlaqueue.mariadb
 from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, claim
 from sqlaqueue.consumer.core.database_errors import is_conflict, is_connection_lost, is_lock_or_timeout
-from sqlaqueue.engines.notifications import subscribe
+from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
 from sqlaqueue.queue.backend import backend
@@ -319,3 +319,14 @@ def test_the_limit_of_lock_waits_ends_with_a_transaction_of_two_phases(engine: s
             transaction.prepare()
         (transaction.commit if end == "commit" else transaction.rollback)()
         assert connection.exec_driver_sql(setting).scalar() == before
+
+
+def test_engines_of_one_database_are_woken_together() -> None:
+    urls = [
+        "mariadb+pymysql://ada:secret@localhost/shop?charset=utf8mb4",
+        "mysql+pymysql://bob@localhost:3306/shop",
+        "mariadb+asyncmy:///shop?connect_timeout=3",
+    ]
+    assert len({database_of(sa.create_engine(url)) for url in urls}) == 1
+    others = ["mariadb+pymysql://localhost/other", "mariadb+pymysql://localhost/shop?unix_socket=/run/mysqld.sock"]
+    assert len({database_of(sa.create_engine(url)) for url in [*urls, *others]}) == 3

@@ -294,6 +294,17 @@ def test_an_explicit_lock_is_kept(sessions: Sessions) -> None:
         assert "COMMIT" not in sent
 
 
+def test_comments_before_a_statement(sessions: Sessions) -> None:
+    with sessions() as session:
+        session.execute(sa.text("/* of this function */\n-- and why\nBEGIN IMMEDIATE"))
+        session.execute(sa.text("/* * / */PRAGMA user_version"))
+        session.rollback()
+        session.execute(sa.text("-- a read\nSELECT 1"))
+        with sessions() as other:
+            other.add(Email())
+            other.commit()
+
+
 def test_a_program_may_commit_each_statement(tmp_path: Path) -> None:
     made(tmp_path / "jobs.db").kw["bind"].dispose()
     engine = sa.create_engine(f"sqlite:///{tmp_path}/jobs.db", isolation_level="AUTOCOMMIT")

@@ -27,6 +27,7 @@ from sqlaqueue.postgresql.claims.transactions import WRITTEN_ROWS
 from sqlaqueue.queue.portable import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
+_ALL = 2**64 - 1
 _LEFT = "/*left*/"
 """Stands for the SQL of a value that is searched for, until the condition around it is rendered."""
 NOTIFICATIONS = "sqlaqueue_notifications"
@@ -167,7 +168,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         types = [json_type(column.type) for column in element.c]
         numbered = "number FOR ORDINALITY, value"
         arrays = [
-            f"JSON_TABLE({array}, '$[*]' COLUMNS ({numbered} {types[number]} PATH '$')) AS array_{number}"
+            f"JSON_TABLE({array}, '$[*]' COLUMNS ({numbered} {types[number]} PATH '$'))"
             for number, array in enumerate(arguments)
         ]
         collations = [f" COLLATE {binary_collation(self.dialect)}" if each == JSON_TEXT else "" for each in types]
@@ -175,11 +176,13 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
             f"array_{number}.value{collations[number]} AS {each}" for number, each in enumerate(names[: len(arguments)])
         ]
         shown += [f"array_0.number AS {each}" for each in names[len(arguments) :]]
+        # Because of the limit the server stores the rows, and gives them an index: otherwise each would meet each.
         joins = "".join(
-            f" JOIN {array} ON array_{number}.number = array_0.number"
+            f" JOIN (SELECT number, value FROM {array} AS array_of LIMIT {_ALL}) AS array_{number} "  # noqa: S608 - as below
+            f"ON array_{number}.number = array_0.number"
             for number, array in enumerate(arrays[1:], start=1)
         )
-        return f"(SELECT {', '.join(shown)} FROM {arrays[0]}{joins}) AS {table}"  # noqa: S608 - the names are quoted
+        return f"(SELECT {', '.join(shown)} FROM {arrays[0]} AS array_0{joins}) AS {table}"  # noqa: S608 - the names are quoted
 
     # -- locks and changes ---------------------------------------------------------------------------------------
 

@@ -25,6 +25,17 @@ from sqlaqueue.mariadb.written_rows import note_written_rows
 _DRIVERS = ("pymysql", "asyncmy")
 _OLDEST = (10, 6)
 _LEVEL = "READ COMMITTED"
+_SETTINGS = {
+    # A long list of keys would become a table, and the rows would not be found by the index.
+    "in_predicate_conversion_threshold": 0,
+    # An INSERT IGNORE may have one for each row.
+    "max_error_count": 65535,
+    # Each statement of the library has a condition, but not each one of a key: schedules would not be fired.
+    "sql_safe_updates": 0,
+    # A SELECT without its last rows would pass for one that has found no more.
+    "sql_select_limit": 2**64 - 1,
+}
+"""What a session needs, whatever the settings of the server are."""
 
 
 def prepare(engine: Any) -> None:
@@ -66,10 +77,7 @@ def prepare(engine: Any) -> None:
             dialect.set_isolation_level(connection, _LEVEL)
             dialect.default_isolation_level = _LEVEL
         cursor = connection.cursor()
-        # A long list of keys would become a table, and the rows would not be found by the index.
-        cursor.execute("SET SESSION in_predicate_conversion_threshold = 0")
-        # An INSERT IGNORE may have one for each row.
-        cursor.execute("SET SESSION max_error_count = 65535")
+        cursor.execute(f"SET SESSION {', '.join(f'{name} = {value}' for name, value in _SETTINGS.items())}")
         cursor.close()
 
     event.listen(sync, "connect", connected)

@@ -330,3 +330,16 @@ def test_engines_of_one_database_are_woken_together() -> None:
     assert len({database_of(sa.create_engine(url)) for url in urls}) == 1
     others = ["mariadb+pymysql://localhost/other", "mariadb+pymysql://localhost/shop?unix_socket=/run/mysqld.sock"]
     assert len({database_of(sa.create_engine(url)) for url in [*urls, *others]}) == 3
+
+
+def test_settings_of_the_server_that_would_stop_the_library(url: Callable[[str], str]) -> None:
+    engine = sa.create_engine(
+        url("mariadb+pymysql"), connect_args={"init_command": "SET SESSION sql_safe_updates = 1, sql_select_limit = 1"}
+    )
+    sqlaqueue.mariadb.prepare(engine)
+    with Session(engine) as session:
+        session.add_all([Job(payload="a"), Job(payload="a")])
+        session.flush()
+        assert len(session.scalars(claim(Job, 2)).all()) == 2
+        session.execute(sa.delete(Job).where(Job.payload == "a"))
+    engine.dispose()

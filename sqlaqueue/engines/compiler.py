@@ -19,6 +19,9 @@ from sqlaqueue.queue.portable import plain_form
 
 _IN_SPAN = "_sqlaqueue_in_span"
 
+_MOMENTS = {sa.DateTime, sa.DATETIME, sa.TIMESTAMP}
+_IN_UTC = sa.DateTime(timezone=True)
+
 _Compiler: Any = object
 """Stands for the compiler of a dialect, whose methods a subclass inherits after those of this class."""
 
@@ -186,11 +189,20 @@ class TranslatingCompiler(_Compiler):
             self.__dict__[_IN_SPAN] = before
 
     def visit_bindparam(self, bindparam: Any, *positional: Any, **options: Any) -> str:
-        """Send a span as a number of seconds where it is added to a moment, or meets a column of the library."""
+        """Send a span as a number of seconds where it is added to a moment, or meets a column of the library.
+
+        A moment is converted to UTC for a table of the library also where its column has no time zone: that may be the
+        ``run_at`` of a queue, with which the clock in UTC is compared.
+        """
+        type_: Any = None
         if isinstance(bindparam.type, sa.Interval) and (self.__dict__.get(_IN_SPAN) or self._has_spans):
+            type_ = Span()
+        elif type(bindparam.type) in _MOMENTS and not bindparam.type.timezone and self.translates:
+            type_ = _IN_UTC
+        if type_ is not None:
             # SQLAlchemy finds the value of the original by the key.
             bindparam = bindparam._clone(maintain_key=True)  # noqa: SLF001 - not public
-            bindparam.type = Span()
+            bindparam.type = type_
         rendered: str = super().visit_bindparam(bindparam, *positional, **options)
         return rendered
 
@@ -324,15 +336,15 @@ def _is_any_of_array(binary: BinaryExpression[Any]) -> bool:
 def _read_again(cte: CTE, returned: Any) -> Any:
     """Return a SELECT of the rows that an UPDATE has changed."""
     table = cte.element.table  # type: ignore[attr-defined] # as above
-    columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.key) for column in cte.c]
+    columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.name) for column in cte.c]
     rows = returned.subquery(f"{cte.name}_keys")
-    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.key] for key in keys_in(cte)]
+    same = [next(its for its in table.c if key.shares_lineage(its)) == rows.c[key.name] for key in keys_in(cte)]
     return sa.select(*columns).select_from(table.join(rows, sa.and_(*same)))
 
 
 def _from_document(compiler: TranslatingCompiler, cte: CTE) -> Any:
     rows = compiler.rows_in(rows_parameter(cte), f"{cte.name}_rows")
     columns: list[Any] = [
-        compiler.value_in(rows, number, column.type).label(column.key) for number, column in enumerate(cte.c)
+        compiler.value_in(rows, number, column.type).label(column.name) for number, column in enumerate(cte.c)
     ]
     return sa.select(*(columns or [sa.literal_column("1")])).select_from(rows)

@@ -7,6 +7,7 @@ new jobs by polling.
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +21,7 @@ from sqlaqueue.queue.backend import SCHEDULE, backend
 from sqlaqueue.queue.engine import OURS, OWN_WORK
 
 _PENDING = "sqlaqueue_notifications"
+_PORT = 3306
 
 _Deliver = Callable[[str, str], None]
 _subscribers: dict[object, list[_Deliver]] = {}
@@ -28,12 +30,14 @@ _lock = threading.Lock()
 
 def database_of(engine: sa.Engine) -> object:
     """Return what identifies the database of an engine within this process."""
-    name = engine.url.database
+    url, name = engine.url, engine.url.database
     if engine.dialect.name != "sqlite":
-        return engine.url.set(password=None, username=None, drivername=engine.dialect.name)
-    if not name or name == ":memory:" or "mode=memory" in str(engine.url):
+        # Without the user, the driver and its options, which differ from engine to engine.
+        return url.host or "localhost", url.port or _PORT, url.query.get("unix_socket"), name
+    if not name or ":memory:" in name or "mode=memory" in str(url):
         return id(engine.dialect)
-    return os.path.realpath(name)
+    # With uri=true it is a URI, such as file:jobs.db or file:///var/jobs.db.
+    return os.path.realpath(re.sub("^file:(//(localhost)?(?=/))?", "", name) if "uri" in url.query else name)
 
 
 def subscribe(engine: sa.Engine, deliver: _Deliver) -> Callable[[], None]:

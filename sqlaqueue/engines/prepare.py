@@ -14,6 +14,18 @@ from sqlaqueue.postgresql.key_arrays import TextArray
 from sqlaqueue.queue.engine import PREPARED_BY, OtherEngine, engine_of, mark_prepared
 
 
+def whole_engine(engine: Any) -> sa.Engine:
+    """Return the Engine of an AsyncEngine, and that from which ``execution_options()`` has made another one.
+
+    These share dialect and pool, so one of them cannot be prepared without the others.
+    """
+    found = getattr(engine, "sync_engine", engine)
+    while (before := getattr(found, "_proxied", None)) is not None:
+        found = before
+    whole: sa.Engine = found
+    return whole
+
+
 def is_prepared(engine: sa.Engine) -> bool:
     """Return whether an engine has been prepared before; refuse one that has connected without it.
 

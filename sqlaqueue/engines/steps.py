@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import sqlalchemy as sa
 from sqlalchemy.sql.selectable import CTE
 
+from sqlaqueue.exc import StatementError
 from sqlaqueue.queue.portable import plain_form
 
 _PREFIX = "sqlaqueue_rows_"
@@ -52,9 +53,35 @@ def keys_in(cte: CTE) -> list[Any]:
     return [column for column in cte.c if any(column.shares_lineage(key) for key in table.primary_key)]
 
 
+def refuse_without_step(name: str, database: str) -> Exception:
+    """Return the error of a statement whose step was not executed: it is none of the library's."""
+    return StatementError(
+        f"the CTE {name} changes or locks rows of a queue, which {database} cannot do within another statement; "
+        "execute it first, by itself, and give the keys to the statement"
+    )
+
+
+class _Rows(sa.TypeDecorator[str]):
+    """The rows of a step, as JSON."""
+
+    impl = sa.Text
+    cache_ok = True
+
+    def process_bind_param(self, value: Any, dialect: sa.Dialect) -> Any:
+        if isinstance(value, _Missing):
+            raise refuse_without_step(value.step, dialect.name)
+        return value
+
+
+class _Missing(NamedTuple):
+    """Stands for the rows of a step until it is executed."""
+
+    step: str
+
+
 def rows_parameter(cte: CTE) -> sa.BindParameter[Any]:
     """Return the parameter with the rows of a CTE that was executed before, as JSON."""
-    return sa.bindparam(f"{_PREFIX}{cte.name}", type_=sa.Text(), unique=False)
+    return sa.bindparam(f"{_PREFIX}{cte.name}", _Missing(str(cte.name)), type_=_Rows(), unique=False)
 
 
 def steps_of(statement: Any, *, locks_apart: bool = False) -> tuple[CTE, ...]:

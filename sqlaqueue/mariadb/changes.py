@@ -17,6 +17,7 @@ from sqlalchemy.sql.selectable import CTE, ScalarSelect, SelectBase
 from sqlalchemy.sql.visitors import iterate
 
 from sqlaqueue.engines.steps import is_step
+from sqlaqueue.exc import StatementError
 from sqlaqueue.mariadb.execution import MARK, Divided, keys_place, value_place
 from sqlaqueue.postgresql.ddl.attach import queue_of
 from sqlaqueue.queue.portable import plain_form
@@ -35,23 +36,35 @@ def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str
     """
     table: sa.Table = statement.table
     keys = [*table.primary_key]
+    if not keys:
+        msg = (
+            f"{table.name}: MariaDB has no UPDATE .. RETURNING, and what is done instead finds the changed rows by the "
+            "primary key, which this table does not have; leave out returning(), and select the rows"
+        )
+        raise StatementError(msg)
     names = [compiler.process(key) for key in keys]
     locking, given, rest = _sources(statement, keys)
     values: dict[Any, Any] = _values_of(compiler, statement) if statement.is_update else {}
-    computed = {column: value for column, value in values.items() if not _is_in_place(value, column, table)}
+    # What a key gets is selected as well: by it the row is found after the change.
+    computed = {
+        column: value
+        for column, value in values.items()
+        if column.primary_key or not _is_in_place(value, column, table)
+    }
     limit = _limit_of(compiler, statement)
     parts: list[tuple[str, str]] = []
     if locking is not None:
         parts.append(("lock", compiler.process(locking.correlate(None))))
     if locking is not None or given is not None:
-        rest = [sa.literal_column(keys_place(names)), *rest]
-    rest += [sa.literal_column(keys_place(names, *step)) for step in _joined_steps(rest, keys)]
+        rest = [as_rendered(keys_place(names)), *rest]
+    rest += [as_rendered(keys_place(names, *step)) for step in _joined_steps(rest, keys)]
     returns_keys = [getattr(column, "key", None) for column in columns] == [key.key for key in keys]
     reads_first = statement.is_delete and (given is not None or not returns_keys)
     if reads_first:
         parts.append(("select", _select(compiler, table, keys, rest, returned, limit=limit)))
     elif computed or (given is None and locking is None) or len(rest) > 1 or limit is not None:
-        shown = [Grouping(value).label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed.values())]
+        computed_values = [_as_expression(compiler, value, column) for column, value in computed.items()]
+        shown = [Grouping(value).label(f"sqlaqueue_value_{number}") for number, value in enumerate(computed_values)]
         parts.append(("select", _select(compiler, table, keys, rest, None, shown, limit=limit)))
     for number, column in enumerate(computed):
         values[column] = sa.literal_column(value_place(len(keys) + number), column.type)
@@ -60,7 +73,7 @@ def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str
         target = f"{compiler.process(table, asfrom=True)} {BY_KEY}"
         change = f"UPDATE {target} SET {_assignments(compiler, values)} WHERE {changed}"  # noqa: S608 - SQL of the compiler
     else:
-        change = compiler.process(sa.delete(table).where(sa.literal_column(changed)))
+        change = compiler.process(sa.delete(table).where(as_rendered(changed)))
     parts.append(("change", change))
     if returns_keys or statement.is_delete:
         returns = "rest" if reads_first else "keys"
@@ -71,7 +84,13 @@ def divided(compiler: Any, statement: Any, columns: Sequence[Any], returned: str
         read = f"SELECT {returned} FROM {source} WHERE {keys_place(names)} ORDER BY {', '.join(names)}"  # noqa: S608 - SQL of the compiler
         parts.append(("read", f"{read} FOR UPDATE SKIP LOCKED"))
         returns = "read"
-    return Divided(parts, returns, [key.name for key in keys], given).text()
+    places = [len(keys) + [*computed].index(key) if key in computed else number for number, key in enumerate(keys)]
+    return Divided(parts, returns, [key.name for key in keys], places, given).text()
+
+
+def as_rendered(text: str, type_: Any = None) -> Any:
+    """Return what the compiler has rendered as an expression, whose percent signs it would double again."""
+    return sa.literal_column(text.replace("%%", "%"), type_)
 
 
 def _select(
@@ -208,12 +227,18 @@ def _assignments(compiler: Any, values: Mapping[Any, Any]) -> str:
     """Return the SQL of the values that the rows get."""
     assignments = []
     for column, given in values.items():
-        value = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
-        if isinstance(value, sa.BindParameter) and compiler.binds.get(value.key) is not value:
-            # Not a plain parameter: it would be named after its column, as that of the whole statement is.
-            value = sa.type_coerce(value, column.type)
+        value = _as_expression(compiler, given, column)
         assignments.append(f"{compiler.preparer.format_column(column)}={compiler.process(value.self_group())}")
     return ", ".join(assignments)
+
+
+def _as_expression(compiler: Any, given: Any, column: Any) -> Any:
+    """Return the expression of a value that a column gets."""
+    value = given if isinstance(given, sa.ClauseElement) else sa.literal(given, column.type)
+    if isinstance(value, sa.BindParameter) and compiler.binds.get(value.key) is not value:
+        # Not a plain parameter: it would be named after its column, as that of the whole statement is.
+        return sa.type_coerce(value, column.type)
+    return value
 
 
 def _is_in_place(value: Any, column: Any, table: sa.Table) -> bool:
@@ -252,7 +277,12 @@ def _is_about_key(condition: Any, keys: Sequence[Any]) -> bool:
     return any(isinstance(side, sa.ColumnClause) and _is_one_of(side, keys[:1]) for side in sides)
 
 
-def index_to_lock_by(select: Any) -> tuple[Any, str] | None:
+def hint_of(compiler: Any, name: Any) -> str:
+    """Return the hint of an index. SQLAlchemy fills the name of the table in by the operator for texts."""
+    return f"FORCE INDEX ({compiler.preparer.quote(str(name))})".replace("%", "%%")
+
+
+def index_to_lock_by(compiler: Any, select: Any) -> tuple[Any, str] | None:
     """Return the table of a SELECT that locks rows of a queue, and the hint of the index that finds them."""
     for table in _tables(select.get_final_froms()):
         spec = queue_of(getattr(table, "element", table))
@@ -273,7 +303,7 @@ def index_to_lock_by(select: Any) -> tuple[Any, str] | None:
             purpose = "lease"
         for index in spec.claim_indexes:
             if purpose is not None and str(index.name).endswith(f"_{purpose}"):
-                return table, f"FORCE INDEX (`{index.name}`)"
+                return table, hint_of(compiler, index.name)
     return None
 
 

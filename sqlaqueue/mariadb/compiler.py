@@ -16,18 +16,18 @@ from sqlalchemy.sql.visitors import replacement_traverse
 from sqlaqueue.engines.compiler import TranslatingCompiler
 from sqlaqueue.engines.steps import is_step, rows_parameter
 from sqlaqueue.engines.types import undecorated
-from sqlaqueue.mariadb.changes import divided, index_to_lock_by, step_and_numbers
+from sqlaqueue.exc import StatementError
+from sqlaqueue.mariadb.changes import as_rendered, divided, hint_of, index_to_lock_by, step_and_numbers
 from sqlaqueue.mariadb.execution import NEW, keys_place
 from sqlaqueue.mariadb.inserts import ignoring_duplicates, in_order_of_assignment, is_ignoring
 from sqlaqueue.mariadb.lock_timeout import LOCK_TIMEOUT
-from sqlaqueue.mariadb.types import binary_collation
-from sqlaqueue.mariadb.unique import UniqueStatements, twins_hint, twins_table, unless_twin
+from sqlaqueue.mariadb.types import JSON_TEXT, binary_collation, json_type
+from sqlaqueue.mariadb.unique import UniqueStatements, twins_index, twins_table, unless_twin
 from sqlaqueue.postgresql.claims.transactions import WRITTEN_ROWS
 from sqlaqueue.queue.portable import plain_form
 
 NOW = "UTC_TIMESTAMP(6)"
-_TEXT = "LONGTEXT CHARACTER SET utf8mb4"
-"""The type of texts in JSON; without a character set it would have that of the database."""
+_ALL = 2**64 - 1
 _LEFT = "/*left*/"
 """Stands for the SQL of a value that is searched for, until the condition around it is rendered."""
 NOTIFICATIONS = "sqlaqueue_notifications"
@@ -75,7 +75,14 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     def visit_cte(self, cte: CTE, asfrom: bool = False, **options: Any) -> Any:  # noqa: FBT002 - SQLAlchemy's signature
         """Render a CTE in the place where it is read: an UPDATE or DELETE cannot begin with WITH."""
-        if cte.recursive or not self.translates:
+        divides = self.statement.is_dml and self.statement.is_update and self.statement._returning  # noqa: SLF001 - not public
+        if cte.recursive and divides:
+            msg = (
+                f"the recursive CTE {cte.name}: MariaDB has no UPDATE .. RETURNING, and none with a CTE; select the "
+                "keys first, and give them to the UPDATE"
+            )
+            raise StatementError(msg)
+        if cte.recursive or not (self.translates or divides):
             return super().visit_cte(cte, asfrom=asfrom, **options)
         name = self.preparer.quote(str(cte.name))
         if not asfrom:
@@ -104,19 +111,19 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     def _read_again(self, cte: CTE, table: sa.Table) -> Any:
         """Return a SELECT of the rows that an UPDATE has changed: not by way of JSON, which rounds numbers."""
-        columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.key) for column in cte.c]
+        columns = [next(its for its in table.c if column.shares_lineage(its)).label(column.name) for column in cte.c]
         names = [self.process(key) for key in table.primary_key]
         changed = keys_place(names, str(cte.name), range(len(names)))
-        read = sa.select(*columns).select_from(table).where(sa.literal_column(changed))
+        read = sa.select(*columns).select_from(table).where(as_rendered(changed))
         return read.with_hint(table, "FORCE INDEX (PRIMARY)")
 
     def _value(self, value: Any, column: Any) -> Any:
         type_ = undecorated(column.type)
         if isinstance(type_, sa.LargeBinary):
-            return sa.func.unhex(value, type_=column.type).label(column.key)
+            return sa.func.unhex(value, type_=column.type).label(column.name)
         if isinstance(type_, sa.String) and not isinstance(type_, sa.Enum):
-            return sa.collate(value, binary_collation(self.dialect)).label(column.key)
-        return value.label(column.key)
+            return sa.collate(value, binary_collation(self.dialect)).label(column.name)
+        return value.label(column.name)
 
     def among_rows(self, left: str, rows: Any, **options: Any) -> str:
         """Return the condition on keys of a step, which are written into the statement when it is executed."""
@@ -137,7 +144,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
     def each_value(self, array: str) -> str:
         """Return a SELECT from the table of a JSON array."""
-        values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value {_TEXT} PATH '$')) AS each_value"
+        values = f"JSON_TABLE({array}, '$[*]' COLUMNS (value {JSON_TEXT} PATH '$')) AS each_value"
         return f"SELECT value FROM {values}"  # noqa: S608 - the array is a parameter
 
     def visit_table_valued_alias(self, element: Any, **options: Any) -> str:
@@ -154,47 +161,40 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
         table = self.preparer.quote(alias)
         if name == _Rows.name:
             columns = ", ".join(
-                f"{column.name} {self._json_type(column.type)} PATH '$[{number}]'"
-                for number, column in enumerate(element.c)
+                f"{column.name} {json_type(column.type)} PATH '$[{number}]'" for number, column in enumerate(element.c)
             )
             return f"JSON_TABLE({arguments[0]}, '$[*]' COLUMNS ({columns})) AS {table}"
         names = [self.preparer.quote(column.name) for column in element.c]
-        types = [self._json_type(column.type) for column in element.c]
+        types = [json_type(column.type) for column in element.c]
         numbered = "number FOR ORDINALITY, value"
         arrays = [
-            f"JSON_TABLE({array}, '$[*]' COLUMNS ({numbered} {types[number]} PATH '$')) AS array_{number}"
+            f"JSON_TABLE({array}, '$[*]' COLUMNS ({numbered} {types[number]} PATH '$'))"
             for number, array in enumerate(arguments)
         ]
-        collations = [f" COLLATE {binary_collation(self.dialect)}" if each == _TEXT else "" for each in types]
+        collations = [f" COLLATE {binary_collation(self.dialect)}" if each == JSON_TEXT else "" for each in types]
         shown = [
             f"array_{number}.value{collations[number]} AS {each}" for number, each in enumerate(names[: len(arguments)])
         ]
         shown += [f"array_0.number AS {each}" for each in names[len(arguments) :]]
+        # Because of the limit the server stores the rows, and gives them an index: otherwise each would meet each.
         joins = "".join(
-            f" JOIN {array} ON array_{number}.number = array_0.number"
+            f" JOIN (SELECT number, value FROM {array} AS array_of LIMIT {_ALL}) AS array_{number} "  # noqa: S608 - as below
+            f"ON array_{number}.number = array_0.number"
             for number, array in enumerate(arrays[1:], start=1)
         )
-        return f"(SELECT {', '.join(shown)} FROM {arrays[0]}{joins}) AS {table}"  # noqa: S608 - the names are quoted
-
-    @staticmethod
-    def _json_type(type_: Any) -> str:
-        plain = undecorated(type_)
-        for known, rendered in _JSON_TYPES.items():
-            if isinstance(plain, known):
-                return rendered
-        return _TEXT
+        return f"(SELECT {', '.join(shown)} FROM {arrays[0]} AS array_0{joins}) AS {table}"  # noqa: S608 - the names are quoted
 
     # -- locks and changes ---------------------------------------------------------------------------------------
 
     def visit_select(self, select: Any, *positional: Any, **options: Any) -> str:
         """Lock rows by the index that finds them, as a scan locks every row that it looks at."""
         if getattr(select, "_for_update_arg", None) is not None and plain_form(select) is None:
-            hint = index_to_lock_by(select)
+            hint = index_to_lock_by(self, select)
             if hint is not None:
                 select = select.with_hint(*hint)
         searched = None if plain_form(select) is not None else twins_table(select)
         if searched is not None:
-            select = select.with_hint(searched, twins_hint(searched))
+            select = select.with_hint(searched, hint_of(self, twins_index(searched)))
         rendered: str = super().visit_select(select, *positional, **options)
         return rendered
 
@@ -251,7 +251,7 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
 
         def proposed(element: Any, **_: Any) -> Any:
             if isinstance(getattr(element, "table", None), sa.Alias) and element.table.name == "excluded":
-                return sa.literal_column(f"VALUES({self.preparer.quote(element.name)})", element.type)
+                return as_rendered(f"VALUES({self.preparer.quote(element.name)})", element.type)
             return None
 
         condition = clause.update_whereclause
@@ -386,14 +386,3 @@ class StatementCompiler(UniqueStatements, TranslatingCompiler, _Compiler):
     def visit_lateral(self, lateral_: Any, **kw: Any) -> str:
         """Refuse what has no plain form: MariaDB 10.6 has no LATERAL."""
         raise NotImplementedError(f"LATERAL {lateral_.name}")
-
-
-_JSON_TYPES = {
-    sa.Boolean: "TINYINT",
-    sa.Integer: "BIGINT",
-    sa.Float: "DOUBLE",
-    sa.Interval: "DOUBLE",
-    sa.Numeric: "DECIMAL(65,30)",
-    sa.DateTime: "DATETIME(6)",
-    sa.Date: "DATE",
-}

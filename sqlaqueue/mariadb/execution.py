@@ -7,12 +7,14 @@ returned. They are executed one after another on the same cursor, in the transac
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy.engine.cursor import FullyBufferedCursorFetchStrategy
 
+from sqlaqueue.engines.steps import refuse_without_step
 from sqlaqueue.mariadb.autocommit import refuse_autocommit
 from sqlaqueue.mariadb.inserts import errors_of_ignored_rows
 
@@ -33,10 +35,11 @@ _PLACE = re.compile(
 )
 _HEAD = re.compile(
     rf"{re.escape(MARK)} parts (?P<kinds>[a-z,]+) returns (?P<returns>keys|rest|read) names (?P<names>.*?)"
-    r"(?: given (?P<step>.*?):(?P<numbers>[\d,]+))?\*/ ",
+    r" at (?P<places>[\d,]+)(?: given (?P<step>.*?):(?P<numbers>[\d,]+))?\*/ ",
     re.DOTALL,
 )
 _NO_ROWS = "1 = 0"
+_SAVEPOINT = "sqlaqueue_change"
 
 Row = Sequence[Any]
 
@@ -71,6 +74,8 @@ class Divided(NamedTuple):
     ``read``."""
     names: list[str]
     """The names of the columns of the key."""
+    places: list[int]
+    """Where the key after the change is in a row of the last select."""
     given: tuple[str, Sequence[int]] | None = None
     """The name of a CTE that was executed before, and its columns with the key, if the keys come from there."""
 
@@ -78,7 +83,8 @@ class Divided(NamedTuple):
         """Return all statements as one text."""
         kinds = ",".join(kind for kind, _ in self.parts)
         given = "" if self.given is None else f" given {self.given[0]}:{','.join(map(str, self.given[1]))}"
-        head = f"{MARK} parts {kinds} returns {self.returns} names {'|'.join(self.names)}{given}*/ "
+        places = ",".join(map(str, self.places))
+        head = f"{MARK} parts {kinds} returns {self.returns} names {'|'.join(self.names)} at {places}{given}*/ "
         return head + _THEN.join(text for _, text in self.parts)
 
 
@@ -91,6 +97,21 @@ def execute(cursor: Any, statement: str, parameters: Any, context: Any) -> bool 
         return None
     with errors_of_ignored_rows(cursor, statement, context):
         _Execution(cursor, context, parameters).run(statement)
+    return True
+
+
+def execute_each(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
+    """Execute such a statement with each of several sets of parameters; None for any other.
+
+    It is a listener of the event ``do_executemany``.
+    """
+    if MARK not in statement:
+        return None
+    number = 0
+    for each in parameters:
+        execute(cursor, statement, each, context)
+        number += cursor.rowcount
+    cursor.rowcount = number
     return True
 
 
@@ -110,13 +131,16 @@ class _Execution:
         refuse_autocommit(self.context.root_connection, self.context.compiled.statement)
         kinds, texts = head["kinds"].split(","), statement[head.end() :].split(_THEN)
         names = head["names"].split("|")
-        width = len(names)
+        width, places = len(names), [int(place) for place in head["places"].split(",")]
         rows: list[Row] | None = None if head["step"] is None else self.rows_of(head["step"], head["numbers"])
         returned: list[Row] = rows or []
         description: Any = [(name, *[None] * 6) for name in names]
         for kind, text in zip(kinds, texts, strict=True):
             if kind == "change":
                 self.change(text, rows or [], width)
+                if rows and places != [*range(width)]:
+                    rows = [tuple(row[place] for place in places) for row in rows]
+                    returned = rows if head["returns"] == "keys" else returned
                 continue
             self.send(text, rows)
             found = [*self.cursor.fetchall()]
@@ -131,9 +155,14 @@ class _Execution:
         self.context.cursor_fetch_strategy = FullyBufferedCursorFetchStrategy(self.cursor, description, returned)
 
     def rows_of(self, step: str, numbers: str) -> list[Row]:
-        """Return the keys among the rows of a step."""
+        """Return the keys among the rows of a step.
+
+        :raises StatementError: if the step was not executed: with no rows the statement would do nothing, and say so.
+        """
+        if step not in self.steps:
+            raise refuse_without_step(step, "MariaDB")
         places = [int(number) for number in numbers.split(",")]
-        return [tuple(row[place] for place in places) for row in self.steps.get(step, ())]
+        return [tuple(row[place] for place in places) for row in self.steps[step]]
 
     def is_new(self, table: str, columns: list[str], sent: list[Any]) -> str:
         """Return the condition that a row was not there before the transaction has inserted the first one."""
@@ -153,8 +182,9 @@ class _Execution:
         # By a cursor of its own: the other one keeps the description of what it has selected, which SQLAlchemy reads.
         cursor = self.context.root_connection.connection.cursor()
         try:
-            for group in groups:
-                self.send(text, group, positional, cursor)
+            with _all_or_none(cursor) if len(groups) > 1 else contextlib.nullcontext():
+                for group in groups:
+                    self.send(text, group, positional, cursor)
         finally:
             cursor.close()
 
@@ -189,6 +219,19 @@ class _Execution:
 
         filled = _PLACE.sub(fill, text)
         (self.cursor if cursor is None else cursor).execute(filled, tuple(sent))
+
+
+@contextlib.contextmanager
+def _all_or_none(cursor: Any) -> Iterator[None]:
+    """Undo all statements of the block if one of them fails: an error of MariaDB undoes the statement only."""
+    cursor.execute(f"SAVEPOINT {_SAVEPOINT}")
+    try:
+        yield
+    except Exception:
+        # After a deadlock, the server has rolled back the transaction, and its savepoints with it.
+        with contextlib.suppress(Exception):
+            cursor.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+        raise
 
 
 def _among(columns: list[str], keys: list[Row], sent: list[Any]) -> str:

@@ -72,11 +72,21 @@ def ignoring_duplicates(statement: str, clause: Any, table: Any) -> str:
 
 @contextlib.contextmanager
 def errors_of_ignored_rows(cursor: Any, statement: str, context: Any) -> Iterator[None]:
-    """Execute a statement; if it is such an INSERT and has ignored another error, undo it and raise the error."""
+    """Execute a statement; if it is such an INSERT and has ignored another error, undo it and raise the error.
+
+    :raises StatementError: if the rows are to be streamed, or there are more warnings than the server keeps.
+    """
     head = _IGNORES.match(statement)
     if head is None:
         yield
         return
+    table = context.compiled.statement.table
+    if context._is_server_side:  # noqa: SLF001 - not public
+        msg = (
+            f"{table.name}: on_conflict_do_nothing() with returning() or a SELECT reads the warnings of the server "
+            "before the rows, so these cannot be streamed; leave out stream(), stream_results and yield_per"
+        )
+        raise StatementError(msg)
     connection = context.root_connection.connection
     refuse_autocommit(context.root_connection, context.compiled.statement)
     # By a cursor of its own: the other one has the rows that are returned.
@@ -85,7 +95,8 @@ def errors_of_ignored_rows(cursor: Any, statement: str, context: Any) -> Iterato
         own.execute(f"SAVEPOINT {_SAVEPOINT}")
         yield
         own.execute("SHOW WARNINGS")
-        for level, number, text in own.fetchall():
+        warnings = own.fetchall()
+        for level, number, text in warnings:
             if level == "Note" or (number in DUPLICATES and head["key"] in {"", violated_key(text)}):
                 continue
             own.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
@@ -93,6 +104,17 @@ def errors_of_ignored_rows(cursor: Any, statement: str, context: Any) -> Iterato
             raised = context.dialect.dbapi.IntegrityError if integrity else context.dialect.dbapi.DataError
             # As the server's errors would be that it has made warnings of.
             raise raised(_ERROR_OF_WARNING.get(number, number), text)
+        if warnings:
+            own.execute("SELECT @@warning_count")
+            number = own.fetchall()[0][0]
+            if number > len(warnings):
+                own.execute(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+                msg = (
+                    f"{table.name}: on_conflict_do_nothing() has passed over {number} rows, and MariaDB tells the "
+                    f"reason for {len(warnings)} of them only, as max_error_count says; insert fewer rows by one "
+                    "statement"
+                )
+                raise StatementError(msg)
     finally:
         own.close()
 

@@ -10,12 +10,12 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from sqlaqueue.engines.events import carry_out_statements
 from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
-from sqlaqueue.engines.prepare import is_prepared, replace_compilers
+from sqlaqueue.engines.prepare import is_prepared, replace_compilers, whole_engine
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.mariadb.compiler import NOTIFICATIONS, StatementCompiler
 from sqlaqueue.mariadb.ddl import TableCompiler, TypeCompiler
 from sqlaqueue.mariadb.engine import MariaDB
-from sqlaqueue.mariadb.execution import execute
+from sqlaqueue.mariadb.execution import execute, execute_each
 from sqlaqueue.mariadb.lock_timeout import limit_lock_waits
 from sqlaqueue.mariadb.steps import forget_rows, run_step
 from sqlaqueue.mariadb.types import Moment
@@ -25,6 +25,17 @@ from sqlaqueue.mariadb.written_rows import note_written_rows
 _DRIVERS = ("pymysql", "asyncmy")
 _OLDEST = (10, 6)
 _LEVEL = "READ COMMITTED"
+_SETTINGS = {
+    # A long list of keys would become a table, and the rows would not be found by the index.
+    "in_predicate_conversion_threshold": 0,
+    # An INSERT IGNORE may have one for each row.
+    "max_error_count": 65535,
+    # Each statement of the library has a condition, but not each one of a key: schedules would not be fired.
+    "sql_safe_updates": 0,
+    # A SELECT without its last rows would pass for one that has found no more.
+    "sql_select_limit": 2**64 - 1,
+}
+"""What a session needs, whatever the settings of the server are."""
 
 
 def prepare(engine: Any) -> None:
@@ -37,7 +48,7 @@ def prepare(engine: Any) -> None:
     :raises ConfigurationError: if the engine is for another database or driver, or has connected before. If the server
         is MariaDB before 10.6 or MySQL, the first connection raises it.
     """
-    sync: sa.Engine = getattr(engine, "sync_engine", engine)
+    sync = whole_engine(engine)
     dialect: Any = sync.dialect
     if dialect.name not in {"mariadb", "mysql"} or dialect.driver not in _DRIVERS:
         msg = (
@@ -66,15 +77,13 @@ def prepare(engine: Any) -> None:
             dialect.set_isolation_level(connection, _LEVEL)
             dialect.default_isolation_level = _LEVEL
         cursor = connection.cursor()
-        # A long list of keys would become a table, and the rows would not be found by the index.
-        cursor.execute("SET SESSION in_predicate_conversion_threshold = 0")
-        # An INSERT IGNORE may have one for each row.
-        cursor.execute("SET SESSION max_error_count = 65535")
+        cursor.execute(f"SET SESSION {', '.join(f'{name} = {value}' for name, value in _SETTINGS.items())}")
         cursor.close()
 
     event.listen(sync, "connect", connected)
     event.listen(sync, "do_execute", insert_unless_twin)
     event.listen(sync, "do_execute", execute)
+    event.listen(sync, "do_executemany", execute_each)
     event.listen(sync, "after_cursor_execute", _notify)
     limit_lock_waits(sync)
     note_written_rows(sync)

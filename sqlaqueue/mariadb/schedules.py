@@ -7,7 +7,7 @@ import sqlalchemy as sa
 from sqlaqueue.queue.backend import SCHEDULE
 
 _TIMING = ("cron", "every", "timezone", "paused_at")
-_CHANGED = " OR ".join(f"NOT OLD.{name} <=> NEW.{name}" for name in _TIMING)
+_CHANGED = " OR ".join(f"NOT (OLD.{name} <=> NEW.{name})" for name in _TIMING)
 
 
 def create_trigger(table: sa.Table, connection: sa.Connection) -> None:

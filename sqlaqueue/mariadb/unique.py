@@ -187,9 +187,9 @@ def twins_table(select: Any) -> Any:
     return None
 
 
-def twins_hint(table: Any) -> str:
-    """Return the hint of the index of twins: a search without it raises an error, as jobs are not unique then."""
-    return f"FORCE INDEX (`{index_name(getattr(table, 'element', table))}`)"
+def twins_index(table: Any) -> str:
+    """Return the name of the index of twins: a search without it raises an error, as jobs are not unique then."""
+    return index_name(getattr(table, "element", table))
 
 
 def _joins(froms: Iterable[Any]) -> Iterator[sa.Join]:
@@ -207,7 +207,8 @@ def unless_twin(statement: str, table: sa.Table) -> str:
 
     :param statement: the INSERT, with RETURNING.
     """
-    return f"/*sqlaqueue unless {index_name(table)}*/ {statement}"
+    # The driver fills in the parameters, as for the rest of the statement.
+    return f"/*sqlaqueue unless {index_name(table).replace('%', '%%')}*/ {statement}"
 
 
 def insert_unless_twin(cursor: Any, statement: str, parameters: Any, context: Any) -> bool | None:
@@ -224,7 +225,7 @@ def insert_unless_twin(cursor: Any, statement: str, parameters: Any, context: An
         cursor.execute(statement, parameters)
     except Exception as raised:
         error: Any = raised
-        if number_of(error) != _DUPLICATE or violated_constraint(error) != head["index"]:
+        if number_of(error) != _DUPLICATE or violated_constraint(error) != head["index"].replace("%%", "%"):
             raise
         cursor.execute("SELECT @@tx_isolation")
         if cursor.fetchone()[0] not in _COMMITTED:

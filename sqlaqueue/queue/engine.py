@@ -207,6 +207,8 @@ def mark_of(statement: Any, options: Mapping[str, Any]) -> Any:
 
     None for a statement of the program.
     """
-    inner = getattr(statement, "element", None)
-    mark = options.get(OURS) or getattr(inner, "_execution_options", {}).get(OURS)
+    mark, inner = options.get(OURS), getattr(statement, "element", None)
+    # As often as a program has wrapped a claim by from_statement().
+    while mark is None and inner is not None:
+        mark, inner = getattr(inner, "_execution_options", {}).get(OURS), getattr(inner, "element", None)
     return mark or OWN_WORK.get() or None

@@ -133,17 +133,21 @@ class StatementCompiler(TranslatingCompiler, SQLiteCompiler):  # type: ignore[mi
             return rendered
         arrays = self._arguments(function)
         names = [self.preparer.quote(column.name) for column in element.c]
-        columns = [f"array_{number}.value AS {name}" for number, name in enumerate(names[: len(arrays)])]
-        columns += [f"array_0.key + 1 AS {name}" for name in names[len(arrays) :]]
-        tables = f"json_each({arrays[0]}) AS array_0" + "".join(
-            f" JOIN json_each({array}) AS array_{number} ON array_{number}.key = array_0.key"
-            for number, array in enumerate(arrays[1:], start=1)
-        )
+        if len(arrays) == 1:
+            values, rows, end = ["value"], f"json_each({arrays[0]})", ""
+        else:
+            # Not a join, in which each value would meet each: SQLite gives the rows of json_each() no index.
+            values = [f"max(value) FILTER (WHERE array = {number})" for number in range(len(arrays))]
+            each = "SELECT {} AS array, key, value FROM json_each({})"
+            parts = (each.format(number, array) for number, array in enumerate(arrays))
+            rows, end = f"({' UNION ALL '.join(parts)})", " GROUP BY key"
+        columns = [f"{value} AS {name}" for value, name in zip(values, names, strict=False)]
+        columns += [f"key + 1 AS {name}" for name in names[len(arrays) :]]
         name = element.name
         if isinstance(name, _truncated_label):
             name = self._truncated_identifier("alias", name)
         table = self.preparer.quote(name)
-        return f"(SELECT {', '.join(columns)} FROM {tables}) AS {table}"  # noqa: S608 - the names are quoted
+        return f"(SELECT {', '.join(columns)} FROM {rows}{end}) AS {table}"  # noqa: S608 - the names are quoted
 
     def visit_lateral(self, lateral_: Any, **kw: Any) -> str:
         """Refuse what has no plain form: SQLite has no LATERAL."""

@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 from sqlaqueue.engines.events import carry_out_statements
 from sqlaqueue.engines.notifications import channel_of_change, notify_within_process, send
-from sqlaqueue.engines.prepare import is_prepared, replace_compilers
+from sqlaqueue.engines.prepare import is_prepared, replace_compilers, whole_engine
 from sqlaqueue.engines.steps import keys_in
 from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.engine import engine_of
@@ -18,7 +18,7 @@ from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeComp
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.forks import refuse_files_of_parent
 from sqlaqueue.sqlite.functions import add_functions
-from sqlaqueue.sqlite.transactions import begin_when_needed
+from sqlaqueue.sqlite.transactions import begin_when_needed, refuse_autocommit
 from sqlaqueue.sqlite.types import Moment
 from sqlaqueue.sqlite.written_rows import is_written_here, note_written_rows
 
@@ -37,7 +37,7 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
     :raises ConfigurationError: if the engine is for another database or has connected before, SQLite is older than
         3.35, or the engine has been prepared with another ``busy_timeout``.
     """
-    sync: sa.Engine = getattr(engine, "sync_engine", engine)
+    sync = whole_engine(engine)
     dialect: Any = sync.dialect
     if dialect.name != "sqlite":
         msg = f"sqlaqueue.sqlite.prepare({engine!r}): the engine is for {dialect.name}; use create_engine('sqlite:///...')"
@@ -69,7 +69,12 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
     # The compiler translates DELETE .. USING.
     dialect.delete_returning_multifrom = True
 
+    def connecting(dialect: Any, record: Any, positional: Any, arguments: dict[str, Any]) -> None:
+        # See refuse_autocommit(). Without it the driver does what isolation_level says.
+        arguments.pop("autocommit", None)
+
     def connected(connection: Any, record: Any) -> None:
+        refuse_autocommit(connection)
         # The driver begins no transaction by itself.
         connection.isolation_level = None
         cursor = connection.cursor()
@@ -79,7 +84,10 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
         info = record.info
         add_functions(connection, lambda channel, text: send(info, channel, text), is_written_here(info))
 
+    event.listen(sync, "do_connect", connecting)
     event.listen(sync, "connect", connected)
+    # A listener of the program may have changed it since.
+    event.listen(sync, "checkout", refuse_autocommit)
     refuse_files_of_parent(sync)
     begin_when_needed(sync)
     note_written_rows(sync)

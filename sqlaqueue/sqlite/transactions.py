@@ -18,10 +18,15 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import event
 
+from sqlaqueue.exc import ConfigurationError
 from sqlaqueue.queue.engine import OF_TEST, OWN_WORK, SETTLES, WRITES_LATER
 
 _READS = ("SELECT", "EXPLAIN", "VALUES", "WITH")
 _WRITES = re.compile(r"\b(INSERT|UPDATE|DELETE|REPLACE)\b")
+_LEGACY_TRANSACTIONS = -1
+"""``sqlite3.LEGACY_TRANSACTION_CONTROL``, which Python before 3.12 does not have."""
+_COMMENTS = re.compile(r"(\s*(--[^\n]*(\n|$)|/\*.*?\*/))+\s*", re.DOTALL)
+"""The comments before a statement."""
 _NEITHER = ("PRAGMA", "BEGIN", "COMMIT", "ROLLBACK", "END", "RELEASE", "ATTACH", "DETACH", "VACUUM")
 
 _ONLY_READS = "sqlaqueue_only_reads"
@@ -35,7 +40,7 @@ def begin_when_needed(engine: sa.Engine) -> None:
     def begin(
         connection: sa.Connection, cursor: Any, statement: str, parameters: Any, context: Any, executemany: bool
     ) -> tuple[str, Any]:
-        text = statement.lstrip().upper()
+        text = _without_comments(statement).upper()
         info = connection.connection.info
         driver: Any = connection.connection.driver_connection
         if text.startswith(_NEITHER):
@@ -61,6 +66,25 @@ def begin_when_needed(engine: sa.Engine) -> None:
             elif not reads:
                 info[_ONLY_READS] = False
         return statement, parameters
+
+
+def refuse_autocommit(connection: Any, *_: Any) -> None:
+    """Refuse a connection whose driver begins transactions by itself, or passes over commits and rollbacks.
+
+    :raises ConfigurationError: naming the attribute that does it.
+    """
+    if getattr(connection, "autocommit", _LEGACY_TRANSACTIONS) != _LEGACY_TRANSACTIONS:
+        msg = (
+            f"a connection has autocommit={connection.autocommit}, with which an engine that "
+            "sqlaqueue.sqlite.prepare() has prepared cannot begin and end transactions; leave it out of creator= and "
+            "of listeners to `connect`"
+        )
+        raise ConfigurationError(msg)
+
+
+def _without_comments(statement: str) -> str:
+    text = statement.lstrip()
+    return _COMMENTS.sub("", text, count=1) if text.startswith(("--", "/*")) else text
 
 
 def _is_autocommit(connection: sa.Connection) -> bool:

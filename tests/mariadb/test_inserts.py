@@ -103,6 +103,34 @@ def test_an_error_of_a_select_is_raised(items: sa.Engine) -> None:
         assert codes(connection) == ["a"]
 
 
+def test_each_of_several_sets_of_parameters_is_checked(items: sa.Engine) -> None:
+    given = sa.select(sa.bindparam("given", type_=sa.String), ITEM.c.size).where(ITEM.c.id == 1)
+    statement = IGNORING.from_select(["code", "size"], given)
+    with items.begin() as connection:
+        assert connection.execute(statement, [{"given": "a"}, {"given": "b"}, {"given": "c"}]).rowcount == 2
+        with pytest.raises(DataError):
+            connection.execute(statement, [{"given": "longer"}, {"given": "d"}])
+        assert codes(connection) == ["a", "b", "c"]
+
+
+def test_new_rows_cannot_be_streamed(items: sa.Engine) -> None:
+    with items.begin() as connection:
+        with pytest.raises(StatementError, match="^item: .* cannot be streamed"):
+            connection.execute(RETURNING, {"code": "b", "size": 2}, execution_options={"stream_results": True})
+        assert codes(connection) == ["a"]
+
+
+def test_more_duplicates_than_the_server_tells_of_are_refused(items: sa.Engine) -> None:
+    """One of the warnings that it does not keep could be about another error."""
+    with items.begin() as connection:
+        connection.execute(sa.insert(ITEM), [{"code": str(n), "size": n} for n in range(4)])
+        connection.detach()
+        connection.execute(sa.text("SET SESSION max_error_count = 3"))
+        again = IGNORING.from_select(["code", "size"], sa.select(ITEM.c.code, ITEM.c.size))
+        with pytest.raises(StatementError, match="has passed over 5 rows, and MariaDB tells the reason for 3 of them"):
+            connection.execute(again)
+
+
 def test_a_duplicate_in_another_index_than_the_primary_key(items: sa.Engine) -> None:
     by_key = postgresql.insert(ITEM).on_conflict_do_nothing(index_elements=["id"]).returning(ITEM.c.id)
     with items.begin() as connection:

@@ -18,7 +18,7 @@ from sqlalchemy.pool import StaticPool
 import sqlaqueue.mariadb
 from sqlaqueue import Consumer, Fair, Limit, Order, QueueConfig, QueueMixin, Rate, claim
 from sqlaqueue.consumer.core.database_errors import is_conflict, is_connection_lost, is_lock_or_timeout
-from sqlaqueue.engines.notifications import subscribe
+from sqlaqueue.engines.notifications import database_of, subscribe
 from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mariadb.errors import violated_column, violated_constraint, violated_table
 from sqlaqueue.queue.backend import backend
@@ -329,3 +329,27 @@ def test_the_clock_of_the_library_in_a_statement_without_tables(engine: sa.Engin
     with engine.connect() as connection:
         now, before = connection.execute(query).one()
     assert abs(now - day - before) < timedelta(seconds=1)
+
+
+def test_engines_of_one_database_are_woken_together() -> None:
+    urls = [
+        "mariadb+pymysql://ada:secret@localhost/shop?charset=utf8mb4",
+        "mysql+pymysql://bob@localhost:3306/shop",
+        "mariadb+asyncmy:///shop?connect_timeout=3",
+    ]
+    assert len({database_of(sa.create_engine(url)) for url in urls}) == 1
+    others = ["mariadb+pymysql://localhost/other", "mariadb+pymysql://localhost/shop?unix_socket=/run/mysqld.sock"]
+    assert len({database_of(sa.create_engine(url)) for url in [*urls, *others]}) == 3
+
+
+def test_settings_of_the_server_that_would_stop_the_library(url: Callable[[str], str]) -> None:
+    engine = sa.create_engine(
+        url("mariadb+pymysql"), connect_args={"init_command": "SET SESSION sql_safe_updates = 1, sql_select_limit = 1"}
+    )
+    sqlaqueue.mariadb.prepare(engine)
+    with Session(engine) as session:
+        session.add_all([Job(payload="a"), Job(payload="a")])
+        session.flush()
+        assert len(session.scalars(claim(Job, 2)).all()) == 2
+        session.execute(sa.delete(Job).where(Job.payload == "a"))
+    engine.dispose()

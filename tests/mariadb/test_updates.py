@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, column_property, mapped_column
 from sqlalchemy.orm.exc import StaleDataError
 
 import sqlaqueue.mariadb
 from sqlaqueue import QueueMixin, cancel, claim, complete, retry
+from sqlaqueue.exc import StatementError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -191,3 +193,52 @@ def test_an_array_is_searched_for_an_expression_with_a_percent_sign(photos: sa.E
     with Session(photos) as session:
         found = sa.select(Photo.id).where(sa.func.concat(Photo.size, "%") == sa.any_(wanted))
         assert session.scalars(found.order_by(Photo.id)).all() == [1, 3]
+
+
+def test_a_key_is_changed(photos: sa.Engine) -> None:
+    with photos.begin() as connection:
+        change = sa.update(PHOTO).where(PHOTO.c.id < 3).values(id=PHOTO.c.id + 10)
+        assert connection.execute(change.returning(PHOTO.c.id, PHOTO.c.size)).all() == [(11, 1), (12, 2)]
+        change = sa.update(PHOTO).where(PHOTO.c.id == 11).values(id=21, size=PHOTO.c.id)
+        assert connection.execute(change.returning(PHOTO.c.size)).all() == [(11,)]
+        given = sa.update(PHOTO).where(PHOTO.c.size == 11).returning(PHOTO.c.id)
+        assert connection.execute(given, {"id": 31}).all() == [(31,)]
+    with Session(photos) as session:
+        photo = session.get_one(Photo, 31)
+        photo.id = 41
+        session.commit()
+        assert (photo.id, has_new_values(photo)) == (41, True)
+
+
+def test_a_change_that_fails_for_some_rows_changes_none(photos: sa.Engine) -> None:
+    """Rows with different values are changed by several statements, each of which only undoes itself."""
+    with photos.begin() as connection:
+        connection.execute(sa.text("ALTER TABLE photo ADD CONSTRAINT small CHECK (size < 30)"))
+        change = sa.update(PHOTO).values(size=PHOTO.c.id * 10).returning(PHOTO.c.id)
+        with pytest.raises(OperationalError, match="small"):
+            connection.execute(change)
+        assert connection.scalars(sa.select(PHOTO.c.size).order_by(PHOTO.c.id)).all() == [1, 2, 3]
+        assert connection.scalars(change.where(PHOTO.c.id < 3)).all() == [1, 2]
+
+
+def test_a_cte_of_the_program(photos: sa.Engine) -> None:
+    plain = sa.Table("plain", sa.MetaData(), sa.Column("id", sa.Integer, primary_key=True), sa.Column("n", sa.Integer))
+    few = sa.select(plain.c.id).where(plain.c.n > 1).limit(2).cte("few")
+    change = sa.update(plain).where(plain.c.id.in_(sa.select(few.c.id))).values(n=0).returning(plain.c.id)
+    again = sa.select(plain.c.id).cte("again", recursive=True)
+    with photos.begin() as connection:
+        plain.create(connection)
+        connection.execute(sa.insert(plain), [{"id": n, "n": n} for n in range(1, 5)])
+        assert connection.scalars(change).all() == [2, 3]
+        with pytest.raises(StatementError, match="the recursive CTE again: MariaDB has no UPDATE .. RETURNING"):
+            connection.execute(sa.update(plain).where(plain.c.id == again.c.id).values(n=0).returning(plain.c.id))
+        plain.drop(connection)
+
+
+def test_a_table_without_a_primary_key_is_refused(photos: sa.Engine) -> None:
+    bare = sa.Table("bare", sa.MetaData(), sa.Column("n", sa.Integer))
+    with (
+        photos.connect() as connection,
+        pytest.raises(StatementError, match="^bare: .* by the primary key, which this"),
+    ):
+        connection.execute(sa.update(bare).values(n=0).returning(bare.c.n))

@@ -18,7 +18,6 @@ from sqlaqueue import Constant, Consumer, Tick, admin, claim, complete, enqueue,
 from sqlaqueue.exc import ConfigurationError, JobExists
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.engine import checks_of
-from sqlaqueue.queue.spec import clock
 from sqlaqueue.testing import crash, drain, enqueued, fire_schedules, run_job, travel
 from sqlaqueue.web import Access, Dashboard
 from tests.sqlite.features import HOURLY, Email, Hourly, Measured, Order, Waits, do_nothing, made
@@ -138,15 +137,6 @@ def test_attempts_are_kept_and_finished_jobs_deleted(sessions: Sessions) -> None
         session.commit()
     with Consumer(Order, handle, sessions):
         _until(lambda: not states(sessions, Order))
-
-
-def test_the_clock_of_the_library_in_a_statement_without_tables(sessions: Sessions) -> None:
-    """It has the arithmetic of moments as well, though nothing else tells such a statement from a program's."""
-    day = timedelta(days=1)
-    query = sa.select(clock(), sa.cast(clock() - day, sa.DateTime(timezone=True)))
-    with sessions() as session:
-        now, before = session.execute(query).one()
-    assert abs(now - day - before) < timedelta(seconds=1)
 
 
 # -- schedules -----------------------------------------------------------------------------------------------------
@@ -301,6 +291,17 @@ def test_an_explicit_lock_is_kept(sessions: Sessions) -> None:
         session.scalars(sa.select(Email)).all()
         session.execute(complete([job]))
         assert "COMMIT" not in sent
+
+
+def test_comments_before_a_statement(sessions: Sessions) -> None:
+    with sessions() as session:
+        session.execute(sa.text("/* of this function */\n-- and why\nBEGIN IMMEDIATE"))
+        session.execute(sa.text("/* * / */PRAGMA user_version"))
+        session.rollback()
+        session.execute(sa.text("-- a read\nSELECT 1"))
+        with sessions() as other:
+            other.add(Email())
+            other.commit()
 
 
 def test_a_program_may_commit_each_statement(tmp_path: Path) -> None:

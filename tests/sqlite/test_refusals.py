@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Session, mapped_column, sessionmaker
 from sqlalchemy.pool import StaticPool
 
@@ -224,6 +226,37 @@ def test_every_connection_is_set_up(tmp_path: Path) -> None:
     # Again by another part of the program, when it has connected: nothing is left to be done.
     sqlaqueue.sqlite.prepare(engine)
     engine.dispose()
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="sqlite3.connect() has no autocommit=")
+async def test_transactions_are_those_of_the_engine(tmp_path: Path, *, autocommit: bool) -> None:
+    """SQLAlchemy's manual recommends ``autocommit=False``, with which the driver begins transactions by itself."""
+    job = make()
+    path, options = tmp_path / "jobs.db", {"autocommit": autocommit}
+    engine = sa.create_engine(f"sqlite:///{path}", connect_args=options)
+    async_engine = create_async_engine(f"sqlite+aiosqlite:///{path}", connect_args=options)
+    sqlaqueue.sqlite.prepare(engine)
+    sqlaqueue.sqlite.prepare(async_engine)
+    job.metadata.create_all(engine)
+    with Session(engine) as session:
+        session.add(job())
+        session.commit()
+        assert len(session.scalars(claim(job, 1)).all()) == 1
+    async with AsyncSession(async_engine) as async_session:
+        assert len((await async_session.scalars(claim(job, 1))).all()) == 1
+    with Session(engine) as session:
+        assert session.scalar(sa.select(job.status)) == "pending"
+    engine.dispose()
+    await async_engine.dispose()
+    opened = sa.create_engine("sqlite://", creator=lambda: sqlite3.connect(path, autocommit=autocommit))
+    sqlaqueue.sqlite.prepare(opened)
+    changed = sa.create_engine(f"sqlite:///{path}")
+    sqlaqueue.sqlite.prepare(changed)
+    sa.event.listen(changed, "connect", lambda connection, _: setattr(connection, "autocommit", autocommit))
+    for refused in (opened, changed):
+        with pytest.raises(ConfigurationError, match=f"has autocommit={autocommit}, with which an engine"):
+            refused.connect()
 
 
 def test_an_engine_that_has_connected_is_refused(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ class Claims:
         self.number += "UPDATE job SET status" in statement and "picked" in statement
 
 
-@pytest.fixture
-def other_engine(bench: SQLiteBench) -> Iterator[sa.Engine]:
+@pytest.fixture(params=["{}/./{}", "file:{}/{}?uri=true", "file://{}/{}?mode=rwc&uri=true"])
+def other_engine(request: pytest.FixtureRequest, bench: SQLiteBench) -> Iterator[sa.Engine]:
     """Another engine of this process on the same file, by another spelling of its path."""
     path = bench.file.path
-    engine = sa.create_engine(f"sqlite:///{path.parent / '.' / path.name}")
+    engine = sa.create_engine(f"sqlite:///{request.param.format(path.parent, path.name)}")
     sqlaqueue.sqlite.prepare(engine)
     yield engine
     engine.dispose()

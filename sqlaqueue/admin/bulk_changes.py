@@ -9,6 +9,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, next_keys
 from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.admin.shards import by_shard
 from sqlaqueue.keys import Key
 from sqlaqueue.queue.states import FINISHED
 from sqlaqueue.statements import manage
@@ -78,16 +79,18 @@ def purge(
 @requires_session
 def cancel_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> int:
     """Cancel pending jobs, and request the cancellation of running ones, which are not counted."""
-    return _change(session, model, manage.cancel(unchanged_jobs(model, job_filter, keys)))
+    return _change_some(session, model, keys, lambda some: manage.cancel(unchanged_jobs(model, job_filter, some)))
 
 
 @requires_session
 def purge_some(session: Session, model: type[Any], job_filter: JobFilter, keys: Sequence[Key]) -> int:
     """Delete finished jobs; a ``change`` for :func:`in_batches`."""
     states = FINISHED if job_filter.states is None else job_filter.states
-    return _change(
-        session, model, manage.purge(unchanged_jobs(model, job_filter, keys), states=states, limit=len(keys))
-    )
+
+    def verb(some: Sequence[Key]) -> Any:
+        return manage.purge(unchanged_jobs(model, job_filter, some), states=states, limit=len(some))
+
+    return _change_some(session, model, keys, verb)
 
 
 @requires_session
@@ -104,6 +107,12 @@ def preview(session: Session, model: type[Any], verb: Any) -> int:
     changed = _change(session, model, verb)
     session.rollback()
     return changed
+
+
+def _change_some(session: Session, model: Any, keys: Sequence[Key], verb: Callable[[Sequence[Key]], Any]) -> int:
+    with routing_to_primary(session):
+        shards = by_shard(session, select_jobs(model, "change").spec, keys)
+    return sum(_change(session, model, verb(some)) for some in shards)
 
 
 def _change(session: Session, model: type[Any], verb: Any) -> int:

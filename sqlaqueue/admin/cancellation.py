@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.bulk_changes import BATCH_SIZE, NO_SYNCHRONIZATION, unchanged_jobs
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments, counts, next_keys
 from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.admin.shards import by_shard
 from sqlaqueue.keys import Key, key_value
 from sqlaqueue.queue.backend import CONTROL, backend
 from sqlaqueue.queue.engine import WRITES_LATER
@@ -62,12 +63,17 @@ def cancel(
             missing = [key for key in texts if not counts(session, model, replace(job_filter, keys=(key,)), **options)]
         done.missing.extend(missing)
         for keys in _pages(session, model, job_filter, batch_size, limit):
-            _cancel_page(session, model, unchanged_jobs(model, job_filter, keys), keys, done)
+            _cancel_page(session, model, keys, lambda some: unchanged_jobs(model, job_filter, some), done)
         return done
     listed = instances(jobs, "cancel")
     for start in range(0, len(listed), batch_size):
         page = listed[start : start + batch_size]
-        _cancel_page(session, type(page[0]), page, [key_of(job, "cancel") for job in page], done)
+        by_key = {key_of(job, "cancel"): job for job in page}
+
+        def found(some: Sequence[Key], by_key: dict[Key, Any] = by_key) -> list[Any]:
+            return [by_key[key] for key in some]
+
+        _cancel_page(session, type(page[0]), [key_of(job, "cancel") for job in page], found, done)
     return done
 
 
@@ -81,13 +87,21 @@ def _pages(session: Session, model: Any, job_filter: JobFilter, size: int, limit
         after, left = keys[-1], None if left is None else left - len(keys)
 
 
-def _cancel_page(session: Session, model: Any, jobs: Any, keys: Sequence[Key], done: Cancelled) -> None:
+def _cancel_page(
+    session: Session, model: Any, keys: Sequence[Key], jobs: Callable[[Sequence[Key]], Any], done: Cancelled
+) -> None:
+    """Cancel the jobs with these keys, and commit.
+
+    :param jobs: returns what the verb takes, for some of the keys.
+    """
     spec, bind = select_jobs(model, "cancel").spec, bind_arguments(model)
     # Before the verb: a request for cancellation is younger than this.
     with routing_to_primary(session):
         started = session.scalar(sa.select(clock()), bind_arguments=bind)
-        verb = manage.cancel(jobs)
-        cancelled = set(session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).scalars())
+        cancelled = set[Any]()
+        for some in by_shard(session, spec, keys):
+            verb = manage.cancel(jobs(some))
+            cancelled.update(session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).scalars())
         asked = set()
         if CONTROL in spec.side_tables:
             asked = {key_value(row) for row in session.execute(_requested(spec, keys, started), bind_arguments=bind)}

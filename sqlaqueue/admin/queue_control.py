@@ -9,9 +9,10 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from sqlaqueue.admin.beside_twins import attempt
-from sqlaqueue.admin.bulk_changes import execute
+from sqlaqueue.admin.bulk_changes import NO_SYNCHRONIZATION, execute
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.admin.shards import specs_of_expired
 from sqlaqueue.consumer.maintenance.rescue import expired_keys
 from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.statements import control, manage
@@ -62,7 +63,13 @@ def rescue(session: Session, model: type[Any]) -> int:
     spec = select_jobs(model, "rescue").spec
     unique = unique_key(spec)
     if unique is None or not unique.returns_from_runs:
-        return execute(session, model, manage.rescue(model))
+        bind, number = bind_arguments(model), 0
+        with routing_to_primary(session):
+            for shard in specs_of_expired(session, spec):
+                verb = returning_keys(shard, shard.strategy.rescue(shard))
+                number += len(session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all())
+        session.commit()
+        return number
     with routing_to_primary(session):
         rows = attempt(session, model, manage.rescue(model), lock_timeout=MOMENT)
         number = 0 if rows is None else len(rows)

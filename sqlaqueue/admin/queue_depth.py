@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from sqlaqueue._typing import AnySelect
 from sqlaqueue.admin.job_filter import bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.admin.shards import across_shards
 from sqlaqueue.exc import StatementError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.queue.backend import backend
@@ -57,7 +58,8 @@ def depth(session: Session, model: type[Any], *, limit: int = DEFAULT_LIMIT) -> 
     jobs = spec.strategy.pending_jobs(spec, limit)
     first = jobs.limit(limit).subquery("first_pending")
     pending = sa.select(sa.func.count().label("pending")).select_from(first).subquery("counted_pending")
-    since = backend().claims.due_since(spec, jobs.order_by(None).subquery("pending_jobs"), limit).subquery("due_since")
+    due_times = backend().claims.due_since(spec, jobs.order_by(None).subquery("pending_jobs"), limit)
+    since = across_shards(session, spec, due_times).subquery("due_since")
     age = sa.extract("epoch", clock() - sa.func.min(since.c.since)).label("age")
     due = sa.select(sa.func.count().label("due"), age).select_from(since).subquery("counted_due")
     found = sa.select(pending.c.pending, due.c.due, due.c.age)

@@ -13,6 +13,7 @@ from sqlaqueue.admin.beside_twins import Rows, attempt
 from sqlaqueue.admin.bulk_changes import BATCH_SIZE, NO_SYNCHRONIZATION, in_batches, unchanged_jobs
 from sqlaqueue.admin.job_filter import JobFilter, bind_arguments
 from sqlaqueue.admin.session_checks import requires_session
+from sqlaqueue.admin.shards import by_shard
 from sqlaqueue.consumer.settling.settle import MOMENT, SHORTEST_MOMENT
 from sqlaqueue.keys import Key, key_value
 from sqlaqueue.mapping.mixin import spec_of
@@ -87,10 +88,13 @@ def _requeue_keys(session: Session, model: Any, job_filter: JobFilter, keys: Seq
         return manage.requeue(unchanged_jobs(model, job_filter, some))
 
     with routing_to_primary(session):
-        if unique_key(select_jobs(model, "requeue").spec) is None:
-            bind = bind_arguments(model)
-            found = session.execute(verb(keys), execution_options=NO_SYNCHRONIZATION, bind_arguments=bind)
-            return Requeued(len(found.all()))
+        spec = select_jobs(model, "requeue").spec
+        if unique_key(spec) is None:
+            bind, number = bind_arguments(model), 0
+            for some in by_shard(session, spec, keys):
+                found = session.execute(verb(some), execution_options=NO_SYNCHRONIZATION, bind_arguments=bind)
+                number += len(found.all())
+            return Requeued(number)
         rows = attempt(session, model, verb(keys), lock_timeout=MOMENT)
         if rows is not None:
             return _requeued(rows)

@@ -56,7 +56,10 @@ def check_database(session: Session, context: ConsumerContext) -> bool:
     """
     # By the connection, as some statements name no mapped class, and a session may have several engines.
     connection = session.connection(bind_arguments=context.settings.bind_arguments)
+    distribution = context.settings.distribution
     try:
+        if distribution is not None:
+            distribution.check(context.spec.mapper.columns[distribution.attribute])
         check_ready(connection, context.settings.spec_of_shard)
         outdated = checks_of(connection).outdated_triggers(connection, context.spec)
         old = checks_of(connection).outdated_functions(connection, context.spec)

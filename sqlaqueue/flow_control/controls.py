@@ -179,10 +179,15 @@ class FlowControl:
         return JobKey(self.spec, tuple(names)) if names else None
 
 
+def used_options(spec: QueueSpec) -> list[str]:
+    """Return the options of flow control that the config of a queue has."""
+    return [name for name in ("limits", "rates", "order", "fair") if getattr(spec.config, name)]
+
+
 def flow_control(spec: QueueSpec) -> FlowControl | None:
     """Return the flow control of a queue; None for a queue without any."""
     config = spec.config
-    if not (config.limits or config.rates or config.order or config.fair):
+    if not used_options(spec):
         return None
     return FlowControl(
         spec,

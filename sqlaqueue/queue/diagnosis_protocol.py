@@ -204,6 +204,10 @@ class Diagnosis(ServerFacts, Protocol):
         """Return whether the rows of a queue are on shards, of which this server knows neither plans nor statistics."""
         ...
 
+    def shard_column(self, connection: sa.Connection, spec: Spec) -> sa.Column[Any] | None:
+        """Return the column of the key that distributes a queue's rows over shards; None if none does."""
+        ...
+
     def whole_reads(self, connection: sa.Connection, claim: Any, tables: Sequence[sa.Table]) -> Sequence[TableRead]:
         """Return which of the tables a claim would read or sort whole, by its plan; nothing is executed."""
         ...

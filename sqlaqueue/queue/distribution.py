@@ -7,14 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import sqlalchemy as sa
 
 from sqlaqueue.exc import ConfigurationError
 
 SHARD = "sqlaqueue_shard"
 """The parameter of a claim with the value whose jobs it claims."""
+
+
+_PYTHON_TYPES: Sequence[tuple[type[Any], type[Any]]] = ((sa.Integer, int), (sa.Enum, object), (sa.String, str))
+"""What the values of a column are, by its type; other types convert more than one kind of value."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,24 @@ class Distribution:
             if not self.values:
                 msg = f"Distribution({self.attribute!r}, []): give at least one value to serve"
                 raise ConfigurationError(msg)
+
+    def check(self, column: sa.ColumnElement[Any]) -> None:
+        """Refuse values that no row can have: each claim would fail.
+
+        :param column: the column of the attribute.
+        :raises ConfigurationError: if the values are not those of the column, or the function returns none.
+        """
+        called = f"Distribution({self.attribute!r}, values)"
+        try:
+            values = self.current_values()
+        except TypeError as error:
+            msg = f"{called}: the values must be hashable, and the function return a list of them: {error}"
+            raise ConfigurationError(msg) from error
+        wanted = next((kind for types, kind in _PYTHON_TYPES if isinstance(column.type, types)), object)
+        wrong = [value for value in values if value is None or not isinstance(value, wanted)]
+        if wrong:
+            msg = f"{called}: {wrong[0]!r} is no value of the column {column.name}, which has the type {column.type!r}"
+            raise ConfigurationError(msg)
 
     def current_values(self) -> list[Any]:
         """Return the values to serve now, each once."""

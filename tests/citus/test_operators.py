@@ -11,12 +11,15 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click.testing import CliRunner
 from sqlalchemy.orm import Session, sessionmaker
 
-from sqlaqueue import Consumer, Distribution, Schedule, admin, tick_of, wait
+from sqlaqueue import Consumer, Distribution, Schedule, admin, claim, tick_of, wait
+from sqlaqueue.cli.commands.why import why
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.exc import ConfigurationError, WaitTimeout
 from sqlaqueue.web import Dashboard
+from tests.citus import models as targets
 from tests.citus.cluster import CitusDatabase
 from tests.citus.conftest import engine_of, schema_in
 from tests.citus.models import DISTRIBUTE, job_class, placed
@@ -148,15 +151,73 @@ def test_what_operators_read_and_change(own_engine: sa.Engine, place: str) -> No
         assert [group.count for group in admin.failures(session, job)] == [3]
         assert len(admin.jobs(session, job)) == 8
         assert "pending" in str(admin.explain_job(session, job, (10, 2)))
-        # These look for the keys first, so the select need not name a tenant.
         assert len(admin.cancel(session, sa.select(job).where(job.status == "pending")).cancelled) == 2
         assert admin.requeue(session, sa.select(job).where(job.status == "failed")) == 3
         session.commit()
         assert admin.stats(session, job).states["pending"] == 3
 
 
+def test_changes_of_jobs_of_several_tenants(own_engine: sa.Engine, place: str) -> None:
+    """Each statement changes the jobs of one tenant, as Citus locks rows on one shard only."""
+    queue = Queue(own_engine, place, job_class(max_attempts=1))
+    job = queue.job
+    for tenant in (1, 2):
+        queue.enqueue(range(4), tenant=tenant)
+    queue.consumer(odd_keys_fail).drain()
+    with queue.sessions() as session:
+        assert admin.requeue(session, job) == 4
+        assert len(admin.cancel(session, job).cancelled) == 4
+        cancelled = session.scalars(sa.select(job).where(job.status == "cancelled").order_by(job.id, job.tenant)).all()
+        assert admin.requeue(session, cancelled) == 4
+        keys = [(each.id, each.tenant) for each in cancelled]
+        assert admin.cancel(session, cancelled) == admin.Cancelled(cancelled=keys)
+        assert admin.requeue(session, job, admin.JobFilter(states=("cancelled",))) == 4
+        assert list(admin.in_batches(session, job, admin.JobFilter(states=("pending",)), admin.cancel_some)) == [4]
+        assert admin.purge(session, job) == 8
+
+
+def test_the_rescue_of_jobs_of_several_tenants(own_engine: sa.Engine, place: str) -> None:
+    queue = Queue(own_engine, place, job_class(lease=1))
+    with queue.sessions() as session:
+        for tenant in (1, 2):
+            queue.enqueue(range(2), tenant=tenant)
+            session.scalars(claim(sa.select(queue.job).where(queue.job.tenant == tenant), 2)).all()
+            session.commit()
+        assert admin.rescue(session, queue.job) == 0
+        wait_until(lambda: admin.stats(session, queue.job).expired_leases == 4)
+        assert admin.rescue(session, queue.job) == 4
+        assert admin.stats(session, queue.job).due == 4
+
+
+def test_the_depth(own_engine: sa.Engine, place: str) -> None:
+    queue = Queue(own_engine, place, job_class())
+    for tenant in (1, 2):
+        queue.enqueue(range(3), tenant=tenant)
+    with queue.sessions() as session:
+        session.add(queue.job(id=9, tenant=2, priority=5, run_at=sa.func.now() + timedelta(hours=1)))
+        session.commit()
+        depth = admin.depth(session, queue.job)
+        assert (depth.pending, depth.due, depth.processing, depth.expired) == (7, 6, 0, 0)
+        assert depth.oldest_due is not None
+        assert admin.depth(session, queue.job, limit=4).due == 4
+
+
+def test_why_a_queue_does_not_run(own_engine: sa.Engine, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Queue(own_engine, place, job_class())
+    queue.enqueue(range(2))
+    with queue.sessions() as session:
+        session.add(queue.job(id=9, tenant=2, run_at=sa.func.now() + timedelta(hours=1)))
+        session.commit()
+    monkeypatch.setattr(targets, "app", queue.job, raising=False)
+    result = CliRunner().invoke(
+        why, [f"{targets.__name__}:app", "--url", own_engine.url.render_as_string(hide_password=False)]
+    )
+    assert result.exit_code == 0, result.output
+    assert re.search("Due: 2 jobs, .*; the next one is due at ", result.output)
+
+
 def test_the_dashboard(own_engine: sa.Engine, place: str) -> None:
-    """It lists jobs everywhere. Of a distributed table it neither counts due jobs nor explains claims, and says so."""
+    """It lists jobs everywhere. Of a distributed table it neither lists due jobs nor explains claims, and says so."""
     queue = Queue(own_engine, place, job_class(max_attempts=1))
     queue.enqueue(range(6))
     queue.consumer(odd_keys_fail).drain()
@@ -181,8 +242,8 @@ def test_the_dashboard(own_engine: sa.Engine, place: str) -> None:
 
     texts = asyncio.run(read())
     cannot = {page for page, text in texts.items() if CANNOT in text}
-    everywhere = {page for page in pages if "?key" not in page}
-    assert cannot == (everywhere if place == "distributed" else set())
+    lists_and_claim = {page for page in pages if page.startswith("queues/job/") and "?key" not in page}
+    assert cannot == (lists_and_claim if place == "distributed" else set())
     for page, text in texts.items():
         assert "SQLSTATE" not in text
         if "/jobs" in page and not (place == "distributed" and page.endswith("due")):

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column, sessionmaker
 
-from sqlaqueue import Consumer, Distribution, Fair, Limit, Schedule, Unique
-from sqlaqueue.exc import DatabaseNotReadyError
+from sqlaqueue import Consumer, Distribution, Fair, Limit, QueueConfig, QueueMixin, Schedule, Unique
+from sqlaqueue.exc import ConfigurationError, DatabaseNotReadyError
 from sqlaqueue.mapping.mixin import spec_of
 from sqlaqueue.postgresql.checks.placement import misplaced
-from tests.citus.models import DISTRIBUTE, job_class, placed
+from tests.citus.models import DISTRIBUTE, execute, job_class, placed
 
 pytestmark = pytest.mark.once
 
@@ -48,12 +48,56 @@ def test_a_filter_is_not_enough(engine: sa.Engine) -> None:
 
 def test_another_column(engine: sa.Engine) -> None:
     job = placed(engine, job_class(), *DISTRIBUTE)
-    assert "job is distributed by tenant" in refusal(engine, job, distribution=Distribution("id", [1]))
+    text = refusal(engine, job, distribution=Distribution("id", [1]))
+    assert "job is distributed by tenant, but the Consumer has Distribution('id'); give it distribution=" in text
+    execute(engine, text.partition("or execute ")[2])
+    Consumer(job, lambda session, job: None, sessionmaker(engine), distribution=Distribution("id", [1])).drain()
+
+
+def test_an_attribute_of_another_name_than_its_column(engine: sa.Engine) -> None:
+    class Base(DeclarativeBase):
+        pass
+
+    class Job(QueueMixin, Base):
+        __tablename__ = "job"
+        __queue__ = QueueConfig(strategy="update_status", notify=False)
+        id: Mapped[int] = mapped_column(primary_key=True)
+        customer: Mapped[int] = mapped_column("tenant", primary_key=True)
+
+    placed(engine, Job, *DISTRIBUTE)
+    assert "distribution=Distribution('customer', values)" in refusal(engine, Job)
+    text = refusal(engine, Job, distribution=Distribution("id", [1]))
+    assert "give it distribution=Distribution('customer', values)" in text
 
 
 def test_a_local_table_with_values(engine: sa.Engine) -> None:
     job = placed(engine, job_class())
-    assert "is not distributed by a column; leave the argument out" in refusal(engine, job, distribution=TENANT)
+    text = refusal(engine, job, distribution=TENANT)
+    assert "job is not distributed by a column; execute SELECT create_distributed_table('job', 'tenant'), or" in text
+    assert text.endswith("leave the argument out")
+
+
+def test_a_local_table_with_values_and_triggers(engine: sa.Engine) -> None:
+    job = placed(engine, job_class(notify=True))
+    assert "use QueueConfig(notify=False), migrate, as Citus" in refusal(engine, job, distribution=TENANT)
+
+
+def test_a_refused_start_logs_no_statement(engine: sa.Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """A rescue that runs beside the check of the start fails as well, and says nothing of the fix."""
+    job = placed(engine, job_class(), *DISTRIBUTE)
+    for _ in range(5):
+        refusal(engine, job)
+    assert "maintenance" not in caplog.text
+
+
+@pytest.mark.parametrize("values", [["x"], [None], lambda: 5, lambda: [1, "x"]])
+def test_values_that_no_row_has(engine: sa.Engine, values: Any) -> None:
+    """Each claim would fail, and be tried again for ever."""
+    job = placed(engine, job_class(), *DISTRIBUTE)
+    with pytest.raises(ConfigurationError, match=r"Distribution\('tenant', values\): "):
+        Consumer(
+            job, lambda session, job: None, sessionmaker(engine), distribution=Distribution("tenant", values)
+        ).drain()
 
 
 def test_a_local_control_table_beside_a_distributed_one(engine: sa.Engine) -> None:
@@ -91,8 +135,8 @@ def test_side_tables_elsewhere_than_a_local_table(engine: sa.Engine, kind: str) 
         ("strategy='delete_returning'", {"strategy": "delete_returning"}),
         ("notify=True", {"notify": True}),
         ("unique", {"unique": Unique("tenant")}),
-        ("limits, rates, order or fair", {"limits": [Limit(1)]}),
-        ("limits, rates, order or fair", {"fair": Fair("tenant")}),
+        ("of limits in QueueConfig", {"limits": [Limit(1)]}),
+        ("of limits and fair in QueueConfig", {"limits": [Limit(1)], "fair": Fair("tenant")}),
         ("attempt_history", {"attempt_history": 3600}),
     ],
 )
@@ -114,6 +158,8 @@ def test_triggers_in_a_distributed_schema(sharded_engine: sa.Engine) -> None:
         DatabaseNotReadyError, match=r"^job: Citus creates no triggers .* use QueueConfig.notify=False."
     ):
         job_class(notify=True).metadata.create_all(sharded_engine)
+    with pytest.raises(DatabaseNotReadyError, match=r'QueueConfig\(strategy="update_status", notify=False\)'):
+        job_class(strategy="delete_returning").metadata.create_all(sharded_engine)
 
 
 def test_schedules_in_a_distributed_schema(sharded_engine: sa.Engine) -> None:

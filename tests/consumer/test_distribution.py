@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
-from sqlaqueue import AsyncConsumer, Consumer, Distribution, Limit, QueueConfig, QueueMixin, Unique, claim
+from sqlaqueue import AsyncConsumer, Consumer, Distribution, Fair, Limit, QueueConfig, QueueMixin, Unique, claim
 from sqlaqueue.consumer.claiming.shard_turns import ShardTurns
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.exc import ConfigurationError
@@ -161,7 +161,7 @@ def test_wrong_values(values: Any) -> None:
     [
         ("strategy='batch_select'", {"strategy": "batch_select"}),
         ("unique", {"unique": Unique("tenant")}),
-        ("limits, rates, order or fair", {"limits": [Limit(1)]}),
+        ("limits and fair", {"limits": [Limit(1)], "fair": Fair("tenant")}),
         ("retention", {"retention": {"completed": 3600}}),
         ("attempt_history", {"attempt_history": 3600}),
     ],

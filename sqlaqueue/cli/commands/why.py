@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.explanation.result import MISSING
+from sqlaqueue.admin.shards import across_shards
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import FAILED, command_errors
 from sqlaqueue.cli.shared.options import json_option, target_argument, url_option
@@ -55,7 +56,8 @@ def _queue(session: Session, model: type[Any]) -> tuple[admin.Stats, datetime | 
     spec = spec_of(model)
     moment = None
     if spec.has("run_at"):
-        moment = session.scalar(spec.strategy.upcoming(spec, 1), bind_arguments={"mapper": spec.mapper})
+        upcoming = across_shards(session, spec, spec.strategy.upcoming(spec, 1))
+        moment = session.scalar(upcoming, bind_arguments={"mapper": spec.mapper})
     return admin.stats(session, model), None if moment is None else datetime.fromtimestamp(float(moment), UTC)
 
 

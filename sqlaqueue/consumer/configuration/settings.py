@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from sqlaqueue.consumer.configuration.handlers import Dispatch
 from sqlaqueue.exc import ConfigurationError, JobTimeout
-from sqlaqueue.flow_control.controls import flow_control
+from sqlaqueue.flow_control.controls import flow_control, used_options
 from sqlaqueue.queue.backend import backend
 from sqlaqueue.queue.config import check_lease, is_count
 from sqlaqueue.queue.distribution import SHARD, Distribution
@@ -215,17 +215,20 @@ def _check_distribution(spec: QueueSpec, distribution: Any) -> None:
     refused = {
         f"strategy={spec.config.strategy!r}": spec.config.strategy != "update_status",
         "unique": spec.config.unique is not None,
-        "limits, rates, order or fair": flow_control(spec) is not None,
+        " and ".join(used_options(spec)): bool(used_options(spec)),
         "retention": bool(spec.config.retention),
         "attempt_history": spec.config.attempt_history is not None,
     }
     for option, used in refused.items():
         if used:
+            instead = 'use strategy="update_status"' if option.startswith("strategy") else "leave it out"
             msg = (
                 f"Consumer(distribution=...): {name} has {option} in its QueueConfig, which needs statements on "
-                'several shards; leave it out, and use strategy="update_status"'
+                f"several shards of {spec.table.fullname}; {instead}"
             )
             raise ConfigurationError(msg)
+    if not callable(distribution.values):
+        distribution.check(spec.mapper.columns[distribution.attribute])
 
 
 def _check_states(spec: QueueSpec) -> None:

@@ -59,7 +59,8 @@ def maintain(context: ConsumerContext) -> Routine:
                 yield from _watched(context, task(maintenance, now))
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other tasks are due all the same
                 # Until a first claim has worked, a worker logs errors of the program; they would be logged twice.
-                if error is not context.error and (context.has_claimed or may_recover(error)):
+                # Until the start is checked, it finds the reason why a statement fails, and says what to do.
+                if error is not context.error and context.start_logged and (context.has_claimed or may_recover(error)):
                     kind = type(error).__name__
                     extra = context.log_fields("maintenance_error", error_kind=kind)
                     logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)

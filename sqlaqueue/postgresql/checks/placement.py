@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from sqlaqueue.flow_control.controls import flow_control
+from sqlaqueue.flow_control.controls import used_options
 from sqlaqueue.postgresql.catalog.citus import Placement, placements
 from sqlaqueue.queue.backend import CONTROL
 from sqlaqueue.queue.spec import QueueSpec
@@ -37,10 +38,7 @@ def _reasons(spec: QueueSpec, found: Mapping[sa.Table, Placement]) -> Iterator[s
         yield from _beside_distributed(spec, found)
     else:
         if spec.shard is not None:
-            yield (
-                f"the Consumer has distribution=Distribution({spec.shard[0].key!r}), but {table} is not distributed by "
-                "a column; leave the argument out"
-            )
+            yield _not_distributed(spec, spec.shard[0], mine)
         if mine.kind == "one shard":
             yield from _on_shards(spec, table)
         for other, placement in found.items():
@@ -50,6 +48,23 @@ def _reasons(spec: QueueSpec, found: Mapping[sa.Table, Placement]) -> Iterator[s
                     f"{other.fullname} is {_text(placement)} and {table} is {where}, so its statements would need "
                     f"several nodes; create both {'as local tables' if mine.kind == 'local' else 'in one schema'}"
                 )
+
+
+def _not_distributed(spec: QueueSpec, column: sa.Column[Any], mine: Placement) -> str:
+    table, given, first = spec.table.fullname, _attribute(spec, column), ""
+    if mine.kind == "local":
+        first = f"execute SELECT create_distributed_table('{table}', '{column.name}'), or "
+        if spec.config.notify:
+            first = f"use QueueConfig(notify=False), migrate, as Citus distributes no table with triggers, and {first}"
+    return (
+        f"the Consumer has distribution=Distribution({given!r}), but {table} is not distributed by a column; "
+        f"{first}leave the argument out"
+    )
+
+
+def _attribute(spec: QueueSpec, column: sa.Column[Any]) -> str:
+    name: str = spec.mapper.get_property_by_column(column).key
+    return name
 
 
 def _text(placement: Placement) -> str:
@@ -64,16 +79,24 @@ def _text(placement: Placement) -> str:
 
 def _of_columns(spec: QueueSpec, mine: Placement) -> Iterator[str]:
     column, table = mine.column, spec.table.fullname
-    if column not in {key.name for key in spec.keys} or len(spec.keys) == 1:
+    key = next((key for key in spec.keys if key.name == column), None)
+    if key is None or len(spec.keys) == 1:
         keys = ", ".join(key.name for key in spec.keys)
         yield (
             f"{table} is distributed by {column}, and its key is {keys}; distribute it by one of several columns of "
             "the key, so that the jobs with one value are on one shard"
         )
-    if spec.shard is None or spec.shard[0].name != column:
+    elif spec.shard is None:
         yield (
             f"{table} is distributed by {column}, and Citus locks rows on one shard only; give the Consumer "
-            f"distribution=Distribution({column!r}, values), with the values to serve"
+            f"distribution=Distribution({_attribute(spec, key)!r}, values), with the values to serve"
+        )
+    elif spec.shard[0] is not key:
+        given = spec.shard[0]
+        yield (
+            f"{table} is distributed by {column}, but the Consumer has Distribution({_attribute(spec, given)!r}); give "
+            f"it distribution=Distribution({_attribute(spec, key)!r}, values), with the values to serve, or execute "
+            f"SELECT alter_distributed_table('{table}', distribution_column := '{given.name}')"
         )
 
 
@@ -88,7 +111,7 @@ def _on_shards(spec: QueueSpec, table: str) -> Iterator[str]:
     refused = {
         "notify=True": config.notify,
         "unique": config.unique is not None,
-        "limits, rates, order or fair": flow_control(spec) is not None,
+        " and ".join(used_options(spec)): bool(used_options(spec)),
         "attempt_history": config.attempt_history is not None,
     }
     for option, is_used in refused.items():

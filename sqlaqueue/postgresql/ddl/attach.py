@@ -153,10 +153,14 @@ def _execute(element: DDLElement, table: sa.Table, connection: sa.Connection) ->
     except InternalError as error:
         if _NO_TRIGGERS not in str(error.orig):
             raise
-        instead = (
-            "so there are no schedules; declare them for a queue whose table is local or distributed by a column"
-            if table.name == SCHEDULE
-            else "so use QueueConfig(notify=False), or a local table"
-        )
+        spec = queue_of(table)
+        if table.name == SCHEDULE:
+            instead = (
+                "so there are no schedules; declare them for a queue whose table is local or distributed by a column"
+            )
+        elif spec is not None and spec.config.strategy != "update_status":
+            instead = 'so use QueueConfig(strategy="update_status", notify=False), or a local table'
+        else:
+            instead = "so use QueueConfig(notify=False), or a local table"
         msg = f"{table.fullname}: Citus creates no triggers in a distributed schema, {instead}"
         raise DatabaseNotReadyError(msg) from error

@@ -16,7 +16,7 @@ from sqlaqueue.postgresql.diagnosis.missing import (
     missing_tables,
     split_schemas,
 )
-from sqlaqueue.postgresql.diagnosis.plans import disabled_plans, on_shards, whole_reads
+from sqlaqueue.postgresql.diagnosis.plans import disabled_plans, on_shards, shard_column, whole_reads
 from sqlaqueue.postgresql.diagnosis.refused import refused_states
 from sqlaqueue.postgresql.diagnosis.relations import literal, quoted, table_name
 from sqlaqueue.postgresql.diagnosis.server import notification_queue, server_state, server_time
@@ -50,6 +50,7 @@ __all__ = [
     "refused_states",
     "server_state",
     "server_time",
+    "shard_column",
     "split_schemas",
     "sql_text",
     "table_name",

@@ -35,6 +35,15 @@ def on_shards(connection: sa.Connection, spec: QueueSpec) -> bool:
     return bool(connection.scalar(sa.select(has_citus))) and placements(connection, [spec.table]) != [LOCAL]
 
 
+def shard_column(connection: sa.Connection, spec: QueueSpec) -> sa.Column[Any] | None:
+    """Return the column of the key by which Citus distributes a queue's table; None for any other table."""
+    # A table that is distributed by its whole key has one row a shard, and no Consumer.
+    if len(spec.keys) == 1 or not connection.scalar(sa.select(has_citus)):
+        return None
+    (placement,) = placements(connection, [spec.table])
+    return next((key for key in spec.keys if key.name == placement.column), None)
+
+
 def whole_reads(connection: sa.Connection, claim: Any, tables: Sequence[sa.Table]) -> list[TableRead]:
     """Return which of the tables a claim would read or sort whole."""
     # Without parameters, a driver leaves percent signs alone.

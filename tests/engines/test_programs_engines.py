@@ -29,7 +29,7 @@ class Percent(QueueMixin, Base):
     __tablename__ = "Jobs in %s"
     __queue__ = QueueConfig(unique=Unique("customer"))
 
-    id: Mapped[int] = mapped_column("Key %(id)s", primary_key=True)
+    id: Mapped[int] = mapped_column("Key %s", primary_key=True)
     customer: Mapped[str] = mapped_column("the Customer's %x", sa.String(20))
 
 
@@ -100,8 +100,8 @@ def test_names_with_percent_signs(place: Place) -> None:
         assert [job.status for job in jobs] == ["completed", "pending"]
         changed = sa.update(Percent).where(Percent.id == jobs[1].id).values(customer="eve").returning(Percent)
         assert [job.customer for job in session.scalars(changed)] == ["eve"]
-        key = {"index_elements": [Percent.__table__.c["Key %(id)s"]]}
-        row = {"Key %(id)s": jobs[1].id, "the Customer's %x": "zoe"}
+        key = {"index_elements": [Percent.__table__.c["Key %s"]]}
+        row = {"Key %s": jobs[1].id, "the Customer's %x": "zoe"}
         insert: Any = postgresql.insert(Percent.__table__).values(row)
         session.execute(insert.on_conflict_do_update(set_={"the Customer's %x": insert.excluded[1]}, **key))
         assert session.scalar(sa.select(Percent.customer).where(Percent.id == jobs[1].id)) == "zoe"

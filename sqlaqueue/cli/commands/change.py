@@ -220,10 +220,7 @@ def _execute_verb(
     rows = []
     for target in load_targets([text]):
         with Database.of(target, url) as database, command_errors(target.spec):
-            if dry_run:
-                number = database.run(preview, target.model)
-            else:
-                number = database.run(run, target.model)
+            number = database.run(preview if dry_run else run, target.model)
         _print(f"{target.spec.name}: {jobs_text(number)} {'would be ' if dry_run else ''}{participle}", json=json)
         rows.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
     if json:

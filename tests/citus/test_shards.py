@@ -26,6 +26,7 @@ from sqlaqueue import (
     purge,
     release,
     requeue,
+    rescue,
     resume,
     retry,
 )
@@ -133,9 +134,18 @@ def test_verbs_with_instances_of_several_shards(distributed: Queue) -> None:
         assert distributed.states() == {"pending": 3 * TENANTS - 4, "completed": 2, "failed": 2}
         every = session.scalars(sa.select(job)).all()
         for locking in (extend(claimed()), cancel(every), requeue(every)):
-            with pytest.raises(NotSupportedError, match="equality filter on the distributed table's partition column"):
+            with pytest.raises(NotSupportedError) as caught:
                 session.execute(locking)
             session.rollback()
+            assert "of the column that distributes the table" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("verb", [lambda job: claim(job, 1), cancel, requeue, purge, rescue])
+def test_the_error_of_a_verb_without_a_shard_has_the_fix(distributed: Queue, verb: Any) -> None:
+    with distributed.sessions() as session:
+        with pytest.raises(NotSupportedError) as caught:
+            session.execute(verb(distributed.Job))
+        assert "select(Task).where(Task.tenant == 1)" in caught.value.__notes__[0]
 
 
 def test_a_running_job_is_cancelled(

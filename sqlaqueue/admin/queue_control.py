@@ -63,11 +63,7 @@ def rescue(session: Session, model: type[Any]) -> int:
     spec = select_jobs(model, "rescue").spec
     unique = unique_key(spec)
     if unique is None or not unique.returns_from_runs:
-        bind, number = bind_arguments(model), 0
-        with routing_to_primary(session):
-            for shard in specs_of_expired(session, spec):
-                verb = returning_keys(shard, shard.strategy.rescue(shard))
-                number += len(session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all())
+        number = _rescue_together(session, model)
         session.commit()
         return number
     with routing_to_primary(session):
@@ -82,6 +78,24 @@ def rescue(session: Session, model: type[Any]) -> int:
                 verb = returning_keys(spec, spec.strategy.rescue_some(spec, [tuple(key)]))
                 number += len(attempt(session, model, verb, lock_timeout=SHORTEST_MOMENT) or ())
     session.commit()
+    return number
+
+
+@requires_session
+def preview_rescue(session: Session, model: type[Any]) -> int:
+    """Return how many jobs :func:`rescue` would make pending; roll back."""
+    number = _rescue_together(session, model)
+    session.rollback()
+    return number
+
+
+def _rescue_together(session: Session, model: type[Any]) -> int:
+    """Rescue jobs in one statement, or in one for each shard of a distributed table, and return their number."""
+    bind, number = bind_arguments(model), 0
+    with routing_to_primary(session):
+        for spec in specs_of_expired(session, select_jobs(model, "rescue").spec):
+            verb = returning_keys(spec, spec.strategy.rescue(spec))
+            number += len(session.execute(verb, execution_options=NO_SYNCHRONIZATION, bind_arguments=bind).all())
     return number
 
 

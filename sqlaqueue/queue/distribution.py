@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
 from sqlaqueue.exc import ConfigurationError
 
@@ -59,8 +60,11 @@ class Distribution:
         called = f"Distribution({self.attribute!r}, values)"
         try:
             values = self.current_values()
-        except TypeError as error:
-            msg = f"{called}: the values must be hashable, and the function return a list of them: {error}"
+        except (DBAPIError, OSError):
+            # The function asks a server, which may answer later.
+            raise
+        except Exception as error:
+            msg = f"{called}: give a list of values, or a function that returns one; it raised {error!r}"
             raise ConfigurationError(msg) from error
         wanted = next((kind for types, kind in _PYTHON_TYPES if isinstance(column.type, types)), object)
         wrong = [value for value in values if value is None or not isinstance(value, wanted)]

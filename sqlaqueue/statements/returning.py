@@ -32,7 +32,10 @@ JOBS_OPTION = "sqlaqueue_jobs"
 ENTITY_OPTION = "sqlaqueue_entity"
 """The execution option with the queue and the class of the instances."""
 
-_READ_ONLY = "25006"
+_READ_ONLY, _NOT_SUPPORTED = "25006", "0A000"
+
+_OF_CITUS = ("distributed query with FOR UPDATE", "cannot push down this subquery")
+"""The errors of Citus for a statement that locks rows on several shards; PostgreSQL itself has no such texts."""
 
 
 class _Key(Bundle[Any]):
@@ -82,6 +85,24 @@ def _explain_read_only(failed: ExceptionContext) -> None:
             "claim() and the other verbs write, and this server is read-only. If the session's get_bind() routes reads "
             "to a replica, let it return the primary's engine where sqlaqueue.is_write(clause) is true, or execute "
             "verbs in a session of the primary: Session(primary)"
+        )
+
+
+@event.listens_for(sa.Engine, "handle_error")
+def _explain_shards(failed: ExceptionContext) -> None:
+    """Add the fix to the error of a verb that would lock rows on several shards of a distributed table."""
+    error = failed.sqlalchemy_exception
+    options = getattr(failed.execution_context, "execution_options", {})
+    if (
+        isinstance(error, DBAPIError)
+        and options.get(WRITES_OPTION)
+        and backend().sqlstate(error) == _NOT_SUPPORTED
+        and any(text in str(error.orig) for text in _OF_CITUS)
+    ):
+        error.add_note(
+            "Citus locks rows on one shard only. Give the select() of the verb a condition with one value of the "
+            "column that distributes the table, such as select(Task).where(Task.tenant == 1), and execute extend() for "
+            "the jobs of one value at a time; admin.cancel(), requeue(), purge() and rescue() take jobs of all values"
         )
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from click import Command
 from click.testing import CliRunner
 from sqlalchemy.orm import Session, sessionmaker
 
 from sqlaqueue import Consumer, Distribution, Schedule, admin, claim, tick_of, wait
+from sqlaqueue.cli.commands.change import rescue
 from sqlaqueue.cli.commands.why import why
 from sqlaqueue.consumer.core import intervals
 from sqlaqueue.exc import ConfigurationError, WaitTimeout
@@ -60,6 +62,14 @@ class Queue:
 
     def consumer(self, handler: Any = lambda session, job: None, **options: Any) -> Consumer[Any]:
         return Consumer(self.job, handler, self.sessions, **(self._options | options))
+
+
+def output(engine: sa.Engine, command: Command, *options: str) -> str:
+    """Execute a command on the queue that a test has set as ``targets.app``, and return what it prints."""
+    url = engine.url.render_as_string(hide_password=False)
+    result = CliRunner().invoke(command, [f"{targets.__name__}:app", "--url", url, *options])
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def odd_keys_fail(session: Session, job: Any) -> None:
@@ -176,8 +186,11 @@ def test_changes_of_jobs_of_several_tenants(own_engine: sa.Engine, place: str) -
         assert admin.purge(session, job) == 8
 
 
-def test_the_rescue_of_jobs_of_several_tenants(own_engine: sa.Engine, place: str) -> None:
+def test_the_rescue_of_jobs_of_several_tenants(
+    own_engine: sa.Engine, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     queue = Queue(own_engine, place, job_class(lease=1))
+    monkeypatch.setattr(targets, "app", queue.job, raising=False)
     with queue.sessions() as session:
         for tenant in (1, 2):
             queue.enqueue(range(2), tenant=tenant)
@@ -185,6 +198,8 @@ def test_the_rescue_of_jobs_of_several_tenants(own_engine: sa.Engine, place: str
             session.commit()
         assert admin.rescue(session, queue.job) == 0
         wait_until(lambda: admin.stats(session, queue.job).expired_leases == 4)
+        session.rollback()
+        assert output(own_engine, rescue, "--dry-run") == "job: 4 jobs would be rescued\n"
         assert admin.rescue(session, queue.job) == 4
         assert admin.stats(session, queue.job).due == 4
 
@@ -209,11 +224,7 @@ def test_why_a_queue_does_not_run(own_engine: sa.Engine, place: str, monkeypatch
         session.add(queue.job(id=9, tenant=2, run_at=sa.func.now() + timedelta(hours=1)))
         session.commit()
     monkeypatch.setattr(targets, "app", queue.job, raising=False)
-    result = CliRunner().invoke(
-        why, [f"{targets.__name__}:app", "--url", own_engine.url.render_as_string(hide_password=False)]
-    )
-    assert result.exit_code == 0, result.output
-    assert re.search("Due: 2 jobs, .*; the next one is due at ", result.output)
+    assert re.search("Due: 2 jobs, .*; the next one is due at ", output(own_engine, why))
 
 
 def test_the_dashboard(own_engine: sa.Engine, place: str) -> None:

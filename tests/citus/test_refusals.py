@@ -90,7 +90,7 @@ def test_a_refused_start_logs_no_statement(engine: sa.Engine, caplog: pytest.Log
     assert "maintenance" not in caplog.text
 
 
-@pytest.mark.parametrize("values", [["x"], [None], lambda: 5, lambda: [1, "x"]])
+@pytest.mark.parametrize("values", [["x"], [None], lambda: 5, lambda: [1, "x"], lambda: [1 // 0]])
 def test_values_that_no_row_has(engine: sa.Engine, values: Any) -> None:
     """Each claim would fail, and be tried again for ever."""
     job = placed(engine, job_class(), *DISTRIBUTE)

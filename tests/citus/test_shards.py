@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import NotSupportedError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 from sqlaqueue import (
@@ -19,10 +20,15 @@ from sqlaqueue import (
     cancel,
     claim,
     complete,
+    extend,
+    fail,
     pause,
     purge,
+    release,
     requeue,
+    rescue,
     resume,
+    retry,
 )
 from sqlaqueue.consumer.core import intervals
 from tests.citus.cluster import CitusDatabase
@@ -108,6 +114,38 @@ def test_verbs_that_name_one_shard(queue: Queue) -> None:
     queue.consumer().drain()
     with queue.sessions() as session:
         assert len(session.execute(purge(queue.some)).all()) == 2
+
+
+def test_verbs_with_instances_of_several_shards(distributed: Queue) -> None:
+    """Only those that lock rows before they write need a statement for each shard."""
+    distributed.enqueue(range(3 * TENANTS))
+    job = distributed.Job
+    with distributed.sessions() as session:
+
+        def claimed() -> list[Any]:
+            tenants = [claim(sa.select(job).where(job.tenant == tenant), 1) for tenant in (2, 3)]
+            found = [each for tenant in tenants for each in session.scalars(tenant)]
+            session.commit()
+            return found
+
+        for verb in (release, lambda jobs: retry(jobs, delay=0), complete, lambda jobs: fail(jobs, error="wrong")):
+            assert len(session.scalars(verb(claimed())).all()) == 2
+            session.commit()
+        assert distributed.states() == {"pending": 3 * TENANTS - 4, "completed": 2, "failed": 2}
+        every = session.scalars(sa.select(job)).all()
+        for locking in (extend(claimed()), cancel(every), requeue(every)):
+            with pytest.raises(NotSupportedError) as caught:
+                session.execute(locking)
+            session.rollback()
+            assert "of the column that distributes the table" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("verb", [lambda job: claim(job, 1), cancel, requeue, purge, rescue])
+def test_the_error_of_a_verb_without_a_shard_has_the_fix(distributed: Queue, verb: Any) -> None:
+    with distributed.sessions() as session:
+        with pytest.raises(NotSupportedError) as caught:
+            session.execute(verb(distributed.Job))
+        assert "select(Task).where(Task.tenant == 1)" in caught.value.__notes__[0]
 
 
 def test_a_running_job_is_cancelled(

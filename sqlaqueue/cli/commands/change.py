@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 
 from sqlaqueue import admin
 from sqlaqueue.admin.bulk_changes import Change
+from sqlaqueue.admin.queue_control import preview_rescue
 from sqlaqueue.cli.shared.database import Database
 from sqlaqueue.cli.shared.errors import command_errors
 from sqlaqueue.cli.shared.options import (
@@ -109,7 +110,7 @@ def purge(target: str, **options: Any) -> None:
 @json_option
 def rescue(target: str, **options: Any) -> None:
     """Make jobs whose lease has expired pending again, as Consumers do regularly."""
-    _execute_verb(target, manage.rescue, "rescued", run=admin.rescue, **options)
+    _execute_verb(target, preview_rescue, "rescued", run=admin.rescue, **options)
 
 
 @click.command(short_help="Repair the message table.")
@@ -119,7 +120,11 @@ def rescue(target: str, **options: Any) -> None:
 @json_option
 def reconcile(target: str, **options: Any) -> None:
     """Insert missing messages and delete superfluous ones, as Consumers do regularly."""
-    _execute_verb(target, manage.reconcile, "reconciled", run=admin.reconcile, **options)
+
+    def preview(session: Session, model: type[Any]) -> int:
+        return admin.preview(session, model, manage.reconcile(model))
+
+    _execute_verb(target, preview, "reconciled", run=admin.reconcile, **options)
 
 
 def _bulk_change(
@@ -204,7 +209,7 @@ def _cancel(session: Session, target: Target, change: _BulkChange) -> tuple[dict
 
 def _execute_verb(
     text: str,
-    verb: Callable[[type[Any]], Any],
+    preview: Callable[[Session, type[Any]], int],
     participle: str,
     *,
     run: Callable[[Session, type[Any]], int],
@@ -215,10 +220,7 @@ def _execute_verb(
     rows = []
     for target in load_targets([text]):
         with Database.of(target, url) as database, command_errors(target.spec):
-            if dry_run:
-                number = database.run(admin.preview, target.model, verb(target.model))
-            else:
-                number = database.run(run, target.model)
+            number = database.run(preview if dry_run else run, target.model)
         _print(f"{target.spec.name}: {jobs_text(number)} {'would be ' if dry_run else ''}{participle}", json=json)
         rows.append({"queue": target.spec.name, "found": number, "changed": 0 if dry_run else number})
     if json:

@@ -203,6 +203,32 @@ def test_the_reply_to_a_commit_is_lost(leased: Bench) -> None:
     assert server.told("lease_lost", "retried") == []
 
 
+def test_a_commit_without_a_reply_did_not_take_place(leased: Bench) -> None:
+    """Another worker has run the job since: only that one reports that it is completed."""
+    [key] = leased.enqueue(1)
+
+    async def work(io: Any, job: Any) -> None:
+        await io.execute(leased.effect(job.id))
+
+    server = leased.consumer(work)
+    lost: list[int] = []
+
+    @sa.event.listens_for(server.sync_engine, "commit")
+    def commit(connection: sa.Connection) -> None:
+        if not lost and connection.scalar(sa.text("SELECT count(*) FROM effect")):
+            lost.append(connection.scalar(sa.text("SELECT pg_backend_pid()")) or 0)
+            leased.execute("SELECT pg_terminate_backend(:pid, 10000)", pid=lost[0])
+            leased.execute(
+                "UPDATE job SET status = 'completed', attempts = 2, lease_token = NULL, lease_expires_at = NULL"
+            )
+
+    server.drain()
+    assert lost
+    assert (leased.row(key).status, leased.effects()) == ("completed", {})
+    assert server.told("completed") == []
+    assert server.told("lease_lost") == [key]
+
+
 @pytest.mark.once
 @pytest.mark.parametrize("writes", [False, True], ids=["quiet", "writing"])
 def test_a_settlement_that_is_blocked_is_no_failed_attempt(leased: Bench, *, writes: bool) -> None:

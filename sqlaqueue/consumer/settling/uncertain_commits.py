@@ -29,16 +29,21 @@ def really_lost(
     :param lost: runs that could not be settled, as they are not claimed any more.
     """
     keys = [one.run.key for one in lost]
-    statement = sa.select(*spec.keys, spec.columns["status"]).where(spec.key_in(spec.keys, keys))
+    attempts = spec.columns.get("attempts", sa.null())
+    statement = sa.select(*spec.keys, spec.columns["status"], attempts).where(spec.key_in(spec.keys, keys))
     found = session.execute(statement, bind_arguments=bind_arguments)
-    states = {tuple(row[:-1]): row[-1] for row in found}
+    rows = {tuple(row[:-2]): (row[-2], row[-1]) for row in found}
     completed = spec.status_value("completed")
     if_gone = completed if spec.config.on_complete == "delete" else None
     lost_indeed = []
     for one in lost:
-        state = states.get(one.run.key, if_gone)
-        if one.uncertain and state == completed:
+        state, attempt = rows.get(one.run.key, (if_gone, None))
+        # Another worker has claimed the job since, so the commit did not take place, and the result is its own.
+        is_taken_over = attempt is not None and attempt > one.run.attempt
+        if not one.uncertain or is_taken_over:
+            lost_indeed.append(one)
+        elif state == completed:
             one.outcome = COMPLETED
-        elif not one.uncertain or state != spec.status_value(one.outcome.state):
+        elif state != spec.status_value(one.outcome.state):
             lost_indeed.append(one)
     return lost_indeed

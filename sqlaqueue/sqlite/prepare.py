@@ -18,7 +18,7 @@ from sqlaqueue.sqlite.compiler import StatementCompiler, TableCompiler, TypeComp
 from sqlaqueue.sqlite.engine import SQLite
 from sqlaqueue.sqlite.forks import refuse_files_of_parent
 from sqlaqueue.sqlite.functions import add_functions
-from sqlaqueue.sqlite.transactions import begin_when_needed, refuse_autocommit
+from sqlaqueue.sqlite.transactions import begin_when_needed, refuse_autocommit, release_lock
 from sqlaqueue.sqlite.types import Moment
 from sqlaqueue.sqlite.written_rows import is_written_here, note_written_rows
 
@@ -86,6 +86,8 @@ def prepare(engine: Any, *, busy_timeout: float | None = None) -> None:
 
     event.listen(sync, "do_connect", connecting)
     event.listen(sync, "connect", connected)
+    event.listen(sync, "close", release_lock)
+    event.listen(sync, "close_detached", release_lock)
     # A listener of the program may have changed it since.
     event.listen(sync, "checkout", refuse_autocommit)
     refuse_files_of_parent(sync)

@@ -12,6 +12,7 @@ the library as well: what it has read would no longer be true, and an update of 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -66,6 +67,16 @@ def begin_when_needed(engine: sa.Engine) -> None:
             elif not reads:
                 info[_ONLY_READS] = False
         return statement, parameters
+
+
+def release_lock(connection: Any, *_: Any) -> None:
+    """Roll back the transaction of a connection that is being closed.
+
+    SQLite closes a connection only when its statements are. One that a cancelled task has left, before it has fetched
+    the rows, is kept with the traceback, and the write lock with it.
+    """
+    with contextlib.suppress(Exception):
+        connection.rollback()
 
 
 def refuse_autocommit(connection: Any, *_: Any) -> None:

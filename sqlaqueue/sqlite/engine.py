@@ -55,14 +55,17 @@ class SQLite(SharedEngine):
         create_trigger(table, connection)
 
     def check_pool(self, engine: sa.Engine, who: str) -> None:
-        """Refuse an engine with one connection, such as one of a database in memory.
+        """Refuse an engine with one connection, and one of a database in memory.
+
+        Several connections share one in memory by ``cache=shared``, and do not wait there for the locks of each other.
 
         :raises ConfigurationError: naming what to use instead.
         """
-        if isinstance(engine.pool, SingletonThreadPool | StaticPool):
+        in_memory = ":memory:" in (engine.url.database or "") or "mode=memory" in str(engine.url)
+        if in_memory or isinstance(engine.pool, SingletonThreadPool | StaticPool):
             msg = (
-                f"{who}: the sessions of this engine share one connection, as of a database in memory; use a file, as "
-                "in create_engine('sqlite:///jobs.db'), or run the jobs in the session that enqueued them, by "
+                f"{who}: the engine's database is in memory, or its sessions share one connection; use a file, as in "
+                "create_engine('sqlite:///jobs.db'), or run the jobs in the session that enqueued them, by "
                 "sqlaqueue.testing: drain(session, Model, handler)"
             )
             raise ConfigurationError(msg)

@@ -168,6 +168,8 @@ def test_an_engine_of_another_database_is_refused() -> None:
         ("sqlite://", {}),
         ("sqlite:///:memory:", {}),
         ("sqlite://", {"poolclass": StaticPool}),
+        ("sqlite:///file::memory:?cache=shared&uri=true", {}),
+        ("sqlite:///file:jobs?mode=memory&cache=shared&uri=true", {"poolclass": sa.QueuePool}),
     ],
 )
 def test_a_consumer_refuses_a_database_in_memory(url: str, options: dict[str, Any]) -> None:
@@ -175,7 +177,7 @@ def test_a_consumer_refuses_a_database_in_memory(url: str, options: dict[str, An
     engine, Job = sa.create_engine(url, **options), make()  # noqa: N806 - a class
     sqlaqueue.sqlite.prepare(engine)
     Job.metadata.create_all(engine)
-    with pytest.raises(ConfigurationError, match=r"share one connection.*drain\(session, Model, handler\)"):
+    with pytest.raises(ConfigurationError, match=r"in memory.*drain\(session, Model, handler\)"):
         Consumer(Job, lambda session, job: None, sessionmaker(engine)).run()
     with Session(engine) as session:
         session.add_all([Job(customer=number) for number in range(3)])
@@ -197,7 +199,7 @@ async def test_an_async_consumer_refuses_a_database_in_memory() -> None:
     async with engine.begin() as connection:
         await connection.run_sync(Job.metadata.create_all)
     make_session = async_sessionmaker(engine)
-    with pytest.raises(ConfigurationError, match=r"share one connection.*drain\(session, Model, handler\)"):
+    with pytest.raises(ConfigurationError, match=r"in memory.*drain\(session, Model, handler\)"):
         await AsyncConsumer(Job, handle, make_session).run()
     async with make_session() as session:
         session.add(Job(customer=7))

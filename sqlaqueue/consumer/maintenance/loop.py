@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy.exc import NotSupportedError
+
 from sqlaqueue.consumer.context import ConsumerContext
 from sqlaqueue.consumer.core.database_errors import may_recover
 from sqlaqueue.consumer.core.effects import Routine, Wait
@@ -59,8 +61,10 @@ def maintain(context: ConsumerContext) -> Routine:
                 yield from _watched(context, task(maintenance, now))
             except Exception as error:  # noqa: BLE001 - the database may be gone; the other tasks are due all the same
                 # Until a first claim has worked, a worker logs errors of the program; they would be logged twice.
-                # Until the start is checked, it finds the reason why a statement fails, and says what to do.
-                if error is not context.error and context.start_logged and (context.has_claimed or may_recover(error)):
+                # Until the start is checked, it finds out what the server does not support, and says what to do.
+                is_explained = not context.start_logged and isinstance(error, NotSupportedError)
+                is_logged = may_recover(error) and not is_explained
+                if error is not context.error and (context.has_claimed or is_logged):
                     kind = type(error).__name__
                     extra = context.log_fields("maintenance_error", error_kind=kind)
                     logger.warning("%s: maintenance: %s: %s", context.name, kind, error, extra=extra)

@@ -30,9 +30,9 @@ def really_lost(
     """
     keys = [one.run.key for one in lost]
     attempts = spec.columns.get("attempts", sa.null())
-    statement = sa.select(*spec.keys, spec.columns["status"], attempts).where(spec.key_in(spec.keys, keys))
-    found = session.execute(statement, bind_arguments=bind_arguments)
-    rows = {tuple(row[:-2]): (row[-2], row[-1]) for row in found}
+    statement = sa.select(spec.columns["status"], attempts, *spec.keys).where(spec.key_in(spec.keys, keys))
+    found: Any = session.execute(statement, bind_arguments=bind_arguments)
+    rows = {tuple(row[2:]): (row[0], row[1]) for row in found}
     completed = spec.status_value("completed")
     if_gone = completed if spec.config.on_complete == "delete" else None
     lost_indeed = []
